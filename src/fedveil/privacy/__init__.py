@@ -1,0 +1,1 @@
+"""Privacy mathematics and bookkeeping. Imports numpy and scipy only, never torch."""

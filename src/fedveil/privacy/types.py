@@ -1,0 +1,171 @@
+"""The vocabulary of every privacy statement: unit, adjacency, view, event, guarantee, claim, audit.
+
+An epsilon without its unit, adjacency, view and delta says nothing, so `Guarantee`, `Claim` and `Audit` cannot be built,
+and therefore cannot be printed, without a `Scope` and a delta.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fedveil.errors import ConfigError
+
+
+class Unit(StrEnum):
+    """Whose presence is protected: one example, or everything one client holds."""
+
+    RECORD = "record"
+    CLIENT = "client"
+
+
+class Adjacency(StrEnum):
+    """Which neighbouring inputs are compared.
+
+    `zero_out`: a contribution is replaced by zero; noise, denominator and number of participants stay.
+    `replace_one`: a contribution is replaced by any other admissible one.
+    """
+
+    ZERO_OUT = "zero_out"
+    REPLACE_ONE = "replace_one"
+
+    @property
+    def factor(self) -> int:
+        """Sensitivity of a clipped contribution in units of its clip norm: 1 or 2."""
+        return 1 if self is Adjacency.ZERO_OUT else 2
+
+
+class View(StrEnum):
+    """What the adversary sees: each upload, each round's aggregate (and so every global model), or the last model only."""
+
+    SERVER = "server"
+    AGGREGATE = "aggregate"
+    FINAL = "final"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What an epsilon speaks of: unit, adjacency and view together."""
+
+    unit: Unit
+    adjacency: Adjacency
+    view: View
+
+    def __str__(self) -> str:
+        return f"{self.unit} level, {self.adjacency.replace('_', '-')}, {self.view} view"
+
+
+# --- events: what a release costs -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """`count` Gaussian releases, each exactly mu-GDP for the scope at hand (mu = sensitivity / noise std)."""
+
+    mu: float
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not (self.mu >= 0 and math.isfinite(self.mu)):
+            raise ConfigError(f"mu must be finite and >= 0, got {self.mu}")
+        if self.count < 0:
+            raise ConfigError(f"count must be >= 0, got {self.count}")
+
+
+@dataclass(frozen=True)
+class SampledGaussian:
+    """`count` Gaussian releases on a Poisson sample: each unit joins with probability `rate`, independently and secretly.
+
+    `noise_multiplier` is noise std / sensitivity, with the sensitivity of the scope's adjacency already in it.
+    """
+
+    rate: float
+    noise_multiplier: float
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate <= 1:
+            raise ConfigError(f"sampling rate must lie in [0, 1], got {self.rate}")
+        if not (self.noise_multiplier > 0 and math.isfinite(self.noise_multiplier)):
+            raise ConfigError(f"noise_multiplier must be finite and > 0, got {self.noise_multiplier}")
+        if self.count < 0:
+            raise ConfigError(f"count must be >= 0, got {self.count}")
+
+
+@dataclass(frozen=True)
+class Unbounded:
+    """A release from which nothing can be proven, and why."""
+
+    reason: str
+
+
+Event = Gaussian | SampledGaussian | Unbounded
+
+
+# --- the three numbers ----------------------------------------------------------------------------------------------
+
+
+def _check(epsilon: float, delta: float) -> None:
+    if math.isnan(epsilon) or epsilon < 0:
+        raise ConfigError(f"epsilon must be >= 0 (or inf), got {epsilon}")
+    if not 0 <= delta < 1:
+        raise ConfigError(f"delta must lie in [0, 1), got {delta}")
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """Proven: an upper bound that holds under the listed assumptions; `inf` always carries its reason."""
+
+    epsilon: float
+    delta: float
+    scope: Scope
+    accountant: str
+    assumptions: tuple[str, ...] = ()
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self.epsilon, self.delta)
+        if math.isinf(self.epsilon) and not self.reason:
+            raise ConfigError("a guarantee of epsilon = inf must say why (reason)")
+
+    def __str__(self) -> str:
+        return f"epsilon = {self.epsilon:.4g} at delta = {self.delta:g} ({self.scope})"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Claimed: what a paper's theorem says of this configuration, right or wrong."""
+
+    epsilon: float
+    delta: float
+    scope: Scope
+    source: str
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self.epsilon, self.delta)
+
+    def __str__(self) -> str:
+        return f"epsilon = {self.epsilon:.4g} at delta = {self.delta:g} ({self.scope}; {self.source})"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Audited: a lower bound on epsilon from attacking, at the given confidence; `inf` for a structural leak."""
+
+    epsilon: float
+    delta: float
+    scope: Scope
+    test: str
+    confidence: float
+    n: int
+    rigorous: bool = True
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self.epsilon, self.delta)
+
+    def __str__(self) -> str:
+        kind = "at least" if self.rigorous else "estimated"
+        return f"{kind} epsilon = {self.epsilon:.4g} at delta = {self.delta:g} ({self.scope}; {self.test}, {self.confidence:.0%} confidence, n = {self.n})"

@@ -1,0 +1,87 @@
+"""From a list of layers to torch modules; nothing here is needed to know a network's size."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.models.layers import Act, Conv, Flatten, GlobalAverage, Layer, Linear, Lstm, Norm, Pool, Residual, Shape, walk
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh, "softplus": nn.Softplus}
+
+
+class ResidualBlock(nn.Module):
+    """body(x) + shortcut(x)."""
+
+    def __init__(self, body: nn.Sequential, shortcut: nn.Sequential) -> None:
+        super().__init__()
+        self.body = body
+        self.shortcut = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Sum of both branches; an empty shortcut passes x on."""
+        out: Tensor = self.body(x) + self.shortcut(x)
+        return out
+
+
+class LastState(nn.LSTM):
+    """One-layer LSTM that takes (batch, channels, length) and returns its last hidden state (batch, hidden)."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """Hidden state after the last time step."""
+        _, (state, _) = super().forward(x.permute(2, 0, 1))
+        return state[0]
+
+
+class GlobalMean(nn.Module):
+    """Mean over all dimensions after the channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, ...) to (batch, channels)."""
+        return x.flatten(2).mean(2)
+
+
+def initialised(layers: Iterable[Layer], shape: Shape, seed: int) -> nn.Sequential:
+    """The network with torch's default initialisation drawn from `seed`; the global random state is put back."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return sequential(layers, shape)
+
+
+def sequential(layers: Iterable[Layer], shape: Shape) -> nn.Sequential:
+    """The layers as one nn.Sequential; layers without parameters are named by kind and position."""
+    children: OrderedDict[str, nn.Module] = OrderedDict()
+    for i, (layer, given) in enumerate(walk(layers, shape)):
+        children[getattr(layer, "name", f"{type(layer).__name__.lower()}{i}")] = module(layer, given)
+    return nn.Sequential(children)
+
+
+def module(layer: Layer, shape: Shape) -> nn.Module:
+    """The torch module of one layer whose input has `shape` (without the batch)."""
+    match layer:
+        case Conv():
+            convolution = nn.Conv2d if len(shape) == 3 else nn.Conv1d
+            return convolution(shape[0], layer.out, layer.kernel, layer.stride, layer.padding, bias=layer.bias)
+        case Linear():
+            return nn.Linear(shape[0], layer.out)
+        case Norm():
+            if layer.kind == "group":
+                return nn.GroupNorm(layer.groups, shape[0])
+            return nn.BatchNorm2d(shape[0]) if len(shape) == 3 else nn.BatchNorm1d(shape[0])
+        case Lstm():
+            return LastState(shape[0], layer.hidden)
+        case Act():
+            return _ACTIVATIONS[layer.kind]()
+        case Pool():
+            if len(shape) == 3:
+                return nn.MaxPool2d(layer.size) if layer.kind == "max" else nn.AvgPool2d(layer.size)
+            return nn.MaxPool1d(layer.size) if layer.kind == "max" else nn.AvgPool1d(layer.size)
+        case GlobalAverage():
+            return GlobalMean()
+        case Flatten():
+            return nn.Flatten()
+        case Residual():
+            return ResidualBlock(sequential(layer.body, shape), sequential(layer.shortcut, shape))

@@ -1,0 +1,56 @@
+"""Argument checks shared by the theorems: NaN, infinite and out-of-range values are refused, never corrected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.errors import ConfigError
+
+
+def non_negative(name: str, value: float) -> float:
+    """`value` if it is finite and >= 0, else ConfigError."""
+    if not (value >= 0 and math.isfinite(value)):
+        raise ConfigError(f"{name} must be finite and >= 0, got {value}")
+    return float(value)
+
+
+def positive(name: str, value: float) -> float:
+    """`value` if it is finite and > 0, else ConfigError."""
+    if not (value > 0 and math.isfinite(value)):
+        raise ConfigError(f"{name} must be finite and > 0, got {value}")
+    return float(value)
+
+
+def probability(name: str, value: float) -> float:
+    """`value` if it lies in [0, 1], else ConfigError."""
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{name} must lie in [0, 1], got {value}")
+    return float(value)
+
+
+def open_probability(name: str, value: float) -> float:
+    """`value` if it lies in (0, 1), else ConfigError."""
+    if not 0 < value < 1:
+        raise ConfigError(f"{name} must lie strictly between 0 and 1, got {value}")
+    return float(value)
+
+
+def at_least(name: str, value: int, least: int) -> int:
+    """`value` if it is an integer >= `least`, else ConfigError."""
+    if value != int(value) or value < least:
+        raise ConfigError(f"{name} must be an integer >= {least}, got {value}")
+    return int(value)
+
+
+def vector(name: str, values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+    """`values` as a non-empty one-dimensional array of finite numbers >= 0, else ConfigError."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or array.size == 0:
+        raise ConfigError(f"{name} must be a non-empty list of numbers, got shape {array.shape}")
+    if not np.all(np.isfinite(array)) or np.any(array < 0):
+        raise ConfigError(f"{name} must hold finite numbers >= 0, got {array[~(np.isfinite(array) & (array >= 0))][:3].tolist()}")
+    return array

@@ -1,0 +1,223 @@
+"""Local training on one client: one loop, with explicit hooks that every method reuses.
+
+A method brings an `Objective`; the loop brings batches, learning-rate schedules and the optimiser. Gradients come from a
+`GradientSource`: the batch mean, optionally clipped to V, or per-example DP-SGD (see `fedveil.release.dpsgd`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from fedveil.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from fedveil.params import FlatModel
+
+State = dict[str, Any]
+"""Plain state: tensors, numbers and strings by name, so that it checkpoints without pickle."""
+
+Schedule = Literal["constant", "cyclic", "stage-wise", "iterative"]
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """A first-order optimiser of torch.optim: `sgd` (momentum, weight_decay) or `adam` (betas fixed at torch's defaults)."""
+
+    name: Literal["sgd", "adam"] = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def build(self, parameter: Tensor) -> torch.optim.Optimizer:
+        """The optimiser of one flat parameter."""
+        from torch import optim
+
+        if self.name == "adam":
+            return optim.Adam([parameter], lr=self.lr, weight_decay=self.weight_decay)
+        return optim.SGD([parameter], lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class LocalSpec:
+    """What a client does in one round, known before its data are touched.
+
+    Args:
+        epochs: passes over the client's data, when `steps` is None.
+        steps: exact number K of batches, cycling through reshuffled passes; overrides `epochs`.
+        batch_size: examples a batch; the last batch of a pass may be short.
+        batch_clip: V, the L2 bound on each batch gradient, or None.
+        schedule: learning rate of step k (from 0) in round t (from 0) with K steps a round, as in paper 002, Theorem 3:
+            constant lr; cyclic lr / (k + 1); stage-wise lr / (t + 1); iterative lr / (t K + k + 1).
+    """
+
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 32
+    optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    batch_clip: float | None = None
+    schedule: Schedule = "constant"
+
+    def steps_for(self, examples: int) -> int:
+        """K, the number of steps of a client with that many examples (0 for an empty client)."""
+        if examples == 0:
+            return 0
+        return self.steps if self.steps is not None else self.epochs * -(-examples // self.batch_size)
+
+    def learning_rate(self, round_index: int, step: int, steps: int) -> float:
+        """The learning rate of step `step` of `steps` in round `round_index`."""
+        return self.optimizer.lr * _SCHEDULES[self.schedule](round_index, step, steps)
+
+
+_SCHEDULES: dict[str, Callable[[int, int, int], float]] = {
+    "constant": lambda t, k, steps: 1.0,
+    "cyclic": lambda t, k, steps: 1.0 / (k + 1),
+    "stage-wise": lambda t, k, steps: 1.0 / (t + 1),
+    "iterative": lambda t, k, steps: 1.0 / (t * steps + k + 1),
+}
+
+
+@dataclass
+class Local:
+    """The working set of one client's round; everything in it is private and dies with the round, except `state`.
+
+    Attributes:
+        model: the network; its `vector` [d] is being trained.
+        start: w, the global model [d] this client received.
+        support: coordinates that may leave this round as a bool mask [d], or None for all; fixed by the plan.
+        state: this client's private state; a method may keep masks or personal weights here between rounds.
+        step: index of the current batch, from 0; `steps` is their number.
+    """
+
+    model: FlatModel
+    start: Tensor
+    spec: LocalSpec
+    gradient: GradientSource
+    generator: torch.Generator
+    round: int = 0
+    steps: int = 0
+    step: int = 0
+    support: Tensor | None = None
+    state: State = field(default_factory=dict)
+    optimizer: torch.optim.Optimizer | None = None
+
+    def descend(self) -> None:
+        """One optimiser step along `model.grad` at the scheduled learning rate."""
+        if self.optimizer is None:
+            import torch
+
+            flat = torch.nn.Parameter(self.model.vector, requires_grad=False)
+            flat.grad = self.model.grad
+            self.optimizer = self.spec.optimizer.build(flat)
+        self.optimizer.param_groups[0]["lr"] = self.spec.learning_rate(self.round, self.step, self.steps)
+        self.optimizer.step()
+
+
+class GradientSource(Protocol):
+    """How a batch becomes a gradient and how a pass is cut into batches."""
+
+    def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        """Write the gradient of the batch into `local.model.grad` and return the loss."""
+        ...
+
+    def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of the round, `local.steps` of them."""
+        ...
+
+
+class Objective(Protocol):
+    """What a method makes of local training; see `Plain` for the ordinary one."""
+
+    def begin(self, local: Local) -> None:
+        """Set the starting point; `local.model.vector` holds the global model."""
+        ...
+
+    def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        """Use one batch; returns its loss."""
+        ...
+
+    def finish(self, local: Local) -> Tensor:
+        """The private update [d] that goes to the door."""
+        ...
+
+
+class BatchGradient:
+    """The mean gradient of a batch, clipped to V when the spec says so."""
+
+    def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        from torch.nn import functional as F
+
+        local.model.grad.zero_()
+        loss = F.cross_entropy(local.model.module(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if local.spec.batch_clip is not None:
+            clip_(local.model.grad, local.spec.batch_clip)
+        return loss.detach()
+
+    def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        import torch
+
+        left = local.steps
+        while left > 0:
+            order = torch.randperm(len(y), generator=local.generator)
+            pairs = list(zip(x[order].split(local.spec.batch_size), y[order].split(local.spec.batch_size), strict=True))
+            yield from pairs[:left]
+            left -= len(pairs)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Ordinary local training; `penalty(local)` may add the gradient of a regulariser to `local.model.grad`.
+
+    The penalty is added after the batch gradient was clipped, as FedProx does in paper 002.
+    """
+
+    penalty: Callable[[Local], None] | None = None
+
+    def begin(self, local: Local) -> None:
+        """Start from the global model."""
+
+    def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        """Gradient, penalty, optimiser step."""
+        loss = local.gradient(local, x, y)
+        if self.penalty is not None:
+            self.penalty(local)
+        local.descend()
+        return loss
+
+    def finish(self, local: Local) -> Tensor:
+        """The difference between the trained and the received model."""
+        return local.model.vector - local.start
+
+
+def clip_(vector: Tensor, bound: float) -> Tensor:
+    """Scale `vector` in place to L2 norm at most `bound` and return its norm before; zero stays zero."""
+    norm = vector.norm()
+    vector.mul_((bound / norm.clamp_min(1e-30)).clamp_max(1.0))
+    return norm
+
+
+def train(local: Local, x: Tensor, y: Tensor, objective: Objective) -> tuple[Tensor, float]:
+    """Train one client for one round.
+
+    Args:
+        local: the working set; its model is overwritten.
+        x: examples [n, ...], float32. y: labels [n], int64. n = 0 gives a zero update.
+
+    Returns:
+        The update [d] and the mean training loss (0.0 without examples). Both are private.
+    """
+    if len(x) != len(y):
+        raise ConfigError(f"as many labels as examples are needed, got {len(x)} examples and {len(y)} labels")
+    local.model.load(local.start)
+    local.steps = local.spec.steps_for(len(y))
+    objective.begin(local)
+    total = x.new_zeros(())
+    for step, (bx, by) in enumerate(local.gradient.batches(local, x, y)):
+        local.step = step
+        total += objective.step(local, bx, by)
+    return objective.finish(local), float(total) / max(local.steps, 1)

@@ -1,0 +1,89 @@
+"""What a plan costs: from the object that the door executes to the event that the ledger charges."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from fedveil.privacy.heterogeneous import mu_groups, mu_groups_joint
+from fedveil.privacy.types import Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.release.plan import Plan
+
+if TYPE_CHECKING:
+    from fedveil.params import Layout
+
+
+def active_layers(plan: Plan, layout: Layout) -> list[int]:
+    """The layers of which the plan sends at least one coordinate."""
+    if plan.support is None:
+        return list(range(len(layout)))
+    return [i for i, part in enumerate(layout.split(plan.support)) if bool(part.any())]
+
+
+def per_layer(value: float | object, layout: Layout) -> list[float]:
+    """A number or a tensor [L] as a list of L numbers."""
+    if isinstance(value, int | float):
+        return [float(value)] * len(layout)
+    return [float(v) for v in value.tolist()]  # type: ignore[attr-defined]
+
+
+def plan_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float | str:
+    """The exact mu of one Gaussian release under this plan, or the reason why there is none.
+
+    Args:
+        factor: 1 for zero-out, 2 for replace-one adjacency.
+        shares: number of independent upload noises in what the adversary sees (n for a sum of n noisy uploads, else 1).
+
+    The worst shift of norm `factor * clip` lies in the layer with the least noise; with layer clips it is the norm of the
+    shifts in units of their noise; with both, the fractional knapsack (see fedveil.privacy.heterogeneous).
+    """
+    layers = active_layers(plan, layout)
+    if not layers:
+        return 0.0
+    stds = [s * math.sqrt(shares) for s in per_layer(plan.noise_std, layout)]
+    bare = [layout.names[i] for i in layers if stds[i] == 0]
+    if bare:
+        return f"coordinates leave without noise (layers: {', '.join(bare[:3])}{', ...' if len(bare) > 3 else ''})"
+    sigmas = [stds[i] for i in layers]
+    if plan.layer_clip is None:
+        if math.isinf(plan.clip):
+            return "the update is not clipped: its sensitivity has no bound"
+        return factor * plan.clip / min(sigmas)
+    clips = [factor * float(plan.layer_clip[i]) for i in layers]
+    if not all(map(math.isfinite, clips)) and math.isinf(plan.clip):
+        return "a layer is not clipped: its sensitivity has no bound"
+    if math.isinf(plan.clip):
+        return float(mu_groups(clips, sigmas))
+    bounded = [min(c, factor * plan.clip) for c in clips]
+    return float(mu_groups_joint(bounded, sigmas, factor * plan.clip))
+
+
+def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, noisy_uploads: int = 1) -> Event:
+    """The privacy event of one release.
+
+    Args:
+        rate: Poisson sampling rate when the adversary does not see who took part, else None.
+        noisy_uploads: how many independently noised uploads are in the sum (aggregate view with `place = "upload"`).
+    """
+    if plan.unproven:
+        return Unbounded(plan.unproven)
+    factor = scope.adjacency.factor
+    if plan.dp_sgd is not None:
+        step = plan.dp_sgd
+        if scope.unit is not Unit.RECORD:
+            return Unbounded("DP-SGD inside a client protects records, not the client")
+        if step.noise_multiplier == 0:
+            return Unbounded("DP-SGD without noise")
+        return SampledGaussian(step.rate, step.noise_multiplier / factor, step.steps)
+    in_server_view = scope.view is View.SERVER
+    if in_server_view and plan.place == "sum":
+        return Unbounded("the server receives uploads without noise of their own; only their sum is protected")
+    shares = 1 if in_server_view or plan.place == "sum" else noisy_uploads
+    if shares == 0:
+        return Unbounded("no noisy upload took part: the sum carries no noise")
+    mu = plan_mu(plan, layout, factor, shares)
+    if isinstance(mu, str):
+        return Unbounded(mu)
+    if rate is None or in_server_view or mu == 0:
+        return Gaussian(mu)
+    return SampledGaussian(rate, 1 / mu)

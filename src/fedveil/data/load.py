@@ -1,0 +1,126 @@
+"""Find a data set on this machine, or fetch it, and check it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from fedveil.data import catalogue, remote
+from fedveil.data.catalogue import Info
+from fedveil.data.dataset import Array, Dataset, Ints
+from fedveil.data.sources import digits
+from fedveil.data.sources.raw import Raw
+from fedveil.data.sources.table import FOLDERS, formats
+from fedveil.errors import DataError
+
+ENVIRONMENT = "FEDVEIL_DATA"
+SYSTEM = Path("/usr/share/datasets")
+
+
+def load(name: str, data_dir: str | Path | None = None, download: bool = True) -> Dataset:
+    """Data set `name`, from the first place that has it.
+
+    Places, in order: `data_dir`; the directory in the environment variable FEDVEIL_DATA; a system copy (Debian's package
+    dataset-fashion-mnist); the user's cache; if `download`, the usual public place, checked by its digest and kept in the
+    cache. In each directory the files may lie directly or in a folder named after the data set. Embedded sets need none.
+    Raises ConfigError for an unknown name and DataError, which says what was looked for where, if there is no usable copy.
+    """
+    info = catalogue.info(name)
+    if info.embedded:
+        return _checked(info, digits.read(), "the embedded copy")
+    tried: list[str] = []
+    for label, root in _places(info, data_dir):
+        found = _look(info, root)
+        if found:
+            return _checked(info, *found)
+        tried.append(f"{label}: {root}")
+    if download:
+        try:
+            folder = remote.fetch(info)
+        except DataError as error:
+            tried.append(f"download: {error}")
+        else:
+            found = _look(info, folder)
+            if found:
+                return _checked(info, *found)
+            tried.append(f"download: files arrived in {folder} but none can be read")
+    else:
+        tried.append("download: not wanted")
+    raise DataError(_not_found(info, tried))
+
+
+def _places(info: Info, data_dir: str | Path | None) -> Iterator[tuple[str, Path]]:
+    if data_dir is not None:
+        yield "data directory", _directory(data_dir, "data directory")
+    if given := os.environ.get(ENVIRONMENT):
+        yield ENVIRONMENT, _directory(given, f"directory in {ENVIRONMENT}")
+    yield "system", SYSTEM
+    yield "cache", remote.cache(info)
+
+
+def _directory(given: str | Path, label: str) -> Path:
+    path = Path(given).expanduser()
+    if not path.is_dir():
+        kind = "is not a directory" if path.exists() else "does not exist"
+        raise DataError(f"the {label} {str(path)!r} {kind}; give a directory that holds data sets")
+    return path
+
+
+def _look(info: Info, root: Path) -> tuple[Raw, str] | None:
+    for folder in (root, *(root / name for name in FOLDERS[info.name])):
+        if not folder.is_dir():
+            continue
+        for form in formats(info):
+            raw = form.read(folder, info)
+            if raw is not None:
+                return raw, str(folder)
+    return None
+
+
+def _checked(info: Info, raw: Raw, place: str) -> Dataset:
+    for split, x, size in (("train", raw.x_train, info.train_size), ("test", raw.x_test, info.test_size)):
+        if size and len(x) != size:
+            raise DataError(
+                f"{info.name} in {place}: {len(x)} {split} examples; the official split has {size}, so the copy is not complete"
+            )
+    try:
+        return Dataset(
+            info,
+            _examples(info, raw.x_train),
+            _integers(raw.y_train, "labels"),
+            _examples(info, raw.x_test),
+            _integers(raw.y_test, "labels"),
+            None if raw.users_train is None else _integers(raw.users_train, "users"),
+            None if raw.users_test is None else _integers(raw.users_test, "users"),
+        )
+    except DataError as error:
+        raise DataError(f"{error} (in {place})") from None
+
+
+def _examples(info: Info, x: Array) -> Array:
+    if info.scale == 255.0:
+        if x.dtype != np.uint8:
+            raise DataError(f"{info.name}: pictures are {x.dtype}; expected uint8 from 0 to 255")
+        return np.ascontiguousarray(x)
+    if x.dtype.kind != "f":
+        raise DataError(f"{info.name}: signals are {x.dtype}; expected floating point")
+    return np.ascontiguousarray(x, dtype=np.float32)
+
+
+def _integers(values: Array, what: str) -> Ints:
+    if values.dtype.kind not in "iu":
+        raise DataError(f"{what} are {values.dtype}; expected integers")
+    return values.astype(np.int64)
+
+
+def _not_found(info: Info, tried: list[str]) -> str:
+    expected = "; ".join(form.expects for form in formats(info))
+    folders = " or ".join(FOLDERS[info.name])
+    return (
+        f"no copy of {info.name} was found. Tried: {'; '.join(tried)}. "
+        f"What to do: put one of these into a directory, directly or in its folder {folders}: {expected}. "
+        f"Then pass that directory as --data-dir, or set {ENVIRONMENT} to it. {remote.by_hand(info)}"
+    )

@@ -1,0 +1,1 @@
+"""Readers, one file format each: a directory in, arrays out."""

@@ -1,0 +1,90 @@
+"""numpy archives, read without pickle: x_train, y_train, x_test, y_test and, if there are users, users_train, users_test."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from fedveil.data.catalogue import Info
+from fedveil.data.sources.raw import Array, Format, Raw
+from fedveil.errors import DataError
+
+
+def plain(info: Info) -> Format:
+    """`NAME.npz`: images (N, H, W), (N, H, W, C) or (N, C, H, W); signals (N, channels, time) or (N, time, channels)."""
+    names = dict.fromkeys(f"{stem}.npz" for stem in (info.name, info.name.replace("-", "_")))
+    return Format(" or ".join(names), lambda directory, info: _read(directory, names, "", info))
+
+
+def coded_cifar10() -> Format:
+    """`cifar10_coded.npz`: the same with x_train_coded and x_test_coded, see `decode`."""
+    return Format("cifar10_coded.npz", lambda directory, info: _read(directory, ("cifar10_coded.npz",), "_coded", info))
+
+
+def decode(coded: Array) -> Array:
+    """Pictures (N, 3, H, W) as red, green, blue from a lossless coding of the same shape, uint8.
+
+    The coding holds the planes green, red - green, blue - green, each as differences along rows and columns, modulo 256.
+    """
+    planes = np.cumsum(np.cumsum(coded, axis=-1, dtype=np.uint8), axis=-2, dtype=np.uint8)
+    green = planes[:, 0]
+    return np.stack([planes[:, 1] + green, green, planes[:, 2] + green], axis=1)
+
+
+def _read(directory: Path, names: Iterable[str], suffix: str, info: Info) -> Raw | None:
+    path = next((directory / name for name in names if (directory / name).is_file()), None)
+    if path is None:
+        return None
+    with _open(path) as archive:
+        x_train, x_test = (_member(archive, path, f"x_{split}{suffix}") for split in ("train", "test"))
+        y_train, y_test = (_member(archive, path, f"y_{split}") for split in ("train", "test"))
+        users = [_users(archive, path, split) for split in ("train", "test")]
+    if suffix:
+        for x in (x_train, x_test):
+            if x.dtype != np.uint8 or x.shape[1:] != info.input_shape:
+                raise DataError(f"{path}: coded pictures are {x.dtype} {x.shape}; expected uint8 (N, *{info.input_shape})")
+        x_train, x_test = decode(x_train), decode(x_test)
+    return Raw(channels_first(x_train, info, path), y_train, channels_first(x_test, info, path), y_test, *users)
+
+
+def channels_first(x: Array, info: Info, path: Path) -> Array:
+    """`x` as (N, *info.input_shape), its channel axis added or moved to the front; DataError if it does not fit."""
+    shape = info.input_shape
+    if x.shape[1:] == shape:
+        return x
+    if x.shape[1:] == shape[1:] and shape[0] == 1:
+        return x[:, None]
+    if x.shape[1:] == (*shape[1:], shape[0]):
+        return np.moveaxis(x, -1, 1)
+    raise DataError(f"{path}: examples have shape {x.shape[1:]}; {info.name} needs {shape} or {(*shape[1:], shape[0])}")
+
+
+def _open(path: Path) -> np.lib.npyio.NpzFile:
+    try:
+        archive = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: not a readable npz archive ({error})") from None
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise DataError(f"{path}: a single array, not an npz archive")
+    return archive
+
+
+def _member(archive: np.lib.npyio.NpzFile, path: Path, key: str) -> Array:
+    if key not in archive.files:
+        raise DataError(f"{path}: there is no array {key!r}; it holds {', '.join(archive.files) or 'nothing'}")
+    try:
+        member = archive[key]
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path}: array {key!r} cannot be read ({error})") from None
+    return np.asarray(member)
+
+
+def _users(archive: np.lib.npyio.NpzFile, path: Path, split: str) -> Array | None:
+    for key in (f"users_{split}", f"user_{split}"):
+        if key in archive.files:
+            return _member(archive, path, key)
+    return None

@@ -1,0 +1,37 @@
+"""What a reader hands back, before it is checked against the catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from fedveil.data.catalogue import Info
+
+Array = NDArray[Any]
+
+
+class Raw(NamedTuple):
+    """Two splits as they were stored; images are (examples, channels, height, width)."""
+
+    x_train: Array
+    y_train: Array
+    x_test: Array
+    y_test: Array
+    users_train: Array | None = None
+    users_test: Array | None = None
+
+
+@dataclass(frozen=True)
+class Format:
+    """A way in which a data set may lie in a directory.
+
+    expects: the file names, for messages.
+    read: (directory, info) -> arrays, or None if the files are not there; DataError if they are there and cannot be used.
+    """
+
+    expects: str
+    read: Callable[[Path, Info], Raw | None]

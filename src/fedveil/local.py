@@ -90,7 +90,7 @@ class Local:
         start: w, the global model [d] this client received.
         support: coordinates that may leave this round as a bool mask [d], or None for all; fixed by the plan.
         state: this client's private state; a method may keep masks or personal weights here between rounds.
-        step: index of the current batch, from 0; `steps` is their number.
+        examples: how many the client has. step: index of the current batch, from 0; `steps` is their number.
     """
 
     model: FlatModel
@@ -99,6 +99,7 @@ class Local:
     gradient: GradientSource
     generator: torch.Generator
     round: int = 0
+    examples: int = 0
     steps: int = 0
     step: int = 0
     support: Tensor | None = None
@@ -214,6 +215,7 @@ def train(local: Local, x: Tensor, y: Tensor, objective: Objective) -> tuple[Ten
     if len(x) != len(y):
         raise ConfigError(f"as many labels as examples are needed, got {len(x)} examples and {len(y)} labels")
     local.model.load(local.start)
+    local.examples = len(y)
     local.steps = local.spec.steps_for(len(y))
     objective.begin(local)
     total = x.new_zeros(())

@@ -32,7 +32,9 @@ class Layout:
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.shapes) or not self.names:
-            raise ConfigError(f"a layout needs as many shapes as names, and at least one: {len(self.names)} names, {len(self.shapes)} shapes")
+            raise ConfigError(
+                f"a layout needs as many shapes as names, and at least one: {len(self.names)} names, {len(self.shapes)} shapes"
+            )
         if len(set(self.names)) != len(self.names):
             raise ConfigError(f"layer names must be unique, got {list(self.names)}")
 

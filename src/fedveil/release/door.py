@@ -12,7 +12,7 @@ import torch
 from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.privacy.ledger import Entry
 from fedveil.privacy.types import Event, Scope, Unbounded
-from fedveil.release.cost import event_of, per_layer
+from fedveil.release.cost import active_layers, event_of, per_layer
 from fedveil.release.plan import Plan, Raw, Upload
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ class Door:
     budget: Callable[[int], Budget] | None = None
     max_norm: float = 1e6
 
-    def upload(self, update: Tensor, plan: Plan | Raw, client: int, round: int, weight: float = 1.0, buffers: Tensor | None = None) -> Upload:
+    def upload(
+        self, update: Tensor, plan: Plan | Raw, client: int, round: int, weight: float = 1.0, buffers: Tensor | None = None
+    ) -> Upload:
         """Release one client's update [d] to the server: its own noise, its own row in the ledger.
 
         Raises:
@@ -88,7 +90,9 @@ class Door:
         stds = vector.new_tensor(per_layer(plan.noise_std, self.layout))
         return Upload(client, round, noisy, stds, plan, plan.support, weight, buffers if _open(plan, reason) else None)
 
-    def seal(self, update: Tensor, plan: Plan | Raw, client: int, round: int, weight: float = 1.0, buffers: Tensor | None = None) -> Contribution:
+    def seal(
+        self, update: Tensor, plan: Plan | Raw, client: int, round: int, weight: float = 1.0, buffers: Tensor | None = None
+    ) -> Contribution:
         """Prepare one client's update [d] for a sum that only `release_sum` opens (secure aggregation, trusted server).
 
         Args:
@@ -148,9 +152,13 @@ class Door:
         norm = float(torch.linalg.vector_norm(update, dtype=torch.float64))
         if not math.isfinite(norm):
             kind = "NaN" if bool(update.isnan().any()) else "infinite values"
-            raise UpdateRefused(f"{where}: the update contains {kind}; it was left out (a smaller learning rate or a batch_clip may help)")
+            raise UpdateRefused(
+                f"{where}: the update contains {kind}; it was left out (a smaller learning rate or a batch_clip may help)"
+            )
         if norm > self.max_norm:
-            raise UpdateRefused(f"{where}: the update has norm {norm:.4g}, above the {self.max_norm:g} that the door allows (max_update_norm)")
+            raise UpdateRefused(
+                f"{where}: the update has norm {norm:.4g}, above the {self.max_norm:g} that the door allows (max_update_norm)"
+            )
 
     def _afford(self, client: int, event: Event) -> None:
         if self.budget is not None:
@@ -171,8 +179,7 @@ class Door:
 
     def _charge(self, plan: Plan, event: Event, client: int, round: int, participants: int, reads: tuple[str, ...]) -> None:
         d = self.layout.dimension
-        clip = [plan.clip] if plan.layer_clip is None else plan.layer_clip.tolist()
-        std = [plan.noise_std] if isinstance(plan.noise_std, int | float) else plan.noise_std.tolist()
+        clip, std = _as_charged(plan, self.layout)
         self.ledger.charge(
             Entry(
                 run=self.run,
@@ -213,6 +220,16 @@ def _clip_exactly_(vector: Tensor, bound: float) -> None:
     norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
     if norm > bound:
         vector.mul_(bound / norm * _ROUNDING)
+
+
+def _as_charged(plan: Plan, layout: Layout) -> tuple[list[float], list[float]]:
+    """Clip and noise std per layer for the ledger; layers of which nothing is sent have clip 0."""
+    if plan.dp_sgd is not None:
+        step = plan.dp_sgd
+        return [step.clip] * len(layout), [step.noise_multiplier * step.clip] * len(layout)
+    sent = set(active_layers(plan, layout))
+    clips = per_layer(plan.clip if plan.layer_clip is None else plan.layer_clip.clamp_max(plan.clip), layout)
+    return [c if i in sent else 0.0 for i, c in enumerate(clips)], per_layer(plan.noise_std, layout)
 
 
 def _settle(plan: Plan | Raw, update: Tensor) -> tuple[Plan, tuple[str, ...], str]:

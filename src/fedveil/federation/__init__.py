@@ -1,0 +1,1 @@
+"""The round: sampling, client round, server round, engines, evaluation."""

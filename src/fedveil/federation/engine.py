@@ -1,0 +1,42 @@
+"""Engines run the clients of a round. They differ in speed only: the same seed gives the same model on each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol, Self
+
+import torch
+
+from fedveil.federation.round import Context, Outcome, Task, client_round
+
+
+class Engine(Protocol):
+    """Runs client rounds; a context manager, because workers must end with the run."""
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+        """The outcomes, in the order of the tasks."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+class Inline:
+    """One process, one client after the other, one thread: the engine to debug with."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def __enter__(self) -> Self:
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        torch.set_num_threads(self._threads)
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+        """Run each task in turn."""
+        for task in tasks:
+            yield client_round(self.context, task)

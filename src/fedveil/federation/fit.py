@@ -1,0 +1,235 @@
+"""A whole run: sample clients, let the engine run them, aggregate what was released, evaluate, record."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedveil.errors import BudgetExhausted, FedveilError
+from fedveil.federation.evaluate import client_accuracy, predict, score
+from fedveil.federation.round import Context, Outcome, Task
+from fedveil.local import OptimizerSpec, State
+from fedveil.release.plan import Plan, Raw, Released, Upload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.federation.clients import Clients
+    from fedveil.federation.engine import Engine
+    from fedveil.methods.base import Method, Setting
+
+Record = dict[str, Any]
+"""One row of history: numbers, and lists of numbers per layer or client."""
+
+
+@dataclass
+class Progress:
+    """Everything that a run needs to go on from where it is; plain, so that it checkpoints.
+
+    Args:
+        round: the next round. model, previous: global models [d]. common: state of the common policy (aggregate view).
+        policies, privates: states per client, created when first needed. seen: rounds each client took part in.
+    """
+
+    round: int
+    model: Tensor
+    previous: Tensor | None = None
+    buffers: Tensor | None = None
+    common: State = field(default_factory=dict)
+    policies: dict[int, State] = field(default_factory=dict)
+    privates: dict[int, State] = field(default_factory=dict)
+    seen: dict[int, int] = field(default_factory=dict)
+    server: State = field(default_factory=dict)
+    history: list[Record] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What stays the same over a run.
+
+    Args:
+        test: public test examples and labels; server: the server's optimiser on the aggregated step.
+        client_tests: each client's own test examples, or None. evaluate_every: rounds between evaluations.
+    """
+
+    setting: Setting
+    method: Method
+    context: Context
+    test: tuple[Tensor, Tensor]
+    client_tests: Clients | None = None
+    server: OptimizerSpec = field(default_factory=lambda: OptimizerSpec(lr=1.0))
+    evaluate_every: int = 1
+
+
+def start(federation: Federation) -> Progress:
+    """The progress before the first round, from the context's freshly initialised model."""
+    return Progress(0, federation.context.model.vector.clone())
+
+
+def fit(federation: Federation, engine: Engine, progress: Progress, after_round: Callable[[Progress], None] | None = None) -> str:
+    """Train until the last round or until the budget is spent; `progress` is advanced in place.
+
+    Returns:
+        Why the run ended before its last round, or an empty string.
+    """
+    with engine:
+        while progress.round < federation.setting.rounds:
+            try:
+                one_round(federation, engine, progress)
+            except BudgetExhausted as end:
+                return str(end)
+            if after_round is not None:
+                after_round(progress)
+    return ""
+
+
+def one_round(federation: Federation, engine: Engine, progress: Progress) -> None:
+    """One round: clients, door, server, evaluation; appends one row to the history."""
+    begin = time.perf_counter()
+    t, context = progress.round, federation.context
+    chosen = sample(federation, progress)
+    released = Released(t, progress.model, progress.previous)
+    if context.summed and not progress.common:
+        progress.common = context.policy.start()
+    plan = context.policy.plan(released, progress.common) if context.summed else None
+    outcomes = list(engine.map(_tasks(federation, progress, released, chosen, plan)))
+    failed = {o.client: o.error for o in outcomes if o.error}
+    if outcomes and len(failed) == len(outcomes) and len(outcomes) > 1:
+        raise FedveilError(f"every client of round {t} failed; the first reason: {next(iter(failed.values()))}")
+    for o in outcomes:
+        _remember(progress, o)
+    record: Record = {"round": t, "participants": len(outcomes) - len(failed), "failed": len(failed), "failures": failed}
+    uploads = _uploads(federation, progress, outcomes, plan, record)
+    if uploads:
+        _step(federation, progress, uploads)
+        record.update(_measures(federation, uploads))
+    trained = [(o.loss, o.examples) for o in outcomes if not o.error]
+    total = sum(n for _, n in trained)
+    record["train_loss"] = sum(loss * n for loss, n in trained) / total if total else math.nan
+    progress.round += 1
+    record["seconds"] = time.perf_counter() - begin
+    if progress.round % federation.evaluate_every == 0 or progress.round == federation.setting.rounds:
+        record.update(evaluate(federation, progress))
+    progress.history.append(record)
+
+
+def sample(federation: Federation, progress: Progress) -> list[int]:
+    """The clients of the coming round, in ascending order; from secret randomness unless noise is seeded."""
+    s = federation.setting
+    draw = federation.context.randomness.secret("clients", progress.round)
+    if s.max_participations is not None:
+        spent = [c for c, k in progress.seen.items() if k >= s.max_participations]
+        free = np.setdiff1d(np.arange(s.clients), spent)
+    else:
+        free = np.arange(s.clients)
+    if s.sampling == "poisson":
+        return [int(c) for c in free[draw.random(len(free)) < s.rate]]
+    return sorted(int(c) for c in draw.choice(free, size=min(s.cohort, len(free)), replace=False))
+
+
+def _tasks(
+    federation: Federation, progress: Progress, released: Released, chosen: list[int], plan: Plan | Raw | None
+) -> Iterator[Task]:
+    sizes = federation.context.clients.sizes()
+    largest = max(int(sizes.max()), 1)
+    for c in chosen:
+        weight = max(int(sizes[c]), 1) / largest if federation.method.weighting == "examples" else 1.0
+        state: State = {}
+        if plan is None:
+            state = progress.policies.get(c) or federation.context.policy.start()
+        yield Task(c, released, weight, plan, state, progress.privates.get(c, {}), progress.buffers)
+
+
+def _remember(progress: Progress, outcome: Outcome) -> None:
+    if outcome.error:
+        return
+    progress.seen[outcome.client] = progress.seen.get(outcome.client, 0) + 1
+    if outcome.policy_state:
+        progress.policies[outcome.client] = outcome.policy_state
+    if outcome.private:
+        progress.privates[outcome.client] = outcome.private
+
+
+def _uploads(
+    federation: Federation, progress: Progress, outcomes: list[Outcome], plan: Plan | Raw | None, record: Record
+) -> list[Upload]:
+    """What this round released: the clients' uploads, or their one noisy mean; nothing if too few survived."""
+    context, s = federation.context, federation.setting
+    given = [o.release for o in outcomes if o.release is not None]
+    if s.min_survivors is not None and len(given) < s.min_survivors:
+        record["skipped"] = f"{len(given)} of the {s.min_survivors} clients that privacy.min_survivors asks for"
+        return []
+    if plan is None:
+        return [u for u in given if isinstance(u, Upload)]
+    sealed = [c for c in given if not isinstance(c, Upload)]
+    denominator = float(s.cohort) if federation.method.weighting == "uniform" else sum(c.weight for c in sealed)
+    if not denominator:
+        return []
+    upload = context.door.release_sum(sealed, plan, progress.round, denominator)
+    progress.common = context.policy.observe(progress.common, upload)
+    return [upload]
+
+
+def _step(federation: Federation, progress: Progress, uploads: list[Upload]) -> None:
+    direction = federation.method.aggregate(uploads, progress.model)
+    progress.previous = progress.model
+    parameter = torch.nn.Parameter(progress.model.clone(), requires_grad=False)
+    parameter.grad = -direction
+    optimizer = federation.server.build(parameter)
+    if progress.server:
+        optimizer.state[parameter] = dict(progress.server)
+    optimizer.step()
+    progress.server = {k: v for k, v in optimizer.state[parameter].items() if v is not None}
+    progress.model = parameter.data
+    buffers = [u.buffers for u in uploads if u.buffers is not None]
+    if buffers:
+        progress.buffers = torch.stack(buffers).mean(0)
+
+
+def _measures(federation: Federation, uploads: list[Upload]) -> Record:
+    """What can be read off the releases: noise and clip per layer, norms, coordinates, bytes."""
+    layout = federation.context.door.layout
+    stds = torch.stack([u.noise_std for u in uploads])
+    weights = torch.tensor([u.weight for u in uploads]) / sum(u.weight for u in uploads)
+    mean_std = ((stds * weights[:, None]) ** 2).sum(0).sqrt()
+    sizes = torch.tensor(layout.sizes, dtype=torch.float32)
+    clips = torch.stack([_layer_clips(u.plan, len(layout)) for u in uploads])
+    sent = [layout.dimension if u.support is None else int(u.support.sum()) for u in uploads]
+    return {
+        "noise_norm": float((mean_std**2 * sizes).sum().sqrt()),
+        "update_norm": float(torch.stack([u.vector for u in uploads]).mean(0).norm()),
+        "clip": float(sum(u.plan.clip for u in uploads) / len(uploads)),
+        "coordinates": sum(sent) / len(sent),
+        "uplink_bytes": 4 * sum(sent) * (1 if uploads[0].client >= 0 else federation.setting.cohort),
+        "layer_noise_std": mean_std.tolist(),
+        "layer_clip": clips.mean(0).tolist(),
+    }
+
+
+def _layer_clips(plan: Plan, layers: int) -> Tensor:
+    return torch.full((layers,), plan.clip) if plan.layer_clip is None else plan.layer_clip.to(torch.float32)
+
+
+def evaluate(federation: Federation, progress: Progress) -> Record:
+    """Scores of the current global model on the public test set and on the clients' own test sets.
+
+    Where batch statistics never left the clients, batch normalisation uses those of the test batches.
+    """
+    model = federation.context.model
+    model.load(progress.model)
+    own_statistics = progress.buffers is None
+    if progress.buffers is not None:
+        model.load_buffers(progress.buffers)
+    x, y = federation.test
+    with torch.no_grad():
+        scores = score(predict(model, x, own_statistics), y)
+        row: Record = {f"test_{k}": v for k, v in vars(scores).items()}
+        if federation.client_tests is not None:
+            row["client_accuracy"] = client_accuracy(model, federation.client_tests, own_statistics)
+    return row

@@ -1,0 +1,124 @@
+"""One client's round, the walk of one update: plan, train, release, observe. Every engine runs this function."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fedveil.errors import BudgetExhausted, LedgerError
+from fedveil.local import BatchGradient, GradientSource, Local, Objective, State, train
+from fedveil.release.dpsgd import PerExampleGradient
+from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.federation.clients import Clients
+    from fedveil.local import LocalSpec
+    from fedveil.params import FlatModel
+    from fedveil.release.door import Contribution, Door
+    from fedveil.release.noise import Randomness
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all clients of a run share; nothing in it changes between rounds.
+
+    `summed`: uploads are added before anyone sees them (aggregate and final view). `buffers`: the initial batch statistics.
+    """
+
+    model: FlatModel
+    clients: Clients
+    spec: LocalSpec
+    objective: Objective
+    policy: Policy
+    door: Door
+    randomness: Randomness
+    summed: bool
+    buffers: Tensor
+
+
+@dataclass(frozen=True)
+class Task:
+    """One client's part in one round.
+
+    `common` is the plan of the round when its uploads are summed before anyone sees them; otherwise the client plans for itself
+    from `policy_state`, which holds only what it released before. `private` never leaves the client. `buffers` are the global
+    batch statistics, in runs where these are released at all.
+    """
+
+    client: int
+    released: Released
+    weight: float
+    common: Plan | Raw | None = None
+    policy_state: State = field(default_factory=dict)
+    private: State = field(default_factory=dict)
+    buffers: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a client's round gave. `loss` is private and serves as a diagnostic of simulations only."""
+
+    client: int
+    release: Upload | Contribution | None
+    policy_state: State
+    private: State
+    loss: float = 0.0
+    examples: int = 0
+    seconds: float = 0.0
+    error: str = ""
+
+
+def client_round(context: Context, task: Task) -> Outcome:
+    """Plan before the data are touched, train, release through the door, observe what left.
+
+    A client that fails is reported with the reason and leaves its state as it was; an exhausted budget or a ledger that cannot
+    be written ends the run instead.
+    """
+    start = time.perf_counter()
+    try:
+        plan = task.common if task.common is not None else context.policy.plan(task.released, task.policy_state)
+        update, loss, private, buffers, examples = _train(context, task, plan)
+        let_out = context.door.seal if context.summed else context.door.upload
+        release = let_out(update, plan, task.client, task.released.round, task.weight, buffers)
+    except (BudgetExhausted, LedgerError):
+        raise
+    except Exception as error:
+        return Outcome(
+            task.client, None, task.policy_state, task.private, seconds=time.perf_counter() - start, error=_reason(error)
+        )
+    state = context.policy.observe(task.policy_state, release) if isinstance(release, Upload) else task.policy_state
+    return Outcome(task.client, release, state, private, loss, examples, time.perf_counter() - start)
+
+
+def _train(context: Context, task: Task, plan: Plan | Raw) -> tuple[Tensor, float, State, Tensor, int]:
+    x, y = context.clients.examples(task.client)
+    t = task.released.round
+    model = context.model
+    model.load_buffers(task.buffers if task.buffers is not None else task.private.get("buffers", context.buffers))
+    executed = plan if isinstance(plan, Plan) else None
+    source: GradientSource = BatchGradient()
+    if executed is not None and executed.dp_sgd is not None:
+        source = PerExampleGradient(executed.dp_sgd, context.randomness, (t, task.client))
+    local = Local(
+        model,
+        task.released.model,
+        context.spec,
+        source,
+        context.randomness.generator("batches", t, task.client),
+        round=t,
+        support=None if executed is None else executed.support,
+        state=dict(task.private),
+    )
+    update, loss = train(local, x, y, context.objective)
+    buffers = model.buffers()
+    if buffers.numel():
+        local.state["buffers"] = buffers
+    return update, loss, local.state, buffers, len(y)
+
+
+def _reason(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return text if type(error).__module__.startswith("fedveil") else f"{type(error).__name__}: {text}"

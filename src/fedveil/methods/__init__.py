@@ -1,0 +1,1 @@
+"""One file per published method: its policy, local objective, aggregation and claim."""

@@ -1,0 +1,76 @@
+"""FedAvg (McMahan et al. 2017): no privacy; the reference that every private method is measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from fedveil.errors import ConfigError
+from fedveil.local import Local, Objective, Plain
+from fedveil.methods.base import MethodConfig, Setting, Weighting, calibrated, gaussian_plan, gaussian_releases, mean
+from fedveil.privacy.types import Claim, Event, Unbounded, View
+from fedveil.release.plan import Fixed, Plan, Policy, Upload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class FedAvg(MethodConfig):
+    """Federated averaging, optionally with FedProx's proximal term; with `training.local = "dp-sgd"`, silo DP-SGD.
+
+    Args:
+        weighting: clients count by their number of examples, or all the same.
+        proximal: alpha of the penalty alpha/2 ||w_i - w||^2 (FedProx, Li et al. 2020); 0 for none.
+    """
+
+    name: Literal["fedavg"] = "fedavg"
+    weighting: Weighting = "examples"
+    proximal: float = Field(0.0, ge=0)
+
+    def calibrate(self, s: Setting) -> Setting:
+        """Only DP-SGD inside the clients has noise to calibrate."""
+        if s.example_clip is not None:
+            return calibrated(self, s)
+        if s.epsilon is not None or s.noise_multiplier is not None:
+            raise ConfigError(
+                "fedavg adds no noise, so privacy.epsilon and privacy.noise_multiplier have no meaning here: "
+                "remove them, choose method.name = 'dp-fedavg', or set training.local = 'dp-sgd'"
+            )
+        return s
+
+    def policy(self, s: Setting) -> Policy:
+        """Everything leaves as it is, or after DP-SGD."""
+        return Fixed(gaussian_plan(s, 1.0) if s.example_clip is not None else Plan())
+
+    def objective(self, s: Setting) -> Objective:
+        """Plain or proximal local training."""
+        return Plain(proximal(self.proximal) if self.proximal else None)
+
+    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+        """The weighted mean."""
+        return mean(uploads)
+
+    def releases(self, s: Setting, view: View) -> list[Event]:
+        """Nothing can be proven without clip and noise."""
+        if s.example_clip is not None:
+            return gaussian_releases(s, view)
+        return [Unbounded("fedavg neither clips nor adds noise")]
+
+    def claim(self, s: Setting) -> Claim | None:
+        """FedAvg claims no privacy."""
+        return None
+
+
+class _Proximal:
+    def __init__(self, alpha: float) -> None:
+        self.alpha = alpha
+
+    def __call__(self, local: Local) -> None:
+        local.model.grad.add_(local.model.vector - local.start, alpha=self.alpha)
+
+
+def proximal(alpha: float) -> _Proximal:
+    """The gradient alpha (w_i - w) of FedProx's penalty, added to the (clipped) batch gradient."""
+    return _Proximal(alpha)

@@ -1,0 +1,67 @@
+"""DP-SGD inside a client: record-level privacy for what local training produces (Abadi et al. 2016).
+
+Each step takes a Poisson batch, clips each example's gradient, adds Gaussian noise to the sum and divides by the expected
+batch size. Because the noise is in every gradient, whatever training makes of them may leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.local import Local
+    from fedveil.release.noise import Randomness
+    from fedveil.release.plan import DpSgd
+
+
+@dataclass(frozen=True)
+class PerExampleGradient:
+    """The gradient source of DP-SGD (see `fedveil.local.GradientSource`)."""
+
+    plan: DpSgd
+    randomness: Randomness
+    key: tuple[int, int]
+
+    def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Poisson batches: each example joins each of the planned steps with the planned rate; a batch may be empty."""
+        local.steps = self.plan.steps
+        draw = self.randomness.secret("examples", *self.key)
+        for _ in range(self.plan.steps):
+            chosen = torch.from_numpy(draw.random(len(y)) < self.plan.rate)
+            yield x[chosen], y[chosen]
+
+    def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        """Write (sum of clipped gradients + noise) / expected batch size into the gradient; returns the mean loss."""
+        model = local.model
+        model.grad.zero_()
+        loss = model.vector.new_zeros(())
+        if len(y):
+            flat, losses = per_example_gradients(model.module, x, y)
+            norms = flat.norm(dim=1)
+            factors = (self.plan.clip / norms.clamp_min(1e-30)).clamp_max(1.0) * (1 - 1e-6)
+            torch.mv(flat.T, factors, out=model.grad)
+            loss = losses.mean()
+        noise = self.randomness.normal(len(model.grad), "step", *self.key, local.step)
+        model.grad.add_(noise, alpha=self.plan.noise_multiplier * self.plan.clip)
+        model.grad.div_(self.plan.rate * max(local.examples, 1))
+        return loss
+
+
+def per_example_gradients(module: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The flat gradient [n, d] and the loss [n] of each example."""
+    params = {name: p.detach() for name, p in module.named_parameters()}
+    buffers = dict(module.named_buffers())
+
+    def loss(p: dict[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(module, (p, buffers), (one.unsqueeze(0),)), label.unsqueeze(0))
+
+    gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0))(params, x, y)
+    return torch.cat([g.flatten(1) for g in gradients.values()], dim=1), losses

@@ -36,9 +36,7 @@ def ladp1(options: Ladp1, labels: Ints, users: Ints | None, rng: Generator) -> D
     public = np.delete(np.arange(len(totals)), options.private_label)
     public = public[totals[public] > 0]
     if options.labels_per_client - 1 > len(public):
-        raise ConfigError(
-            f"ladp-1: labels_per_client = {options.labels_per_client}, but there are only {len(public)} public labels beside the private one"
-        )
+        raise ConfigError(f"ladp-1: labels_per_client = {options.labels_per_client}, but only {len(public)} labels are public")
     share = options.private_share if options.private_share is not None else float(totals[options.private_label] / totals.sum())
     holds = balanced_choice(options.clients, len(public), options.labels_per_client - 1, rng)
     size = _size(options, holds, public, share, totals)
@@ -63,7 +61,8 @@ def _size(options: Ladp1, holds: NDArray[np.bool_], public: Ints, share: float, 
     if not options.labels_per_client <= size <= low:
         raise ConfigError(
             f"ladp-1: examples_per_client = {size} is not possible; with {options.clients} clients, "
-            f"{options.labels_per_client} labels and a private share of {share:.3g} it may be {options.labels_per_client} to {low}"
+            f"{options.labels_per_client} labels and a private share of {share:.3g} it may be "
+            f"{options.labels_per_client} to {low}"
         )
     return size
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedveil.data.catalogue import Info
-from fedveil.data.sources import idx, npz
+from fedveil.data.sources import cifar, harbox, idx, leaf, npz, svhn, tinyimagenet, ucihar
 from fedveil.data.sources.raw import Format
 
 FOLDERS: dict[str, tuple[str, ...]] = {
@@ -22,8 +22,14 @@ FOLDERS: dict[str, tuple[str, ...]] = {
 _ORIGINALS: dict[str, tuple[Format, ...]] = {
     "mnist": (idx.mnist_like(FOLDERS["mnist"]),),
     "fashion-mnist": (idx.mnist_like(FOLDERS["fashion-mnist"]),),
-    "cifar10": (npz.coded_cifar10(),),
+    "cifar10": (npz.coded_cifar10(), cifar.pickled("cifar10", cifar.CIFAR10)),
+    "cifar100": (cifar.pickled("cifar100", cifar.CIFAR100),),
+    "svhn": (svhn.matlab(),),
     "emnist": (idx.emnist(),),
+    "femnist": (leaf.femnist(),),
+    "tinyimagenet": (tinyimagenet.pictures(),),
+    "uci-har": (ucihar.text(),),
+    "harbox": (harbox.text(),),
 }
 
 

@@ -1,0 +1,87 @@
+"""Further splits: a public part of the training set, a test set for each client, users on both sides."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.data.dataset import Dataset
+from fedveil.data.partition import Clients, Partition
+from fedveil.data.seeding import generator
+from fedveil.errors import ConfigError, DataError
+
+Ints = NDArray[np.int64]
+
+
+def public_split(total: int, *, seed: int, fraction: float | None = None, size: int | None = None) -> tuple[Ints, Ints]:
+    """Take a random public part out of `total` training examples, before they are dealt out to clients.
+
+    fraction: between 0 and 1, rounded down; or size: number of examples; exactly one of them.
+    Returns the ascending indices (private, public), neither of them empty; hand the first to `partition` as `among`.
+    """
+    if (fraction is None) == (size is None):
+        raise ConfigError("a public split needs either public_fraction or public_size, and not both")
+    if fraction is not None:
+        _between("public_fraction", fraction)
+        size = int(total * fraction)
+    if size is None or isinstance(size, bool) or not 0 < size < total:
+        raise ConfigError(f"a public split of {size} from {total} training examples; give 1 to {total - 1}")
+    shuffled = generator(seed, "public split").permutation(total).astype(np.int64)
+    return np.sort(shuffled[size:]), np.sort(shuffled[:size])
+
+
+def client_test_split(partition: Partition, fraction: float, *, seed: int) -> tuple[Partition, Clients]:
+    """Keep a random part of each client's examples for testing.
+
+    fraction: between 0 and 1; client i with n examples keeps round(fraction * n) for testing, but at most n - 1, so a client
+    that has data still trains. Returns the partition of the rest, and the test examples by client (indices into the
+    training set, possibly none for small clients).
+    """
+    _between("client_test_fraction", fraction)
+    sizes = partition.sizes
+    held = np.clip(np.floor(fraction * sizes + 0.5).astype(np.int64), 0, np.maximum(sizes - 1, 0))
+    order, offsets = partition.clients.order, partition.clients.offsets
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    lot = generator(seed, "client test split").random(len(order))
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[np.lexsort((lot, owner))] = np.arange(len(order)) - np.repeat(offsets[:-1], sizes)
+    test = rank < held[owner]
+    train = Clients(order[~test], _offsets(sizes - held))
+    return dataclasses.replace(partition, clients=train), Clients(order[test], _offsets(held))
+
+
+def split_within_users(dataset: Dataset, test_fraction: float) -> Dataset:
+    """The same examples, split so that every natural user is on both sides.
+
+    Needed where the official split separates the users (UCI HAR has 21 users in training, 9 others in test) and every user is
+    to be a client. For each user and label the last `test_fraction` of the examples in file order, rounded down, become test
+    examples: neighbouring windows of a signal overlap, and this way only those at the cut do.
+    test_fraction: between 0 and 1. DataError if the data set has no users; ConfigError if no test example remains.
+    """
+    _between("test_fraction", test_fraction)
+    if dataset.users_train is None or dataset.users_test is None:
+        raise DataError(f"{dataset.info.name} has no natural users to split within")
+    x = np.concatenate([dataset.x_train, dataset.x_test])
+    y = np.concatenate([dataset.y_train, dataset.y_test])
+    users = np.concatenate([dataset.users_train, dataset.users_test])
+    group = np.unique(users * dataset.info.classes + y, return_inverse=True)[1]
+    by_group = np.argsort(group, kind="stable")
+    sizes = np.bincount(group)
+    rank = np.empty(len(y), dtype=np.int64)
+    rank[by_group] = np.arange(len(y)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    test = rank >= (sizes - np.floor(sizes * test_fraction).astype(np.int64))[group]
+    if not test.any():
+        raise ConfigError(f"test_fraction = {test_fraction} leaves no test examples; take a larger one")
+    return Dataset(dataset.info, x[~test], y[~test], x[test], y[test], users[~test], users[test])
+
+
+def _between(name: str, value: float) -> None:
+    if not (math.isfinite(value) and 0 < value < 1):
+        raise ConfigError(f"{name} = {value}; give a number between 0 and 1")
+
+
+def _offsets(sizes: Ints) -> Ints:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)

@@ -1,0 +1,5 @@
+"""Audits: statistical lower bounds on epsilon, taken from what a mechanism lets out.
+
+mechanism: what is audited. intervals: exact binomial bounds. structural, single_upload, recompute: one upload. two_world: many
+runs. one_run: canaries inside one run. one_shot: canary clients. worlds: worst-case neighbours for each family of mechanisms.
+"""

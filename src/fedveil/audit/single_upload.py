@@ -1,0 +1,130 @@
+"""The audit of a single upload: structural first, then two statistical tests and a recomputation of the noise, on fresh releases.
+
+The scores use the KNOWN means and noise of the mechanism (the auditor owns both inputs): a variance estimated from a few pilot
+uploads has no power in 1000 dimensions. Thresholds come from pilot releases that are not tested.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.audit.intervals import check_level, epsilon_ceiling
+from fedveil.audit.mechanism import Subject
+from fedveil.audit.recompute import audit_noise
+from fedveil.audit.structural import FALSE_CONSTANT, Structural, structural
+from fedveil.audit.two_world import audit_dp, audit_gdp, choose_threshold, midpoint, rates
+from fedveil.errors import ConfigError
+from fedveil.privacy.types import Audit
+
+Floats = NDArray[np.float64]
+_FLOOR = 1e-9  # std given to a noiseless coordinate, relative to the largest std
+
+
+@dataclass(frozen=True)
+class SingleUpload:
+    """All findings about one upload.
+
+    structure: what the structural audit saw. headline: the bound to report, chosen by the kind of mechanism beforehand and not by
+    its value. tests: every test that was run, each at its own confidence.
+    """
+
+    structure: Structural
+    headline: Audit
+    tests: tuple[Audit, ...]
+
+
+def log_likelihood_ratio(subject: Subject, uploads: Floats) -> Floats:
+    """log density in world 1 minus log density in world 0 of each upload, for independent Gaussian noise of the known std.
+
+    Args:
+        subject: known means and stds.
+        uploads: [n, d].
+
+    Coordinates without noise get a tiny std, so that they decide the score. A subject whose noise is not Gaussian is still tested
+    soundly: any score is allowed, only its power suffers.
+    """
+    top = max(float(np.max(std)) for std in subject.noise_std)
+    floor = _FLOOR * top if top > 0 else _FLOOR
+    std_0, std_1 = (np.maximum(std, floor) for std in subject.noise_std)
+    if np.array_equal(std_0, std_1):
+        weight = (subject.mean[1] - subject.mean[0]) / std_0**2
+        return np.asarray((uploads - (subject.mean[0] + subject.mean[1]) / 2) @ weight)
+    z_0, z_1 = (uploads - subject.mean[0]) / std_0, (uploads - subject.mean[1]) / std_1
+    return np.asarray(0.5 * (np.sum(z_0**2, axis=1) - np.sum(z_1**2, axis=1)) + np.sum(np.log(std_0 / std_1)))
+
+
+def largest_deviation(subject: Subject, uploads: Floats) -> Floats:
+    """max over coordinates of |upload - mean of world 0|: shows noise of bounded support, which a neighbour's upload can leave.
+
+    Args:
+        subject: known means.
+        uploads: [n, d].
+    """
+    return np.asarray(np.max(np.abs(uploads - subject.mean[0]), axis=1))
+
+
+def releases(subject: Subject, world: int, n: int, rng: np.random.Generator) -> Floats:
+    """The vectors of n fresh uploads of one world, [n, d] in float64."""
+    out = np.empty((n, subject.d))
+    for row in out:
+        vector = subject.mechanism(world, rng).vector
+        if vector.size != subject.d:
+            raise ConfigError(f"{subject.name}: an upload has {vector.size} coordinates, the subject {subject.d}")
+        row[:] = vector.reshape(-1)
+    return out
+
+
+def single_upload(
+    subject: Subject,
+    rng: np.random.Generator,
+    *,
+    n: int = 1000,
+    pilot: int = 500,
+    delta: float = 1e-5,
+    alpha: float = 0.05,
+) -> SingleUpload:
+    """Audit one upload of a mechanism between two neighbouring inputs.
+
+    Args:
+        subject: the mechanism, its scope and what is known about it.
+        rng: source of all randomness.
+        n: tested releases per world, and releases that confirm a structural leak.
+        pilot: separate releases per world that choose the thresholds.
+        delta: in (0, 1).
+        alpha: error probability of each test.
+
+    The headline is inf for a confirmed structural leak; else the Gaussian DP test if the subject's curve is Gaussian; else the
+    largest-deviation (bounded) or the likelihood-ratio test with Clopper-Pearson.
+    """
+    check_level(alpha)
+    if n < 1 or pilot < 1:
+        raise ConfigError(f"n and pilot must be >= 1, got {n} and {pilot}")
+    structure = structural(subject.mechanism, rng, confirm=n)
+    pilots = [releases(subject, world, pilot, rng) for world in (0, 1)]
+    fresh = [releases(subject, world, n, rng) for world in (0, 1)]
+
+    llr_pilots = [log_likelihood_ratio(subject, uploads) for uploads in pilots]
+    llr = [log_likelihood_ratio(subject, uploads) for uploads in fresh]
+    scope = subject.scope
+    ceiling = f"ceiling {epsilon_ceiling(n, alpha, delta):.2f}"
+    counts = rates(llr[0], llr[1], choose_threshold(llr_pilots[0], llr_pilots[1], n, delta, alpha))
+    tests = [audit_dp(counts, delta, scope, alpha, note=ceiling, test="one upload, likelihood ratio")]
+    if subject.bounded:
+        wide_pilots = [largest_deviation(subject, uploads) for uploads in pilots]
+        wide = [largest_deviation(subject, uploads) for uploads in fresh]
+        counts = rates(wide[0], wide[1], choose_threshold(wide_pilots[0], wide_pilots[1], n, delta, alpha))
+        tests.append(audit_dp(counts, delta, scope, alpha, note=ceiling, test="one upload, largest deviation"))
+    if subject.gaussian:
+        counts = rates(llr[0], llr[1], midpoint(llr_pilots[0], llr_pilots[1]))
+        tests.append(audit_gdp(counts, delta, scope, alpha, test="one upload, likelihood ratio"))
+    headline = tests[-1]
+    if subject.gaussian:
+        tests.append(audit_noise(subject, fresh[0], delta, alpha))
+    if structure.leak:
+        assert structure.confirmed is not None
+        note = f"{structure}; confirmed in {n} + {n} releases, which alone show {structure.floor:.2f} at 95 % confidence"
+        headline = Audit(float("inf"), delta, scope, "one upload, structural", 1 - FALSE_CONSTANT, 2 * n, note=note)
+    return SingleUpload(structure, headline, tuple(tests))

@@ -1,0 +1,198 @@
+"""Two worlds, many runs: guess from a score which of two neighbouring inputs was used, and bound epsilon by the error rates.
+
+The threshold is fixed before the tested scores are drawn (from other draws, or from the claimed mechanism) and never tuned on
+them. The score should be large in world 1; several rounds of one run enter as the sum of their log-likelihood ratios.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedveil.audit.intervals import check_level, clopper_pearson_upper, epsilon_from_rates, epsilon_of_mu, mu_from_rates
+from fedveil.errors import ConfigError
+from fedveil.privacy.types import Audit, Scope
+
+Floats = NDArray[np.float64]
+Run = Callable[[int, np.random.Generator], float]
+Tradeoff = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Error counts of one fixed threshold test: `fp` of `n0` runs of world 0 above it, `fn` of `n1` runs of world 1 not above."""
+
+    fp: int
+    n0: int
+    fn: int
+    n1: int
+
+    def upper(self, alpha: float) -> tuple[float, float]:
+        """Clopper-Pearson upper bounds on (fpr, fnr), jointly right with probability >= 1 - alpha."""
+        half = check_level(alpha) / 2
+        return float(clopper_pearson_upper(self.fp, self.n0, half)), float(clopper_pearson_upper(self.fn, self.n1, half))
+
+    def epsilon(self, delta: float, alpha: float = 0.05) -> float:
+        """Lower bound on epsilon at `delta`, whatever the mechanism."""
+        return float(epsilon_from_rates(*self.upper(alpha), delta))
+
+    def mu(self, alpha: float = 0.05) -> float:
+        """Lower bound on mu: refutes every smaller mu-GDP claim, whatever the mechanism."""
+        return float(mu_from_rates(*self.upper(alpha)))
+
+    def refutes(self, tradeoff: Tradeoff, alpha: float = 0.05) -> bool:
+        """Whether the claim "fnr >= tradeoff(fpr) for every test" is refuted; `tradeoff` is decreasing on [0, 1]."""
+        fpr, fnr = self.upper(alpha)
+        return fnr < tradeoff(fpr)
+
+
+def _scores(name: str, scores: ArrayLike) -> Floats:
+    array = np.asarray(scores, dtype=np.float64)
+    if array.ndim != 1 or array.size == 0 or np.any(np.isnan(array)):
+        raise ConfigError(f"{name} must be a non-empty list of scores without NaN, got shape {array.shape}")
+    return array
+
+
+def rates(scores_0: ArrayLike, scores_1: ArrayLike, threshold: float) -> Rates:
+    """Error counts of the test "score > threshold means world 1", with a threshold fixed beforehand."""
+    s0, s1 = _scores("scores_0", scores_0), _scores("scores_1", scores_1)
+    return Rates(int(np.sum(s0 > threshold)), s0.size, int(np.sum(s1 <= threshold)), s1.size)
+
+
+def choose_threshold(pilot_0: ArrayLike, pilot_1: ArrayLike, n: int, delta: float, alpha: float = 0.05) -> float:
+    """The threshold with the largest expected bound for n runs per world, judged on separate pilot scores.
+
+    Args:
+        pilot_0: scores of world 0, not used in the test.
+        pilot_1: scores of world 1, not used in the test.
+        n: runs per world in the coming test.
+        delta: of the coming test.
+        alpha: of the coming test.
+    """
+    s0, s1 = np.sort(_scores("pilot_0", pilot_0)), np.sort(_scores("pilot_1", pilot_1))
+    points = np.unique(np.concatenate([s0, s1]))
+    cuts = np.concatenate([points[:1] - 1, (points[:-1] + points[1:]) / 2, points[-1:] + 1])
+    fpr = (s0.size - np.searchsorted(s0, cuts, side="right") + 0.5) / (s0.size + 1)
+    fnr = (np.searchsorted(s1, cuts, side="right") + 0.5) / (s1.size + 1)
+    upper = [clopper_pearson_upper(n * rate, n, alpha / 2) for rate in (fpr, fnr)]
+    return float(cuts[int(np.argmax(epsilon_from_rates(upper[0], upper[1], delta)))])
+
+
+def midpoint(pilot_0: ArrayLike, pilot_1: ArrayLike) -> float:
+    """The threshold half-way between the median pilot scores: best for a Gaussian trade-off curve at equal error rates."""
+    return float((np.median(_scores("pilot_0", pilot_0)) + np.median(_scores("pilot_1", pilot_1))) / 2)
+
+
+def audit_dp(
+    counts: Rates, delta: float, scope: Scope, alpha: float = 0.05, *, note: str = "", test: str = "two worlds"
+) -> Audit:
+    """The (epsilon, delta) bound of a threshold test as an audit; valid for every mechanism."""
+    name = f"{test}, Clopper-Pearson"
+    return Audit(counts.epsilon(delta, alpha), delta, scope, name, 1 - alpha, counts.n0 + counts.n1, note=note)
+
+
+def audit_gdp(
+    counts: Rates, delta: float, scope: Scope, alpha: float = 0.05, *, note: str = "", test: str = "two worlds"
+) -> Audit:
+    """The bound through mu as an audit: a bound on epsilon ONLY where the mechanism's trade-off curve is Gaussian."""
+    mu = counts.mu(alpha)
+    remark = f"mu >= {mu:.4g}; the trade-off curve is Gaussian" + (f"; {note}" if note else "")
+    name = f"{test}, Gaussian DP"
+    return Audit(epsilon_of_mu(mu, delta), delta, scope, name, 1 - alpha, counts.n0 + counts.n1, note=remark)
+
+
+def audit_curve(
+    counts: Rates,
+    family: Callable[[float], Tradeoff],
+    delta: float,
+    scope: Scope,
+    alpha: float = 0.05,
+    *,
+    highest: float = 100.0,
+    note: str = "",
+) -> Audit:
+    """The largest epsilon whose claimed trade-off curve is refuted, for mechanisms of a known family.
+
+    Args:
+        counts: of the test.
+        family: epsilon (at `delta`) -> trade-off curve of the member of the family that has it; curves fall as epsilon grows.
+        delta: at which epsilon labels the family.
+        scope: of the two worlds.
+        alpha: error probability.
+        highest: largest epsilon tried.
+        note: added to the audit.
+    """
+    low, high = 0.0, highest
+    if not counts.refutes(family(1e-9), alpha):
+        high = 0.0
+    elif counts.refutes(family(highest), alpha):
+        low = highest
+    else:
+        while high - low > 1e-6 * max(1.0, high):
+            middle = (low + high) / 2
+            low, high = (middle, high) if counts.refutes(family(middle), alpha) else (low, middle)
+    return Audit(low, delta, scope, "two worlds, claimed trade-off curve", 1 - alpha, counts.n0 + counts.n1, note=note)
+
+
+def tradeoff_of_profile(epsilons: ArrayLike, deltas: ArrayLike) -> Tradeoff:
+    """The trade-off curve implied by a privacy profile (delta at each epsilon >= 0), as an accountant's PLD gives it.
+
+    Args:
+        epsilons: [k], >= 0.
+        deltas: [k], an upper bound on delta at each; for both directions of the adjacency.
+
+    Source: Dong, Roth & Su 2022, Proposition 2.5; a finite list gives a curve below the true one, so refutations hold.
+    """
+    eps, delta = np.asarray(epsilons, dtype=np.float64), np.asarray(deltas, dtype=np.float64)
+    if eps.shape != delta.shape or eps.ndim != 1 or eps.size == 0 or np.any(eps < 0):
+        raise ConfigError(f"a profile needs equally many epsilons >= 0 and deltas, got shapes {eps.shape} and {delta.shape}")
+    slope = np.exp(np.minimum(eps, 700.0))
+
+    def tradeoff(fpr: float) -> float:
+        return float(max(0.0, np.max(1 - delta - slope * fpr), np.max((1 - delta - fpr) / slope)))
+
+    return tradeoff
+
+
+def draw(run: Run, world: int, n: int, rng: np.random.Generator) -> Floats:
+    """The scores of n independent runs of one world."""
+    return np.array([run(world, rng) for _ in range(n)], dtype=np.float64)
+
+
+def many_runs(
+    run: Run,
+    scope: Scope,
+    rng: np.random.Generator,
+    *,
+    n: int = 1000,
+    pilot: int = 500,
+    delta: float = 1e-5,
+    alpha: float = 0.05,
+    gaussian: bool = False,
+    note: str = "",
+) -> Audit:
+    """Audit a whole run by repeating it in two worlds; the threshold comes from `pilot` separate runs per world.
+
+    Args:
+        run: (world, rng) -> score of one complete run, large in world 1.
+        scope: of the two worlds.
+        rng: source of all randomness.
+        n: tested runs per world.
+        pilot: runs per world that choose the threshold.
+        delta: in [0, 1).
+        alpha: error probability.
+        gaussian: whether the trade-off curve of the worlds is Gaussian; chosen beforehand.
+        note: added to the audit.
+
+    Source: Nasr et al. 2021; Nasr et al. 2023 for Gaussian DP.
+    """
+    if n < 1 or pilot < 1 or not math.isfinite(delta):
+        raise ConfigError(f"n and pilot must be >= 1, got {n} and {pilot}")
+    pilots = draw(run, 0, pilot, rng), draw(run, 1, pilot, rng)
+    threshold = midpoint(*pilots) if gaussian else choose_threshold(*pilots, n, delta, alpha)
+    counts = rates(draw(run, 0, n, rng), draw(run, 1, n, rng), threshold)
+    return (audit_gdp if gaussian else audit_dp)(counts, delta, scope, alpha, note=note)

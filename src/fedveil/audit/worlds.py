@@ -1,0 +1,226 @@
+"""Worst-case neighbours for each family of mechanisms: stylised releases whose faults an audit must find.
+
+Each function gives a `Subject`: one upload of a client with d coordinates, the mechanism's arithmetic as published, and the pair
+of inputs that shows its weakest place. `plain_gaussian` is the clean one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_softmax, ndtr, ndtri
+
+from fedveil.audit.mechanism import Floats, Subject, Upload, isotropic
+from fedveil.errors import ConfigError
+from fedveil.privacy import gaussian
+from fedveil.privacy.types import Adjacency, Scope, Unit, View
+
+CLIENT_UPLOAD = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.SERVER)
+
+
+def _pair(d: int, norm: float) -> tuple[Floats, Floats]:
+    """Two updates of the given norm, opposite: the largest replace-one difference after clipping."""
+    direction = np.full(d, norm / math.sqrt(d))
+    return -direction, direction
+
+
+def _noised(mean: tuple[Floats, Floats], std: tuple[Floats, Floats]) -> Callable[[int, np.random.Generator], Upload]:
+    """mean + std x normal, per world."""
+
+    def mechanism(world: int, rng: np.random.Generator, /) -> Upload:
+        return Upload(mean[world] + std[world] * rng.standard_normal(mean[world].size))
+
+    return mechanism
+
+
+def plain_gaussian(
+    d: int = 1000, epsilon: float = 2.0, delta: float = 1e-5, *, clip: float = 1.0, noise_factor: float = 1.0
+) -> Subject:
+    """A clipped update with isotropic Gaussian noise calibrated exactly: nothing to find when noise_factor is 1.
+
+    Args:
+        d: coordinates.
+        epsilon: calibrated for, replace-one.
+        delta: calibrated for.
+        clip: clip norm C; the two updates have norm C and opposite directions.
+        noise_factor: noise actually added / noise that the accountant is told (below 1: a faulty implementation).
+    """
+    std = 2 * clip / gaussian.mu_of(epsilon, delta)
+    mean = _pair(d, clip)
+    return Subject(
+        "plain Gaussian", _noised(mean, isotropic(d, noise_factor * std)), CLIENT_UPLOAD, mean, isotropic(d, std), gaussian=True
+    )
+
+
+def ladp_below_threshold(
+    d: int = 1000, epsilon: float = 2.0, delta: float = 1e-5, *, clip: float = 1.0, seed: int = 0
+) -> Subject:
+    """LaDP-FL as published: the second of two layers has a norm just below the threshold R and leaves as it is.
+
+    Noise on the first: sigma = c Delta / (epsilon P), P = KL(softmax(local) || softmax(global)), here with exact calibration
+    (c / epsilon = 1 / mu). The clients differ in the first layer by the clip and in the second by a hair.
+
+    Source: paper 000, Algorithms 2-4.
+    """
+    rng = np.random.default_rng(seed)
+    first, second = slice(0, 9 * d // 10), slice(9 * d // 10, d)
+    base = rng.standard_normal(d) / math.sqrt(d)
+    threshold = 1.01 * float(np.linalg.norm(base[second]))
+    shift = np.zeros(d)
+    shift[first] = clip * base[first] / float(np.linalg.norm(base[first]))
+    shift[second] = 1e-3 * base[second]
+    locals_ = base - shift / 2, base + shift / 2
+    stds: list[Floats] = []
+    for weights in locals_:
+        scale = np.zeros(d)
+        for layer in (first, second):
+            if float(np.linalg.norm(weights[layer])) >= threshold:
+                log_p, log_q = log_softmax(weights[layer]), log_softmax(np.zeros_like(weights[layer]))
+                divergence = float(np.sum(np.exp(log_p) * (log_p - log_q)))
+                scale[layer] = clip / (gaussian.mu_of(epsilon, delta) * min(max(divergence, 1e-3), 1.0))
+        stds.append(scale)
+    std = (stds[0], stds[1])
+    return Subject(
+        "LaDP-FL, layer below R",
+        _noised(locals_, std),
+        CLIENT_UPLOAD,
+        locals_,
+        std,
+        layers={"selected": first, "below R": second},
+    )
+
+
+def fedanc(d: int = 1000, *, gamma: float = 0.1, beta: float = 0.5, clip: float = 1.0, masked: bool = False) -> Subject:
+    """FedANC as published, one step: noise (beta C)^2 on the top gamma d coordinates of the raw gradient, and nowhere else.
+
+    The clients' gradients have the same magnitudes but for one rank flip at the edge of the selection.
+
+    Args:
+        d: coordinates.
+        gamma: share of coordinates that are noised.
+        beta: noise multiplier.
+        clip: clip norm C.
+        masked: whether only the noised coordinates are sent (their pattern leaves with them) or all.
+
+    Source: paper 003, Section 4.
+    """
+    k = math.ceil(gamma * d)
+    if not 0 < k < d:
+        raise ConfigError(f"gamma x d must leave a coordinate on either side of the selection, got gamma = {gamma}, d = {d}")
+    a: Floats = np.linspace(2.0, 1.0, d)
+    a *= clip / float(np.linalg.norm(a))
+    b = a.copy()
+    b[k - 1], b[k] = a[k], a[k - 1]
+    chosen = [np.isin(np.arange(d), np.argsort(-np.abs(g), kind="stable")[:k]) for g in (a, b)]
+    std = np.where(chosen[0], beta * clip, 0.0), np.where(chosen[1], beta * clip, 0.0)
+    mean = (np.where(chosen[0], a, 0.0), np.where(chosen[1], b, 0.0)) if masked else (a, b)
+
+    def mechanism(world: int, rng: np.random.Generator, /) -> Upload:
+        vector = mean[world] + std[world] * rng.standard_normal(d)
+        return Upload(vector, chosen[world]) if masked else Upload(vector)
+
+    return Subject("FedANC, mask sent" if masked else "FedANC, all sent", mechanism, CLIENT_UPLOAD, mean, std)
+
+
+def private_mask(d: int = 1000, epsilon: float = 2.0, delta: float = 1e-5, *, share: float = 0.05, clip: float = 1.0) -> Subject:
+    """Personalised coordinates leave as zeros, and which they are is a function of private values (raw updates or kept state).
+
+    The two clients have the same shared update; their masks differ in one coordinate.
+
+    Source: the upload of paper 001, Eqs. 7-9, seen alone with the mask as part of the client's private state.
+    """
+    std = 2 * clip / gaussian.mu_of(epsilon, delta)
+    k = max(1, int(share * d))
+    personal = [np.isin(np.arange(d), np.arange(start, start + k)) for start in (0, 1)]
+    update = np.full(d, clip / math.sqrt(d))
+    mean = (np.where(personal[0], 0.0, update), np.where(personal[1], 0.0, update))
+    noise = (np.where(personal[0], 0.0, std), np.where(personal[1], 0.0, std))
+    return Subject("FedGLP-ADP, private mask", _noised(mean, noise), CLIENT_UPLOAD, mean, noise)
+
+
+def noisy_mask(d: int = 1000, epsilon: float = 2.0, delta: float = 1e-5, *, share: float = 0.05, clip: float = 1.0) -> Subject:
+    """FedGLP-ADP's mask as printed: the top `share` of the previous NOISY upload becomes personal; both uploads are seen.
+
+    The mask is then a function of what the adversary already holds: unlike `private_mask`, its pattern reveals nothing new. The
+    clients differ in the first upload (opposite updates at the clip) and send the same second update, zeros on the mask.
+
+    Source: paper 001, Algorithm 2 and the proof of Theorem 1.
+    """
+    std = 2 * clip / gaussian.mu_of(epsilon, delta)
+    first = _pair(d, clip)
+    second = np.full(d, clip / math.sqrt(d))
+    k = max(1, int(share * d))
+
+    def mechanism(world: int, rng: np.random.Generator, /) -> Upload:
+        one = first[world] + std * rng.standard_normal(d)
+        two = second + std * rng.standard_normal(d)
+        two[np.argpartition(-np.abs(one), k)[:k]] = 0.0
+        return Upload(np.concatenate([one, two]))
+
+    mean = (np.concatenate([first[0], second]), np.concatenate([first[1], second]))
+    return Subject("FedGLP-ADP, mask from the noisy upload", mechanism, CLIENT_UPLOAD, mean, isotropic(2 * d, std))
+
+
+def raw_clip_weights(
+    d: int = 1000, epsilon: float = 2.0, delta: float = 1e-5, *, clip: float = 1.0, step: float = 0.4
+) -> Subject:
+    """FedGLP-ADP's clip weights: noise follows whether a layer's RAW norm grew, so the scale tells the worlds apart.
+
+    Two layers of equal size; log-odds move by +-`step`, weights are renormalised, C_l^2 = C^2 w_l; the noise std is
+    sqrt(2) C_l / z with z calibrated for (epsilon, delta) zero-out. The updates are zero in both worlds: only the scale differs.
+
+    Source: paper 001, Algorithm 1.
+    """
+    z = gaussian.mu_of(epsilon, delta)
+    grown = 1 / (1 + math.exp(-step))
+    shares = (np.array([grown, 1 - grown]), np.array([1 - grown, grown]))
+    half = d // 2
+    std = [np.repeat(math.sqrt(2) * clip * np.sqrt(share) / z, [half, d - half]) for share in shares]
+    zero = np.zeros(d)
+    pair = (std[0], std[1])
+    layers = {"first": slice(0, half), "second": slice(half, d)}
+    return Subject("FedGLP-ADP, raw clip weights", _noised((zero, zero), pair), CLIENT_UPLOAD, (zero, zero), pair, layers=layers)
+
+
+def truncated_noise(
+    d: int = 1000, epsilon: float = 4.0, delta: float = 1e-7, *, eta: float = 0.5, sensitivity: float = 1.0, spread: bool = False
+) -> Subject:
+    """ALDP-FL's bounded noise: a Gaussian of the classical std, truncated to [-b, b] with b = (e^eps - eta) / (e^eps + eta).
+
+    Args:
+        d: coordinates.
+        epsilon: claimed, per release.
+        delta: claimed.
+        eta: bounding factor, in (-1, 1).
+        sensitivity: L2 distance of the two updates.
+        spread: shift all coordinates equally (worse) instead of one.
+
+    Source: paper 004, bounded perturbation mechanism.
+    """
+    bound = (math.exp(epsilon) - eta) / (math.exp(epsilon) + eta)
+    sigma = sensitivity * gaussian.classical_noise_multiplier(epsilon, delta)
+    low = float(ndtr(-bound / sigma))
+    shift = np.full(d, sensitivity / math.sqrt(d)) if spread else sensitivity * np.eye(1, d)[0]
+    mean = (np.zeros(d), shift)
+
+    def mechanism(world: int, rng: np.random.Generator, /) -> Upload:
+        return Upload(mean[world] + sigma * ndtri(low + (1 - 2 * low) * rng.random(d)))
+
+    name = f"ALDP-FL, truncated noise, {'all coordinates' if spread else 'one coordinate'} shifted"
+    return Subject(name, mechanism, CLIENT_UPLOAD, mean, isotropic(d, sigma), bounded=True)
+
+
+def unreachable_mass(shift: NDArray[np.float64], bound: float, sigma: float) -> float:
+    """Probability that truncated noise plus a shift leaves the support of the unshifted one: a floor for delta at every epsilon.
+
+    Args:
+        shift: [d], |shift| <= 2 bound.
+        bound: half-width b of the support.
+        sigma: std before truncation.
+    """
+    total = 2 * float(ndtr(bound / sigma)) - 1
+    outside = (ndtr(bound / sigma) - ndtr((bound - np.minimum(np.abs(shift), 2 * bound)) / sigma)) / total
+    return float(1 - np.prod(1 - outside))

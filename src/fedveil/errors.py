@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+
 
 class FedveilError(Exception):
     """Base of all errors that fedveil raises for a user to read; the CLI prints one line and exits with 2."""
@@ -25,3 +32,33 @@ class BudgetExhausted(FedveilError):
 
 class LedgerError(FedveilError):
     """A ledger that cannot be opened, read or trusted."""
+
+
+def nearest(word: str, among: Iterable[str]) -> str:
+    """" (did you mean 'x'?)" for the closest of the allowed words, or an empty string."""
+    close = difflib.get_close_matches(word, list(among), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+    """One line per problem of a pydantic validation: the key, the value, what is allowed, the nearest valid key."""
+    return "; ".join(_problem(detail, model, prefix) for detail in error.errors())
+
+
+def _problem(detail: Mapping[str, Any], model: type[BaseModel], prefix: str) -> str:
+    path = [str(part) for part in detail["loc"]]
+    key = prefix + ".".join(path)
+    allowed = _fields(model, path[:-1])
+    if detail["type"] == "extra_forbidden":
+        return f"{key} = {detail['input']!r}: unknown key{nearest(path[-1], allowed)}; allowed here: {', '.join(allowed)}"
+    if detail["type"] == "missing":
+        return f"{key}: missing; it must be given"
+    message = str(detail["msg"])
+    return f"{key} = {detail['input']!r} is not possible: {message[0].lower()}{message[1:]}"
+
+
+def _fields(model: Any, path: list[str]) -> list[str]:
+    for part in path:
+        field = getattr(model, "model_fields", {}).get(part)
+        model = None if field is None else field.annotation
+    return list(getattr(model, "model_fields", {}))

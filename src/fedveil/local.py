@@ -165,7 +165,8 @@ class BatchGradient:
         left = local.steps
         while left > 0:
             order = torch.randperm(len(y), generator=local.generator)
-            pairs = list(zip(x[order].split(local.spec.batch_size), y[order].split(local.spec.batch_size), strict=True))
+            size = local.spec.batch_size
+            pairs = list(zip(torch.split(x[order], size), torch.split(y[order], size), strict=True))
             yield from pairs[:left]
             left -= len(pairs)
 
@@ -197,7 +198,9 @@ class Plain:
 
 def clip_(vector: Tensor, bound: float) -> Tensor:
     """Scale `vector` in place to L2 norm at most `bound` and return its norm before; zero stays zero."""
-    norm = vector.norm()
+    import torch
+
+    norm: Tensor = torch.linalg.vector_norm(vector)
     vector.mul_((bound / norm.clamp_min(1e-30)).clamp_max(1.0))
     return norm
 

@@ -58,7 +58,9 @@ class Layout:
 
     def split(self, vector: Tensor) -> tuple[Tensor, ...]:
         """The layers of `vector` [d] as flat views."""
-        return vector.split(self.sizes)
+        import torch
+
+        return torch.split(vector, self.sizes)
 
     def norms(self, vector: Tensor) -> Tensor:
         """The L2 norm of each layer of `vector` [d], as a tensor [L]."""
@@ -113,5 +115,7 @@ class FlatModel:
 
     def load_buffers(self, values: Tensor) -> None:
         """Set the floating-point buffers from the flat vector that `buffers` gave."""
-        for buffer, part in zip(self._buffers, values.split([b.numel() for b in self._buffers]), strict=True):
+        import torch
+
+        for buffer, part in zip(self._buffers, torch.split(values, [b.numel() for b in self._buffers]), strict=True):
             buffer.copy_(part.view(buffer.shape))

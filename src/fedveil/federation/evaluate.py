@@ -45,7 +45,7 @@ def predict(model: FlatModel, x: Tensor, batch_statistics: bool = False) -> Tens
     kept = model.buffers()
     model.module.train(batch_statistics)
     with torch.inference_mode():
-        logits = torch.cat([model.module(part) for part in x.split(_BATCH)])
+        logits = torch.cat([model.module(part) for part in torch.split(x, _BATCH)])
     model.module.train()
     if kept.numel():
         model.load_buffers(kept)

@@ -141,6 +141,14 @@ class Method(Protocol):
         """What the paper claims of this configuration; None when it claims nothing."""
         ...
 
+    def clip_norm(self, s: Setting) -> float | None:
+        """C, the bound on one update's L2 norm, or None when updates are not clipped."""
+        ...
+
+    def assumptions(self, s: Setting) -> tuple[str, ...]:
+        """What the proven bound rests on beyond what every run rests on."""
+        ...
+
 
 # --- shared parts ------------------------------------------------------------------------------------------------------
 
@@ -160,7 +168,7 @@ def sum_noise(s: Setting) -> bool:
 
 
 def gaussian_plan(s: Setting, clip: float) -> Plan:
-    """Clip to C, noise z C: on each upload in the server view, once on the sum in the other views; or DP-SGD inside the client."""
+    """Clip to C, noise z C: on each upload in the server view, else once on the sum; or DP-SGD inside the client."""
     if s.example_clip is not None:
         return Plan(dp_sgd=s.dp_sgd())
     return Plan(clip=clip, noise_std=s.z * clip, place="sum" if sum_noise(s) else "upload")

@@ -54,3 +54,11 @@ class DPFedAvg(MethodConfig):
     def claim(self, s: Setting) -> Claim | None:
         """The paper's accounting is the proof; there is no separate claim."""
         return None
+
+    def clip_norm(self, s: Setting) -> float | None:
+        """C."""
+        return self.clip
+
+    def assumptions(self, s: Setting) -> tuple[str, ...]:
+        """Nothing beyond what every run rests on."""
+        return ()

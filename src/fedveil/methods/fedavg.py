@@ -62,6 +62,14 @@ class FedAvg(MethodConfig):
         """FedAvg claims no privacy."""
         return None
 
+    def clip_norm(self, s: Setting) -> float | None:
+        """Updates are not clipped."""
+        return None
+
+    def assumptions(self, s: Setting) -> tuple[str, ...]:
+        """DP-SGD counts records per client by their nominal number."""
+        return ("each client's number of examples is public",) if s.example_clip is not None else ()
+
 
 class _Proximal:
     def __init__(self, alpha: float) -> None:

@@ -1,0 +1,1 @@
+"""What a person runs: configuration, run directory, statement, report."""

@@ -1,0 +1,203 @@
+"""The configuration of a run: a TOML file with the sections data, model, method, training, privacy, run.
+
+Nothing here touches data or imports torch, so that a privacy statement can be had in milliseconds.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedveil.data.catalogue import info
+from fedveil.data.partition import checked_options
+from fedveil.errors import ConfigError, explain
+from fedveil.local import LocalSpec, OptimizerSpec, Schedule
+from fedveil.methods.base import Method, Setting
+from fedveil.methods.registry import method_from
+from fedveil.models import registry as models
+from fedveil.params import Layout
+from fedveil.privacy.types import Adjacency, Scope, Unit, View
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataSection(_Section):
+    """Which data, dealt out how.
+
+    client_test_fraction: share of each client's examples kept for its own test. public_fraction: share of the training set
+    that is public and belongs to no client. users: pool the official splits (needed to give each natural user a test set).
+    """
+
+    name: str = "digits"
+    partition: dict[str, Any] = Field(default_factory=lambda: {"kind": "iid", "clients": 10})
+    data_dir: str | None = None
+    download: bool = True
+    client_test_fraction: float = Field(0.0, ge=0, lt=1)
+    public_fraction: float = Field(0.0, ge=0, lt=1)
+
+
+class Optimizer(_Section):
+    """A first-order optimiser."""
+
+    name: Literal["sgd", "adam"] = "sgd"
+    lr: float = Field(0.1, gt=0, allow_inf_nan=False)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
+
+    def spec(self) -> OptimizerSpec:
+        """The same for the training loop."""
+        return OptimizerSpec(self.name, self.lr, self.momentum, self.weight_decay)
+
+
+class TrainingSection(_Section):
+    """Rounds and local training. `sampling` left out is poisson where privacy can use it, else fixed."""
+
+    rounds: int = Field(10, ge=1)
+    clients_per_round: int | None = Field(None, ge=1)
+    sampling: Literal["fixed", "poisson"] | None = None
+    local_epochs: int = Field(1, ge=1)
+    local_steps: int | None = Field(None, ge=1)
+    batch_size: int = Field(32, ge=1)
+    batch_clip: float | None = Field(None, gt=0, allow_inf_nan=False)
+    schedule: Schedule = "constant"
+    optimizer: Optimizer = Optimizer()
+    server_optimizer: Optimizer = Optimizer(lr=1.0)
+    local: Literal["sgd", "dp-sgd"] = "sgd"
+    example_clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+    evaluate_every: int = Field(1, ge=1)
+    max_update_norm: float = Field(1e6, gt=0)
+
+
+class PrivacySection(_Section):
+    """The promise. Give epsilon (the noise is calibrated) or noise_multiplier (epsilon is the result), not both."""
+
+    epsilon: float | None = Field(None, gt=0, allow_inf_nan=False)
+    noise_multiplier: float | None = Field(None, ge=0, allow_inf_nan=False)
+    delta: float = Field(1e-5, gt=0, lt=1)
+    unit: Unit = Unit.CLIENT
+    adjacency: Adjacency = Adjacency.ZERO_OUT
+    view: View = View.AGGREGATE
+    allow_vacuous_delta: bool = False
+    min_survivors: int | None = Field(None, ge=1)
+    colluders: int = Field(0, ge=0)
+    max_participations: int | None = Field(None, ge=1)
+
+
+class RunSection(_Section):
+    """How to run it. seeded_noise makes the noise reproducible, and therefore no protection: simulation only."""
+
+    seed: int = Field(0, ge=0, lt=2**62)
+    seeded_noise: bool = False
+    engine: str = "auto"
+    name: str = ""
+
+
+class Config(_Section):
+    """A whole configuration."""
+
+    data: DataSection = DataSection()
+    model: dict[str, Any] = Field(default_factory=lambda: {"name": "mlp"})
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})
+    training: TrainingSection = TrainingSection()
+    privacy: PrivacySection = PrivacySection()
+    run: RunSection = RunSection()
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file and apply overrides of the form `section.key=value`."""
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    return parse(raw, overrides)
+
+
+def parse(raw: dict[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """The checked configuration of a nested dict, after overrides."""
+    for item in overrides:
+        _override(raw, item)
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(explain(error, Config)) from None
+
+
+def _override(raw: dict[str, Any], item: str) -> None:
+    path, equals, text = item.partition("=")
+    keys = path.strip().split(".")
+    if not equals or len(keys) < 2 or not all(keys):
+        raise ConfigError(f"--set {item}: expected section.key=value, for instance --set training.rounds=5")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    target = raw
+    for key in keys[:-1]:
+        target = target.setdefault(key, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"--set {item}: {key} is not a section")
+    target[keys[-1]] = value
+
+
+def method_of(config: Config) -> Method:
+    """The configured method."""
+    return method_from(dict(config.method))
+
+
+def setting_of(config: Config, layout: Layout | None = None, records: int | None = None) -> Setting:
+    """The public setting of a configuration, from the catalogue alone; noise is not calibrated yet.
+
+    Args:
+        layout: of the model, when it is already built. records: nominal examples per client, when the data are loaded.
+    """
+    data, t, p = info(config.data.name), config.training, config.privacy
+    options = checked_options(config.data.partition)
+    clients = int(getattr(options, "clients", None) or data.users)
+    cohort = t.clients_per_round if t.clients_per_round is not None else clients
+    if cohort > clients:
+        raise ConfigError(f"training.clients_per_round = {cohort} is more than the {clients} clients of data.partition")
+    if p.epsilon is not None and p.noise_multiplier is not None:
+        raise ConfigError(
+            f"privacy.epsilon = {p.epsilon:g} and privacy.noise_multiplier = {p.noise_multiplier:g} are both given: "
+            "give epsilon to have the noise calibrated, or noise_multiplier to have epsilon as the result"
+        )
+    private = p.epsilon is not None or p.noise_multiplier is not None
+    amplifies = private and p.view is not View.SERVER and t.local == "sgd" and p.min_survivors is None
+    sampling = t.sampling or ("poisson" if amplifies and cohort < clients else "fixed")
+    if records is None:
+        kept = data.train_size * (1 - config.data.public_fraction) * (1 - config.data.client_test_fraction)
+        records = int(getattr(options, "examples_per_client", None) or max(1, round(kept / clients)))
+    return Setting(
+        clients=clients,
+        cohort=cohort,
+        rounds=t.rounds,
+        sampling=sampling,
+        local=LocalSpec(t.local_epochs, t.local_steps, t.batch_size, t.optimizer.spec(), t.batch_clip, t.schedule),
+        layout=layout or layout_of(config),
+        records=records,
+        classes=data.classes,
+        scope=Scope(p.unit, p.adjacency, p.view),
+        delta=p.delta,
+        epsilon=p.epsilon,
+        noise_multiplier=p.noise_multiplier,
+        example_clip=t.example_clip if t.local == "dp-sgd" else None,
+        min_survivors=p.min_survivors,
+        colluders=p.colluders,
+        max_participations=p.max_participations,
+    )
+
+
+def layout_of(config: Config) -> Layout:
+    """The layout of the configured model, without building it."""
+    data, options = info(config.data.name), dict(config.model)
+    return Layout.of(models.shapes(str(options.pop("name", "mlp")), data.input_shape, data.classes, **options))

@@ -1,0 +1,115 @@
+"""The run directory: what a run leaves behind, in formats that other tools open as they are."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+
+from fedveil.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from fedveil.experiment.config import Config
+    from fedveil.federation.fit import Record
+    from fedveil.params import Layout
+
+PACKAGES = ("fedveil", "torch", "numpy", "scipy", "dp-accounting", "pydantic", "safetensors")
+
+
+def create(path: Path) -> Path:
+    """Make an empty run directory; refuses one that holds a run already."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{path} exists and is not empty: a run never writes over another; choose another --out")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all: beside it, synced, renamed."""
+    draft = path.with_name(path.name + ".part")
+    with draft.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def write_config(path: Path, config: Config) -> None:
+    """The resolved configuration as TOML (`config.toml`), without what was left open."""
+    write_text(path, tomli_w.dumps(_present(config.model_dump(mode="json"))))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Strict JSON: infinities and NaN become strings."""
+    write_text(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
+
+
+def write_versions(path: Path) -> None:
+    """Versions of what decides a result (`versions.json`)."""
+    write_json(path, {"python": sys.version.split()[0], "platform": platform.platform(), **{p: version(p) for p in PACKAGES}})
+
+
+def write_history(folder: Path, history: Sequence[Record], layout: Layout) -> None:
+    """`history.csv` has one row a round; `layers.csv` one a round and layer; `clients.csv` one an evaluated round and client."""
+    scalars = [{k: v for k, v in row.items() if not isinstance(v, list | dict)} for row in history]
+    _table(folder / "history.csv", scalars)
+    layers = [
+        {"round": row["round"], "layer": name, "noise_std": std, "clip": clip}
+        for row in history
+        for name, std, clip in zip(layout.names, row.get("layer_noise_std", []), row.get("layer_clip", []), strict=False)
+    ]
+    _table(folder / "layers.csv", layers)
+    clients = [
+        {"round": row["round"], "client": i, "accuracy": a} for row in history for i, a in enumerate(row.get("client_accuracy", []))
+    ]
+    failures = [{"round": row["round"], "client": c, "failure": why} for row in history for c, why in row["failures"].items()]
+    if clients:
+        _table(folder / "clients.csv", clients)
+    if failures:
+        _table(folder / "failures.csv", failures)
+
+
+def write_model(path: Path, vector: torch.Tensor, layout: Layout) -> None:
+    """The model's layers by name (`model.safetensors`)."""
+    from safetensors.torch import save_file
+
+    parts = zip(layout.names, layout.shapes, layout.split(vector), strict=True)
+    save_file({name: part.reshape(shape).contiguous().clone() for name, shape, part in parts}, path)
+
+
+def _table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    draft = path.with_name(path.name + ".part")
+    with draft.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows({k: "" if v is None else v for k, v in row.items()} for row in rows)
+    draft.replace(path)
+
+
+def plain(value: Any) -> Any:
+    """`value` with everything that strict JSON lacks spelled out."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return value
+
+
+def _present(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _present(v) for k, v in value.items() if v is not None}
+    return value

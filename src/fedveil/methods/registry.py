@@ -1,0 +1,33 @@
+"""The methods by name. Adding one is one file and one line here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedveil.errors import ConfigError, explain, nearest
+from fedveil.methods.base import Method, MethodConfig
+from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.fedavg import FedAvg
+
+METHODS: dict[str, type[MethodConfig]] = {
+    "fedavg": FedAvg,
+    "dp-fedavg": DPFedAvg,
+}
+
+
+def method_from(options: dict[str, Any]) -> Method:
+    """The method that `options` describe: `name`, and the parameters of that method.
+
+    Raises:
+        ConfigError: unknown name or parameter, impossible value.
+    """
+    name = options.get("name")
+    if name not in METHODS:
+        raise ConfigError(f"method.name = {name!r}: unknown method{nearest(str(name), METHODS)}; there are {', '.join(METHODS)}")
+    try:
+        method: Method = METHODS[name](**options)  # type: ignore[assignment]
+    except ValidationError as error:
+        raise ConfigError(explain(error, METHODS[name], "method.")) from None
+    return method

@@ -1,0 +1,178 @@
+"""The command line: commands and progress, nothing else."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedveil.errors import FedveilError
+
+app = typer.Typer(
+    name="fedveil",
+    help="Differentially private federated learning whose privacy you can check.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="The data sets that there are, and how a configuration deals them out.", invoke_without_command=True)
+app.add_typer(data_app, name="data")
+
+ConfigPath = Annotated[Path, typer.Argument(help="Configuration in TOML.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override section.key=value; may be repeated.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback()
+def _options(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
+    """Differentially private federated learning whose privacy you can check."""
+
+
+@app.command()
+def run(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory; must be new or empty.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Short for --set run.seed=N.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Train as configured and leave a run directory."""
+    from fedveil.experiment.config import load_config
+
+    _train(load_config(config, _with_seed(overrides, seed)), out, quiet)
+
+
+@app.command()
+def demo(out: Annotated[Path | None, typer.Option(help="Run directory; must be new or empty.")] = None) -> None:
+    """The main job on an embedded data set: train digits privately, see accuracy and the privacy statement."""
+    from fedveil.experiment.demo import demo_config
+
+    _train(demo_config(), out, quiet=False)
+
+
+@app.command()
+def certify(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    seed: Annotated[int | None, typer.Option(help="Short for --set run.seed=N.")] = None,
+    as_json: AsJson = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+) -> None:
+    """The privacy statement of a configuration, without training."""
+    from fedveil.experiment.certify import certify_config
+    from fedveil.experiment.config import load_config
+
+    statement = certify_config(load_config(config, _with_seed(overrides, seed)))
+    if as_json:
+        _print_json(statement.to_dict())
+    elif markdown:
+        typer.echo(statement.to_markdown())
+    else:
+        from rich.console import Console
+
+        from fedveil.experiment.certify_view import render
+
+        render(statement, Console())
+
+
+@app.command()
+def methods() -> None:
+    """The methods that there are, one line each."""
+    from fedveil.methods.registry import METHODS
+
+    _table([(name, (kind.__doc__ or "").split("\n")[0]) for name, kind in METHODS.items()])
+
+
+@app.command()
+def models() -> None:
+    """The networks that there are, one line each."""
+    from fedveil.models.registry import MODELS
+
+    _table([(name, entry.summary) for name, entry in MODELS.items()])
+
+
+@data_app.callback()
+def data(context: typer.Context) -> None:
+    """The data sets that there are, one line each."""
+    if context.invoked_subcommand is None:
+        from fedveil.data.catalogue import CATALOGUE
+
+        _table([(i.name, f"{i.title} {i.input_shape}{' (embedded)' if i.embedded else ''}") for i in CATALOGUE.values()])
+
+
+@data_app.command("plot")
+def data_plot(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("partition.png"),
+) -> None:
+    """Plot clients against labels."""
+    from fedveil.data.plot import plot_partition
+    from fedveil.experiment.build import prepare
+    from fedveil.experiment.config import load_config
+
+    ready = prepare(load_config(config, overrides or []))
+    plot_partition(ready.partition, ready.dataset.y_train, ready.dataset.info.classes, out)
+    typer.echo(f"partition plot: {out}")
+
+
+@app.command()
+def ledger(run: Annotated[Path, typer.Argument(help="Run directory or ledger file.")], as_json: AsJson = False) -> None:
+    """What a run released, client by client."""
+    from fedveil.experiment.ledger_view import render_ledger, totals
+
+    path = run / "ledger.sqlite" if run.is_dir() else run
+    if as_json:
+        _print_json(totals(path))
+    else:
+        from rich.console import Console
+
+        render_ledger(path, Console())
+
+
+@app.command()
+def explore(out: Annotated[Path, typer.Option(help="Page to write.")] = Path("privacy-explorer.html")) -> None:
+    """Write the privacy explorer: one self-contained page with sliders and the claimed and proven curves."""
+    from fedveil.experiment.explore import write_explorer
+
+    typer.echo(f"privacy explorer: {write_explorer(out)} (open it in a browser; it needs no network)")
+
+
+def _train(config: Any, out: Path | None, quiet: bool) -> None:
+    from fedveil.experiment.live import run_live
+
+    result = run_live(config, out, quiet)
+    if result.ended:
+        raise typer.Exit(3)
+
+
+def _with_seed(overrides: list[str] | None, seed: int | None) -> list[str]:
+    return [*(overrides or []), *([] if seed is None else [f"run.seed={seed}"])]
+
+
+def _print_json(value: Any) -> None:
+    import json
+
+    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def _table(rows: list[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
+        typer.echo(f"{name:<{width}}  {text}")
+
+
+def main() -> None:
+    """Run the program; a user's error is one line on stderr and exit status 2."""
+    try:
+        app()
+    except FedveilError as error:
+        if "--debug" in sys.argv:
+            raise
+        typer.echo(f"fedveil: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("fedveil: interrupted", err=True)
+        sys.exit(130)

@@ -1,0 +1,63 @@
+"""A run in the terminal: progress while it trains, then accuracy, the privacy statement and where the run lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedveil.experiment.certify_view import render
+from fedveil.experiment.plots import plot_curves
+from fedveil.experiment.run import Result, run
+
+if TYPE_CHECKING:
+    from fedveil.experiment.config import Config
+    from fedveil.federation.fit import Record
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+def run_live(config: Config, out: Path | None, quiet: bool) -> Result:
+    """Train with a progress bar and print what came of it."""
+    console = Console()
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[accuracy]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=quiet, transient=False) as bar:
+        task = bar.add_task(f"{config.method['name']} on {config.data.name}", total=config.training.rounds, accuracy="")
+
+        def on_round(record: Record) -> None:
+            text = f"accuracy {record['test_accuracy']:.1%}" if "test_accuracy" in record else None
+            bar.update(task, advance=1, **({} if text is None else {"accuracy": text}))
+
+        result = run(config, out, on_round)
+    _summary(result, console)
+    return result
+
+
+def _summary(result: Result, console: Console) -> None:
+    curve = [float(r["test_accuracy"]) for r in result.history if "test_accuracy" in r]
+    if result.ended:
+        console.print(f"[bold yellow]The budget is spent:[/] {result.ended}")
+    console.print(f"\n[bold]Test accuracy {curve[-1]:.1%}[/] after {len(result.history)} rounds   {sparkline(curve)}")
+    failed = sum(int(r["failed"]) for r in result.history)
+    if failed:
+        console.print(f"{failed} client updates were left out; see {result.path / 'failures.csv'}")
+    console.print()
+    render(result.privacy, console)
+    picture = plot_curves(result.history, result.path / "curves.png")
+    console.print(f"\nRun directory: {result.path}\nLearning curve: {picture}")
+
+
+def sparkline(values: list[float], width: int = 40) -> str:
+    """Values in [0, 1] as a line of blocks."""
+    if len(values) > width:
+        values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
+    return "".join(_BLOCKS[max(0, min(8, round(v * 8)))] for v in values)

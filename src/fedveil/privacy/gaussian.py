@@ -66,6 +66,20 @@ def log_delta_of(mu: float, epsilon: float) -> float:
     return -x * x / 2 - _LOG_SQRT_2PI + math.log(_mills_drop(x, mu))
 
 
+def log_deltas_of(mu: float, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`log_delta_of` for an array of epsilons >= 0 at one mu > 0."""
+    mu = positive("mu", mu)
+    x = np.asarray(epsilons, dtype=np.float64) / mu - mu / 2
+    if mu <= 1:
+        drop = 0.5 * mu * (_mills_slope(x[..., None] + 0.5 * mu * (_NODES + 1)) @ _WEIGHTS)
+        return np.asarray(-x * x / 2 - _LOG_SQRT_2PI + np.log(drop), dtype=np.float64)
+    beyond = _SQRT_HALF_PI * erfcx((x + mu) / math.sqrt(2))
+    right, left = np.maximum(x, 0.0), np.minimum(x, 0.0)
+    far = -right * right / 2 - _LOG_SQRT_2PI + np.log(_SQRT_HALF_PI * erfcx(right / math.sqrt(2)) - np.where(x > 0, beyond, 0.0))
+    near = np.log1p(-(ndtr(left) + np.exp(-left * left / 2 - _LOG_SQRT_2PI) * np.where(x > 0, 0.0, beyond)))
+    return np.where(x > 0, far, near)
+
+
 def delta_of(mu: float, epsilon: float) -> float:
     """The exact delta at `epsilon` of a mu-GDP Gaussian mechanism: Phi(-e/mu + mu/2) - exp(e) Phi(-e/mu - mu/2).
 

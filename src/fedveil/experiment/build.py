@@ -12,7 +12,7 @@ import torch
 
 from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options
-from fedveil.data.split import client_split, public_split
+from fedveil.data.split import client_test_split, public_split, split_within_users
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config, method_of, setting_of
 from fedveil.federation.clients import Clients
@@ -47,15 +47,22 @@ class Prepared:
 def prepare(config: Config) -> Prepared:
     """Load the data and deal them out; tensors are made once."""
     section, seed = config.data, config.run.seed
+    options = checked_options(section.partition)
     dataset = load(section.name, section.data_dir, section.download)
-    among, public_part = public_split(len(dataset.y_train), section.public_fraction, seed)
-    dealt = from_options(checked_options(section.partition), dataset.y_train, seed=seed, users=dataset.users_train, among=among)
-    train, own_tests = client_split(dealt, section.client_test_fraction, seed)
-    x = dataset.standardise(dataset.x_train)
-    tests = Clients.of(x, dataset.y_train, own_tests) if section.client_test_fraction else None
-    public = (torch.from_numpy(x[public_part]), torch.from_numpy(dataset.y_train[public_part])) if len(public_part) else None
-    test = torch.from_numpy(dataset.standardise(dataset.x_test)), torch.from_numpy(dataset.y_test.astype(np.int64))
-    return Prepared(dataset, dealt, Clients.of(x, dataset.y_train, train), tests, test, public)
+    if section.partition.get("kind") == "users" and dataset.users_test is not None:
+        dataset = split_within_users(dataset, section.user_test_fraction)
+    among, public_part = None, np.empty(0, dtype=np.int64)
+    if section.public_fraction:
+        among, public_part = public_split(len(dataset.y_train), seed=seed, fraction=section.public_fraction)
+    dealt = from_options(options, dataset.y_train, seed=seed, users=dataset.users_train, among=among)
+    x, y = dataset.standardise(dataset.x_train), dataset.y_train
+    tests = None
+    if section.client_test_fraction:
+        dealt, own = client_test_split(dealt, section.client_test_fraction, seed=seed)
+        tests = Clients.of(x, y, own)
+    public = (torch.from_numpy(x[public_part]), torch.from_numpy(y[public_part])) if len(public_part) else None
+    test = torch.from_numpy(dataset.standardise(dataset.x_test)), torch.from_numpy(dataset.y_test)
+    return Prepared(dataset, dealt, Clients.of(x, y, dealt.clients), tests, test, public)
 
 
 def build_model(config: Config, prepared: Prepared) -> FlatModel:

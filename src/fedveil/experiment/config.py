@@ -31,7 +31,8 @@ class DataSection(_Section):
     """Which data, dealt out how.
 
     client_test_fraction: share of each client's examples kept for its own test. public_fraction: share of the training set
-    that is public and belongs to no client. users: pool the official splits (needed to give each natural user a test set).
+    that is public and belongs to no client. user_test_fraction: with natural users as clients, official splits that separate the
+    users are pooled, and this share of each user's examples becomes the test set.
     """
 
     name: str = "digits"
@@ -40,6 +41,7 @@ class DataSection(_Section):
     download: bool = True
     client_test_fraction: float = Field(0.0, ge=0, lt=1)
     public_fraction: float = Field(0.0, ge=0, lt=1)
+    user_test_fraction: float = Field(0.2, gt=0, lt=1)
 
 
 class Optimizer(_Section):

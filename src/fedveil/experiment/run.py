@@ -53,7 +53,8 @@ def run(config: Config, out: str | Path | None = None, on_round: Callable[[Recor
     """
     run_id = new_run_id()
     method, setting = calibrated_setting(config)
-    statement = certify(method, setting, seeded_noise=config.run.seeded_noise, allow_vacuous_delta=config.privacy.allow_vacuous_delta)
+    vacuous, seeded = config.privacy.allow_vacuous_delta, config.run.seeded_noise
+    statement = certify(method, setting, seeded_noise=seeded, allow_vacuous_delta=vacuous)
     prepared = prepare(config)
     path = rundir.create(Path(out) if out is not None else Path("runs") / f"{method.name}-{config.data.name}-{run_id}")
     rundir.write_config(path / "config.toml", config)

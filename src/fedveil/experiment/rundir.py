@@ -71,7 +71,9 @@ def write_history(folder: Path, history: Sequence[Record], layout: Layout) -> No
     ]
     _table(folder / "layers.csv", layers)
     clients = [
-        {"round": row["round"], "client": i, "accuracy": a} for row in history for i, a in enumerate(row.get("client_accuracy", []))
+        {"round": row["round"], "client": i, "accuracy": a}
+        for row in history
+        for i, a in enumerate(row.get("client_accuracy", []))
     ]
     failures = [{"round": row["round"], "client": c, "failure": why} for row in history for c, why in row["failures"].items()]
     if clients:

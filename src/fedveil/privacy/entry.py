@@ -37,7 +37,7 @@ class Entry:
     reads: what the policy read of raw data; with anything in it nothing can be proven and the event must be `Unbounded`.
 
     Raises ConfigError for values out of range and for combinations whose cost would be a wrong number: amplification by sampling
-    in the server view, a server view without a client, a finite cost without noise or with a policy that read raw data.
+    clients in the server view, a server view without a client, a finite cost without noise or with a policy that read raw data.
     """
 
     run: str
@@ -90,8 +90,9 @@ def _check_ranges(entry: Entry) -> None:
         raise ConfigError(f"client must be >= 0, or -1 for the aggregate, got {entry.client}")
     if not 0 <= entry.coordinates <= entry.dimension <= _LARGEST:
         raise ConfigError(f"need 0 <= coordinates <= dimension, got {entry.coordinates} of {entry.dimension}")
-    if not 1 <= entry.participants <= _LARGEST:
-        raise ConfigError(f"participants must be >= 1, got {entry.participants}")
+    least = 0 if entry.client == AGGREGATE else 1  # an empty Poisson round still releases its noise
+    if not least <= entry.participants <= _LARGEST:
+        raise ConfigError(f"participants must be >= {least}, got {entry.participants}")
     if not entry.clip or len(entry.clip) != len(entry.noise_std):
         raise ConfigError(f"need one clip and one noise_std per layer, got {len(entry.clip)} and {len(entry.noise_std)}")
     if not all(c >= 0 for c in entry.clip):
@@ -114,9 +115,10 @@ def _check_sense(entry: Entry) -> None:
         return
     if not 1 <= event.count <= _LARGEST:
         raise ConfigError(f"a release counts at least once (and below 2^63), got count = {event.count}")
-    if isinstance(event, SampledGaussian) and event.rate < 1 and entry.view is View.SERVER:
+    clients_are_seen = entry.unit is Unit.CLIENT and entry.view is View.SERVER
+    if clients_are_seen and isinstance(event, SampledGaussian) and event.rate < 1:
         raise ConfigError(
-            f"no amplification by sampling in the server view, where it is seen who takes part: "
+            f"no amplification by sampling clients in the server view, where it is seen who takes part: "
             f"charge Gaussian(mu = {1 / event.noise_multiplier:g})"
         )
     if entry.reads:

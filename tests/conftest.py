@@ -1,0 +1,24 @@
+"""Fixtures that every test may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """One thread, so that results are equal to the bit."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The directory with real data sets, named by FEDVEIL_DATA; the test skips where it is absent."""
+    given = os.environ.get("FEDVEIL_DATA", "")
+    if not given or not Path(given).is_dir():
+        pytest.skip("FEDVEIL_DATA names no directory with data sets")
+    return Path(given)

@@ -312,6 +312,12 @@ def test_entries_that_make_no_sense_are_refused(change: dict[str, Any], message:
         replace(UPLOAD, **change)
 
 
+def test_sampling_that_the_server_does_not_see_may_be_charged() -> None:
+    """Records sampled inside a client stay secret from the server; an empty Poisson round of clients still releases its noise."""
+    assert replace(UPLOAD, unit=Unit.RECORD, event=SampledGaussian(0.5, 2.0)).scope.view is View.SERVER
+    assert replace(SUM, participants=0).participants == 0
+
+
 def test_numpy_numbers_become_plain_ones(ledger: Ledger) -> None:
     entry = replace(
         UPLOAD,

@@ -1,0 +1,252 @@
+"""The limit: how fast a round can be in plain PyTorch on this machine, by a hand-written loop that uses nothing of fedveil.
+
+Two long-lived processes of one thread each; parameters and gradients are views of one flat vector; a client's examples are
+gathered once per epoch and split into batches; torch._dynamo is imported before the fork (it is slow, and whatever needs it
+would import it in each process); data, global vector and one accumulator row per process are shared memory;
+processes wake each other through pipes. Each client's update is clipped, the sum is noised once and averaged.
+
+    python benchmarks/limit.py --workload W1 --rounds 10
+
+prints one line of JSON; `seconds` is the median of a round. The examples are synthetic, of the shapes of the real ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import math
+import mmap
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch._dynamo
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+CLIP, NOISE_MULTIPLIER = 1.0, 1.0
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Clients of a round and what each of them does."""
+
+    model: str
+    shape: tuple[int, ...]
+    clients: int
+    examples: int
+    batch: int
+    epochs: int
+    lr: float
+
+
+WORKLOADS = {
+    "W0": Workload("linear", (1, 28, 28), 2, 32, 32, 1, 0.05),
+    "W1": Workload("lenet5", (1, 28, 28), 10, 600, 32, 1, 0.05),
+    "W2": Workload("lenet5", (1, 28, 28), 10, 600, 128, 5, 0.05),
+    "W3": Workload("resnet18", (3, 32, 32), 10, 100, 50, 1, 0.05),
+    "many": Workload("linear", (1, 28, 28), 400, 32, 32, 1, 0.05),
+}
+
+
+class LeNet5(nn.Module):
+    """61,706 parameters; with `pool_first` the ReLU runs on pooled values (same result, a quarter of the work)."""
+
+    def __init__(self, pool_first: bool) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 6, 5, padding=2), nn.Conv2d(6, 16, 5)
+        self.fc1, self.fc2, self.fc3 = nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, 10)
+        self.pool_first = pool_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        for conv in (self.conv1, self.conv2):
+            x = F.relu(F.max_pool2d(conv(x), 2)) if self.pool_first else F.max_pool2d(F.relu(conv(x)), 2)
+        return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x.flatten(1))))))
+
+
+class Block(nn.Module):
+    """Basic residual block with group normalisation."""
+
+    def __init__(self, given: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(given, out, 3, stride, 1, bias=False), nn.GroupNorm(32, out)
+        self.conv2, self.norm2 = nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.GroupNorm(32, out)
+        short = nn.Sequential(nn.Conv2d(given, out, 1, stride, bias=False), nn.GroupNorm(32, out))
+        self.short = nn.Identity() if given == out and stride == 1 else short
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features."""
+        h = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(h)) + self.short(x))
+
+
+def resnet18() -> nn.Module:
+    """11,173,962 parameters."""
+    blocks: list[nn.Module] = []
+    given = 64
+    for out, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        blocks += [Block(given, out, stride), Block(out, out, 1)]
+        given = out
+    stem = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.GroupNorm(32, 64), nn.ReLU()]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+def network(name: str, pool_first: bool) -> nn.Module:
+    """The model of a workload."""
+    if name == "linear":
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    return LeNet5(pool_first) if name == "lenet5" else resnet18()
+
+
+def keep_memory() -> bool:
+    """Tell glibc to keep freed memory (else every step pays page faults); False where there is no mallopt."""
+    trim_threshold, top_pad, mmap_threshold = -1, -2, -3
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    settings = ((trim_threshold, 2**31 - 1), (mmap_threshold, 2**30), (top_pad, 64 * 2**20))
+    done = [mallopt(key, value) for key, value in settings]
+    return all(done)
+
+
+def shared(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A zero tensor in memory that children of a fork share."""
+    count = math.prod(shape)
+    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype, count=count).view(shape)
+
+
+def flatten(model: nn.Module, channels_last: bool) -> tuple[Tensor, Tensor]:
+    """Make parameters and gradients of `model` views of one vector each, and return the two vectors."""
+    parameters = list(model.parameters())
+    flat, grad = (torch.zeros(sum(p.numel() for p in parameters)) for _ in range(2))
+    start = 0
+    for p in parameters:
+        piece = slice(start, start + p.numel())
+        if channels_last and p.dim() == 4:
+            o, c, h, w = p.shape
+            value, slope = (vector[piece].view(o, h, w, c).permute(0, 3, 1, 2) for vector in (flat, grad))
+        else:
+            value, slope = flat[piece].view(p.shape), grad[piece].view(p.shape)
+        value.copy_(p.data)
+        p.data, p.grad = value, slope
+        start += p.numel()
+    return flat, grad
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all processes see."""
+
+    x: Tensor
+    y: Tensor
+    model: Tensor
+    sums: Tensor
+
+
+def client(net: nn.Module, flat: Tensor, grad: Tensor, work: Workload, x: Tensor, y: Tensor, draw: torch.Generator) -> None:
+    """Local training from `flat`, in place."""
+    for _ in range(work.epochs):
+        order = torch.randperm(work.examples, generator=draw)
+        for xb, yb in zip(x[order].split(work.batch), y[order].split(work.batch), strict=True):
+            grad.zero_()
+            F.cross_entropy(net(xb), yb).backward()
+            flat.add_(grad, alpha=-work.lr)
+
+
+def worker(
+    rank: int, mine: range, work: Workload, net: nn.Module, vectors: tuple[Tensor, Tensor], memory: Shared, r: int, w: int
+) -> None:
+    """Train the clients in `mine` whenever a byte arrives on `r`, leave the sum of clipped updates, answer on `w`."""
+    flat, grad = vectors
+    total = memory.sums[rank]
+    while os.read(r, 1):
+        total.zero_()
+        for i in mine:
+            flat.copy_(memory.model)
+            client(net, flat, grad, work, memory.x[i], memory.y[i], torch.Generator().manual_seed(i))
+            flat.sub_(memory.model)
+            total.add_(flat, alpha=min(1.0, CLIP / max(flat.norm().item(), 1e-12)))
+        os.write(w, b"x")
+
+
+def rounds(work: Workload, count: int, processes: int, pool_first: bool, channels_last: bool) -> list[float]:
+    """Seconds of each of `count` rounds, after one that is not counted."""
+    torch.manual_seed(1)
+    net = network(work.model, pool_first)
+    vectors = flatten(net, channels_last)
+    size = len(vectors[0])
+    x = shared(work.clients, work.examples, *work.shape).normal_()
+    if channels_last:
+        x = shared(*x.movedim(2, -1).shape).copy_(x.movedim(2, -1)).movedim(-1, 2)
+    memory = Shared(
+        x,
+        shared(work.clients, work.examples, dtype=torch.int64).random_(10),
+        shared(size).copy_(vectors[0]),
+        shared(processes, size),
+    )
+    ends: list[tuple[int, int, int]] = []
+    for rank in range(processes):
+        (go_r, go_w), (done_r, done_w) = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            for _, go, done in ends:
+                os.close(go), os.close(done)
+            os.close(go_w), os.close(done_r)
+            worker(rank, range(rank, work.clients, processes), work, net, vectors, memory, go_r, done_w)
+            os._exit(0)
+        os.close(go_r), os.close(done_w)
+        ends.append((pid, go_w, done_r))
+    noise, draw = torch.empty(size), torch.Generator().manual_seed(2)
+
+    def one() -> None:
+        for _, go, _ in ends:
+            os.write(go, b"x")
+        for _, _, done in ends:
+            if not os.read(done, 1):
+                raise RuntimeError("a process ended")
+        noise.normal_(generator=draw).mul_(NOISE_MULTIPLIER * CLIP)
+        memory.model.add_(memory.sums.sum(0).add_(noise), alpha=1 / work.clients)
+
+    times = [timed(one) for _ in range(count + 1)][1:]
+    for pid, go, _ in ends:
+        os.close(go)
+        os.waitpid(pid, 0)
+    return times
+
+
+def timed(function: Callable[[], None]) -> float:
+    """Seconds that a call takes."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Measure one workload and print JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", choices=list(WORKLOADS), default="W1")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--pool-first", action="store_true", help="max-pool before ReLU in LeNet-5: the same values, less work")
+    parser.add_argument("--channels-last", action="store_true", help="ResNet-18 and its images in channels_last")
+    parser.add_argument("--default-malloc", action="store_true", help="leave glibc's allocator as it is")
+    given = parser.parse_args()
+    if not hasattr(os, "fork"):
+        sys.exit("limit.py needs os.fork")
+    kept = not given.default_malloc and keep_memory()
+    torch.set_num_threads(1)
+    times = rounds(WORKLOADS[given.workload], given.rounds, given.processes, given.pool_first, given.channels_last)
+    report = {"workload": given.workload, "seconds": statistics.median(times), "rounds": times, "mallopt": kept}
+    options = {k: getattr(given, k) for k in ("processes", "pool_first", "channels_last")}
+    print(json.dumps(report | options | {"torch": torch.__version__}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""One round against hand computation; determinism; faulty clients; odd clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil.errors import BudgetExhausted, FedveilError
+from fedveil.federation.clients import Clients
+from fedveil.federation.engine import Inline
+from fedveil.federation.fit import Federation, Progress, fit, start
+from fedveil.federation.round import Context
+from fedveil.local import LocalSpec, OptimizerSpec
+from fedveil.methods.base import Method, Setting
+from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.fedavg import FedAvg
+from fedveil.params import FlatModel
+from fedveil.privacy.ledger import Entry
+from fedveil.privacy.types import Adjacency, Event, Gaussian, SampledGaussian, Scope, Unit, View
+from fedveil.release.door import AGGREGATE, Door
+from fedveil.release.noise import Randomness
+
+
+@dataclass
+class Book:
+    entries: list[Entry] = field(default_factory=list)
+
+    def charge(self, entry: Entry) -> int:
+        self.entries.append(entry)
+        return len(self.entries)
+
+
+def federation(
+    method: Method,
+    parts: list[tuple[Any, Any]],
+    *,
+    view: View = View.AGGREGATE,
+    spec: LocalSpec | None = None,
+    rounds: int = 1,
+    z: float | None = None,
+    cohort: int | None = None,
+    sampling: str = "fixed",
+    module: torch.nn.Module | None = None,
+    budget: Callable[[int], Any] | None = None,
+    seed: int = 0,
+    **more: Any,
+) -> Federation:
+    x = np.concatenate([np.asarray(p[0], np.float32).reshape(-1, 2) for p in parts])
+    y = np.concatenate([np.asarray(p[1], np.int64) for p in parts])
+    cuts = np.cumsum([len(p[1]) for p in parts])
+    clients = Clients.of(x, y, np.split(np.arange(len(y)), cuts[:-1]))
+    if module is None:
+        module = torch.nn.Linear(2, 2)
+        with torch.no_grad():
+            for p in module.parameters():
+                p.zero_()
+    model = FlatModel(module)
+    scope = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, view)
+    n = cohort or len(parts)
+    local = spec or LocalSpec(batch_size=100, optimizer=OptimizerSpec(lr=0.5))
+    setting = Setting(len(parts), n, rounds, sampling, local, model.layout, 2, 2, scope, 1e-3, noise_multiplier=z, **more)  # type: ignore[arg-type]
+    randomness = Randomness(seed, True)
+    door = Door(model.layout, scope, "r", Book(), randomness, setting.rate if sampling == "poisson" else None, budget)
+    summed = view is not View.SERVER
+    context = Context(
+        model, clients, local, method.objective(setting), method.policy(setting), door, randomness, summed, model.buffers()
+    )
+    return Federation(setting, method, context, (clients.x, clients.y))
+
+
+def trained(job: Federation, progress: Progress | None = None) -> Progress:
+    progress = progress or start(job)
+    fit(job, Inline(job.context), progress)
+    return progress
+
+
+ONE = ([[1.0, 0.0], [0.0, 2.0]], [0, 1])
+TWO = ([[1.0, 1.0]], [1])
+
+
+def hand_gradient(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Cross-entropy gradient of a linear model at zero: logits 0, so p = 1/2 for both classes. Weight rows, then bias."""
+    error = np.full((len(y), 2), 0.5)
+    error[np.arange(len(y)), y] -= 1
+    return np.concatenate([(error.T @ x / len(y)).ravel(), error.mean(0)])
+
+
+def test_one_round_of_fedavg_by_hand() -> None:
+    progress = trained(federation(FedAvg(), [ONE, TWO]))
+    updates = [-0.5 * hand_gradient(np.array(x), np.array(y)) for x, y in (ONE, TWO)]
+    expected = (2 * updates[0] + 1 * updates[1]) / 3
+    assert progress.model.numpy() == pytest.approx(expected, abs=1e-6)
+    uniform = trained(federation(FedAvg(weighting="uniform"), [ONE, TWO]))
+    assert uniform.model.numpy() == pytest.approx((updates[0] + updates[1]) / 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("view", [View.SERVER, View.AGGREGATE])
+def test_one_round_of_dp_fedavg_by_hand_up_to_tiny_noise(view: View) -> None:
+    clip = 0.1
+    job = federation(DPFedAvg(clip=clip), [ONE, TWO], z=1e-7, view=view)
+    updates = [-0.5 * hand_gradient(np.array(x), np.array(y)) for x, y in (ONE, TWO)]
+    short = [u * min(1, clip / np.linalg.norm(u)) for u in updates]
+    assert trained(job).model.numpy() == pytest.approx(sum(short) / 2, abs=1e-6)
+    book = job.context.door.ledger
+    assert isinstance(book, Book)
+    assert [e.client for e in book.entries] == ([0, 1] if view is View.SERVER else [AGGREGATE])
+
+
+def test_fedprox_pulls_towards_the_global_model() -> None:
+    spec = LocalSpec(steps=2, batch_size=100, optimizer=OptimizerSpec(lr=0.5))
+    plain, prox = (trained(federation(FedAvg(proximal=a), [TWO], spec=spec)).model.numpy() for a in (0.0, 1.0))
+    first = -0.5 * hand_gradient(np.array(TWO[0]), np.array(TWO[1]))
+    # the penalty's gradient at step 2 is alpha * (w_1 - w) = first, so the second step is shorter by lr * first
+    assert prox == pytest.approx(plain - 0.5 * first, abs=1e-6)
+
+
+def test_batch_clip_bounds_the_trajectory_and_schedules_scale_it() -> None:
+    for schedule, total in (("constant", 3.0), ("cyclic", 1 + 1 / 2 + 1 / 3), ("iterative", 1 + 1 / 2 + 1 / 3)):
+        spec = LocalSpec(steps=3, batch_size=100, optimizer=OptimizerSpec(lr=0.5), batch_clip=0.01, schedule=schedule)  # type: ignore[arg-type]
+        moved = float(trained(federation(FedAvg(), [TWO], spec=spec)).model.norm())
+        assert moved == pytest.approx(0.5 * 0.01 * total, rel=1e-3)
+
+
+def test_schedules_of_paper_002() -> None:
+    rate = {
+        s: LocalSpec(schedule=s, optimizer=OptimizerSpec(lr=1.0)).learning_rate(3, 2, 5)
+        for s in ("constant", "cyclic", "stage-wise", "iterative")
+    }  # type: ignore[arg-type]
+    assert rate == {"constant": 1.0, "cyclic": 1 / 3, "stage-wise": 1 / 4, "iterative": 1 / (3 * 5 + 3)}
+
+
+def test_same_seed_same_bits_other_seed_other_bits() -> None:
+    def run(seed: int) -> torch.Tensor:
+        job = federation(DPFedAvg(clip=0.1), [ONE, TWO] * 5, z=0.5, rounds=4, cohort=4, sampling="poisson", seed=seed)
+        return trained(job).model
+
+    assert torch.equal(run(7), run(7))
+    assert not torch.equal(run(7), run(8))
+
+
+@pytest.mark.parametrize("view", [View.SERVER, View.AGGREGATE])
+def test_a_nan_client_is_left_out_by_name_and_the_ledger_is_right(view: View) -> None:
+    bad = ([[math.nan, 0.0]], [0])
+    parts = [ONE, TWO, ONE]
+    job = federation(DPFedAvg(clip=0.1), parts, z=1e-7, rounds=2, view=view)
+    x = job.context.clients.x.clone()
+    x[2] = torch.tensor(bad[0][0])
+    job = replace(job, context=replace(job.context, clients=Clients(x, job.context.clients.y, job.context.clients.offsets)))
+    progress = trained(job)
+    assert progress.round == 2
+    assert torch.isfinite(progress.model).all()
+    for t, row in enumerate(progress.history):
+        assert row["failed"] == 1
+        assert f"client 1 in round {t}" in row["failures"][1]
+        assert "NaN" in row["failures"][1]
+    book = job.context.door.ledger
+    assert isinstance(book, Book)
+    if view is View.SERVER:
+        assert [(e.round, e.client) for e in book.entries] == [(0, 0), (0, 2), (1, 0), (1, 2)]
+        assert all(e.event == Gaussian(1e7) for e in book.entries)
+    else:
+        assert [(e.round, e.client, e.participants) for e in book.entries] == [(0, -1, 2), (1, -1, 2)]
+
+
+def test_a_run_in_which_every_client_fails_stops_with_the_reason() -> None:
+    parts = [ONE, TWO]
+    job = federation(FedAvg(), parts)
+    x = torch.full_like(job.context.clients.x, math.nan)
+    job = replace(job, context=replace(job.context, clients=Clients(x, job.context.clients.y, job.context.clients.offsets)))
+    with pytest.raises(FedveilError, match="every client of round 0 failed"):
+        trained(job)
+
+
+def test_empty_and_single_example_clients_and_short_batches() -> None:
+    empty: tuple[list[list[float]], list[int]] = ([], [])
+    spec = LocalSpec(epochs=2, batch_size=2, optimizer=OptimizerSpec(lr=0.5))
+    three = (ONE[0] + TWO[0], ONE[1] + TWO[1])
+    progress = trained(federation(DPFedAvg(clip=1.0), [empty, TWO, three], z=1e-7, spec=spec))
+    assert torch.isfinite(progress.model).all()
+    assert progress.history[0]["failed"] == 0
+    alone = trained(federation(DPFedAvg(clip=1.0), [empty], z=1e-7))
+    assert alone.model.norm() < 1e-5
+
+
+def test_integer_buffers_are_never_noised_and_private_statistics_stay() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    job = federation(DPFedAvg(clip=0.1), [ONE, ONE], z=1.0, rounds=2, module=module)
+    assert job.context.door.layout.dimension == sum(p.numel() for p in module.parameters())
+    progress = trained(job)
+    assert progress.buffers is None
+    assert set(progress.privates) == {0, 1}
+    assert "buffers" in progress.privates[0]
+    assert module[1].num_batches_tracked.dtype == torch.int64  # type: ignore[union-attr]
+    open_job = federation(
+        FedAvg(),
+        [ONE, ONE],
+        rounds=2,
+        module=torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)),
+    )
+    assert trained(open_job).buffers is not None
+
+
+def test_an_exhausted_budget_ends_the_run_with_its_last_model() -> None:
+    class Purse:
+        left = 2
+
+        def check(self, event: Event) -> None:
+            if self.left == 0:
+                raise BudgetExhausted("the budget is spent")
+
+        def spend(self, event: Event) -> None:
+            self.left -= 1
+
+    purse = Purse()
+    job = federation(DPFedAvg(clip=0.1), [ONE, TWO], z=1.0, rounds=5, budget=lambda client: purse)
+    progress = start(job)
+    assert fit(job, Inline(job.context), progress) == "the budget is spent"
+    assert progress.round == 2
+    assert len(progress.history) == 2
+
+
+def test_poisson_sampling_has_the_right_rate_and_its_amplification_is_charged() -> None:
+    job = federation(DPFedAvg(clip=0.1), [TWO] * 200, z=2.0, rounds=30, cohort=50, sampling="poisson")
+    progress = trained(job)
+    counts = [r["participants"] for r in progress.history]
+    # 30 draws of Bin(200, 1/4): mean 50, sd of the mean 1.12; 2/3 and 3/2 of the rate are 15 and 22 sd away
+    assert abs(float(np.mean(counts)) - 50) < 5 * 6.12 / math.sqrt(30)
+    assert len(set(counts)) > 3
+    book = job.context.door.ledger
+    assert isinstance(book, Book)
+    assert all(e.event == SampledGaussian(0.25, 2.0) for e in book.entries)
+
+
+def test_max_participations_is_never_exceeded() -> None:
+    job = federation(DPFedAvg(clip=0.1), [TWO] * 10, z=2.0, rounds=8, cohort=5, max_participations=3)
+    progress = trained(job)
+    assert max(progress.seen.values()) == 3
+    assert sum(r["participants"] for r in progress.history) == 30

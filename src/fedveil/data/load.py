@@ -58,7 +58,8 @@ def _places(info: Info, data_dir: str | Path | None) -> Iterator[tuple[str, Path
     if given := os.environ.get(ENVIRONMENT):
         yield ENVIRONMENT, _directory(given, f"directory in {ENVIRONMENT}")
     yield "system", SYSTEM
-    yield "cache", remote.cache(info)
+    if not remote.incomplete(info):
+        yield "cache", remote.cache(info)
 
 
 def _directory(given: str | Path, label: str) -> Path:

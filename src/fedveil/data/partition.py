@@ -187,3 +187,9 @@ def _subset(among: NDArray[Any] | None, total: int) -> Ints:
     if len(chosen) == 0 or len(chosen) != len(among) or chosen[0] < 0 or chosen[-1] >= total:
         raise ConfigError(f"among must hold different indices from 0 to {total - 1}, at least one")
     return chosen
+
+
+def checked_options(given: Mapping[str, Any]) -> BaseModel:
+    """The option model of a configured partition `{kind = ..., ...}`; errors as `partition`."""
+    options = dict(given)
+    return _options(str(options.pop("kind", "iid")), options)

@@ -86,6 +86,12 @@ def cache(info: Info) -> Path:
     return Path(pooch.os_cache("fedveil")) / info.name
 
 
+def incomplete(info: Info) -> bool:
+    """Whether a download was broken off: some files of a data set are in the cache and others are not."""
+    there = [(cache(info) / file.name).is_file() for file in REMOTES.get(info.name, ())]
+    return any(there) and not all(there)
+
+
 def by_hand(info: Info) -> str:
     """One sentence: how to get the files oneself."""
     if info.name in NO_DIGEST:

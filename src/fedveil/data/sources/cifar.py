@@ -66,15 +66,13 @@ def pickled(name: str, batches: Batches) -> Format:
 def _from_archive(path: Path, digest: str, batches: Batches, info: Info) -> Raw:
     content = path.read_bytes()
     check_digest(content, digest, str(path))
-    with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
-
-        def member(name: str) -> bytes:
-            file = archive.extractfile(f"{batches.folder}/{name}")
-            if file is None:
-                raise DataError(f"{path}: {batches.folder}/{name} is not a file")
-            return file.read()
-
-        return _both(member, batches, info, path)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
+            members = {name: archive.extractfile(f"{batches.folder}/{name}") for name in (*batches.train, *batches.test)}
+            contents = {name: file.read() for name, file in members.items() if file is not None}
+    except (tarfile.TarError, OSError, EOFError, KeyError) as error:
+        raise DataError(f"{path}: not an archive with the files of {batches.folder} ({error})") from None
+    return _both(contents.__getitem__, batches, info, path)
 
 
 def _from_folder(folder: Path, batches: Batches, info: Info) -> Raw:

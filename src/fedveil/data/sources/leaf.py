@@ -14,13 +14,13 @@ from fedveil.errors import DataError
 
 
 def femnist() -> Format:
-    """Folders train and test with LEAF's JSON files."""
-    return Format("folders train and test with the JSON files that LEAF writes", _read)
+    """Folders train and test with LEAF's JSON files; other LEAF sets look the same, so a folder above must say femnist."""
+    return Format("folders train and test with the JSON files that LEAF writes, below a folder femnist", _read)
 
 
 def _read(directory: Path, info: Info) -> Raw | None:
     files = {split: sorted((directory / split).glob("*.json")) for split in ("train", "test")}
-    if not any(files.values()):
+    if not any(files.values()) or "femnist" not in directory.resolve().as_posix().lower():
         return None
     parts = {split: _split(paths, directory / split, info) for split, paths in files.items()}
     names = sorted({name for _, _, writers in parts.values() for name in writers})

@@ -6,6 +6,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -30,16 +31,23 @@ def decode(coded: Array) -> Array:
 
     The coding holds the planes green, red - green, blue - green, each as differences along rows and columns, modulo 256.
     """
-    planes = np.cumsum(np.cumsum(coded, axis=-1, dtype=np.uint8), axis=-2, dtype=np.uint8)
-    green = planes[:, 0]
-    return np.stack([planes[:, 1] + green, green, planes[:, 2] + green], axis=1)
+    planes = coded.copy()
+    for row in range(1, planes.shape[2]):
+        planes[:, :, row] += planes[:, :, row - 1]
+    for column in range(1, planes.shape[3]):
+        planes[..., column] += planes[..., column - 1]
+    green = planes[:, 0].copy()
+    planes[:, 0] = planes[:, 1] + green
+    planes[:, 1] = green
+    planes[:, 2] += green
+    return planes
 
 
 def _read(directory: Path, names: Iterable[str], suffix: str, info: Info) -> Raw | None:
     path = next((directory / name for name in names if (directory / name).is_file()), None)
     if path is None:
         return None
-    with _open(path) as archive:
+    with path.open("rb") as file, _open(file, path) as archive:
         x_train, x_test = (_member(archive, path, f"x_{split}{suffix}") for split in ("train", "test"))
         y_train, y_test = (_member(archive, path, f"y_{split}") for split in ("train", "test"))
         users = [_users(archive, path, split) for split in ("train", "test")]
@@ -63,9 +71,9 @@ def channels_first(x: Array, info: Info, path: Path) -> Array:
     raise DataError(f"{path}: examples have shape {x.shape[1:]}; {info.name} needs {shape} or {(*shape[1:], shape[0])}")
 
 
-def _open(path: Path) -> np.lib.npyio.NpzFile:
+def _open(file: IO[bytes], path: Path) -> np.lib.npyio.NpzFile:
     try:
-        archive = np.load(path, allow_pickle=False)
+        archive = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: not a readable npz archive ({error})") from None
     if not isinstance(archive, np.lib.npyio.NpzFile):

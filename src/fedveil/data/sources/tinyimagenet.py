@@ -6,6 +6,7 @@ import io
 import zipfile
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,9 @@ def pictures() -> Format:
 
 
 def _read(directory: Path, info: Info) -> Raw | None:
-    for folder in (directory / FOLDER, directory):
-        if (folder / "wnids.txt").is_file():
-            return _both(lambda name: _file(folder / name), lambda prefix: _listed(folder, prefix), info)
+    folder = next((place for place in (directory / FOLDER, directory) if (place / "wnids.txt").is_file()), None)
+    if folder is not None:
+        return _both(partial(_file, folder), partial(_listed, folder), info)
     path = directory / f"{FOLDER}.zip"
     if not path.is_file():
         return None
@@ -78,7 +79,8 @@ def _pixels(read: Reader, names: list[str], info: Info) -> Array:
     return np.moveaxis(out, -1, 1)
 
 
-def _file(path: Path) -> bytes:
+def _file(folder: Path, name: str) -> bytes:
+    path = folder / name
     if not path.is_file():
         raise DataError(f"{path} is missing")
     return path.read_bytes()

@@ -6,6 +6,7 @@ import io
 import zipfile
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +27,10 @@ def text() -> Format:
 
 
 def _read(directory: Path, outer: str, info: Info) -> Raw | None:
-    for folder in (directory / FOLDER, directory):
-        if (folder / "train" / "y_train.txt").is_file():
-            return _both(lambda name: _file(folder / name), info)
+    places = (directory / FOLDER, directory)
+    folder = next((place for place in places if (place / "train" / "y_train.txt").is_file()), None)
+    if folder is not None:
+        return _both(partial(_file, folder), info)
     path = next((directory / name for name in (f"{FOLDER}.zip", outer) if (directory / name).is_file()), None)
     if path is None:
         return None
@@ -72,7 +74,8 @@ def _numbers(content: bytes, name: str, columns: int) -> Array:
     return table
 
 
-def _file(path: Path) -> bytes:
+def _file(folder: Path, name: str) -> bytes:
+    path = folder / name
     if not path.is_file():
         raise DataError(f"{path} is missing")
     return path.read_bytes()

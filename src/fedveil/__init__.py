@@ -1,3 +1,31 @@
-"""fedveil: differentially private federated learning whose privacy you can check."""
+"""fedveil: differentially private federated learning whose privacy you can check.
+
+The names below load what they need when first used, so that `import fedveil` is quick and `certify` never imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
+
+_WHERE = {
+    "load": "fedveil.data.load",
+    "partition": "fedveil.data.partition",
+    "Dataset": "fedveil.data.dataset",
+    "configure": "fedveil.experiment.config",
+    "load_config": "fedveil.experiment.config",
+    "certify": "fedveil.experiment.certify:certify_config",
+    "train": "fedveil.experiment.run:run",
+    "FedAvg": "fedveil.methods.fedavg",
+    "DPFedAvg": "fedveil.methods.dp_fedavg",
+}
+__all__ = ["__version__", *_WHERE]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'fedveil' has no attribute {name!r}; it has {', '.join(_WHERE)}")
+    module, _, attribute = _WHERE[name].partition(":")
+    return getattr(importlib.import_module(module), attribute or name)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,15 +15,15 @@ from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options
 from fedveil.data.split import client_test_split, public_split, split_within_users
 from fedveil.errors import ConfigError
-from fedveil.experiment.config import Config, method_of, setting_of
+from fedveil.experiment.config import Config, Population, calibrated_setting
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import Federation
 from fedveil.federation.round import Context
-from fedveil.methods.base import Method, Setting
+from fedveil.methods.base import ROUNDING, Method, Setting
 from fedveil.models import registry as models
 from fedveil.params import FlatModel
-from fedveil.privacy.budget import Budget, budget_for
-from fedveil.privacy.types import View
+from fedveil.privacy.budget import Budget, Budgets, Filter, FixedPlan, GdpFilter
+from fedveil.privacy.types import Event, Gaussian, SampledGaussian, Unbounded, View
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 
@@ -43,18 +44,26 @@ class Prepared:
     test: tuple[torch.Tensor, torch.Tensor]
     public: tuple[torch.Tensor, torch.Tensor] | None
 
+    @property
+    def population(self) -> Population:
+        """What is public about these clients."""
+        clients = len(self.clients)
+        return Population(self.dataset.info, clients, max(1, round(len(self.clients.y) / max(clients, 1))))
 
-def prepare(config: Config) -> Prepared:
-    """Load the data and deal them out; tensors are made once."""
+
+def prepare(config: Config, dataset: Dataset | None = None, dealt: Partition | None = None) -> Prepared:
+    """Load the data and deal them out, unless they are given; tensors are made once."""
     section, seed = config.data, config.run.seed
-    options = checked_options(section.partition)
-    dataset = load(section.name, section.data_dir, section.download)
-    if section.partition.get("kind") == "users" and dataset.users_test is not None:
+    if dataset is None:
+        dataset = load(section.name, section.data_dir, section.download)
+    if dealt is None and section.partition.get("kind") == "users" and dataset.users_test is not None:
         dataset = split_within_users(dataset, section.user_test_fraction)
     among, public_part = None, np.empty(0, dtype=np.int64)
     if section.public_fraction:
         among, public_part = public_split(len(dataset.y_train), seed=seed, fraction=section.public_fraction)
-    dealt = from_options(options, dataset.y_train, seed=seed, users=dataset.users_train, among=among)
+    if dealt is None:
+        options = checked_options(section.partition)
+        dealt = from_options(options, dataset.y_train, seed=seed, users=dataset.users_train, among=among)
     x, y = dataset.standardise(dataset.x_train), dataset.y_train
     tests = None
     if section.client_test_fraction:
@@ -72,17 +81,9 @@ def build_model(config: Config, prepared: Prepared) -> FlatModel:
     return FlatModel(models.build(name, info.input_shape, info.classes, Randomness(config.run.seed).derive("model"), **options))
 
 
-def calibrated_setting(config: Config) -> tuple[Method, Setting]:
-    """Method and setting with the noise known; checks what makes no sense before anything is trained."""
-    method = method_of(config)
-    return method, method.calibrate(setting_of(config))
-
-
 def federation(config: Config, prepared: Prepared, ledger: Ledger, run: str) -> Federation:
     """Everything that a run of this configuration needs, with its releases charged to `ledger`."""
-    method, setting = calibrated_setting(config)
-    if len(prepared.clients) != setting.clients:
-        raise ConfigError(f"the data give {len(prepared.clients)} clients, the configuration says {setting.clients}")
+    method, setting = calibrated_setting(config, prepared.population)
     model = build_model(config, prepared)
     randomness = Randomness(config.run.seed, config.run.seeded_noise)
     door = Door(
@@ -120,14 +121,25 @@ def federation(config: Config, prepared: Prepared, ledger: Ledger, run: str) -> 
 def budgets(method: Method, setting: Setting) -> Callable[[int], Budget] | None:
     """The budget of each client (server view) or of the whole run, preset from the planned releases; None promises nothing."""
     planned = method.releases(setting, setting.scope.view)
-    made: dict[int, Budget] = {}
+    if any(isinstance(event, Unbounded) for event in planned):
+        return None
+    return Budgets(filter_for(planned, setting.epsilon, setting.delta), setting.scope).of
 
-    def of(client: int) -> Budget:
-        if client not in made:
-            made[client] = budget_for(planned, setting.epsilon, setting.delta)
-        return made[client]
 
-    return None if any(type(e).__name__ == "Unbounded" for e in planned) else of
+def filter_for(planned: Sequence[Event], epsilon: float | None, delta: float) -> Filter:
+    """The cap of a run: the target (epsilon, delta), or what the planned releases cost (plus rounding) where none is set.
+
+    Raises:
+        ConfigError: releases that no filter can cap together.
+    """
+    gaussian = [event for event in planned if isinstance(event, Gaussian)]
+    if len(gaussian) == len(planned):
+        mu = math.sqrt(math.fsum(event.count * event.mu**2 for event in gaussian))
+        return GdpFilter(epsilon, delta) if epsilon is not None else GdpFilter.from_mu(mu * (1 + ROUNDING), delta)
+    if len(planned) == 1 and isinstance(planned[0], SampledGaussian):
+        event = planned[0]
+        return FixedPlan(SampledGaussian(event.rate, event.noise_multiplier * (1 - ROUNDING)), event.count)
+    raise ConfigError("this run mixes sampled and unsampled releases, which no budget can cap: use one kind of sampling")
 
 
 def new_run_id() -> str:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedveil.data.catalogue import info
+from fedveil.data.catalogue import Info, info
 from fedveil.data.partition import checked_options
 from fedveil.errors import ConfigError, explain
 from fedveil.local import LocalSpec, OptimizerSpec, Schedule
-from fedveil.methods.base import Method, Setting
+from fedveil.methods.base import Method, MethodConfig, Setting
 from fedveil.methods.registry import method_from
 from fedveil.models import registry as models
 from fedveil.params import Layout
@@ -156,15 +157,39 @@ def method_of(config: Config) -> Method:
     return method_from(dict(config.method))
 
 
-def setting_of(config: Config, layout: Layout | None = None, records: int | None = None) -> Setting:
-    """The public setting of a configuration, from the catalogue alone; noise is not calibrated yet.
+@dataclass(frozen=True)
+class Population:
+    """Whose data: what is public about the data set and its clients.
 
     Args:
-        layout: of the model, when it is already built. records: nominal examples per client, when the data are loaded.
+        data: the data set. clients: N. records: nominal examples per client.
     """
-    data, t, p = info(config.data.name), config.training, config.privacy
-    options = checked_options(config.data.partition)
+
+    data: Info
+    clients: int
+    records: int
+
+
+def population_of(config: Config) -> Population:
+    """The population of a configuration, from the catalogue alone."""
+    data, options = info(config.data.name), checked_options(config.data.partition)
     clients = int(getattr(options, "clients", None) or data.users)
+    total = data.train_size
+    if config.data.partition.get("kind") == "users":
+        total = (data.train_size + data.test_size) * (1 - config.data.user_test_fraction)
+    kept = total * (1 - config.data.public_fraction) * (1 - config.data.client_test_fraction)
+    records = getattr(options, "examples_per_client", None) or max(1, round(kept / max(clients, 1)))
+    return Population(data, clients, int(records))
+
+
+def setting_of(config: Config, population: Population | None = None) -> Setting:
+    """The public setting of a configuration; noise is not calibrated yet.
+
+    Args:
+        population: when the data are not the catalogue's.
+    """
+    population = population or population_of(config)
+    clients, t, p = population.clients, config.training, config.privacy
     cohort = t.clients_per_round if t.clients_per_round is not None else clients
     if cohort > clients:
         raise ConfigError(f"training.clients_per_round = {cohort} is more than the {clients} clients of data.partition")
@@ -176,18 +201,15 @@ def setting_of(config: Config, layout: Layout | None = None, records: int | None
     private = p.epsilon is not None or p.noise_multiplier is not None
     amplifies = private and p.view is not View.SERVER and t.local == "sgd" and p.min_survivors is None
     sampling = t.sampling or ("poisson" if amplifies and cohort < clients else "fixed")
-    if records is None:
-        kept = data.train_size * (1 - config.data.public_fraction) * (1 - config.data.client_test_fraction)
-        records = int(getattr(options, "examples_per_client", None) or max(1, round(kept / clients)))
     return Setting(
         clients=clients,
         cohort=cohort,
         rounds=t.rounds,
         sampling=sampling,
         local=LocalSpec(t.local_epochs, t.local_steps, t.batch_size, t.optimizer.spec(), t.batch_clip, t.schedule),
-        layout=layout or layout_of(config),
-        records=records,
-        classes=data.classes,
+        layout=layout_of(config, population.data),
+        records=population.records,
+        classes=population.data.classes,
         scope=Scope(p.unit, p.adjacency, p.view),
         delta=p.delta,
         epsilon=p.epsilon,
@@ -199,7 +221,26 @@ def setting_of(config: Config, layout: Layout | None = None, records: int | None
     )
 
 
-def layout_of(config: Config) -> Layout:
+def calibrated_setting(config: Config, population: Population | None = None) -> tuple[Method, Setting]:
+    """Method and setting with the noise known."""
+    method = method_of(config)
+    return method, method.calibrate(setting_of(config, population))
+
+
+def layout_of(config: Config, data: Info) -> Layout:
     """The layout of the configured model, without building it."""
-    data, options = info(config.data.name), dict(config.model)
+    options = dict(config.model)
     return Layout.of(models.shapes(str(options.pop("name", "mlp")), data.input_shape, data.classes, **options))
+
+
+def configure(**sections: Any) -> Config:
+    """A configuration from Python: keywords data, model, method, training, privacy, run, each a dict.
+
+    `method` may be a method object and `model` a name.
+    """
+    method, model = sections.get("method"), sections.get("model")
+    if isinstance(method, MethodConfig):
+        sections["method"] = method.model_dump()
+    if isinstance(model, str):
+        sections["model"] = {"name": model}
+    return parse(sections)

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedveil.experiment.rundir as rundir
-from fedveil.experiment.build import calibrated_setting, federation, new_run_id, prepare
+from fedveil.experiment.build import federation, new_run_id, prepare
 from fedveil.experiment.certify import certify
+from fedveil.experiment.config import calibrated_setting
 from fedveil.federation.engine import Inline
 from fedveil.federation.fit import Progress, Record, fit, start
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.statement import Statement
 
 if TYPE_CHECKING:
+    from fedveil.data.dataset import Dataset
+    from fedveil.data.partition import Partition
     from fedveil.experiment.config import Config
     from fedveil.params import FlatModel
 
@@ -41,10 +44,18 @@ class Result:
         return float(next(r["test_accuracy"] for r in reversed(self.history) if "test_accuracy" in r))
 
 
-def run(config: Config, out: str | Path | None = None, on_round: Callable[[Record], None] | None = None) -> Result:
+def run(
+    config: Config,
+    out: str | Path | None = None,
+    on_round: Callable[[Record], None] | None = None,
+    *,
+    data: Dataset | None = None,
+    partition: Partition | None = None,
+) -> Result:
     """Train as configured.
 
     Args:
+        data, partition: used instead of the configured ones.
         out: the run directory, which must be new or empty; by default runs/<method>-<data>-<id>.
         on_round: called with the history's new row after each round.
 
@@ -52,11 +63,11 @@ def run(config: Config, out: str | Path | None = None, on_round: Callable[[Recor
         ConfigError, DataError: before anything is trained.
     """
     run_id = new_run_id()
-    method, setting = calibrated_setting(config)
+    prepared = prepare(config, data, partition)
+    method, setting = calibrated_setting(config, prepared.population)
     vacuous, seeded = config.privacy.allow_vacuous_delta, config.run.seeded_noise
     statement = certify(method, setting, seeded_noise=seeded, allow_vacuous_delta=vacuous)
-    prepared = prepare(config)
-    path = rundir.create(Path(out) if out is not None else Path("runs") / f"{method.name}-{config.data.name}-{run_id}")
+    path = rundir.create(Path(out) if out is not None else Path("runs") / f"{method.name}-{prepared.dataset.info.name}-{run_id}")
     rundir.write_config(path / "config.toml", config)
     rundir.write_versions(path / "versions.json")
     _write_statement(path, statement)
@@ -93,5 +104,3 @@ def summary(result: Result, run_id: str) -> dict[str, Any]:
 def _write_statement(path: Path, statement: Statement) -> None:
     rundir.write_json(path / "statement.json", statement.to_dict())
     rundir.write_text(path / "statement.md", statement.to_markdown())
-
-

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 Variant = Literal["published", "proven"]
 Weighting = Literal["uniform", "examples"]
 
+ROUNDING = 1e-6
+"""Relative slack between a calibrated noise and what a budget admits: noise levels are float32, budgets exact."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -206,8 +209,12 @@ def calibrated(method: Method, s: Setting) -> Setting:
     """The setting with the smallest noise multiplier whose proven epsilon, in the run's view, is at most the target."""
     if s.noise_multiplier is not None or s.epsilon is None:
         return s
-    z = calibrate(s.epsilon, s.delta, lambda z: method.releases(replace(s, noise_multiplier=z), s.scope.view))
-    return replace(s, noise_multiplier=z)
+
+    def planned(z: float) -> list[Event]:
+        return method.releases(replace(s, noise_multiplier=z), s.scope.view)
+
+    z = calibrate(s.epsilon, s.delta, planned, adjacency=s.scope.adjacency)
+    return replace(s, noise_multiplier=z * (1 + 2 * ROUNDING))
 
 
 def _can_share(s: Setting) -> bool:

@@ -1,7 +1,7 @@
 """One run with canaries: each of m canaries enters by a fair coin, and an auditor guesses the coins from the scores.
 
-Guesses are "in" for the k_plus largest scores and "out" for the k_minus smallest; the auditor abstains on the rest. How many to
-guess is fixed before the scores are seen: from a simulation of the claimed mechanism (`choose_guesses`) or by Bonferroni over a grid.
+Guesses are "in" for the k_plus largest scores and "out" for the k_minus smallest; the auditor abstains on the rest. How many
+to guess is fixed before the scores are seen: by a simulation of the claimed mechanism (`choose_guesses`) or by Bonferroni.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def epsilon_bound(found: Guesses, delta: float, alpha: float = 0.05) -> float:
 def _refutes_mu(found: Guesses, mu: float, alpha: float) -> bool:
     """Whether the guesses refute mu-GDP of each canary's presence.
 
-    Walks from the observed count of right guesses downwards; h and u are the shares of wrong and right guesses that the curve still
-    forces. Source: Mahloujifar, Melis & Chaudhuri 2024, Algorithm 3.
+    Walks down from the observed number of right guesses, carrying the shares of wrong and of right guesses that the curve forces.
+    Source: Mahloujifar, Melis & Chaudhuri 2024, Algorithm 3.
     """
     m, r, v = found.m, found.r, found.v
     wrong, right = alpha * (r - v) / m, alpha * v / m

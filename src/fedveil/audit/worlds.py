@@ -202,15 +202,27 @@ def truncated_noise(
     """
     bound = (math.exp(epsilon) - eta) / (math.exp(epsilon) + eta)
     sigma = sensitivity * gaussian.classical_noise_multiplier(epsilon, delta)
-    low = float(ndtr(-bound / sigma))
     shift = np.full(d, sensitivity / math.sqrt(d)) if spread else sensitivity * np.eye(1, d)[0]
-    mean = (np.zeros(d), shift)
+    name = f"ALDP-FL, truncated noise, {'all coordinates' if spread else 'one coordinate'} shifted"
+    return truncated_gaussian(shift, sigma, bound, name)
+
+
+def truncated_gaussian(shift: Floats, sigma: float, bound: float, name: str = "truncated Gaussian") -> Subject:
+    """A zero update against `shift`, both with Gaussian noise of std `sigma` truncated to [-bound, bound] on each coordinate.
+
+    Args:
+        shift: [d], difference of the two updates.
+        sigma: std before truncation, > 0.
+        bound: half-width of the support, > 0.
+        name: of the subject.
+    """
+    low = float(ndtr(-bound / sigma))
+    mean = (np.zeros(shift.size), shift)
 
     def mechanism(world: int, rng: np.random.Generator, /) -> Upload:
-        return Upload(mean[world] + sigma * ndtri(low + (1 - 2 * low) * rng.random(d)))
+        return Upload(mean[world] + sigma * ndtri(low + (1 - 2 * low) * rng.random(shift.size)))
 
-    name = f"ALDP-FL, truncated noise, {'all coordinates' if spread else 'one coordinate'} shifted"
-    return Subject(name, mechanism, CLIENT_UPLOAD, mean, isotropic(d, sigma), bounded=True)
+    return Subject(name, mechanism, CLIENT_UPLOAD, mean, isotropic(shift.size, sigma), bounded=True)
 
 
 def unreachable_mass(shift: NDArray[np.float64], bound: float, sigma: float) -> float:

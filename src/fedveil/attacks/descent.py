@@ -1,0 +1,138 @@
+"""The two ways down a matching loss: L-BFGS and Adam on signed gradients."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedveil.attacks.types import Bounds, Knowledge, Result, Trial, Upload
+from fedveil.errors import ConfigError
+
+Report = Callable[[int, float], None]
+LineSearch = Literal["strong_wolfe"] | None
+
+
+def examples(uploads: Sequence[Upload], knowledge: Knowledge) -> int:
+    """How many examples to reconstruct: what the attacker knows, else what the upload states."""
+    if knowledge.n is not None:
+        return knowledge.n
+    return len(knowledge.labels) if knowledge.labels is not None else uploads[0].n_examples
+
+
+def lbfgs(
+    loss: Callable[[], Tensor],
+    variables: Sequence[Tensor],
+    steps: int,
+    tolerance: float,
+    line_search: LineSearch,
+    report: Report,
+    stall: int = 5,
+) -> tuple[list[Tensor], float, int, int, str]:
+    """L-BFGS with rate 1, history 100 and 20 inner iterations per step, from the present values of `variables`.
+
+    Ends below `tolerance`, at a loss that is not finite, or after `stall` steps without change. Returns the best values seen,
+    the loss at exactly these values, steps, closures and the reason for stopping.
+    """
+    optimizer = torch.optim.LBFGS(list(variables), lr=1.0, max_iter=20, history_size=100, line_search_fn=line_search)
+    closures = 0
+
+    def closure() -> Tensor:
+        nonlocal closures
+        closures += 1
+        value = loss()
+        for variable, grad in zip(variables, torch.autograd.grad(value, list(variables)), strict=True):
+            variable.grad = grad
+        return value.detach()
+
+    best, best_loss, unchanged, reason, done = [v.detach().clone() for v in variables], math.inf, 0, "steps exhausted", steps
+    for step in range(1, steps + 1):
+        before = [v.detach().clone() for v in variables]
+        value = float(optimizer.step(closure))  # type: ignore[no-untyped-call]
+        if value < best_loss:
+            best, best_loss = before, value
+        report(step, value)
+        same = all(torch.equal(b, v.detach()) for b, v in zip(before, variables, strict=True))
+        unchanged = unchanged + 1 if same else 0
+        ended = {"not finite": not math.isfinite(value), "below tolerance": value < tolerance, "stalled": unchanged >= stall}
+        if any(ended.values()):
+            reason, done = next(why for why, holds in ended.items() if holds), step
+            break
+    last = float(closure())
+    if last < best_loss:
+        best, best_loss = [v.detach().clone() for v in variables], last
+    return best, best_loss, done, closures, reason
+
+
+def adam(
+    loss: Callable[[], Tensor],
+    x: Tensor,
+    steps: int,
+    rate: Callable[[int], float],
+    bounds: Bounds,
+    report: Report,
+    signed: bool,
+    langevin: Callable[[int], Tensor] | None = None,
+) -> tuple[int, str]:
+    """Adam on x (changed in place), projected into the box after every step; returns steps done and the reason for stopping.
+
+    rate: step -> learning rate. signed: use the sign of the gradient. langevin: step -> noise added to x, in units of the rate.
+    """
+    optimizer = torch.optim.Adam([x], lr=rate(0))
+    low, high = bounds.edges()
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = rate(step)
+        value = loss()
+        reached = float(value.detach())
+        if not math.isfinite(reached):
+            return step, "not finite"
+        (grad,) = torch.autograd.grad(value, x)
+        x.grad = grad.sign() if signed else grad
+        optimizer.step()
+        with torch.no_grad():
+            if langevin is not None:
+                x.add_(langevin(step), alpha=rate(step))
+            x.copy_(torch.minimum(torch.maximum(x, low), high))
+        report(step + 1, reached)
+    return steps, "steps exhausted"
+
+
+def conclude(
+    name: str,
+    config: Any,
+    trials: Sequence[Trial],
+    uploads: Sequence[Upload],
+    knowledge: Knowledge,
+    bounds: Bounds,
+    rng: torch.Generator,
+    started: float,
+) -> Result:
+    """The trial with the smallest matching loss as a result; candidates of a loss that is not finite lose."""
+    if not trials:
+        raise ConfigError("an attack needs at least one start; set restarts >= 1")
+    losses = tuple(t.loss if math.isfinite(t.loss) else math.inf for t in trials)
+    chosen = min(range(len(trials)), key=losses.__getitem__)
+    best = trials[chosen]
+    settings: Mapping[str, Any] = asdict(config)
+    return Result(
+        attack=name,
+        x=best.x.detach(),
+        images=bounds.images(best.x),
+        y=best.y,
+        trial_losses=losses,
+        chosen=chosen,
+        steps=sum(t.steps for t in trials),
+        closures=sum(t.closures for t in trials),
+        seconds=time.perf_counter() - started,
+        stop_reason=best.stop_reason,
+        knowledge=knowledge.names,
+        adaptive=knowledge.adaptive,
+        seed=rng.initial_seed(),
+        noise_ratio=uploads[0].noise_ratio,
+        settings=settings,
+    )

@@ -1,0 +1,154 @@
+"""Reading an upload as a gradient to match, and how far a candidate's gradient is from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.attacks.simulate import Simulation, flat, prepared, simulation, split
+from fedveil.attacks.types import Knowledge, ModelFn, Noise, Upload
+from fedveil.errors import ConfigError
+
+FLOOR = 1e-2
+
+
+@dataclass(frozen=True)
+class Target:
+    """One upload as the attacker reads it.
+
+    gradient: effective gradient (d,), 0 where nothing was received. weight: trust in each coordinate, in [0, 1] (d,); None =
+    1 everywhere. simulate: (x, y) -> effective gradient of a candidate.
+    """
+
+    module: nn.Module
+    gradient: Tensor
+    weight: Tensor | None
+    simulate: Simulation
+
+    def named(self) -> dict[str, Tensor]:
+        """The effective gradient by parameter name."""
+        return split(self.gradient, dict(self.module.named_parameters()))
+
+    def power(self) -> Tensor:
+        """Weighted squared norm of the gradient."""
+        return (self.gradient.square() if self.weight is None else self.gradient.square() * self.weight).sum()
+
+
+def read(uploads: Sequence[Upload], model_fn: ModelFn, state: Mapping[str, Tensor], knowledge: Knowledge) -> list[Target]:
+    """The uploads as targets; raises ConfigError for what cannot be read with this knowledge."""
+    if not uploads:
+        raise ConfigError("an attack needs at least one upload")
+    return [_target(upload, model_fn, state, knowledge) for upload in uploads]
+
+
+def _target(upload: Upload, model_fn: ModelFn, state: Mapping[str, Tensor], knowledge: Knowledge) -> Target:
+    module = prepared(model_fn, state, upload.bn_mode, knowledge.buffers)
+    local = knowledge.local
+    if upload.kind != "gradient" and local is None:
+        raise ConfigError(
+            f"an upload of kind {upload.kind!r} needs Knowledge.local (steps, lr); "
+            "LocalSpec(steps=1, lr=...) reads it as one gradient"
+        )
+    scale = effective_scale(upload, knowledge)
+    parameters = dict(module.named_parameters())
+    unknown = sorted(set(upload.tensors) - set(parameters))
+    if unknown:
+        raise ConfigError(f"the upload names {', '.join(unknown)}, which the model does not have; it has {', '.join(parameters)}")
+    received = []
+    for name, parameter in parameters.items():
+        value = upload.tensors.get(name)
+        if value is None:
+            received.append(torch.zeros_like(parameter))
+            continue
+        if value.shape != parameter.shape:
+            raise ConfigError(f"upload: {name} has shape {tuple(value.shape)}, the model's is {tuple(parameter.shape)}")
+        start = parameter.detach() if upload.kind == "weights" else torch.zeros(())
+        received.append((value.to(parameter.dtype) - start) * scale)
+    target = flat(received).detach()
+    weight = trust(target, parameters, set(upload.tensors), knowledge, abs(scale))
+    return Target(module, target, weight, simulation(module, local if upload.kind != "gradient" else None))
+
+
+def effective_scale(upload: Upload, knowledge: Knowledge) -> float:
+    """Factor from what was sent to the effective gradient: 1 for a gradient, -1 / (lr K) for a change of weights."""
+    if upload.kind == "gradient" or knowledge.local is None:
+        return 1.0
+    return -1.0 / (knowledge.local.lr * knowledge.local.steps)
+
+
+def trust(
+    received: Tensor, parameters: Mapping[str, Tensor], sent: set[str], knowledge: Knowledge, scale: float = 1.0
+) -> Tensor | None:
+    """Weight of each coordinate in [0, 1]: floor / (noise variance + floor); 0 where it was withheld or noise swamps it.
+
+    received: effective gradient (d,). scale: factor from the units of `knowledge.noise_std` to those of `received`.
+    The floor is FLOOR times the mean square of the best tensor's signal. A coordinate is swamped when its noise variance
+    exceeds both the mean square of its tensor's signal (received minus noise) and 100 times the smallest variance of all.
+    """
+    everything_sent = sent >= set(parameters)
+    if everything_sent and not knowledge.adaptive:
+        return None
+    seen, noise = [], []
+    for name, parameter in parameters.items():
+        mask = None if knowledge.mask is None else knowledge.mask.get(name)
+        here = torch.ones(parameter.shape) if name in sent else torch.zeros(parameter.shape)
+        seen.append(here if mask is None else here * _shaped(mask, parameter, name, "mask").bool())
+        noise.append(_shaped(_std(knowledge.noise_std, name), parameter, name, "noise_std") * scale)
+    if not any(bool(s.any()) for s in seen):
+        raise ConfigError("nothing was sent, or the mask hides everything: there is no gradient to match")
+    parts = list(split(received, parameters).values())
+    power = [_signal_power(part, n, s) for part, n, s in zip(parts, noise, seen, strict=True)]
+    floor = FLOOR * max(max(power), 1e-30)
+    least = min(float(n[s > 0].square().min()) for s, n in zip(seen, noise, strict=True) if bool(s.any()))
+    clear = [s * (n**2 <= max(p, 100 * least)) for s, n, p in zip(seen, noise, power, strict=True)]
+    weight = flat([c * floor / (n**2 + floor) for c, n in zip(clear, noise, strict=True)])
+    return weight / weight.max()
+
+
+def withheld_guess(upload: Upload, fraction: float) -> dict[str, Tensor]:
+    """A mask for an attacker who is not told it: drop the largest `fraction` of the received entries by magnitude.
+
+    Made for defences that put noise on the largest entries only.
+    """
+    if not 0 <= fraction < 1:
+        raise ConfigError(f"fraction must lie in [0, 1), got {fraction}")
+    magnitudes = flat([t.abs() for t in upload.tensors.values()])
+    keep = magnitudes.numel() - round(fraction * magnitudes.numel())
+    threshold = magnitudes.kthvalue(max(keep, 1)).values
+    return {name: value.abs() <= threshold for name, value in upload.tensors.items()}
+
+
+def squared(target: Target, candidate: Tensor) -> Tensor:
+    """Weighted sum of squared differences."""
+    difference = candidate - target.gradient
+    return (difference.square() if target.weight is None else difference.square() * target.weight).sum()
+
+
+def cosine(target: Target, candidate: Tensor) -> Tensor:
+    """1 - cosine similarity in the weighted inner product; excluded coordinates count neither above nor below the line."""
+    weighted = target.gradient if target.weight is None else target.gradient * target.weight
+    own = candidate if target.weight is None else candidate * target.weight
+    scale = (weighted @ target.gradient).sqrt() * (own @ candidate + 1e-30).sqrt()
+    return 1 - (weighted @ candidate) / (scale + 1e-12)
+
+
+def _std(noise: Noise | None, name: str) -> float | Tensor:
+    return 0.0 if noise is None else noise.get(name, 0.0)
+
+
+def _shaped(value: float | Tensor, parameter: Tensor, name: str, what: str) -> Tensor:
+    try:
+        return torch.as_tensor(value, dtype=torch.float32).expand(parameter.shape)
+    except RuntimeError:
+        raise ConfigError(f"Knowledge.{what}: {name} does not fit the parameter's shape {tuple(parameter.shape)}") from None
+
+
+def _signal_power(received: Tensor, noise: Tensor, seen: Tensor) -> float:
+    """Mean square of the signal in the entries received."""
+    count = float(seen.sum())
+    if count == 0:
+        return 0.0
+    return max(float(((received**2 - noise**2) * seen).sum()) / count, 0.0)

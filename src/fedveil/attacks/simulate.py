@@ -1,0 +1,111 @@
+"""The client's computation as the attacker repeats it: differentiable in the examples."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedveil.attacks.types import LocalSpec, ModelFn
+from fedveil.errors import ConfigError
+
+Simulation = Callable[[Tensor, Tensor], Tensor]
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def prepared(model_fn: ModelFn, state: Mapping[str, Tensor], bn_mode: str, buffers: Mapping[str, Tensor] | None) -> nn.Module:
+    """The model at `state`, deterministic: dropout off, batch normalisation as `bn_mode` says.
+
+    "train" strips the running statistics, so that batches normalise themselves and nothing is updated on the way.
+    state: parameters by name, and buffers if the server distributes them; `buffers` override those.
+    """
+    module = copy.deepcopy(model_fn())
+    known = dict(module.state_dict()) | dict(state) | dict(buffers or {})
+    missing = [name for name, _ in module.named_parameters() if name not in state]
+    if missing or len(known) != len(module.state_dict()):
+        wrong = missing or sorted(set(known) - set(module.state_dict()))
+        raise ConfigError(f"the state does not fit the model: {', '.join(wrong)} missing or unknown")
+    module.load_state_dict(known)
+    module.eval()
+    if bn_mode == "train":
+        for layer in module.modules():
+            if isinstance(layer, _BATCH_NORMS):
+                layer.track_running_stats = False
+                layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+    for parameter in module.parameters():
+        parameter.requires_grad_(True)
+    return module
+
+
+def split(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parts of a flat vector (d,), named and shaped like the tensors of `like`."""
+    parts = torch.split(vector, [t.numel() for t in like.values()])
+    return {name: part.view(t.shape) for (name, t), part in zip(like.items(), parts, strict=True)}
+
+
+def flat(tensors: Iterator[Tensor] | tuple[Tensor, ...] | list[Tensor]) -> Tensor:
+    """Tensors one after the other in one vector."""
+    return torch.cat([t.reshape(-1) for t in tensors])
+
+
+def gradient(module: nn.Module, x: Tensor, y: Tensor, create_graph: bool = False) -> Tensor:
+    """Gradient of the mean cross-entropy by all parameters, flat (d,).
+
+    x: (n, *shape). y: classes int64 (n,), or class probabilities (n, classes).
+    """
+    loss = F.cross_entropy(module(x), y)
+    return flat(torch.autograd.grad(loss, tuple(module.parameters()), create_graph=create_graph))
+
+
+def batches(local: LocalSpec, n: int) -> list[Tensor]:
+    """Indices of the examples of each local step: `local.order` if known, else consecutive batches, epoch after epoch."""
+    if local.order is not None:
+        return [torch.tensor(indices) for indices in local.order]
+    size = min(local.batch or n, n)
+    chunks = [torch.arange(first, min(first + size, n)) for first in range(0, n, size)]
+    return [chunks[k % len(chunks)] for k in range(local.steps)]
+
+
+def simulation(module: nn.Module, local: LocalSpec | None) -> Simulation:
+    """(x, y) -> effective gradient (w_0 - w_K) / (lr K), flat (d,), with its graph.
+
+    For plain SGD of one step this is the gradient itself; else K steps are unrolled.
+    """
+    if local is None or local.plain:
+        return lambda x, y: gradient(module, x, y, create_graph=True)
+    spec = local
+    names = [name for name, _ in module.named_parameters()]
+    start = dict(module.named_parameters())
+
+    def simulate(x: Tensor, y: Tensor) -> Tensor:
+        end = unrolled(module, start, x, y, spec)
+        return flat([(start[k] - end[k]) / (spec.lr * spec.steps) for k in names])
+
+    return simulate
+
+
+def unrolled(module: nn.Module, start: Mapping[str, Tensor], x: Tensor, y: Tensor, local: LocalSpec) -> dict[str, Tensor]:
+    """Parameters after `local.steps` steps, differentiable in x and y.
+
+    Adam puts eps inside the root: the derivative of sqrt at 0 is infinite.
+    """
+    params = dict(start)
+    first = {name: torch.zeros_like(value) for name, value in params.items()}
+    second = dict(first)
+    for k, chosen in enumerate(batches(local, len(x)), 1):
+        loss = F.cross_entropy(functional_call(module, params, (x[chosen],)), y[chosen])
+        grads = dict(zip(params, torch.autograd.grad(loss, tuple(params.values()), create_graph=True), strict=True))
+        if local.optimizer == "sgd":
+            params = {name: value - local.lr * grads[name] for name, value in params.items()}
+            continue
+        first = {name: 0.9 * first[name] + 0.1 * g for name, g in grads.items()}
+        second = {name: 0.999 * second[name] + 0.001 * g * g for name, g in grads.items()}
+        params = {
+            name: value - local.lr * (first[name] / (1 - 0.9**k)) / torch.sqrt(second[name] / (1 - 0.999**k) + 1e-16)
+            for name, value in params.items()
+        }
+    return params

@@ -1,0 +1,219 @@
+"""What an attacker holds and what an attack hands back.
+
+`Upload` is what a mechanism let out, never what it kept. What the attacker knows besides stands in `Knowledge` and is
+named in every `Result`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.errors import ConfigError
+
+ModelFn = Callable[[], nn.Module]
+Noise = Mapping[str, "float | Tensor"]
+
+
+@dataclass(frozen=True)
+class LocalSpec:
+    """A client's local training, as far as an attacker simulates it.
+
+    steps: optimizer steps K >= 1. batch: examples per step, None = all of them. lr: learning rate > 0.
+    order: indices of the examples of each step; None = consecutive batches, the same in every epoch (the order is unknown).
+    """
+
+    steps: int
+    lr: float
+    batch: int | None = None
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    order: tuple[tuple[int, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not 0 < self.lr < float("inf") or (self.batch is not None and self.batch < 1):
+            raise ConfigError(f"LocalSpec needs steps >= 1, lr > 0 and batch >= 1, got {self.steps}, {self.lr}, {self.batch}")
+        if self.order is not None and len(self.order) != self.steps:
+            raise ConfigError(f"LocalSpec.order lists {len(self.order)} batches for {self.steps} steps; give one per step")
+
+    @property
+    def plain(self) -> bool:
+        """Whether the effective gradient is one gradient over all examples."""
+        return self.steps == 1 and self.optimizer == "sgd" and self.batch is None and self.order is None
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One message of a client, as the mechanism let it out.
+
+    tensors: by parameter name; a name that is missing was not sent. n_examples: examples behind it.
+    local: how the client trained (None for a gradient). noise_std: std of the added noise by name, in units of `tensors`.
+    sent_mask: booleans by name, False where an entry was withheld. bn_mode: whether normalisation used the batch ("train")
+    or the running statistics ("eval"). signal_norm: L2 norm before noise, for the record; no attack reads it.
+    """
+
+    tensors: Mapping[str, Tensor]
+    kind: Literal["gradient", "delta", "weights"] = "gradient"
+    n_examples: int = 1
+    local: LocalSpec | None = None
+    noise_std: Noise | None = None
+    sent_mask: Mapping[str, Tensor] | None = None
+    bn_mode: Literal["train", "eval"] = "eval"
+    buffers: Mapping[str, Tensor] | None = None
+    signal_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.n_examples < 1:
+            raise ConfigError(f"an upload comes from at least one example, got n_examples = {self.n_examples}")
+        for name, value in self.tensors.items():
+            if not bool(torch.isfinite(value).all()):
+                raise ConfigError(f"upload: {name} holds NaN or infinity; an attack needs finite values")
+
+    @property
+    def noise_ratio(self) -> float | None:
+        """r = |noise| / |signal| = sigma sqrt(d) / |g|: about 0.1 is nearly transparent, 10 is the floor; None if unknown."""
+        if self.noise_std is None or not self.signal_norm:
+            return None
+        power = sum(
+            float((torch.as_tensor(s, dtype=torch.float64).expand(self.tensors[k].shape) ** 2).sum())
+            for k, s in self.noise_std.items()
+        )
+        return float(power**0.5 / self.signal_norm)
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What the attacker is given besides the upload and the model it was computed from; None = not known.
+
+    labels: class of each example, int64 (n,). n: number of examples. local: the client's training.
+    buffers: normalisation statistics of the client. noise_std, mask: as in `Upload`; they make an attack adaptive.
+    aux_inputs: examples from the same distribution, (m, *shape).
+    """
+
+    labels: Tensor | None = None
+    n: int | None = None
+    local: LocalSpec | None = None
+    buffers: Mapping[str, Tensor] | None = None
+    noise_std: Noise | None = None
+    mask: Mapping[str, Tensor] | None = None
+    aux_inputs: Tensor | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of what is known."""
+        return tuple(f.name for f in fields(self) if getattr(self, f.name) is not None)
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the attacker takes the defence into account."""
+        return self.noise_std is not None or self.mask is not None
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Shape of one example and its box in the model's units, per channel or one for all: pixel 0 is `low`, pixel 1 `high`."""
+
+    shape: tuple[int, ...]
+    low: float | tuple[float, ...] = 0.0
+    high: float | tuple[float, ...] = 1.0
+
+    def edges(self) -> tuple[Tensor, Tensor]:
+        """Both edges, shaped to broadcast against (n, *shape)."""
+        low, high = (
+            torch.as_tensor(v, dtype=torch.float32).reshape(-1, *[1] * (len(self.shape) - 1)) for v in (self.low, self.high)
+        )
+        if not bool((low < high).all()):
+            raise ConfigError(f"bounds need low < high, got {self.low} and {self.high}")
+        return low, high
+
+    def images(self, x: Tensor) -> Tensor:
+        """Model inputs as images in [0, 1], clamped; what is not a number becomes 0."""
+        low, high = self.edges()
+        return ((x.detach() - low) / (high - low)).nan_to_num(0.0, 1.0, 0.0).clamp(0, 1)
+
+    def inputs(self, images: Tensor) -> Tensor:
+        """Images in [0, 1] as model inputs."""
+        low, high = self.edges()
+        return images * (high - low) + low
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a running attack stands; `loss` is the value being minimised."""
+
+    attack: str
+    trial: int
+    trials: int
+    step: int
+    steps: int
+    loss: float
+
+
+OnStep = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One start: the candidate, the matching loss AT that candidate, and why it ended."""
+
+    x: Tensor
+    y: Tensor
+    loss: float
+    steps: int
+    closures: int
+    stop_reason: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """A reconstruction: the trial of smallest matching loss, with what it assumed.
+
+    x: (n, *shape) in the model's units, `images` the same in [0, 1]. y: labels, int64 (n,).
+    noise_ratio: r of the (first) upload. seconds: wall time of all trials.
+    """
+
+    attack: str
+    x: Tensor
+    images: Tensor
+    y: Tensor
+    trial_losses: tuple[float, ...]
+    chosen: int
+    steps: int
+    closures: int
+    seconds: float
+    stop_reason: str
+    knowledge: tuple[str, ...]
+    adaptive: bool
+    seed: int
+    noise_ratio: float | None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def steps_per_second(self) -> float:
+        """Optimizer steps of all trials per second of wall time."""
+        return self.steps / self.seconds if self.seconds > 0 else float("inf")
+
+    def summary(self) -> dict[str, Any]:
+        """Everything but the tensors, ready for JSON."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("x", "images", "y")}
+        return plain | {"labels": self.y.tolist(), "restarts": len(self.trial_losses), "steps_per_second": self.steps_per_second}
+
+
+class Attack(Protocol):
+    """A reconstruction attack: a frozen configuration that can be run."""
+
+    def run(
+        self,
+        uploads: Sequence[Upload],
+        model_fn: ModelFn,
+        state: Mapping[str, Tensor],
+        knowledge: Knowledge,
+        bounds: Bounds,
+        rng: torch.Generator,
+        on_step: OnStep | None = None,
+    ) -> Result:
+        """Reconstruct the examples behind `uploads`, all of the same examples at the model `state`."""
+        ...

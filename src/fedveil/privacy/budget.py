@@ -114,7 +114,7 @@ class Budget:
         asked = f"{event} asks {float(cost / limit):.4%} of the budget and {float(left / limit):.4%} is left"
         by_rounding = left and cost <= left * (1 + _ROUNDING)
         advice = " (short by a rounding error: calibrate to GdpFilter.share or leave a margin)" if by_rounding else ""
-        return f"{asked}{advice}. {self}. Nothing was released: stop with the last model; next time plan more noise or fewer releases"
+        return f"{asked}{advice}. {self}. Nothing was released: stop with the last model, or plan more noise next time"
 
 
 class Budgets:
@@ -168,13 +168,14 @@ class Budgets:
 
         def admit() -> None:
             self.replay(ledger.entries(since=self.seen))
-            trial = {client: copy.copy(budget) for client, budget in self._budgets.items() if client in touched}
+            trial: dict[int, Budget] = {}
             for entry in entries:
                 if entry.scope != self.scope:
                     raise ConfigError(f"these budgets speak of {self.scope}, the release of {entry.scope}")
-                trial.setdefault(entry.client, copy.copy(self.of(entry.client))).spend(entry.event)
+                if entry.client not in trial:
+                    trial[entry.client] = copy.copy(self.of(entry.client))
+                trial[entry.client].spend(entry.event)
 
-        touched = {entry.client for entry in entries}
         sequence = ledger.charge_many(entries, admit)
         self.replay((seq, 0.0, entry) for seq, entry in zip(sequence, entries, strict=True))
         return sequence

@@ -207,6 +207,9 @@ def test_private_label_isolation() -> None:
     assert (others > 0).all()
     assert chi2_contingency(others).pvalue > 1e-4
     assert dict(part.extras) == {"private_label": 5, "curious": 17}
+    few = partition("private-label-isolation", CIFAR, clients=5, private_label=5, curious=0, seed=1).label_counts(CIFAR, 10)
+    assert chi2_contingency(few[1:]).pvalue > 1e-4
+    assert chi2_contingency(np.delete(few, 5, axis=1)).pvalue > 1e-4
     small = partition("private-label-isolation", CIFAR, clients=100, private_label=5, seed=1, examples_per_client=60)
     assert set(small.sizes) == {60}
     with pytest.raises(ConfigError, match="curious client's share of the public labels"):

@@ -22,7 +22,7 @@ def isolation(options: Isolation, labels: Ints, users: Ints | None, rng: Generat
     need_enough(len(public), own, "the curious client's share of the public labels")
     owner = np.full(len(labels), -1, dtype=np.int64)
     owner[public[:own]] = options.curious
-    rest = shuffled[owner[shuffled] < 0]
+    rest = rng.permutation(np.flatnonzero(owner < 0))
     others = np.delete(np.arange(options.clients), options.curious)
     dealt = np.repeat(others, sizes[others])
     owner[rest[: len(dealt)]] = dealt

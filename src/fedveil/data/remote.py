@@ -131,6 +131,10 @@ def _fetch_one(file: Remote, folder: Path) -> None:
 
 
 def _short(error: Exception) -> str:
+    import requests
+
+    if isinstance(error, requests.ConnectionError):
+        return "no connection"
     text = " ".join(str(error).split())
     return f"{type(error).__name__}, {text[:120]}{'...' if len(text) > 120 else ''}"
 

@@ -1,0 +1,196 @@
+"""A picture of a partition: which client has how many examples of which label."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.data.partition import Clients, Partition
+from fedveil.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SINGLE = 60
+COLUMNS = 250
+BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#8A8A8A"
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Table:
+    """What is drawn. counts: (clients, labels), training only; test: (clients,); order: clients from left to right."""
+
+    counts: Ints
+    test: Ints
+    order: Ints
+    names: tuple[str, ...]
+
+
+def plot_partition(
+    partition: Partition, labels: Ints, classes: int | Sequence[str], path: str | Path, test: Clients | None = None
+) -> None:
+    """Write a figure of clients against labels; the suffix of `path` gives the format (png, svg, pdf).
+
+    Up to 60 clients, one dot for each client and label, its area the number of examples. Above, a map of the share of each
+    label in a client's examples, clients ordered by their most frequent label and neighbours averaged above 250. Both with
+    examples per client above and examples per label at the right.
+    labels: (examples,) of the training set. classes: how many labels, or their names. test: each client's own test examples,
+    as from `client_test_split`. Raises ConfigError if `path` cannot be written or has another suffix.
+    """
+    target = Path(path)
+    if target.suffix.lower() not in {".png", ".svg", ".pdf"}:
+        raise ConfigError(f"cannot draw to {str(path)!r}; give a file name that ends in .png, .svg or .pdf")
+    if not target.parent.is_dir():
+        raise ConfigError(f"cannot draw to {str(path)!r}: the folder {str(target.parent)!r} does not exist")
+    names = tuple(str(i) for i in range(classes)) if isinstance(classes, int) else tuple(classes)
+    if "private_label" in partition.extras:
+        private = int(partition.extras["private_label"])
+        names = tuple(name + " (private)" * (label == private) for label, name in enumerate(names))
+    table = _table(partition, labels, names, test)
+    _figure(partition, table).savefig(target, dpi=150)
+
+
+def _table(partition: Partition, labels: Ints, names: tuple[str, ...], test: Clients | None) -> Table:
+    counts = partition.label_counts(labels, len(names))
+    held = np.zeros(len(partition), dtype=np.int64) if test is None else test.sizes
+    order = np.arange(len(partition))
+    if len(partition) > SINGLE:
+        shares = _shares(counts)
+        top = shares.argmax(axis=1)
+        order = np.lexsort((-shares.max(axis=1), top, counts.sum(axis=1) == 0))
+    return Table(counts, held, order, names)
+
+
+def _shares(counts: Ints) -> NDArray[np.float64]:
+    return np.asarray(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), dtype=np.float64)
+
+
+def _figure(partition: Partition, table: Table) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    clients, labels = table.counts.shape
+    many = clients > SINGLE
+    width = 11.0 if many else float(np.clip(4.2 + 0.2 * clients, 6.5, 15.5))
+    height = float(np.clip(2.8 + 0.27 * labels, 4.6, 11.0))
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(2, 2, width_ratios=(width - 1.9, 1.2), height_ratios=(1.0, height - 1.9))
+    main = figure.add_subplot(grid[1, 0])
+    above = figure.add_subplot(grid[0, 0], sharex=main)
+    right = figure.add_subplot(grid[1, 1], sharey=main)
+    if many:
+        _map(main, table)
+    else:
+        _dots(main, table, diameter=min(18.0, 68.0 * (height - 1.9) / labels, 68.0 * (width - 1.9) / clients))
+    _sizes(above, table)
+    _label_bars(right, table)
+    _axes(main, table)
+    _mark_curious(main, above, partition, table)
+    figure.suptitle(_title(partition, table), fontsize=10)
+    return figure
+
+
+def _dots(axes: Axes, table: Table, diameter: float) -> None:
+    """Dots of at most `diameter` points, their area proportional to the number of examples."""
+    clients, labels = np.nonzero(table.counts)
+    values = table.counts[clients, labels]
+    largest = int(values.max(initial=1))
+    biggest = diameter**2
+    area = np.maximum(biggest * values / largest, 1.5)
+    axes.scatter(clients, labels, s=area, color=BLUE, linewidths=0, zorder=2)
+    axes.grid(True, color="#E6E6E6", linewidth=0.6, zorder=0)
+    for value in sorted({largest, max(1, largest // 4)}, reverse=True):
+        axes.scatter([], [], s=biggest * value / largest, color=BLUE, linewidths=0, label=f"{value:,} examples")
+    axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    axes.set_xlim(-0.7, len(table.counts) - 0.3)
+
+
+def _map(axes: Axes, table: Table) -> None:
+    shares = _shares(table.counts)[table.order]
+    edges = _edges(len(shares))
+    columns = np.add.reduceat(shares, edges[:-1], axis=0) / np.diff(edges)[:, None]
+    mesh = axes.pcolormesh(edges, np.arange(len(table.names) + 1) - 0.5, columns.T, cmap="Blues", vmin=0, rasterized=True)
+    bar = axes.figure.colorbar(mesh, ax=axes, location="bottom", aspect=50, shrink=0.5, pad=0.02)
+    bar.set_label("share of the label in the client's examples", fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+    axes.set_xlim(0, len(shares))
+
+
+def _edges(clients: int) -> Ints:
+    columns = min(clients, COLUMNS)
+    return np.arange(columns + 1, dtype=np.int64) * clients // columns
+
+
+def _sizes(axes: Axes, table: Table) -> None:
+    train = table.counts.sum(axis=1)[table.order].astype(np.float64)
+    test = table.test[table.order].astype(np.float64)
+    if len(train) > SINGLE:
+        edges = _edges(len(train))
+        train, test = (np.add.reduceat(part, edges[:-1]) / np.diff(edges) for part in (train, test))
+        axes.stairs(train, edges, fill=True, color=BLUE, label="training")
+        if test.any():
+            axes.stairs(train + test, edges, baseline=train, fill=True, color=ORANGE, label="own test")
+    else:
+        axes.bar(np.arange(len(train)), train, color=BLUE, width=0.75, label="training")
+        if test.any():
+            axes.bar(np.arange(len(train)), test, bottom=train, color=ORANGE, width=0.75, label="own test")
+    if test.any():
+        axes.legend(fontsize=7, frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1.0, 0.95), borderpad=0)
+    axes.set_ylabel("examples", fontsize=8)
+    _bare(axes, "x")
+
+
+def _label_bars(axes: Axes, table: Table) -> None:
+    axes.barh(np.arange(len(table.names)), table.counts.sum(axis=0), color=GREY, height=0.75)
+    axes.set_xlabel("examples", fontsize=8)
+    axes.locator_params(axis="x", nbins=3)
+    _bare(axes, "y")
+
+
+def _bare(axes: Axes, shared: str) -> None:
+    axes.tick_params(labelsize=8)
+    axes.tick_params(axis="x" if shared == "x" else "y", labelbottom=False, labelleft=False, length=0)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _axes(axes: Axes, table: Table) -> None:
+    clients, labels = table.counts.shape
+    step = -(-labels // 30)
+    axes.set_yticks(np.arange(0, labels, step), [table.names[i] for i in range(0, labels, step)], fontsize=8)
+    axes.set_ylim(labels - 0.4, -0.6)
+    axes.set_ylabel("label", fontsize=9)
+    if clients > SINGLE:
+        axes.set_xlabel("clients, ordered by most frequent label", fontsize=9)
+    else:
+        every = 1 if clients <= 25 else 5
+        axes.set_xticks(np.arange(0, clients, every))
+        axes.set_xlabel("client", fontsize=9)
+    axes.tick_params(labelsize=8)
+
+
+def _mark_curious(axes: Axes, above: Axes, partition: Partition, table: Table) -> None:
+    if "curious" not in partition.extras:
+        return
+    many = len(table.order) > SINGLE
+    place = float(np.flatnonzero(table.order == int(partition.extras["curious"]))[0]) + (0.5 if many else 0.0)
+    for beside in (place - 0.5, place + 0.5):
+        for each in (axes, above):
+            each.axvline(beside, color=ORANGE, linewidth=1.0, zorder=3)
+    above.annotate("curious client", (place, 1.0), xycoords=("data", "axes fraction"), fontsize=8, ha="center", va="bottom")
+
+
+def _title(partition: Partition, table: Table) -> str:
+    sizes = table.counts.sum(axis=1)
+    least, most = int(sizes.min()), int(sizes.max())
+    each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    return (
+        f"{partition.kind} (seed {partition.seed})\n{len(sizes):,} clients, {int(sizes.sum()):,} training examples, {each} each"
+    )

@@ -20,8 +20,9 @@ _WHERE = {
     "train": "fedveil.experiment.run:run",
     "FedAvg": "fedveil.methods.fedavg",
     "DPFedAvg": "fedveil.methods.dp_fedavg",
+    "NoisyFedAvg": "fedveil.methods.noisy_fedavg",
 }
-__all__ = ["__version__", *_WHERE]  # noqa: PLE0604
+__all__ = ["__version__", *_WHERE]
 
 
 def __getattr__(name: str) -> Any:

@@ -95,6 +95,7 @@ def federation(config: Config, prepared: Prepared, ledger: Ledger, run: str) -> 
         rate=setting.rate if setting.sampling == "poisson" else None,
         budget=budgets(method, setting),
         max_norm=config.training.max_update_norm,
+        colluders=setting.colluders,
     )
     context = Context(
         model,

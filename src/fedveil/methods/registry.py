@@ -10,10 +10,12 @@ from fedveil.errors import ConfigError, explain, nearest
 from fedveil.methods.base import Method, MethodConfig
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.noisy_fedavg import NoisyFedAvg
 
 METHODS: dict[str, type[MethodConfig]] = {
     "fedavg": FedAvg,
     "dp-fedavg": DPFedAvg,
+    "noisy-fedavg": NoisyFedAvg,
 }
 
 

@@ -79,8 +79,8 @@ def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, no
     if in_server_view and plan.place == "sum":
         return Unbounded("the server receives uploads without noise of their own; only their sum is protected")
     shares = 1 if in_server_view or plan.place == "sum" else noisy_uploads
-    if shares == 0:
-        return Unbounded("no noisy upload took part: the sum carries no noise")
+    if shares < 1:
+        return Unbounded("no honest noisy upload took part: the sum carries no noise that the adversary does not know")
     mu = plan_mu(plan, layout, factor, shares)
     if isinstance(mu, str):
         return Unbounded(mu)

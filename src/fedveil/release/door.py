@@ -60,6 +60,7 @@ class Door:
         rate: Poisson sampling rate q of clients in the aggregate view, or None when sampling is not Poisson.
         budget: the budget of a client (or of `AGGREGATE`); None leaves the run without a cap.
         max_norm: updates above this L2 norm are refused rather than clipped.
+        colluders: clients whose noise shares the adversary knows and can subtract.
     """
 
     layout: Layout
@@ -70,6 +71,7 @@ class Door:
     rate: float | None = None
     budget: Callable[[int], Budget] | None = None
     max_norm: float = 1e6
+    colluders: int = 0
 
     def upload(
         self, update: Tensor, plan: Plan | Raw, client: int, round: int, weight: float = 1.0, buffers: Tensor | None = None
@@ -130,7 +132,7 @@ class Door:
         for contribution in contributions:
             total += contribution.sealed
         n = len(contributions)
-        event = Unbounded(reason) if reason else event_of(executed, self.layout, self.scope, rate=self.rate, noisy_uploads=n)
+        event = Unbounded(reason) if reason else event_of(executed, self.layout, self.scope, rate=self.rate, noisy_uploads=n - self.colluders)
         self._afford(AGGREGATE, event)
         if executed.place == "sum":
             total = self._noised(total, executed, AGGREGATE, round)

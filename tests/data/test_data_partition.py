@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from scipy.stats import chi2_contingency, kstest
 
-from fedveil.data.partition import Partition, from_options, partition
+from fedveil.data.partition import Partition, checked_options, from_options, partition
 from fedveil.data.partition_options import PARTITIONS, AnyPartition
 from fedveil.errors import ConfigError
 
@@ -334,3 +334,18 @@ def test_options_of_a_configuration() -> None:
     assert part.fingerprint() == partition("dirichlet", CIFAR, clients=20, alpha=1.0, seed=3).fingerprint()
     for kind, model in PARTITIONS.items():
         assert model.model_fields["kind"].default == kind
+
+
+def test_options_of_a_table_are_checked_as_arguments_are() -> None:
+    table = {"kind": "dirichlet", "clients": 20, "alpha": 0.5}
+    part = from_options(checked_options(table), CIFAR, seed=3)
+    assert part.fingerprint() == partition("dirichlet", CIFAR, clients=20, alpha=0.5, seed=3).fingerprint()
+    assert table["kind"] == "dirichlet"
+    assert checked_options({"clients": 4}) == PARTITIONS["iid"](clients=4)
+    for wrong, message in (
+        ({"kind": "dirichlet", "clients": 20, "alfa": 0.5}, "did you mean 'alpha'"),
+        ({"kind": "idd", "clients": 20}, "did you mean 'iid'"),
+        ({"kind": "dirichlet", "clients": 20}, "needs the option 'alpha'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            checked_options(wrong)

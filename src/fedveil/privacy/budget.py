@@ -83,7 +83,7 @@ class Budget:
         """Part of the budget that is spent: 0 for nothing, 1 for all; above 1 (or inf) when a replayed ledger holds more."""
         if self.blocked:
             return float("inf")
-        return float(self.spent / self.filter.limit) if self.filter.limit else float(self.spent + 1)
+        return _part(self.spent, self.filter.limit)
 
     def state(self) -> dict[str, str]:
         """The budget as plain JSON values, for a checkpoint; what a ledger says goes before it."""
@@ -110,8 +110,8 @@ class Budget:
         return f"Budget: {self.filter.quotes} ({self.scope}), {self.spent_fraction:.4%} spent"
 
     def _refusal(self, event: Event, cost: Fraction) -> str:
-        left, limit = max(self.filter.limit - self.spent, Fraction(0)), self.filter.limit or Fraction(1)
-        asked = f"{event} asks {float(cost / limit):.4%} of the budget and {float(left / limit):.4%} is left"
+        left, limit = max(self.filter.limit - self.spent, Fraction(0)), self.filter.limit
+        asked = f"{event} asks {_part(cost, limit):.4%} of the budget and {1 - _part(limit - left, limit):.4%} is left"
         by_rounding = left and cost <= left * (1 + _ROUNDING)
         advice = " (short by a rounding error: calibrate to GdpFilter.share or leave a margin)" if by_rounding else ""
         return f"{asked}{advice}. {self}. Nothing was released: stop with the last model, or plan more noise next time"
@@ -201,6 +201,16 @@ class Budgets:
         for client, saved in clients.items():
             restored.of(client).restore(saved)
         self.seen, self._budgets = seen, restored._budgets
+
+
+def _part(amount: Fraction, limit: Fraction) -> float:
+    """amount / limit for people to read; an empty budget is wholly spent, and inf stands for what no float can hold."""
+    if not limit:
+        return 1.0 if not amount else float("inf")
+    try:
+        return float(amount / limit)
+    except OverflowError:
+        return float("inf")
 
 
 def _foreign(seq: int, entry: Entry, scope: Scope) -> str:

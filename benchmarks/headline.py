@@ -1,0 +1,76 @@
+"""The README's headline results: accuracy on real data, mean and spread over seeds.
+
+    FEDVEIL_DATA=... python benchmarks/headline.py [--only NAME] [--seeds 3]
+
+Writes benchmarks/results/headline.json; finished runs are kept and not repeated. Noise is seeded, so the figures can be had again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from fedveil.experiment.build import federation, prepare
+from fedveil.experiment.config import load_config
+from fedveil.federation.engine import Inline
+from fedveil.federation.fit import fit, start
+from fedveil.privacy.ledger import Ledger
+
+HERE = Path(__file__).resolve().parent
+CONFIGS = HERE.parent / "configs"
+OUT = HERE / "results" / "headline.json"
+DP = "fashion-mnist-dp-fedavg.toml"
+HAR_DP = ["method.name=dp-fedavg", "method.clip=0.5", "privacy.epsilon=8.0", "privacy.delta=0.01"]
+RUNS: dict[str, tuple[str, list[str]]] = {
+    "FedAvg, 20 clients Dirichlet(0.5)": ("fashion-mnist-fedavg.toml", []),
+    "DP-FedAvg epsilon 8": (DP, ["privacy.epsilon=8.0"]),
+    "DP-FedAvg epsilon 4": (DP, ["privacy.epsilon=4.0"]),
+    "DP-FedAvg epsilon 2": (DP, ["privacy.epsilon=2.0"]),
+    "the same without noise": ("fashion-mnist-no-noise.toml", []),
+    "UCI HAR, 30 users, FedAvg": ("uci-har-users.toml", []),
+    "UCI HAR, 30 users, DP-FedAvg epsilon 8": ("uci-har-users.toml", HAR_DP),
+}
+
+
+def one(config_file: str, overrides: list[str], seed: int) -> dict[str, float]:
+    config = load_config(CONFIGS / config_file, [f"run.seed={seed}", "run.seeded_noise=true", *overrides])
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, Ledger.create(Path(folder) / "ledger.sqlite", "r") as ledger:
+        job = federation(config, prepare(config), ledger, "r")
+        progress = start(job)
+        fit(job, Inline(job.context), progress)
+    last = progress.history[-1]
+    return {
+        "accuracy": 100 * last["test_accuracy"],
+        "best": 100 * max(r["test_accuracy"] for r in progress.history if "test_accuracy" in r),
+        "noise_multiplier": job.setting.noise_multiplier or 0.0,
+        "rounds": len(progress.history),
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    OUT.parent.mkdir(exist_ok=True)
+    results = json.loads(OUT.read_text()) if OUT.exists() else {}
+    for name, (config, overrides) in RUNS.items():
+        if options.only not in name:
+            continue
+        for seed in range(1, options.seeds + 1):
+            if str(seed) not in results.setdefault(name, {}):
+                results[name][str(seed)] = one(config, overrides, seed)
+                OUT.write_text(json.dumps(results, indent=1) + "\n")
+        values = [r["accuracy"] for r in results[name].values()]
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        print(f"{name:<45} {statistics.mean(values):5.1f} +- {spread:.1f}  ({len(values)} seeds)", flush=True)
+
+
+if __name__ == "__main__":
+    main()

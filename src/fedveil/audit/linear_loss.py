@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedveil.audit.two_world import Rates, audit_gdp, midpoint, rates
 from fedveil.errors import ConfigError
+from fedveil.privacy.noisy_fedavg import Schedule, claim_fedavg
 from fedveil.privacy.types import Adjacency, Audit, Scope, Unit, View
 
 FINAL_MODEL = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.FINAL)
@@ -42,19 +43,23 @@ class NoisyFedAvg:
             raise ConfigError(f"counts must be >= 1 and scales > 0, got {self}")
 
     @property
-    def _one_round(self) -> float:
-        return 2 * self.lr * self.clip * self.steps / (math.sqrt(self.clients) * self.noise_std)
-
-    @property
     def claimed_mu(self) -> float:
         """mu of the final model as the theorem has it (paper 002, Theorem 3a, Eq. 15)."""
-        growth = self.steps * math.log1p(self.lr * self.smoothness)
-        return self._one_round * math.sqrt(math.tanh(self.rounds * growth / 2) / math.tanh(growth / 2))
+        return claim_fedavg(
+            Schedule.CONSTANT,
+            learning_rate=self.lr,
+            clip=self.clip,
+            steps=self.steps,
+            smoothness=self.smoothness,
+            rounds=self.rounds,
+            clients=self.clients,
+            noise_std=self.noise_std,
+        )
 
     @property
     def true_mu(self) -> float:
         """mu of the final model on this pair, exactly."""
-        return self._one_round * math.sqrt(self.rounds)
+        return 2 * self.lr * self.clip * self.steps * math.sqrt(self.rounds / self.clients) / self.noise_std
 
     def final_coordinate(self, world: int, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """w_e after all rounds in n independent runs of `world`: clients train, clip and add noise; the server averages."""

@@ -21,6 +21,7 @@ from fedveil.privacy.types import Audit
 
 Floats = NDArray[np.float64]
 _FLOOR = 1e-9  # std given to a noiseless coordinate, relative to the largest std
+_ENTRIES = 4_000_000  # numbers held at once
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,20 @@ def releases(subject: Subject, world: int, n: int, rng: np.random.Generator) -> 
     return out
 
 
+def _rows(subject: Subject) -> int:
+    """How many uploads to hold at once."""
+    return max(1, _ENTRIES // subject.d)
+
+
+def _scores(subject: Subject, world: int, n: int, rng: np.random.Generator) -> Floats:
+    """[2, n]: log-likelihood ratio and largest deviation of n fresh uploads, a block at a time."""
+    blocks = []
+    for start in range(0, n, _rows(subject)):
+        uploads = releases(subject, world, min(_rows(subject), n - start), rng)
+        blocks.append([log_likelihood_ratio(subject, uploads), largest_deviation(subject, uploads)])
+    return np.concatenate(blocks, axis=1)
+
+
 def single_upload(
     subject: Subject,
     rng: np.random.Generator,
@@ -103,26 +118,22 @@ def single_upload(
     if n < 1 or pilot < 1:
         raise ConfigError(f"n and pilot must be >= 1, got {n} and {pilot}")
     structure = structural(subject.mechanism, rng, confirm=n)
-    pilots = [releases(subject, world, pilot, rng) for world in (0, 1)]
-    fresh = [releases(subject, world, n, rng) for world in (0, 1)]
+    pilots = [_scores(subject, world, pilot, rng) for world in (0, 1)]
+    fresh = [_scores(subject, world, n, rng) for world in (0, 1)]
 
-    llr_pilots = [log_likelihood_ratio(subject, uploads) for uploads in pilots]
-    llr = [log_likelihood_ratio(subject, uploads) for uploads in fresh]
     scope = subject.scope
     ceiling = f"ceiling {epsilon_ceiling(n, alpha, delta):.2f}"
-    counts = rates(llr[0], llr[1], choose_threshold(llr_pilots[0], llr_pilots[1], n, delta, alpha))
-    tests = [audit_dp(counts, delta, scope, alpha, note=ceiling, test="one upload, likelihood ratio")]
-    if subject.bounded:
-        wide_pilots = [largest_deviation(subject, uploads) for uploads in pilots]
-        wide = [largest_deviation(subject, uploads) for uploads in fresh]
-        counts = rates(wide[0], wide[1], choose_threshold(wide_pilots[0], wide_pilots[1], n, delta, alpha))
-        tests.append(audit_dp(counts, delta, scope, alpha, note=ceiling, test="one upload, largest deviation"))
+    tests = []
+    for row, test in enumerate(("likelihood ratio", "largest deviation")[: 1 + subject.bounded]):
+        threshold = choose_threshold(pilots[0][row], pilots[1][row], n, delta, alpha)
+        counts = rates(fresh[0][row], fresh[1][row], threshold)
+        tests.append(audit_dp(counts, delta, scope, alpha, note=ceiling, test=f"one upload, {test}"))
     if subject.gaussian:
-        counts = rates(llr[0], llr[1], midpoint(llr_pilots[0], llr_pilots[1]))
+        counts = rates(fresh[0][0], fresh[1][0], midpoint(pilots[0][0], pilots[1][0]))
         tests.append(audit_gdp(counts, delta, scope, alpha, test="one upload, likelihood ratio"))
     headline = tests[-1]
     if subject.gaussian:
-        tests.append(audit_noise(subject, fresh[0], delta, alpha))
+        tests.append(audit_noise(subject, releases(subject, 0, min(n, _rows(subject)), rng), delta, alpha))
     if structure.leak:
         assert structure.confirmed is not None
         note = f"{structure}; confirmed in {n} + {n} releases, which alone show {structure.floor:.2f} at 95 % confidence"

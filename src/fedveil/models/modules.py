@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.models.layers import Act, Conv, Flatten, GlobalAverage, Layer, Linear, Lstm, Norm, Pool, Residual, Shape, walk
+from fedveil.models.pool2x2 import MaxPool2x2
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh, "softplus": nn.Softplus}
 
@@ -76,6 +77,8 @@ def module(layer: Layer, shape: Shape) -> nn.Module:
         case Act():
             return _ACTIVATIONS[layer.kind]()
         case Pool():
+            if len(shape) == 3 and layer.kind == "max" and layer.size == 2:
+                return MaxPool2x2()
             if len(shape) == 3:
                 return nn.MaxPool2d(layer.size) if layer.kind == "max" else nn.AvgPool2d(layer.size)
             return nn.MaxPool1d(layer.size) if layer.kind == "max" else nn.AvgPool1d(layer.size)

@@ -19,8 +19,8 @@ from fedveil.attacks.types import Bounds, Knowledge, ModelFn, OnStep, Progress, 
 class DLG:
     """Minimise the squared distance of gradients jointly over the examples and their soft labels, by L-BFGS, without a box.
 
-    steps: outer steps of 20 inner ones. restarts: starts from N(0, 1), ended early by one whose distance is below `tolerance` times
-    the squared norm of what was received (1e-9 is near the resolution of float32).
+    steps: outer steps of 20 inner ones. restarts: starts from N(0, 1), ended early by one whose distance is below
+    `tolerance` times the squared norm of what was received (1e-9 is near the resolution of float32).
     line_search: None is the published optimizer; strong Wolfe succeeds from more starts.
     Labels are known if `Knowledge.labels` is given. Fails on ReLU networks, whose gradients are not smooth in the input.
     """

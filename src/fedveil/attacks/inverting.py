@@ -32,7 +32,7 @@ class IG:
     steps: int = 4800
     restarts: int = 1
     lr: float = 0.1
-    tv: float = 1e-4
+    tv: float = 1e-3
 
     def run(
         self,

@@ -1,0 +1,88 @@
+"""Knowledge extraction: a student trained on a victim's logits.
+
+The queried model is already noised, so this is post-processing: it measures what the model is worth to a thief, not privacy.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedveil.attacks.features import fit, predictions
+from fedveil.attacks.types import ModelFn
+from fedveil.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """What the student reached: accuracies on test data, agreement with the victim there, its last loss on held-out queries."""
+
+    victim_accuracy: float
+    student_accuracy: float
+    agreement: float
+    held_out_kl: float
+    queries: int
+    epochs: int
+
+
+@dataclass(frozen=True)
+class KnowledgeExtraction:
+    """Settings of the student: Adam at `lr`, KL divergence at temperature 1, early stop on a held-out share of the queries.
+
+    patience: epochs without a better held-out divergence before stopping; the best student is kept.
+    """
+
+    epochs: int = 50
+    lr: float = 1e-3
+    batch: int = 64
+    held_out: float = 0.1
+    patience: int = 5
+
+    def run(
+        self, victim: nn.Module, student_fn: ModelFn, queries: Tensor, test: tuple[Tensor, Tensor], rng: torch.Generator
+    ) -> tuple[nn.Module, Extraction]:
+        """Train a student on the victim's logits for `queries` (n, *shape); returns it with its scores on `test` = (x, y)."""
+        kept = round(len(queries) * (1 - self.held_out))
+        if not 0 < kept < len(queries):
+            raise ConfigError(f"{len(queries)} queries with held_out = {self.held_out} leave none to train or none to stop on")
+        answers = predictions(victim, queries).softmax(1)
+        student = student_fn()
+        best, best_loss, waited = copy.deepcopy(student.state_dict()), float("inf"), 0
+
+        def stop(epoch: int) -> bool:
+            nonlocal best, best_loss, waited
+            loss = float(divergence(predictions(student, queries[kept:]), answers[kept:]))
+            waited = waited + 1 if loss >= best_loss else 0
+            if loss < best_loss:
+                best, best_loss = copy.deepcopy(student.state_dict()), loss
+            return waited >= self.patience
+
+        epochs = fit(
+            student, queries[:kept], answers[:kept], rng,
+            epochs=self.epochs, loss=divergence, lr=self.lr, batch=self.batch, stop=stop,
+        )  # fmt: skip
+        student.load_state_dict(best)
+        x, y = test
+        theirs, ours = predictions(victim, x).argmax(1), predictions(student, x).argmax(1)
+        scores = Extraction(
+            victim_accuracy=_share(theirs == y),
+            student_accuracy=_share(ours == y),
+            agreement=_share(ours == theirs),
+            held_out_kl=best_loss,
+            queries=len(queries),
+            epochs=epochs,
+        )
+        return student, scores
+
+
+def divergence(logits: Tensor, answers: Tensor) -> Tensor:
+    """Mean KL(answers || softmax(logits)) in nats; answers: probabilities (n, classes)."""
+    return F.kl_div(logits.log_softmax(1), answers, reduction="batchmean")
+
+
+def _share(hits: Tensor) -> float:
+    return float(hits.double().mean())

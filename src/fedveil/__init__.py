@@ -20,6 +20,7 @@ _WHERE = {
     "train": "fedveil.experiment.run:run",
     "FedAvg": "fedveil.methods.fedavg",
     "DPFedAvg": "fedveil.methods.dp_fedavg",
+    "ALDPFL": "fedveil.methods.aldp_fl",
     "NoisyFedAvg": "fedveil.methods.noisy_fedavg",
 }
 __all__ = ["__version__", *_WHERE]

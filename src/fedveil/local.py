@@ -90,7 +90,7 @@ class Local:
         start: w, the global model [d] this client received.
         support: coordinates that may leave this round as a bool mask [d], or None for all; fixed by the plan.
         state: this client's private state; a method may keep masks or personal weights here between rounds.
-        examples: how many the client has. step: index of the current batch, from 0; `steps` is their number.
+        normal: source of standard normals, by number; ask `noise`. examples: how many the client has. step: index of the current batch, from 0; `steps` is their number.
     """
 
     model: FlatModel
@@ -105,6 +105,13 @@ class Local:
     support: Tensor | None = None
     state: State = field(default_factory=dict)
     optimizer: torch.optim.Optimizer | None = None
+    normal: Callable[[int], Tensor] | None = None
+
+    def noise(self, n: int) -> Tensor:
+        """n fresh standard normals from the run's source of noise, for methods that add noise inside training."""
+        if self.normal is None:
+            raise ConfigError("this training loop was given no source of noise: set Local.normal")
+        return self.normal(n)
 
     def descend(self) -> None:
         """One optimiser step along `model.grad` at the scheduled learning rate."""

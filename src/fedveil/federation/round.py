@@ -111,12 +111,24 @@ def _train(context: Context, task: Task, plan: Plan | Raw) -> tuple[Tensor, floa
         round=t,
         support=None if executed is None else executed.support,
         state=dict(task.private),
+        normal=_Normals(context.randomness, (t, task.client)),
     )
     update, loss = train(local, x, y, context.objective)
     buffers = model.buffers()
     if buffers.numel():
         local.state["buffers"] = buffers
     return update, loss, local.state, buffers, len(y)
+
+
+class _Normals:
+    """Standard normals for one client's round; each call draws fresh ones."""
+
+    def __init__(self, randomness: Randomness, key: tuple[int, int]) -> None:
+        self._randomness, self._key, self._calls = randomness, key, 0
+
+    def __call__(self, n: int) -> Tensor:
+        self._calls += 1
+        return self._randomness.normal(n, "training", *self._key, self._calls)
 
 
 def _reason(error: Exception) -> str:

@@ -174,5 +174,5 @@ def share_assumptions(s: Setting) -> tuple[str, ...]:
     if s.scope.view is View.SERVER:
         return ()
     return (
-        f"at least {s.sharers} honest clients add their noise share to every sum that is released (else the round is charged more)",
+        f"at least {s.sharers} honest clients add their noise share to every released sum (a round with fewer is charged more)",
     )

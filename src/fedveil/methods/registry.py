@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedveil.errors import ConfigError, explain, nearest
+from fedveil.methods.aldp_fl import ALDPFL
 from fedveil.methods.base import Method, MethodConfig
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
@@ -16,6 +17,7 @@ METHODS: dict[str, type[MethodConfig]] = {
     "fedavg": FedAvg,
     "dp-fedavg": DPFedAvg,
     "noisy-fedavg": NoisyFedAvg,
+    "aldp-fl": ALDPFL,
 }
 
 

@@ -1,0 +1,51 @@
+"""What the adaptive methods share: per-layer quantities estimated from noisy releases, and noise that costs exactly its share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedveil.errors import ConfigError
+from fedveil.methods.base import Setting, sum_noise
+from fedveil.release.plan import Plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.params import Layout
+    from fedveil.release.plan import Upload
+
+
+def debiased_norms(upload: Upload, layout: Layout) -> Tensor:
+    """Norm of each layer [L] of what was released, with the known energy of the noise taken off; never negative.
+
+    E ||u + noise||^2 = ||u||^2 + (coordinates sent) sigma^2, layer by layer.
+    """
+    if upload.support is None:
+        counts = upload.vector.new_tensor([float(n) for n in layout.sizes])
+    else:
+        counts = layout.norms(upload.support.to(upload.vector.dtype)).square()
+    return (layout.norms(upload.vector).square() - counts * upload.noise_std.square()).clamp_min(0).sqrt()
+
+
+def layered_plan(s: Setting, layer_clip: Tensor, *, equal: bool = False, clamp: float | None = None) -> Plan:
+    """Per-layer clips C_l with noise std sigma_l such that the round costs mu = f / z, whatever the clips are.
+
+    sum_l (C_l / sigma_l)^2 = 1 / z^2 is met by sigma_l = z C_l sqrt(L) (`equal`), and with the least total noise
+    sum_l n_l sigma_l^2 by sigma_l^2 = z^2 (C_l / sqrt(n_l)) sum_j C_j sqrt(n_j) (Lagrange; Cauchy-Schwarz shows it is never worse).
+    """
+    if equal:
+        std = s.z * layer_clip * len(layer_clip) ** 0.5
+    else:
+        roots = layer_clip.new_tensor([float(n) for n in s.layout.sizes]).sqrt()
+        std = s.z * (layer_clip / roots * (layer_clip * roots).sum()).sqrt()
+    return Plan(layer_clip=layer_clip, noise_std=std, place="sum" if sum_noise(s) else "upload", clamp=clamp)
+
+
+def paper_epsilon(s: Setting, method: str) -> float:
+    """The epsilon from which a published variant computes its noise; an error where it is missing."""
+    if s.epsilon is None:
+        raise ConfigError(
+            f"the published variant of {method} computes its noise from the paper's epsilon: give privacy.epsilon, "
+            "not privacy.noise_multiplier"
+        )
+    return s.epsilon

@@ -1,0 +1,211 @@
+"""ALDP-FL (paper 004): per-layer clips from a sliding window of layer norms, bounded noise.
+
+Published: the window holds raw norms and the noise inside local training is a truncated Gaussian, whose support differs between
+neighbours, so nothing can be proven. Proven: the window holds debiased norms of what was released, the Gaussian noise comes once a
+round at the door, and the bound is a clamp afterwards, which costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from fedveil.local import Local, Objective, Plain, State
+from fedveil.methods.adaptive import debiased_norms, layered_plan, paper_epsilon
+from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_releases, mean, sum_noise
+from fedveil.privacy.gaussian import classical_noise_multiplier
+from fedveil.privacy.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
+from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_REASON = "truncated noise has another support under a neighbour, and the clips are raw layer norms (paper 004)"
+
+
+class ALDPFL(MethodConfig):
+    """ALDP-FL.
+
+    Args:
+        variant: published or proven.
+        window: k, norms in the sliding window.
+        eta: of the bound b = (e^epsilon - eta) / (e^epsilon + eta).
+        noise_every: published; one iteration is a batch or a pass over the data (not stated in the paper).
+        clip: proven; the clip of a whole update before anything was released, shared among layers by the root of their sizes.
+        headroom: proven; clips are this multiple of the window's mean, because released norms are already clipped and could otherwise
+            only shrink. allocation: proven; noise proportional to the clips, or with the least total energy.
+        clip_range: proven; the clips stay within these multiples of their start.
+    """
+
+    name: Literal["aldp-fl"] = "aldp-fl"
+    variant: Variant = "proven"
+    window: int = Field(3, ge=1)
+    eta: float = Field(0.5, gt=-1, lt=1)
+    noise_every: Literal["batch", "epoch"] = "batch"
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+    headroom: float = Field(1.5, ge=1, allow_inf_nan=False)
+    allocation: Literal["equal", "least"] = "least"
+    clip_range: tuple[float, float] = (0.05, 20.0)
+    bound: float = Field(1.0, gt=0, allow_inf_nan=False)
+
+    @property
+    def weighting(self) -> Weighting:
+        """The arithmetic mean of the updates."""
+        return "uniform"
+
+    def calibrate(self, s: Setting) -> Setting:
+        """Proven: noise for the configured epsilon. Published: noise from the paper's formula."""
+        if self.variant == "published":
+            paper_epsilon(s, self.name)
+            return s
+        return calibrated(self, s)
+
+    def policy(self, s: Setting) -> Policy:
+        """Proven: clips from released norms. Published: the upload leaves as training made it."""
+        return Window(self, s) if self.variant == "proven" else Unguarded(("layer norms",), _REASON)
+
+    def objective(self, s: Setting) -> Objective:
+        """Proven: plain training. Published: clip and noise in each iteration."""
+        if self.variant == "proven":
+            return Plain()
+        return BoundedNoise(self, paper_epsilon(s, self.name), s.delta)
+
+    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+        """The arithmetic mean."""
+        return mean(uploads)
+
+    def releases(self, s: Setting, view: View) -> list[Event]:
+        """mu^2 = sum_l (f C_l / sigma_l)^2 = (f / z)^2 a round, whatever the clips; nothing for the published variant."""
+        return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASON)]
+
+    def claim(self, s: Setting) -> Claim | None:
+        """Epsilon for each local iteration, quoted for the whole run (paper 004, Theorem 1)."""
+        if self.variant == "proven":
+            return None
+        scope = Scope(Unit.RECORD, Adjacency.REPLACE_ONE, View.SERVER)
+        return Claim(paper_epsilon(s, self.name), s.delta, scope, "paper 004, Theorem 1", "per iteration; not composed")
+
+    def clip_norm(self, s: Setting) -> float | None:
+        """The clip of the first round."""
+        return self.clip if self.variant == "proven" else None
+
+    def assumptions(self, s: Setting) -> tuple[str, ...]:
+        """Nothing beyond what every run rests on."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Window:
+    """Proven policy: C_l = headroom * mean of the last k debiased layer norms that were released."""
+
+    method: ALDPFL
+    setting: Setting
+
+    def start(self) -> State:
+        """An empty window, and the first clips."""
+        import torch
+
+        sizes = torch.tensor([float(n) for n in self.setting.layout.sizes])
+        first = self.method.clip * (sizes / sizes.sum()).sqrt()
+        return {"first": first, "norms": first.new_empty((0, len(first)))}
+
+    def plan(self, released: Released, state: State) -> Plan:
+        """Per-layer clips from the window, noise at the round's share of the budget, a clamp afterwards."""
+        first, norms = state["first"], state["norms"]
+        lo, hi = self.method.clip_range
+        clips = first
+        if len(norms):
+            clips = (norms.mean(0) * self.method.headroom).clamp(first * lo, first * hi)
+        n = self.setting.cohort if sum_noise(self.setting) else 1
+        return layered_plan(self.setting, clips, equal=self.method.allocation == "equal", clamp=self.method.bound * n)
+
+    def observe(self, state: State, upload: Upload) -> State:
+        """Push the debiased norms of what left."""
+        norms = debiased_norms(upload, self.setting.layout)
+        held = state["norms"][-(self.method.window - 1) :] if self.method.window > 1 else state["norms"][:0]
+        return {**state, "norms": held.new_tensor([*held.tolist(), norms.tolist()])}
+
+
+@dataclass(frozen=True)
+class Unguarded:
+    """Published policy of methods whose noise is inside training: the door adds nothing and promises nothing."""
+
+    reads: tuple[str, ...]
+    reason: str
+
+    def start(self) -> State:
+        """No state."""
+        return {}
+
+    def plan(self, released: Released, state: State) -> Raw:
+        """Send the update as it is."""
+        return Raw(self.reads, lambda update: Plan(), self.reason)
+
+    def observe(self, state: State, upload: Upload) -> State:
+        """Nothing to learn."""
+        return state
+
+
+@dataclass(frozen=True)
+class BoundedNoise:
+    """Published objective: each iteration's step is clipped per layer to the mean of its window, then noised within [-b, b]."""
+
+    method: ALDPFL
+    epsilon: float
+    delta: float
+
+    def begin(self, local: Local) -> None:
+        """The window survives between rounds, on the client."""
+        local.state["before"] = local.model.vector.clone()
+        local.state.setdefault("window", local.model.vector.new_empty((0, len(local.model.layout))))
+
+    def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        """A gradient step; at the end of an iteration, clip and noise what it moved."""
+        loss = local.gradient(local, x, y)
+        local.descend()
+        every = 1 if self.method.noise_every == "batch" else -(-local.examples // local.spec.batch_size)
+        if (local.step + 1) % every == 0:
+            self._bound(local)
+        return loss
+
+    def finish(self, local: Local) -> Tensor:
+        """The sum of all noisy steps."""
+        local.state.pop("before")
+        return local.model.vector - local.start
+
+    def _bound(self, local: Local) -> None:
+        layout, model = local.model.layout, local.model
+        moved = model.vector - local.state["before"]
+        norms = layout.norms(moved)
+        window = local.state["window"]
+        window = window.new_tensor([*window.tolist(), norms.tolist()])[-self.method.window :]
+        clips = window.mean(0)
+        std = 2 * clips / local.examples * classical_noise_multiplier(self.epsilon, self.delta)
+        moved *= layout.expand((clips / norms.clamp_min(1e-30)).clamp_max(1.0))
+        moved += truncated_normal(local.noise(layout.dimension), layout.expand(std), bound_of(self.epsilon, self.method.eta))
+        model.vector.copy_(local.state["before"] + moved)
+        local.state["before"] = model.vector.clone()
+        local.state["window"] = window
+
+
+def bound_of(epsilon: float, eta: float) -> float:
+    """b = (e^epsilon - eta) / (e^epsilon + eta) (paper 004, Eq. 7)."""
+    shrink = eta * math.exp(-epsilon)
+    return (1 - shrink) / (1 + shrink)
+
+
+def truncated_normal(standard: Tensor, std: Tensor, bound: float) -> Tensor:
+    """Centred Gaussian noise of std `std` [d] conditioned on [-bound, bound], from standard normals [d]; 0 where std is 0.
+
+    x = std Phi^-1(Phi(-b/std) + Phi(standard) (Phi(b/std) - Phi(-b/std))).
+    """
+    import torch
+
+    z, scale = standard.double(), std.double().clamp_min(1e-300)
+    low = torch.special.ndtr(-bound / scale)
+    x = scale * torch.special.ndtri(low + torch.special.ndtr(z) * (1 - 2 * low))
+    return x.clamp(-bound, bound).where(std > 0, x.new_zeros(())).to(standard.dtype)

@@ -196,9 +196,9 @@ globalThis.veilChart = (() => {
       if (px !== null && py !== null) group.append(node("svg:circle", { cx: px, cy: py, r: 5 }));
       else if (px !== null) group.append(node("svg:line", { x1: px, x2: px, y1: box.top, y2: box.bottom }));
       else group.append(node("svg:line", { x1: box.left, x2: box.right, y1: py, y2: py }));
-      const right = (px ?? box.left) > (box.left + box.right) / 2;
-      const [tx, ty] = px !== null ? [px + (right ? -7 : 7), py !== null ? py - 9 : box.bottom - 8] : [box.left + 6, py - 6];
-      group.append(node("svg:text", { x: tx, y: ty, "text-anchor": px !== null && right ? "end" : "start", text: mark.label }));
+      const right = px !== null && px > box.right - 9 * mark.label.length;
+      const [tx, ty] = px !== null ? [px + (right ? -8 : 8), py !== null ? py - 8 : box.bottom - 8] : [box.left + 6, py - 6];
+      group.append(node("svg:text", { x: tx, y: ty, "text-anchor": right ? "end" : "start", text: mark.label }));
       svg.append(group);
     }
   }
@@ -223,7 +223,7 @@ globalThis.veilChart = (() => {
     const width = Math.max(240, plot.clientWidth || 480);
     const height = spec.height ?? Math.round(Math.max(220, Math.min(320, width * 0.62)));
     const anyInfinite = visible.some((series) => series.points.some(([, value]) => value === Infinity));
-    const box = { left: 58, right: width - 14, top: 26 + (anyInfinite ? 30 : 0), bottom: height - 46, infinite: 36 };
+    const box = { left: 58, right: width - 20, top: 26 + (anyInfinite ? 30 : 0), bottom: height - 46, infinite: 36 };
     const xs = all.flatMap((series) => [...series.points.map(([a]) => a), ...series.band.map(([a]) => a)]);
     const sums = new Map();
     for (const s of visible) if (s.stacked) for (const [a, b] of s.points) sums.set(a, (sums.get(a) ?? 0) + (b || 0));

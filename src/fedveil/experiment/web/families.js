@@ -53,8 +53,8 @@ globalThis.veilFamilies = (() => {
   }
 
   /** Largest true-positive rate at each false-positive rate that the proof leaves to an attacker. */
-  function provenTradeoff(p, rates) {
-    const e = event(p, p.view);
+  function provenTradeoff(p, rates, view = p.view) {
+    const e = event(p, view);
     if (e.kind === "none") return rates.map(() => 1);
     const mu = plainMu(p, e, p.rounds);
     const exact = rates.map((fpr) => V.tpr(mu, fpr));
@@ -73,7 +73,7 @@ globalThis.veilFamilies = (() => {
     return keep === 1 ? p.lr * p.prox * p.steps : (p.lr * p.prox * (1 - keep ** p.steps)) / (1 - keep);
   }
 
-  const raw = (what) => `${what}, so nothing can be proven of the published form`;
+  const raw = (what) => what;
 
   const FAMILIES = {
     "dp-fedavg": {
@@ -158,9 +158,9 @@ globalThis.veilFamilies = (() => {
   const sent = (p) => (p.family === "fedanc" ? Math.max(1, Math.ceil(p.density * p.dim)) : p.dim);
 
   /** Norm of the noise on the mean update, in clips; for DP-SGD on the mean gradient of one local step. */
-  function noiseRatio(p, view = p.view, cohort = p.cohort) {
-    if (isSgd(p)) return (p.noise * Math.sqrt(p.dim)) / cohort;
-    return view === "server" ? p.noise * Math.sqrt(sent(p) / cohort) : (p.noise * Math.sqrt(sent(p))) / cohort;
+  function noiseRatio(p, view = p.view, size = isSgd(p) ? p.batch : p.cohort) {
+    if (isSgd(p)) return (p.noise * Math.sqrt(p.dim)) / size;
+    return view === "server" ? p.noise * Math.sqrt(sent(p) / size) : (p.noise * Math.sqrt(sent(p))) / size;
   }
 
   /** What would bring that norm down to one clip, at the same noise multiplier. */

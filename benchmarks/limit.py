@@ -7,7 +7,8 @@ processes wake each other through pipes. Each client's update is clipped, the su
 
     python benchmarks/limit.py --workload W1 --rounds 10
 
-prints one line of JSON; `seconds` is the median of a round. The examples are synthetic, of the shapes of the real ones.
+prints one line of JSON; `seconds` is the median of a round, `cpu_seconds` what the processes computed per round (less
+dependent on what else the machine does). The examples are synthetic, of the shapes of the real ones.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import math
 import mmap
 import os
+import resource
 import statistics
 import sys
 import time
@@ -176,8 +178,8 @@ def worker(
         os.write(w, b"x")
 
 
-def rounds(work: Workload, count: int, processes: int, pool_first: bool, channels_last: bool) -> list[float]:
-    """Seconds of each of `count` rounds, after one that is not counted."""
+def rounds(work: Workload, count: int, processes: int, pool_first: bool, channels_last: bool) -> tuple[list[float], float]:
+    """Seconds of each of `count` rounds, after one that is not counted, and CPU seconds of the processes per round."""
     torch.manual_seed(1)
     net = network(work.model, pool_first)
     vectors = flatten(net, channels_last)
@@ -218,7 +220,8 @@ def rounds(work: Workload, count: int, processes: int, pool_first: bool, channel
     for pid, go, _ in ends:
         os.close(go)
         os.waitpid(pid, 0)
-    return times
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return times, (spent.ru_utime + spent.ru_stime) / (count + 1)
 
 
 def timed(function: Callable[[], None]) -> float:
@@ -242,8 +245,14 @@ def main() -> None:
         sys.exit("limit.py needs os.fork")
     kept = not given.default_malloc and keep_memory()
     torch.set_num_threads(1)
-    times = rounds(WORKLOADS[given.workload], given.rounds, given.processes, given.pool_first, given.channels_last)
-    report = {"workload": given.workload, "seconds": statistics.median(times), "rounds": times, "mallopt": kept}
+    times, cpu = rounds(WORKLOADS[given.workload], given.rounds, given.processes, given.pool_first, given.channels_last)
+    report = {
+        "workload": given.workload,
+        "seconds": statistics.median(times),
+        "cpu_seconds": cpu,
+        "rounds": times,
+        "mallopt": kept,
+    }
     options = {k: getattr(given, k) for k in ("processes", "pool_first", "channels_last")}
     print(json.dumps(report | options | {"torch": torch.__version__}))
 

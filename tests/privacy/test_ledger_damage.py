@@ -193,7 +193,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "empty log": (write(b"", "-wal"), "lost releases"),
     "no head": (remove("-head"), "cannot be read"),
     "empty head": (write(b"", "-head"), "head is damaged"),
-    "head of zeros": (write(bytes(107), "-head"), "head is damaged"),
+    "head of zeros": (write(bytes(106), "-head"), "head is damaged"),
     "empty file": (write(b""), "only 0 bytes"),
     "zeros": (write(bytes(10 * PAGE)), "not a fedveil ledger"),
     "text": (write(b"epsilon = 1\n" * 100), "not a fedveil ledger"),

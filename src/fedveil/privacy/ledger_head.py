@@ -22,7 +22,7 @@ def head_path(path: Path) -> Path:
 
 
 def head_record(seq: int, digest: str = _NONE) -> bytes:
-    """The content of the head file, always 107 bytes: the number of releases and the digest of the last one (zeros if none)."""
+    """The content of the head file, always 106 bytes: the number of releases and the digest of the last one (zeros if none)."""
     return f"fedveil ledger head {seq:020d} {digest}\n".encode()
 
 

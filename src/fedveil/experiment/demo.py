@@ -13,7 +13,7 @@ def demo_config() -> Config:
             "model": {"name": "linear"},
             "method": {"name": "dp-fedavg", "clip": 0.5},
             "training": {
-                "rounds": 60,
+                "rounds": 40,
                 "clients_per_round": 120,
                 "local_epochs": 2,
                 "batch_size": 4,

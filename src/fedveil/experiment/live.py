@@ -34,8 +34,9 @@ def run_live(config: Config, out: Path | None, quiet: bool) -> Result:
         task = bar.add_task(f"{config.method['name']} on {config.data.name}", total=config.training.rounds, accuracy="")
 
         def on_round(record: Record) -> None:
-            text = f"accuracy {record['test_accuracy']:.1%}" if "test_accuracy" in record else None
-            bar.update(task, advance=1, **({} if text is None else {"accuracy": text}))
+            if "test_accuracy" in record:
+                bar.update(task, accuracy=f"accuracy {record['test_accuracy']:.1%}")
+            bar.advance(task)
 
         result = run(config, out, on_round)
     _summary(result, console)

@@ -31,7 +31,8 @@ def layered_plan(s: Setting, layer_clip: Tensor, *, equal: bool = False, clamp: 
     """Per-layer clips C_l with noise std sigma_l such that the round costs mu = f / z, whatever the clips are.
 
     sum_l (C_l / sigma_l)^2 = 1 / z^2 is met by sigma_l = z C_l sqrt(L) (`equal`), and with the least total noise
-    sum_l n_l sigma_l^2 by sigma_l^2 = z^2 (C_l / sqrt(n_l)) sum_j C_j sqrt(n_j) (Lagrange; Cauchy-Schwarz shows it is never worse).
+    sum_l n_l sigma_l^2 by sigma_l^2 = z^2 (C_l / sqrt(n_l)) sum_j C_j sqrt(n_j) (Lagrange; never worse, by
+    Cauchy-Schwarz).
     """
     if equal:
         std = s.z * layer_clip * len(layer_clip) ** 0.5

@@ -1,8 +1,8 @@
 """ALDP-FL (paper 004): per-layer clips from a sliding window of layer norms, bounded noise.
 
 Published: the window holds raw norms and the noise inside local training is a truncated Gaussian, whose support differs between
-neighbours, so nothing can be proven. Proven: the window holds debiased norms of what was released, the Gaussian noise comes once a
-round at the door, and the bound is a clamp afterwards, which costs nothing.
+neighbours, so nothing can be proven. Proven: the window holds debiased norms of what was released, the Gaussian noise comes once
+a round at the door, and the bound is a clamp afterwards, which costs nothing.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ class ALDPFL(MethodConfig):
         eta: of the bound b = (e^epsilon - eta) / (e^epsilon + eta).
         noise_every: published; one iteration is a batch or a pass over the data (not stated in the paper).
         clip: proven; the clip of a whole update before anything was released, shared among layers by the root of their sizes.
-        headroom: proven; clips are this multiple of the window's mean, because released norms are already clipped and could otherwise
-            only shrink. allocation: proven; noise proportional to the clips, or with the least total energy.
+        headroom: proven; clips are this multiple of the window's mean: released norms are already clipped (and in the aggregate
+            view those of a mean), so without it they could only shrink.
+        allocation: proven; noise proportional to the clips, or with the least total energy.
         clip_range: proven; the clips stay within these multiples of their start.
+        bound: proven; b', to which each coordinate of a noisy update is clamped.
     """
 
     name: Literal["aldp-fl"] = "aldp-fl"
@@ -49,7 +51,7 @@ class ALDPFL(MethodConfig):
     clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     headroom: float = Field(1.5, ge=1, allow_inf_nan=False)
     allocation: Literal["equal", "least"] = "least"
-    clip_range: tuple[float, float] = (0.05, 20.0)
+    clip_range: tuple[float, float] = (0.5, 4.0)
     bound: float = Field(1.0, gt=0, allow_inf_nan=False)
 
     @property
@@ -208,4 +210,5 @@ def truncated_normal(standard: Tensor, std: Tensor, bound: float) -> Tensor:
     z, scale = standard.double(), std.double().clamp_min(1e-300)
     low = torch.special.ndtr(-bound / scale)
     x = scale * torch.special.ndtri(low + torch.special.ndtr(z) * (1 - 2 * low))
-    return x.clamp(-bound, bound).where(std > 0, x.new_zeros(())).to(standard.dtype)
+    inside: Tensor = x.clamp(-bound, bound).where(std > 0, x.new_zeros(()))
+    return inside.to(standard.dtype)

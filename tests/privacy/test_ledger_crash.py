@@ -59,7 +59,9 @@ def wait_for(pipe: int, lines: int) -> bytes:
     """What came out of a writer by the time it has handed over this often."""
     content = b""
     while content.count(b"\n") < lines:
-        content += os.read(pipe, 1 << 16)
+        chunk = os.read(pipe, 1 << 16)
+        assert chunk, "the writer died by itself"
+        content += chunk
     return content
 
 

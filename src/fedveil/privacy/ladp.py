@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import log_softmax
-from scipy.stats import chi2
+from scipy.special import gammainc, gammaincc, log_softmax
 
 from fedveil.errors import ConfigError
 from fedveil.privacy._check import at_least, non_negative, open_probability, positive, probability
@@ -113,11 +112,17 @@ def scale_leak_delta(dimension: int, ratio: float, epsilon: float) -> float:
         return 0.0
     spread, excess = dimension * math.log(ratio), -math.expm1(-2 * math.log(ratio)) / 2
     inner, outer = (spread - epsilon) / excess, (spread + epsilon) / excess
-    narrow = 0.0
-    if inner > 0:
-        narrow = float(chi2.cdf(inner, dimension)) - math.exp(epsilon + float(chi2.logcdf(inner / ratio**2, dimension)))
-    wide = float(chi2.sf(outer / ratio**2, dimension)) - math.exp(epsilon + float(chi2.logsf(outer, dimension)))
+    half = dimension / 2
+    narrow = (
+        float(gammainc(half, inner / 2)) - _weighted(epsilon, float(gammainc(half, inner / (2 * ratio**2)))) if inner > 0 else 0.0
+    )
+    wide = float(gammaincc(half, outer / (2 * ratio**2))) - _weighted(epsilon, float(gammaincc(half, outer / 2)))
     return max(narrow, wide, 0.0)
+
+
+def _weighted(epsilon: float, probability: float) -> float:
+    """e^epsilon times a probability, 0 where that underflows."""
+    return math.exp(epsilon + math.log(probability)) if probability > 0 else 0.0
 
 
 def softmax_kl(first: Sequence[float] | NDArray[np.float64], second: Sequence[float] | NDArray[np.float64]) -> float:

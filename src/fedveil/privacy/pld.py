@@ -7,12 +7,11 @@ is kept. The resulting pair dominates the original one at every epsilon (Doroshe
 
 Three adjacencies (sensitivity = 1 in units where the noise std is z):
 - zero-out: both directions of ((1-q) N(0) + q N(1), N(0)), composed separately, the worse one counts.
-- replace-one: sensitivity 1 = 2C. By advanced joint convexity (Balle, Barthe & Gaboardi 2018, Theorem 2) with the two
-  contributions' distances C from zero and 2C from each other, at e^eps = 1 + q (e^eps' - 1) and b = e^(eps - eps'):
-      delta(eps) <= q ((1 - b) delta_C(eps') + b delta_2C(eps')),     the same in both directions.
-- unknown: delta(eps) <= q delta_2C(eps') in both directions, which covers the other two.
-The last two are symmetric curves: their dominating pair has P(-loss) = e^-loss P(loss), which makes it a valid bound at negative
-epsilon too, as composition needs. (The remove direction alone would not be one for replace-one.)
+- replace-one: sensitivity 1 = 2C. Opposite contributions are the worst at every epsilon (docs/privacy.md, "Poisson sampling and
+  replace-one"), so ((1-q) N(0) + q N(1/2), (1-q) N(0) + q N(-1/2)) dominates.
+- unknown: the remove curve in BOTH directions, which covers the other two.
+The last two are symmetric: P(-loss) = e^-loss P(loss), which bounds them at negative epsilon too, as composition needs. (The
+remove direction alone would not cover replacement.)
 """
 
 from __future__ import annotations
@@ -98,8 +97,26 @@ def _directed(rate: float, z: float, step: float, highest: float, *, remove: boo
     return Pld(step, -last, probs, base_ends[0] - kept)
 
 
+def _replace_points(rate: float, z: float, losses: _Array) -> _Array:
+    """Where ln of the ratio of (1-q) N(0) + q N(1/2) to (1-q) N(0) + q N(-1/2) equals each loss >= 0.
+
+    With v = e^(y / 2z^2) and c = e^(-1 / 8z^2): q c v^2 - (1-q) (e^l - 1) v - e^l q c = 0.
+    """
+    if rate == 1:
+        return losses * z * z
+    log_c = -0.125 / (z * z)
+    with np.errstate(divide="ignore"):
+        log_linear = math.log1p(-rate) + np.log(-np.expm1(-losses)) + losses
+    log_root = 0.5 * np.logaddexp(2 * log_linear, losses + 2 * (math.log(2 * rate) + log_c))
+    log_v = np.logaddexp(log_linear, log_root) - math.log(2 * rate) - log_c
+    return np.asarray(2 * z * z * log_v, dtype=np.float64)
+
+
 def symmetric_curve(rate: float, z: float, epsilons: _Array, *, replace: bool) -> _Array:
-    """Upper bound at epsilon >= 0 on one sampled release's delta in both directions: replace-one, or any adjacency.
+    """delta at epsilon >= 0 of one sampled release, equal in both directions: replace-one exactly, or above every adjacency.
+
+    Replace-one: q (h delta_C(ln(a/h)) + (1-h) delta_2C(ln(b/(1-h)))), a = (1-q) (e^eps - 1) / q, b = e^eps, with the h at which
+    both terms have their worst event in common.
 
     Args:
         rate: Poisson sampling rate in (0, 1].
@@ -107,27 +124,32 @@ def symmetric_curve(rate: float, z: float, epsilons: _Array, *, replace: bool) -
         epsilons: array of values >= 0.
         replace: the sharper curve that only replace-one has.
     """
-    inner = np.log1p(np.expm1(epsilons) / rate)
-    far = np.exp(log_deltas_of(1 / z, inner))
     if not replace:
-        return rate * far
-    near = np.exp(log_deltas_of(0.5 / z, inner))
-    weight = np.exp(epsilons - inner)
-    return np.asarray(rate * ((1 - weight) * near + weight * far), dtype=np.float64)
+        return np.asarray(rate * np.exp(log_deltas_of(1 / z, np.log1p(np.expm1(epsilons) / rate))), dtype=np.float64)
+    ratio = _replace_points(rate, z, epsilons) / (z * z)
+    far = np.exp(epsilons - ratio)  # 1 - h
+    near = -np.expm1(np.minimum(epsilons - ratio, 0.0))
+    first = np.exp(log_deltas_of(0.5 / z, 0.5 * ratio - 0.125 / (z * z)))
+    return np.asarray(rate * (near * first + far * np.exp(log_deltas_of(1 / z, ratio))), dtype=np.float64)
 
 
 def _symmetric(rate: float, z: float, step: float, highest: float, *, replace: bool) -> Pld:
-    count = math.ceil(highest / step)
-    deltas = symmetric_curve(rate, z, np.arange(count + 1) * np.float64(step), replace=replace)
-    drops = -np.diff(deltas)
-    positive = np.empty(count)
-    positive[:-1] = (math.exp(step) * drops[:-1] - drops[1:]) / math.expm1(step)
-    positive[-1] = drops[-1] / -math.expm1(-step)
-    positive = np.maximum(positive, 0.0)
-    negative = positive * np.exp(-step * np.arange(1, count + 1))
-    rest = 1.0 - float(deltas[-1]) - math.fsum(positive) - math.fsum(negative)
+    """The pair of a symmetric curve: its half of positive losses, mirrored by P(-loss) = e^-loss P(loss), and the rest at 0."""
+    losses: _Array = np.arange(math.ceil(highest / step) + 1) * np.float64(step)
+    if replace:
+        points, centres = _replace_points(rate, z, losses) / z, (0.5 / z, -0.5 / z)
+    else:
+        points, centres = 0.5 / z + z * np.log1p(np.expm1(losses) / rate), (1 / z, 0.0)
+    p, q = (rate * _interval_masses(points - c) + (1 - rate) * _interval_masses(points) for c in centres)
+    tails = [float(rate * ndtr(c - points[-1]) + (1 - rate) * ndtr(-points[-1])) for c in centres]
+    low, high = _connect(losses, p, q)
+    positive = np.append(low[1:], 0.0) + high
+    kept = min(tails[0], math.exp(losses[-1]) * tails[1])
+    positive[-1] += kept
+    negative = positive * np.exp(-losses[1:])
+    rest = 1.0 - (tails[0] - kept) - math.fsum(positive) - math.fsum(negative)
     probs = np.concatenate([negative[::-1], [max(rest, 0.0)], positive])
-    return Pld(step, -count, probs, float(deltas[-1]))
+    return Pld(step, -(losses.size - 1), probs, tails[0] - kept)
 
 
 def _spread(release: Sampled, *, replace: bool) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,11 +67,38 @@ def _log_convex(power: _Array, ratio: _Array) -> _Array:
 
 def _log_excess_real(rate: float, z: float, orders: _Array) -> _Array:
     """ln (E_Q[(P/Q)^a] - 1) by the trapezoidal rule, whose error is exponentially small for this analytic integrand."""
-    step = min(z / 4, z * z / 2)
-    low, high = -12 * z, float(orders.max()) + 12 * z
-    x = np.linspace(low, high, max(2, math.ceil((high - low) / step)))
-    base = -x * x / (2 * z * z) - math.log(z * math.sqrt(2 * math.pi)) + math.log(x[1] - x[0])
+    x, base = _trapezoid(z, float(orders.max()), 0.6)
     return np.asarray(logsumexp(base + _log_convex(orders[:, None], _log_ratio(rate, z, x)), axis=1), dtype=np.float64)
+
+
+def _log_excess(rate: float, z: float, orders: _Array) -> _Array:
+    """ln (E_Q[(P/Q)^a] - 1) of the remove direction, which is the larger one (Mironov, Talwar & Zhang 2019, Theorem 5)."""
+    excess = np.empty_like(orders)
+    whole = (orders == np.round(orders)) & (orders <= 2048)
+    if whole.any():
+        excess[whole] = _log_excess_integer(rate, z, tuple(int(a) for a in orders[whole]))
+    if not whole.all():
+        excess[~whole] = _log_excess_real(rate, z, orders[~whole])
+    return excess
+
+
+def _trapezoid(z: float, highest: float, fineness: float) -> tuple[_Array, _Array]:
+    """Points from -12 z to highest + 12 z and the logarithms of step times normal density there."""
+    low, high = -0.5 - 12 * z, highest + 12 * z
+    x: _Array = np.linspace(low, high, math.ceil((high - low) / min(0.5 * z, fineness * z * z)) + 1)
+    return x, np.asarray(-x * x / (2 * z * z) - math.log(z * math.sqrt(2 * math.pi)) + math.log(x[1] - x[0]), dtype=np.float64)
+
+
+def _log_excess_replace(rate: float, z: float, orders: _Array) -> _Array:
+    """ln (E_Q[(P/Q)^a] - 1) of the opposite pair P = (1-q) N(0) + q N(1/2), Q = (1-q) N(0) + q N(-1/2), in groups of orders."""
+    excess = np.empty_like(orders)
+    for low, high in pairwise((1.0, 4.0, 16.0, 64.0, 256.0, math.inf)):
+        group = (orders > low) & (orders <= high)
+        if group.any():
+            x, base = _trapezoid(z, float(orders[group].max()), 1.2)
+            up, down = (np.logaddexp(math.log1p(-rate), math.log(rate) + (s * x - 0.25) / (2 * z * z)) for s in (1, -1))
+            excess[group] = logsumexp(base + down + _log_convex(orders[group][:, None], up - down), axis=1)
+    return excess
 
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
@@ -83,7 +111,7 @@ def _panels(low: float, high: float, width: float) -> tuple[_Array, _Array]:
 
 
 def _symmetric_surplus(rate: float, z: float, orders: _Array) -> _Array:
-    """What the pair that covers both directions adds to E_Q[(P/Q)^a]: docs/privacy.md, "Poisson sampling and replace-one".
+    """What the pair that covers every adjacency adds to E_Q[(P/Q)^a] of the remove direction.
 
     With k_p(L) = L^p - 1 - p (L - 1), the remove direction has 1 + E_Q[k_a(L)] and the symmetric pair
     1 + E_Q[(k_a(L) + k_(1-a)(L)) 1{L > 1}]; the surplus is the difference.
@@ -107,9 +135,10 @@ def rdp(
         rate: sampling probability in [0, 1].
         noise_multiplier: noise std / sensitivity of the adjacency, > 0.
         orders: Renyi orders, each > 1.
-        adjacency: zero_out gives the sampled Gaussian mechanism of the literature; anything else the symmetric pair.
+        adjacency: zero_out gives the sampled Gaussian mechanism of the literature, replace_one the pair of opposite
+            contributions, None the symmetric pair that covers both.
 
-    Source: Mironov, Talwar & Zhang 2019, Theorems 4, 5 and Section 3.3; the symmetric pair: docs/privacy.md.
+    Source: Mironov, Talwar & Zhang 2019, Theorems 4, 5 and Section 3.3; the other two: docs/privacy.md.
     """
     rate, z = probability("rate", rate), positive("noise_multiplier", noise_multiplier)
     alphas = np.asarray(orders, dtype=np.float64)
@@ -120,13 +149,8 @@ def rdp(
     unsampled = alphas / (2 * z * z)
     if rate == 1 or z < _TINY_NOISE:
         return unsampled
-    excess = np.empty_like(alphas)
-    whole = (alphas == np.round(alphas)) & (alphas <= 2048)
-    if whole.any():
-        excess[whole] = _log_excess_integer(rate, z, tuple(int(a) for a in alphas[whole]))
-    if not whole.all():
-        excess[~whole] = _log_excess_real(rate, z, alphas[~whole])
-    if adjacency is not Adjacency.ZERO_OUT:
+    excess = _log_excess_replace(rate, z, alphas) if adjacency is Adjacency.REPLACE_ONE else _log_excess(rate, z, alphas)
+    if adjacency is None:
         excess = np.logaddexp(excess, np.log(_symmetric_surplus(rate, z, alphas)))
     return np.minimum(np.logaddexp(0.0, excess) / (alphas - 1), unsampled)
 

@@ -39,8 +39,10 @@ RUNS: dict[str, tuple[str, list[str]]] = {
 def one(config_file: str, overrides: list[str], seed: int) -> dict[str, float]:
     config = load_config(CONFIGS / config_file, [f"run.seed={seed}", "run.seeded_noise=true", *overrides])
     began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder, Ledger.create(Path(folder) / "ledger.sqlite", "r") as ledger:
-        job = federation(config, prepare(config), ledger, "r")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.sqlite"
+        Ledger.create(path, "r").close()
+        job = federation(config, prepare(config), path, "r")
         progress = start(job)
         fit(job, Inline(job.context), progress)
     last = progress.history[-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.params import FlatModel
 from fedveil.privacy.ledger import Entry
-from fedveil.privacy.types import Adjacency, Event, Gaussian, SampledGaussian, Scope, Unit, View
+from fedveil.privacy.types import Adjacency, Gaussian, SampledGaussian, Scope, Unit, View
 from fedveil.release.door import AGGREGATE, Door
 from fedveil.release.noise import Randomness
 
@@ -47,7 +46,7 @@ def federation(
     cohort: int | None = None,
     sampling: str = "fixed",
     module: torch.nn.Module | None = None,
-    budget: Callable[[int], Any] | None = None,
+    book: Any = None,
     seed: int = 0,
     **more: Any,
 ) -> Federation:
@@ -66,7 +65,7 @@ def federation(
     local = spec or LocalSpec(batch_size=100, optimizer=OptimizerSpec(lr=0.5))
     setting = Setting(len(parts), n, rounds, sampling, local, model.layout, 2, 2, scope, 1e-3, noise_multiplier=z, **more)  # type: ignore[arg-type]
     randomness = Randomness(seed, True)
-    door = Door(model.layout, scope, "r", Book(), randomness, setting.rate if sampling == "poisson" else None, budget)
+    door = Door(model.layout, scope, "r", book or Book(), randomness, setting.rate if sampling == "poisson" else None)
     summed = view is not View.SERVER
     context = Context(
         model, clients, local, method.objective(setting), method.policy(setting), door, randomness, summed, model.buffers()
@@ -207,18 +206,13 @@ def test_integer_buffers_are_never_noised_and_private_statistics_stay() -> None:
 
 
 def test_an_exhausted_budget_ends_the_run_with_its_last_model() -> None:
-    class Purse:
-        left = 2
-
-        def check(self, event: Event) -> None:
-            if self.left == 0:
+    class Purse(Book):
+        def charge(self, entry: Entry) -> int:
+            if len(self.entries) == 2:
                 raise BudgetExhausted("the budget is spent")
+            return super().charge(entry)
 
-        def spend(self, event: Event) -> None:
-            self.left -= 1
-
-    purse = Purse()
-    job = federation(DPFedAvg(clip=0.1), [ONE, TWO], z=1.0, rounds=5, budget=lambda client: purse)
+    job = federation(DPFedAvg(clip=0.1), [ONE, TWO], z=1.0, rounds=5, book=Purse())
     progress = start(job)
     assert fit(job, Inline(job.context), progress) == "the budget is spent"
     assert progress.round == 2

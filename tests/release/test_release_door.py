@@ -15,7 +15,7 @@ from scipy import stats
 from fedveil.errors import BudgetExhausted, ConfigError, UpdateRefused
 from fedveil.params import Layout
 from fedveil.privacy.ledger import Entry
-from fedveil.privacy.types import Adjacency, Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.privacy.types import Adjacency, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.release.cost import event_of, plan_mu
 from fedveil.release.door import AGGREGATE, Door, clipped
 from fedveil.release.noise import Randomness
@@ -158,23 +158,14 @@ def test_an_update_too_large_for_float32_norms_is_still_clipped_exactly() -> Non
 # --- charging ---
 
 
-class Purse:
-    """A budget that refuses everything after `n` releases."""
+def test_charge_comes_before_the_hand_over_and_a_refusal_lets_nothing_out() -> None:
+    class Purse(Book):
+        def charge(self, entry: Entry) -> int:
+            if self.entries:
+                raise BudgetExhausted("empty")
+            return super().charge(entry)
 
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def check(self, event: Event) -> None:
-        if self.n == 0:
-            raise BudgetExhausted("empty")
-
-    def spend(self, event: Event) -> None:
-        self.n -= 1
-
-
-def test_charge_comes_before_the_hand_over_and_after_the_check() -> None:
-    purse = Purse(1)
-    d = door(budget=lambda client: purse)
+    d = Door(LAYOUT, Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER), "run", Purse(), Randomness(1, True))
     d.upload(torch.ones(7), Plan(clip=1.0, noise_std=2.0), 3, 5)
     (entry,) = entries(d)
     assert (entry.client, entry.round, entry.event) == (3, 5, Gaussian(0.5))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,8 @@ from fedveil.federation.round import Context
 from fedveil.methods.base import ROUNDING, Method, Setting
 from fedveil.models import registry as models
 from fedveil.params import FlatModel
-from fedveil.privacy.budget import Budget, Budgets, Filter, FixedPlan, GdpFilter
+from fedveil.privacy.budget import Budgets, Filter, FixedPlan, GdpFilter
+from fedveil.privacy.till import Till
 from fedveil.privacy.types import Event, Gaussian, SampledGaussian, Unbounded, View
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
@@ -30,7 +32,6 @@ from fedveil.release.noise import Randomness
 if TYPE_CHECKING:
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
-    from fedveil.privacy.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,8 @@ def build_model(config: Config, prepared: Prepared) -> FlatModel:
     return FlatModel(models.build(name, info.input_shape, info.classes, Randomness(config.run.seed).derive("model"), **options))
 
 
-def federation(config: Config, prepared: Prepared, ledger: Ledger, run: str) -> Federation:
-    """Everything that a run of this configuration needs, with its releases charged to `ledger`."""
+def federation(config: Config, prepared: Prepared, ledger: Path, run: str) -> Federation:
+    """Everything that a run of this configuration needs, with its releases charged to the ledger file."""
     method, setting = calibrated_setting(config, prepared.population)
     model = build_model(config, prepared)
     randomness = Randomness(config.run.seed, config.run.seeded_noise)
@@ -90,10 +91,9 @@ def federation(config: Config, prepared: Prepared, ledger: Ledger, run: str) -> 
         model.layout,
         setting.scope,
         run,
-        ledger,
+        Till(ledger, budgets(method, setting)),
         randomness,
         rate=setting.rate if setting.sampling == "poisson" else None,
-        budget=budgets(method, setting),
         max_norm=config.training.max_update_norm,
         colluders=setting.colluders,
     )
@@ -119,12 +119,12 @@ def federation(config: Config, prepared: Prepared, ledger: Ledger, run: str) -> 
     )
 
 
-def budgets(method: Method, setting: Setting) -> Callable[[int], Budget] | None:
+def budgets(method: Method, setting: Setting) -> Budgets | None:
     """The budget of each client (server view) or of the whole run, preset from the planned releases; None promises nothing."""
     planned = method.releases(setting, setting.scope.view)
     if any(isinstance(event, Unbounded) for event in planned):
         return None
-    return Budgets(filter_for(planned, setting.epsilon, setting.delta), setting.scope).of
+    return Budgets(filter_for(planned, setting.epsilon, setting.delta), setting.scope)
 
 
 def filter_for(planned: Sequence[Event], epsilon: float | None, delta: float) -> Filter:

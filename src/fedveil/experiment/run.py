@@ -71,16 +71,16 @@ def run(
     rundir.write_config(path / "config.toml", config)
     rundir.write_versions(path / "versions.json")
     _write_statement(path, statement)
-    with Ledger.create(path / "ledger.sqlite", run_id, {"method": method.name}) as ledger:
-        job = federation(config, prepared, ledger, run_id)
-        progress = start(job)
+    Ledger.create(path / "ledger.sqlite", run_id, {"method": method.name}).close()
+    job = federation(config, prepared, path / "ledger.sqlite", run_id)
+    progress = start(job)
 
-        def after(progress: Progress) -> None:
-            rundir.write_history(path, progress.history, job.context.door.layout)
-            if on_round is not None:
-                on_round(progress.history[-1])
+    def after(progress: Progress) -> None:
+        rundir.write_history(path, progress.history, job.context.door.layout)
+        if on_round is not None:
+            on_round(progress.history[-1])
 
-        ended = fit(job, Inline(job.context), progress, after)
+    ended = fit(job, Inline(job.context), progress, after)
     model = job.context.model
     model.load(progress.model)
     rundir.write_model(path / "model.safetensors", progress.model, model.layout)

@@ -1,9 +1,9 @@
-"""The door itself. In the order of the code: check, restrict, clip, noise, charge, hand over."""
+"""The door itself. In the order of the code: check, restrict, clip, noise, charge (if the budget allows), hand over."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,13 +13,12 @@ from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.privacy.ledger import Entry
 from fedveil.privacy.types import Event, Scope, Unbounded
 from fedveil.release.cost import active_layers, event_of, per_layer
-from fedveil.release.plan import Plan, Raw, Upload
+from fedveil.release.plan import Plan, Raw, Upload, same_plan
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.params import Layout
-    from fedveil.privacy.budget import Budget
     from fedveil.release.noise import Randomness
 
 _ROUNDING = 1 - 1e-6
@@ -33,7 +32,7 @@ class Charger(Protocol):
     """The part of a ledger that the door needs."""
 
     def charge(self, entry: Entry) -> int:
-        """Write and sync one release; returns its number."""
+        """Write and sync one release if the budget allows it; returns its number, raises BudgetExhausted otherwise."""
         ...
 
 
@@ -58,7 +57,6 @@ class Door:
         layout: of the flat vector. scope: what is promised to whom. run: name written into each ledger row.
         ledger: where each release is charged. randomness: where noise comes from.
         rate: Poisson sampling rate q of clients in the aggregate view, or None when sampling is not Poisson.
-        budget: the budget of a client (or of `AGGREGATE`); None leaves the run without a cap.
         max_norm: updates above this L2 norm are refused rather than clipped.
         colluders: clients whose noise shares the adversary knows and can subtract.
     """
@@ -69,7 +67,6 @@ class Door:
     ledger: Charger
     randomness: Randomness
     rate: float | None = None
-    budget: Callable[[int], Budget] | None = None
     max_norm: float = 1e6
     colluders: int = 0
 
@@ -86,7 +83,6 @@ class Door:
         plan, reads, reason = _settle(plan, update)
         vector = clipped(update, plan, self.layout)
         event = Unbounded(reason) if reason else event_of(plan, self.layout, self.scope, rate=self.rate)
-        self._afford(client, event)
         noisy = self._noised(vector, plan, client, round)
         self._charge(plan, event, client, round, 1, reads)
         stds = vector.new_tensor(per_layer(plan.noise_std, self.layout))
@@ -126,14 +122,17 @@ class Door:
         reads = contributions[0].reads if contributions else ()
         reason = contributions[0].reason if contributions else ""
         executed = plan if isinstance(plan, Plan) else (contributions[0].plan if contributions else Plan())
-        if isinstance(plan, Plan) and any(c.plan is not plan for c in contributions):
+        if isinstance(plan, Plan) and not all(c.plan is plan or same_plan(c.plan, plan) for c in contributions):
             raise ConfigError("all contributions to one sum must carry the plan of the round; a client used another")
         total = torch.zeros(self.layout.dimension)
         for contribution in contributions:
             total += contribution.sealed
         n = len(contributions)
-        event = Unbounded(reason) if reason else event_of(executed, self.layout, self.scope, rate=self.rate, noisy_uploads=n - self.colluders)
-        self._afford(AGGREGATE, event)
+        event = (
+            Unbounded(reason)
+            if reason
+            else event_of(executed, self.layout, self.scope, rate=self.rate, noisy_uploads=n - self.colluders)
+        )
         if executed.place == "sum":
             total = self._noised(total, executed, AGGREGATE, round)
         self._charge(executed, event, AGGREGATE, round, n, reads)
@@ -161,10 +160,6 @@ class Door:
             raise UpdateRefused(
                 f"{where}: the update has norm {norm:.4g}, above the {self.max_norm:g} that the door allows (max_update_norm)"
             )
-
-    def _afford(self, client: int, event: Event) -> None:
-        if self.budget is not None:
-            self.budget(client).check(event)
 
     def _noised(self, vector: Tensor, plan: Plan, client: int, round: int) -> Tensor:
         stds = per_layer(plan.noise_std, self.layout)
@@ -200,8 +195,6 @@ class Door:
                 note="" if plan.dp_sgd is None else "DP-SGD inside local training",
             )
         )
-        if self.budget is not None:
-            self.budget(client).spend(event)
 
 
 def clipped(update: Tensor, plan: Plan, layout: Layout) -> Tensor:

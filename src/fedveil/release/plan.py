@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fedveil.errors import ConfigError
@@ -76,6 +76,12 @@ class Plan:
             raise ConfigError(f"clamp must be > 0, got {self.clamp}")
 
 
+def same_plan(a: Plan, b: Plan) -> bool:
+    """Whether two plans say the same, tensors compared by value."""
+    pairs = [(getattr(a, f.name), getattr(b, f.name)) for f in fields(Plan)]
+    return all(x.equal(y) if hasattr(x, "equal") and hasattr(y, "equal") else bool(x == y) for x, y in pairs)
+
+
 @dataclass(frozen=True)
 class Raw:
     """A published policy's answer: a plan that needs the private update [d] before it can be made.
@@ -131,7 +137,7 @@ class Policy(Protocol):
         ...
 
     def plan(self, released: Released, state: State) -> Plan | Raw:
-        """The plan of the coming release."""
+        """The plan of the coming release: a pure function, so that any worker comes to the same one."""
         ...
 
     def observe(self, state: State, upload: Upload) -> State:

@@ -23,20 +23,20 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 class GradInversion:
     """Adam from several starts at once on matching + total variation + L2 + batch-norm statistics + distance to their mean.
 
-    steps: 20,000 published. lr warms up over `warmup` steps and falls along a cosine. seeds: joint starts.
+    steps: 20,000 published; seeds: joint starts, 8 published. lr warms up over `warmup` steps and falls along a cosine.
     langevin: noise per step in units of the rate (0.2 published, 0.01 in a public implementation).
-    matching, tv, l2, bn, group: weights >= 0 of the terms; the first batch normalisation counts ten times. The published
-    weights belong to large networks; on small ones raise `matching`, whose gradient has to outweigh the priors'.
+    matching, tv, l2, bn, group: weights >= 0 of the terms; the first batch normalisation counts ten times. The
+    published weight of `matching` is 1e-4, for large networks; on small ones its gradient would not outweigh the priors'.
     unique: labels are the classes of smallest min_j dW[c, j] (no label twice); else label counts.
     The group term uses the pixel mean of the starts, without registration. Starts are ranked by the matching term alone.
     """
 
-    steps: int = 20000
-    seeds: int = 8
+    steps: int = 2000
+    seeds: int = 4
     lr: float = 0.1
     warmup: int = 50
     langevin: float = 0.01
-    matching: float = 1e-4
+    matching: float = 1.0
     tv: float = 1e-4
     l2: float = 1e-6
     bn: float = 0.1

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from fedveil.privacy.budget import Budgets, GdpFilter
@@ -42,16 +43,21 @@ def seconds(action: Callable[[], object], times: int) -> list[float]:
 def main(folder: Path) -> None:
     """Print charges a second for several numbers of layers, then opening and summing up a large ledger."""
     with (folder / "sync").open("wb", buffering=0) as file:
-        sync = seconds(lambda: (file.write(b"x" * 128), os.fsync(file.fileno())), 200)
+
+        def write_and_sync() -> None:
+            file.write(b"x" * 128)
+            os.fsync(file.fileno())
+
+        sync = seconds(write_and_sync, 200)
     print(f"one write and sync of this disk: {statistics.median(sync) * 1e3:.2f} ms")
     for layers in (1, 10, 100):
         one = entry(layers)
         with Ledger.create(folder / f"{layers}.db", "bench") as ledger:
-            single = seconds(lambda ledger=ledger, one=one: ledger.charge(one), 1000)
-            batch = seconds(lambda ledger=ledger, one=one: ledger.charge_many([one] * 100), 50)
+            single = seconds(partial(ledger.charge, one), 1000)
+            batch = seconds(partial(ledger.charge_many, [one] * 100), 50)
             budgets = Budgets(GdpFilter(8.0, 1e-5), SCOPE)
             budgets.replay(ledger.entries())
-            checked = seconds(lambda ledger=ledger, one=one, budgets=budgets: budgets.charge(ledger, [one]), 500)
+            checked = seconds(partial(budgets.charge, ledger, [one]), 500)
         print(
             f"{layers:4d} layers: charge {statistics.median(single) * 1e3:.2f} ms ({1000 / sum(single):,.0f} a second), "
             f"charge_many {5000 / sum(batch):,.0f} rows a second, Budgets.charge {500 / sum(checked):,.0f} a second"

@@ -36,7 +36,7 @@ def test_nothing_released_costs_nothing_and_an_unbounded_release_costs_everythin
     assert np.all(np.isinf(rdp_curve(Unbounded("raw"), [2.0, 3.0])))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.one_of(sampled, plain), min_size=1, max_size=4), st.sampled_from([ZERO, REPLACE, None]))
 def test_all_accountants_are_ordered_and_auto_is_the_best(events: list[Event], adjacency: Adjacency | None) -> None:
     delta = 1e-5
@@ -52,7 +52,7 @@ def test_all_accountants_are_ordered_and_auto_is_the_best(events: list[Event], a
     assert auto <= each["gdp"] * (1 + 1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.floats(0.02, 0.9), st.floats(0.6, 5), st.integers(1, 60), st.floats(1e-8, 1e-3))
 def test_epsilon_grows_with_rounds_and_falls_with_noise_and_delta(rate: float, z: float, count: int, delta: float) -> None:
     def cost(z: float, count: int, delta: float) -> float:
@@ -65,7 +65,7 @@ def test_epsilon_grows_with_rounds_and_falls_with_noise_and_delta(rate: float, z
     assert cost(z, count, delta * 3) <= here * slack
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.one_of(sampled, plain), min_size=1, max_size=4), st.floats(1.1, 40))
 def test_renyi_curves_are_additive_over_events_and_counts(events: list[Event], order: float) -> None:
     orders = [order, 2.0]

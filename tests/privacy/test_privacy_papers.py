@@ -105,7 +105,7 @@ def test_002_smallest_scale_bounds_every_round() -> None:
 
 @given(st.lists(st.floats(0.01, 1.5), min_size=1, max_size=6), st.floats(0, 3))
 def test_002_shift_is_the_worst_sequence_of_gradients(rates: list[float], alpha: float) -> None:
-    """Over all sign patterns of +-V gradients of one client against the other's: the proximal recursion's largest end distance."""
+    """Over all sign patterns of one client's +-V gradients against the other's: the largest distance after the recursion."""
     worst = 0.0
     for pattern in range(2 ** len(rates)):
         d = 0.0

@@ -42,6 +42,15 @@ def test_renyi_divergence_equals_the_integral_at_integer_and_real_orders(rate: f
     assert rdp(rate, z, orders, adjacency=ZERO) == pytest.approx([renyi(rate, z, a) for a in orders], rel=1e-9)
 
 
+@pytest.mark.parametrize(("rate", "z", "order"), [(0.1, 0.1, 100.0), (0.5, 0.3, 300.0), (0.01, 0.45, 65.0), (0.2, 2.0, 500.0)])
+def test_replace_one_renyi_divergence_at_large_orders_by_a_finer_sum(rate: float, z: float, order: float) -> None:
+    x = np.linspace(-0.5 - 14 * z, order + 14 * z, 1_500_001)
+    up, down = (np.logaddexp(math.log1p(-rate), math.log(rate) + (s * x - 0.25) / (2 * z * z)) for s in (1, -1))
+    terms = -x * x / (2 * z * z) + order * up + (1 - order) * down
+    total = terms.max() + math.log(np.exp(terms - terms.max()).sum() * (x[1] - x[0]) / (z * math.sqrt(2 * math.pi)))
+    assert rdp(rate, z, [order], adjacency=REPLACE)[0] == pytest.approx(total / (order - 1), rel=1e-9)
+
+
 def test_one_step_delta_by_integration_both_ways() -> None:
     x = np.linspace(-12, 13, 400_001)
     base = norm.pdf(x)

@@ -95,7 +95,8 @@ def _log_excess_replace(rate: float, z: float, orders: _Array) -> _Array:
     for low, high in pairwise((1.0, 4.0, 16.0, 64.0, 256.0, math.inf)):
         group = (orders > low) & (orders <= high)
         if group.any():
-            x, base = _trapezoid(z, float(orders[group].max()), 1.2)
+            # beyond order 64 the integrand's peak is far from the narrow poles near 0 whenever these would need a finer grid
+            x, base = _trapezoid(z, float(orders[group].max()), 1.2 if high <= 64 else math.inf)
             up, down = (np.logaddexp(math.log1p(-rate), math.log(rate) + (s * x - 0.25) / (2 * z * z)) for s in (1, -1))
             excess[group] = logsumexp(base + down + _log_convex(orders[group][:, None], up - down), axis=1)
     return excess

@@ -83,6 +83,9 @@ class FlatModel:
     integer buffers stay where they are.
     """
 
+    def __reduce__(self) -> tuple[type[FlatModel], tuple[nn.Module]]:
+        return FlatModel, (self.module,)
+
     def __init__(self, module: nn.Module) -> None:
         import torch
 

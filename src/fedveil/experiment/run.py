@@ -11,7 +11,7 @@ import fedveil.experiment.rundir as rundir
 from fedveil.experiment.build import federation, new_run_id, prepare
 from fedveil.experiment.certify import certify
 from fedveil.experiment.config import calibrated_setting
-from fedveil.federation.engine import Inline
+from fedveil.federation.engines import engine
 from fedveil.federation.fit import Progress, Record, fit, start
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.statement import Statement
@@ -80,7 +80,7 @@ def run(
         if on_round is not None:
             on_round(progress.history[-1])
 
-    ended = fit(job, Inline(job.context), progress, after)
+    ended = fit(job, engine(config.run.engine, job.context), progress, after)
     model = job.context.model
     model.load(progress.model)
     rundir.write_model(path / "model.safetensors", progress.model, model.layout)

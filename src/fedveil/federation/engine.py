@@ -7,6 +7,7 @@ from typing import Protocol, Self
 
 import torch
 
+from fedveil.federation.memory import keep_freed_memory
 from fedveil.federation.round import Context, Outcome, Task, client_round
 
 
@@ -31,6 +32,7 @@ class Inline:
     def __enter__(self) -> Self:
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
+        keep_freed_memory()
         return self
 
     def __exit__(self, *exc: object) -> None:

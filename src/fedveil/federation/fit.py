@@ -15,6 +15,7 @@ from fedveil.errors import BudgetExhausted, FedveilError
 from fedveil.federation.evaluate import client_accuracy, predict, score
 from fedveil.federation.round import Context, Outcome, Task
 from fedveil.local import OptimizerSpec, State
+from fedveil.release.door import Contribution
 from fedveil.release.plan import Plan, Raw, Released, Upload
 
 if TYPE_CHECKING:
@@ -140,9 +141,7 @@ def _tasks(
     largest = max(int(sizes.max()), 1)
     for c in chosen:
         weight = max(int(sizes[c]), 1) / largest if federation.method.weighting == "examples" else 1.0
-        state: State = {}
-        if plan is None:
-            state = progress.policies.get(c) or federation.context.policy.start()
+        state = progress.common if plan is not None else progress.policies.get(c) or federation.context.policy.start()
         yield Task(c, released, weight, plan, state, progress.privates.get(c, {}), progress.buffers)
 
 
@@ -150,7 +149,7 @@ def _remember(progress: Progress, outcome: Outcome) -> None:
     if outcome.error:
         return
     progress.seen[outcome.client] = progress.seen.get(outcome.client, 0) + 1
-    if outcome.policy_state:
+    if outcome.policy_state and not isinstance(outcome.release, Contribution):
         progress.policies[outcome.client] = outcome.policy_state
     if outcome.private:
         progress.privates[outcome.client] = outcome.private

@@ -29,7 +29,9 @@ def inline(template: str) -> str:
     Args:
         template: HTML text.
     """
-    return _PLACE.sub(lambda found: web_file(found[1]).strip().replace("</", r"<\/" if found[1].endswith("js") else "</"), template)
+    return _PLACE.sub(
+        lambda found: web_file(found[1]).strip().replace("</", r"<\/" if found[1].endswith("js") else "</"), template
+    )
 
 
 def write_explorer(path: Path) -> Path:

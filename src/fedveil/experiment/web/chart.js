@@ -119,18 +119,25 @@ globalThis.veilChart = (() => {
   }
   const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
 
+  const tickText = (value) => (typeof value === "number" && value >= 1e5 ? power(value) : format(value));
+  function power(value) {
+    const exponent = Math.floor(Math.log10(value) + 1e-9);
+    const mantissa = Number((value / 10 ** exponent).toPrecision(3));
+    return `${mantissa === 1 ? "" : `${mantissa}×`}10${raise(exponent)}`;
+  }
+
   function drawAxes(svg, spec, box, x, y) {
     const grid = node("svg:g", { class: "veil-grid" });
     const text = node("svg:g", { class: "veil-ticks" });
     for (const tick of y.ticks) {
       const at = y.at(tick).toFixed(1);
       grid.append(node("svg:line", { x1: box.left, x2: box.right, y1: at, y2: at }));
-      text.append(node("svg:text", { x: box.left - 8, y: at, dy: "0.32em", "text-anchor": "end", text: format(tick) }));
+      text.append(node("svg:text", { x: box.left - 8, y: at, dy: "0.32em", "text-anchor": "end", text: tickText(tick) }));
     }
     for (const tick of x.ticks) {
       const at = x.at(tick).toFixed(1);
       grid.append(node("svg:line", { x1: at, x2: at, y1: box.bottom, y2: box.bottom + 4 }));
-      text.append(node("svg:text", { x: at, y: box.bottom + 18, "text-anchor": "middle", text: format(tick) }));
+      text.append(node("svg:text", { x: at, y: box.bottom + 18, "text-anchor": "middle", text: tickText(tick) }));
     }
     grid.append(node("svg:line", { class: "veil-base", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }));
     const middle = (box.left + box.right) / 2;

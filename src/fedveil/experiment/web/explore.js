@@ -22,11 +22,12 @@
     ["steps", "local", "Local steps", "K", 1, 1e3, 5, true, true],
     ["lr", "local", "Learning rate", "η", 1e-4, 1, 0.1, false, true],
     ["smooth", "local", "Smoothness (assumed)", "L", 1e-3, 100, 1, false, true],
+    ["diameter", "local", "Diameter of the ball", "D", 1e-3, 1e3, 0.05, false, true],
     ["prox", "local", "Proximal pull", "α", 1e-3, 100, 2, false, true],
     ["density", "local", "Share of coordinates", "γ", 0.01, 1, 0.5, false, false],
     ["eta", "local", "Bound parameter", "η′", -0.95, 0.95, 0.5, false, false],
   ].map(([key, group, label, symbol, low, high, start, whole, log]) => ({ key, group, label, symbol, low, high, start, whole, log }));
-  const CHOICES = { family: "noisy-fedavg", view: "aggregate", scope: "client:replace_one", sampling: "fixed", schedule: "constant" };
+  const CHOICES = { family: "noisy-fedavg", view: "aggregate", scope: "client:replace_one", sampling: "fixed", schedule: "constant", project: "no" };
   const STEPS = 1000;
   const SEES = { server: "each upload", aggregate: "each round's sum", final: "the last model only" };
 
@@ -102,7 +103,7 @@
 
   function setting() {
     const p = { ...values };
-    for (const key of ["family", "view", "sampling", "schedule"]) p[key] = $(key).value;
+    for (const key of ["family", "view", "sampling", "schedule", "project"]) p[key] = $(key).value;
     [p.unit, p.adjacency] = $("scope").value.split(":");
     return p;
   }
@@ -116,8 +117,11 @@
       say(`Unit and adjacency changed to "${$("scope").selectedOptions[0].text}", which this family can speak of.`);
     }
     const family = F.FAMILIES[$("family").value];
-    const hidden = sgd ? ["sampling", "clients", "cohort"] : [];
-    const local = ["records", "batch", "steps", "lr", "smooth", "prox", "density", "eta", "schedule"];
+    const noisy = F.isNoisy({ family: $("family").value });
+    const hidden = sgd ? ["sampling", "clients", "cohort"] : noisy ? ["sampling"] : [];
+    if ($("view").value !== "final") hidden.push("project", "diameter");
+    else if ($("project").value === "no") hidden.push("diameter");
+    const local = ["records", "batch", "steps", "lr", "smooth", "prox", "density", "eta", "schedule", "project", "diameter"];
     for (const row of document.querySelectorAll("[data-for]")) {
       const key = row.dataset.for;
       row.hidden = hidden.includes(key) || (local.includes(key) && !family.extra.includes(key));
@@ -133,6 +137,7 @@
   function accountant(p) {
     const e = F.event(p, p.view);
     if (e.kind === "none") return "";
+    if (F.isProjected(p) && !F.isStage(p)) return "shifted interpolation on a ball, an upper bound";
     return e.kind === "gaussian" ? "exact Gaussian curve" : "Rényi accounting at whole orders, an upper bound";
   }
 
@@ -141,6 +146,7 @@
     if (e.kind === "none") return e.reason;
     const times = `${format(p.rounds * (e.perRound ?? 1))} ${F.isSgd(p) ? "local steps" : "rounds"}`;
     if (e.kind === "sampled") return `${times}, Poisson rate ${format(e.rate)}, noise ${format(e.multiplier)} × sensitivity`;
+    if (view === "final" && F.isProjected(p) && !F.isStage(p)) return `μ = ${format(F.projectedMu(p, p.rounds))} for the last projected model; composition gives ${format(F.plainMu(p, e, p.rounds))}`;
     return `μ = ${format(F.plainMu(p, e, p.rounds))} over ${times}${view === "final" ? "; hiding the earlier models adds no proof here" : ""}`;
   }
 
@@ -178,7 +184,7 @@
   function cards(p, eps, claim, ratio) {
     const family = F.FAMILIES[p.family];
     const number = (value) => (value === Infinity ? "no bound" : Number.isNaN(value) ? "–" : `ε = ${format(value)}`);
-    $("claimed").textContent = claim ? number(claim.epsilon) : "–";
+    $("claimed").textContent = claim ? number(claim.epsilon) : "no claim";
     $("claimed").dataset.value = claim ? claim.epsilon : "";
     $("claimed-scope").textContent = claim
       ? claim.why ?? `${family.source}. Scope: ${family.claimScope(p)}; δ\u00a0=\u00a0${format(p.delta)}.`
@@ -214,7 +220,7 @@
     const lines = [];
     if (p.delta >= 1 / units) lines.push(["Delta is too large.", `δ = ${format(p.delta)} is at least 1 / ${format(units)}: publishing one ${p.unit === "client" ? "client" : "unit"} at random would satisfy it. A proven run refuses this.`]);
     if (family.published) lines.push(["The published form has no bound.", `${family.published(p)}. ${family.refuted}`]);
-    else if (family.refuted && !(p.family === "noisy-fedavg" && p.schedule === "stage")) lines.push(["Why the claim fails.", family.refuted]);
+    else if (family.refuted && !F.isStage(p)) lines.push(["Why the claim fails.", `${family.refuted}${F.isProjected(p) ? " The claim does without projection; the bound above needs it." : ""}`]);
     $("warning").hidden = lines.length === 0;
     $("warning").replaceChildren(...lines.flatMap(([title, text]) => [bold(title), ` ${text} `]));
   }
@@ -239,17 +245,21 @@
 
   function assumptions(p) {
     const f = F.factor(p);
-    const place = F.isSgd(p) ? "each local step's sum of clipped gradients" : F.onSum(p) ? "the sum of a round, added once" : "each upload";
+    const place = F.isSgd(p) ? "each local step's sum of clipped gradients" : F.isNoisy(p) && F.onSum(p) ? `the sum of a round, in shares of ${format(F.perUpload(p) * p.clip)} on each upload` : F.onSum(p) ? "the sum of a round, added once" : "each upload";
     const lines = [
       `Noise: Gaussian with std z·C = ${format(p.noise * p.clip)} on ${place}; sensitivity ${f === 2 ? "2C" : "C"} (${p.adjacency.replace("_", "-")}${p.unit === "record" && !F.isSgd(p) ? "; one record can move its client's whole update" : ""}).`,
     ];
     if (F.isSgd(p)) lines.push(`Each record joins each batch independently and in secret, with probability b / |D| = ${format(F.localRate(p))}; the client takes part in all ${format(p.rounds)} rounds.`);
-    else if (p.sampling === "fixed" || p.view === "server") lines.push(`One client may take part in all ${format(p.rounds)} rounds; being chosen at random is not counted as protection${p.view === "server" ? ", because this adversary sees who uploads" : ", because a fixed-size draw is not a Poisson sample"}.`);
+    else if (p.sampling === "fixed" || p.view === "server" || F.isNoisy(p)) lines.push(`One client may take part in all ${format(p.rounds)} rounds; being chosen at random is not counted as protection${p.view === "server" ? ", because this adversary sees who uploads" : F.isNoisy(p) ? ", because noise in shares shows how many took part" : ", because a fixed-size draw is not a Poisson sample"}.`);
     else lines.push(`Each client joins each round independently and in secret with probability n / N = ${format(p.cohort / p.clients)}; the adversary must not learn who took part.`);
     if (F.FAMILIES[p.family].published) lines.push("Repaired variant: noise scale, clip and mask are functions of what was already released, and every coordinate that leaves carries noise.");
     if (accountant(p).startsWith("Rényi")) lines.push("Rényi accounting gives an upper bound; fedveil certify may prove a smaller number with privacy loss distributions.");
     if (F.FAMILIES[p.family].attained?.(p)) lines.push("“Attained” is a lower bound on the last model, replace-one: the value of the worst linear losses. No theorem can promise less.");
-    if (["noisy-fedavg", "noisy-fedprox"].includes(p.family)) lines.push("The clip norm C of an update is what K clipped steps can travel; the claim uses L, an assumption about the network.");
+    if (F.isProjected(p)) {
+      lines.push(`Hidden state: only for somebody who never saw an earlier model, so for no client. The round's map is taken to be ${format(F.lipschitz(p))}-Lipschitz, from L; for a network L is an assumption.`);
+      if (F.isStage(p)) lines.push("With a decaying rate this page quotes composition; fedveil computes the projected bound for any schedule.");
+    }
+    if (F.isNoisy(p)) lines.push("The clip norm C of an update is what K clipped steps can travel; the claim uses L, an assumption about the network.");
     lines.push("The noise must come from a cryptographic generator and be used once; ε speaks of the whole run, not of a round.");
     $("assumptions").replaceChildren(...lines.map((text) => Object.assign(document.createElement("li"), { textContent: text })));
   }

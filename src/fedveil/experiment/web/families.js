@@ -1,5 +1,5 @@
 // What each method family claims and what can be proven of it, as functions of one plain setting `p`:
-// {family, view, unit, adjacency, sampling, schedule, clients, cohort, rounds, noise, clip, dim, delta, records, batch, steps, lr, smooth, prox, density, eta}
+// {family, view, unit, adjacency, sampling, schedule, clients, cohort, rounds, noise, clip, dim, delta, records, batch, steps, lr, smooth, prox, density, eta, project, diameter}
 // `noise` is z, noise std / clip of what is released: of each upload in the server view, of a round's sum in the other two.
 "use strict";
 
@@ -11,6 +11,8 @@ globalThis.veilFamilies = (() => {
   const perUpload = (p, z = p.noise) => (onSum(p) ? z / Math.sqrt(p.cohort) : z);
   const onTheSum = (p, z = p.noise) => (onSum(p) ? z : z * Math.sqrt(p.cohort));
   const isSgd = (p) => p.family === "silo-dp-sgd";
+  const isNoisy = (p) => p.family === "noisy-fedavg" || p.family === "noisy-fedprox";
+  const isProjected = (p) => isNoisy(p) && p.project === "yes" && p.view === "final";
   /** Sensitivity in clips. Taking one record out moves a whole clipped update, unless examples are clipped one by one. */
   const factor = (p) => (p.adjacency === "replace_one" || (p.unit === "record" && !isSgd(p)) ? 2 : 1);
   const localRate = (p) => Math.min(1, p.batch / p.records);
@@ -18,11 +20,39 @@ globalThis.veilFamilies = (() => {
   const squares = [0];
   /** sqrt(sum over t rounds of (step size / first step size)^2). */
   function growth(p, t) {
-    if (!usesSchedule(p) || p.schedule !== "stage") return Math.sqrt(t);
+    if (!isStage(p)) return Math.sqrt(t);
     while (squares.length <= t) squares.push(squares[squares.length - 1] + 1 / squares.length ** 2);
     return Math.sqrt(squares[t]);
   }
-  const usesSchedule = (p) => p.family === "noisy-fedavg";
+  const isStage = (p) => p.family === "noisy-fedavg" && p.schedule === "stage";
+
+  /** Lipschitz constant of one round's map under L-smooth losses. */
+  function lipschitz(p) {
+    const pull = p.family === "noisy-fedprox" ? p.prox : 0;
+    let distance = 1;
+    for (let k = 0; k < p.steps; k++) distance = (Math.abs(1 - p.lr * pull) + p.lr * p.smooth) * distance + p.lr * pull;
+    return distance;
+  }
+
+  const bounds = new Map();
+  /** mu of the last of t models, projected on a ball of diameter D each round: see fedveil.privacy.last_iterate.final_mu_constant. */
+  function projectedMu(p, t, z = p.noise) {
+    const rho = lipschitz(p);
+    const [shift, size] = [factor(p), (p.diameter * p.cohort) / p.clip]; // in units of clip / n
+    const key = `${rho}|${shift}|${size}`;
+    if (!bounds.has(key)) bounds.clear();
+    const least = bounds.get(key) ?? [Infinity];
+    bounds.set(key, least);
+    while (least.length < t) {
+      const n = least.length;
+      const sum = (r) => (r === 1 ? Math.log(n) : Math.log(-Math.expm1(-n * Math.log(r))) - Math.log(-Math.expm1(-Math.log(r))) + (n - 1) * Math.log(r));
+      const [a, b] = [n * Math.log(rho) + Math.log(size), Math.log(shift) + sum(rho)];
+      const [logY, logX] = [Math.max(a, b) + Math.log1p(Math.exp(-Math.abs(a - b))), sum(rho * rho)];
+      const feasible = rho <= 1 || logY - logX >= Math.log(shift) - 1e-12;
+      least.push(Math.min(least[n - 1], feasible ? Math.exp(2 * logY - logX) : Infinity));
+    }
+    return Math.sqrt(Math.min(t * shift * shift, least[t - 1])) / onTheSum(p, z);
+  }
 
   /** What a run releases to an adversary with that view: a Gaussian (mu of the first round), a Poisson-sampled one, or nothing provable. */
   function event(p, view, z = p.noise) {
@@ -32,9 +62,11 @@ globalThis.veilFamilies = (() => {
       return { kind: "sampled", rate: localRate(p), multiplier: z / f, perRound: p.steps };
     }
     if (view === "server") {
+      if (isNoisy(p)) return { kind: "gaussian", mu: f / perUpload(p, z) }; // its uploads carry shares of the noise
       if (onSum(p)) return { kind: "none", reason: "the server receives uploads without noise of their own; only their sum is protected" };
       return { kind: "gaussian", mu: f / z };
     }
+    if (isNoisy(p)) return { kind: "gaussian", mu: f / onTheSum(p, z) };
     if (!onSum(p)) return { kind: "gaussian", mu: p.sampling === "fixed" ? f / (z * Math.sqrt(p.cohort)) : f / z };
     if (p.sampling === "poisson" && p.cohort < p.clients) return { kind: "sampled", rate: p.cohort / p.clients, multiplier: z / f, perRound: 1 };
     return { kind: "gaussian", mu: f / z };
@@ -47,8 +79,8 @@ globalThis.veilFamilies = (() => {
   function proven(p, t = p.rounds, view = p.view, z = p.noise) {
     const e = event(p, view, z);
     if (e.kind === "none") return Infinity;
-    const plain = V.epsilon(plainMu(p, e, t), p.delta);
-    if (e.kind === "gaussian" || (usesSchedule(p) && p.schedule === "stage")) return plain;
+    const plain = V.epsilon(view === "final" && isProjected(p) && !isStage(p) ? projectedMu(p, t, z) : plainMu(p, e, t), p.delta);
+    if (e.kind === "gaussian") return plain;
     return Math.min(plain, V.epsilonRdp(e.rate, e.multiplier, t * e.perRound, p.delta, p.adjacency));
   }
 
@@ -56,9 +88,9 @@ globalThis.veilFamilies = (() => {
   function provenTradeoff(p, rates, view = p.view) {
     const e = event(p, view);
     if (e.kind === "none") return rates.map(() => 1);
-    const mu = plainMu(p, e, p.rounds);
+    const mu = view === "final" && isProjected(p) && !isStage(p) ? projectedMu(p, p.rounds) : plainMu(p, e, p.rounds);
     const exact = rates.map((fpr) => V.tpr(mu, fpr));
-    if (e.kind === "gaussian" || (usesSchedule(p) && p.schedule === "stage")) return exact;
+    if (e.kind === "gaussian") return exact;
     const count = p.rounds * e.perRound;
     const grid = Array.from({ length: 60 }, (_, i) => 0.02 * 1.15 ** i).filter((eps) => eps < 60);
     const deltas = grid.map((eps) => Math.exp(V.logDeltaRdp(e.rate, e.multiplier, count, eps, p.adjacency)));
@@ -98,22 +130,22 @@ globalThis.veilFamilies = (() => {
       refuted: "The number speaks of the sum. One upload carries 1/n of the noise variance: there μ is √n times as large.",
     },
     "noisy-fedavg": {
-      name: "Noisy-FedAvg", source: "convergent privacy, Theorem 3", extra: ["steps", "lr", "smooth", "schedule"],
+      name: "Noisy-FedAvg", source: "convergent privacy, Theorem 3", extra: ["steps", "lr", "smooth", "schedule", "project", "diameter"],
       about: "K clipped local steps, noise on each upload. The paper claims that the loss of privacy of the last model converges.",
-      claimScope: () => "record, replace-one, final view",
+      claimScope: () => "client level, replace-one, final view",
       claim(p, t, z) {
         const shape = p.schedule === "stage" ? Math.sqrt(2 - 1 / t) : V.shiftedH0((1 + p.lr * p.smooth) ** p.steps, t);
         const mu = (2 / onTheSum(p, z)) * shape;
         return { epsilon: V.epsilon(mu, p.delta), delta: p.delta, mu };
       },
       published: null,
-      attained: (p) => p.schedule === "constant" && p.view !== "server",
-      refuted: "Constant rate: linear losses attain √T γ√m / σ exactly, in the last model alone. The theorem needs an interpolation coefficient above 1.",
+      attained: (p) => p.schedule === "constant" && p.view !== "server" && !isProjected(p),
+      refuted: "With a constant rate, linear losses reach μ = 2√T / z in the last model alone, z being the noise on the sum. The theorem needs an interpolation coefficient above 1.",
     },
     "noisy-fedprox": {
-      name: "Noisy-FedProx", source: "convergent privacy, Theorem 4", extra: ["steps", "lr", "smooth", "prox"],
+      name: "Noisy-FedProx", source: "convergent privacy, Theorem 4", extra: ["steps", "lr", "smooth", "prox", "project", "diameter"],
       about: "As Noisy-FedAvg, with a pull α toward the global model. The paper claims a constant bound for α > L.",
-      claimScope: () => "record, replace-one, final view",
+      claimScope: () => "client level, replace-one, final view",
       claim(p, t, z) {
         if (!(p.prox > p.smooth)) return { epsilon: NaN, delta: p.delta, why: "the theorem needs α > L" };
         const shape = Math.sqrt(((2 * p.prox - p.smooth) / p.smooth) * (1 - 2 / ((p.prox / (p.prox - p.smooth)) ** t + 1)));
@@ -121,8 +153,8 @@ globalThis.veilFamilies = (() => {
         return { epsilon: V.epsilon(mu, p.delta), delta: p.delta, mu };
       },
       published: null,
-      attained: (p) => p.view !== "server",
-      refuted: "Linear losses attain √T γ√m / σ in the last model alone, so a bound that stops growing with T cannot hold.",
+      attained: (p) => p.view !== "server" && !isProjected(p),
+      refuted: "Linear losses reach μ = 2√T / z in the last model alone, z being the noise on the sum: a bound that stops growing with T cannot hold.",
     },
     fedanc: {
       name: "FedANC", source: "Theorem 2 and √R", extra: ["density"],
@@ -135,7 +167,7 @@ globalThis.veilFamilies = (() => {
     "aldp-fl": {
       name: "ALDP-FL", source: "classical Gaussian, one iteration", extra: ["records", "eta"],
       about: "Clip by a sliding window of norms, truncated Gaussian noise. The paper divides the sensitivity by the number of records.",
-      claimScope: () => "one iteration; no composition is stated",
+      claimScope: () => "record level, replace-one, server view; one iteration, no composition is stated",
       claim: (p, t, z) => ({ epsilon: V.classicalEpsilon((perUpload(p, z) * p.records) / 2, p.delta), delta: p.delta }),
       published(p) {
         const eps = this.claim(p, 1).epsilon;
@@ -180,5 +212,8 @@ globalThis.veilFamilies = (() => {
     return excess(low) <= 0 ? Math.exp(low) : excess(high) > 0 ? null : Math.exp(V.bisect(excess, low, high, 50));
   }
 
-  return { FAMILIES, VIEWS, attained, calibrate, claim, event, factor, isSgd, localRate, noiseRatio, onSum, perUpload, onTheSum, plainMu, proven, provenTradeoff, remedy, sent };
+  return {
+    FAMILIES, VIEWS, attained, calibrate, claim, event, factor, isNoisy, isProjected, isSgd, isStage, lipschitz, localRate, noiseRatio, onSum, perUpload,
+    plainMu, projectedMu, proven, provenTradeoff, remedy, sent,
+  };
 })();

@@ -152,92 +152,94 @@ globalThis.veilPrivacy = (() => {
     return top + Math.log(sum);
   }
 
-  /** L^p - 1 - p (L - 1), given excess = L - 1 and power = L^p. */
-  function convex(p, excess, power) {
-    if (Math.abs(p * excess) > 1e-2) return power - 1 - p * excess;
+  /** L^p - 1 - p (L - 1), given ln L; at least 0 for p > 1. */
+  function convex(p, log) {
+    const excess = Math.expm1(log);
+    if (Math.abs(p * excess) > 1e-2) return Math.exp(p * log) - 1 - p * excess;
     let term = (p * (p - 1) * excess * excess) / 2;
     let sum = term;
     for (let k = 3; k < 9; k++) sum += term *= ((p - k + 1) * excess) / k;
     return sum;
   }
 
-  /** What the pair that covers replace-one adds to E_Q[(P/Q)^a] (docs/privacy.md), for every order at once. */
-  function surplus(rate, z) {
-    const totals = new Float64Array(ORDERS.length);
-    const add = (low, high, sign) => {
-      const panels = Math.max(2, Math.ceil((high - low) / z));
-      const half = (high - low) / panels / 2;
-      for (let panel = 0; panel < panels; panel++) {
-        for (const [node, weight] of GAUSS_12) {
-          const x = low + half * (2 * panel + 1 + node);
-          const mass = (sign * half * weight * phi(x / z)) / z;
-          const excess = rate * Math.expm1((2 * x - 1) / (2 * z * z));
-          const logRatio = Math.log1p(excess);
-          const ratio = sign > 0 ? 1 / (1 + excess) : 1 + excess;
-          let power = sign > 0 ? 1 : ratio;
-          let exponent = 1;
-          for (let i = 0; i < ORDERS.length; i++) {
-            const order = ORDERS[i];
-            power = order === exponent + 1 ? power * ratio : Math.exp(-Math.abs(logRatio) * (sign > 0 ? order - 1 : order));
-            exponent = order;
-            totals[i] += mass * convex(sign > 0 ? 1 - order : order, excess, power);
-          }
-        }
-      }
-    };
-    add(0.5, 1 + 12 * z, 1);
-    add(-12 * z, 0.5, -1);
-    return totals.map((total) => Math.max(total, 0) + 1e-16);
-  }
+  /** ln((1 - q) + q e^s). */
+  const logMix = (rate, s) => (s < 30 ? Math.log1p(rate * Math.expm1(s)) : s + Math.log(rate) + Math.log1p(((1 - rate) / rate) * Math.exp(-s)));
 
-  function computeCurve(rate, z, adjacency) {
-    const flat = ORDERS.map((order) => order / (2 * z * z));
-    if (rate === 0) return flat.map(() => 0);
-    if (rate === 1 || z < 0.05) return flat;
-    const lifts = [0, 0];
-    for (let k = 2; k <= 1024; k++) {
-      const growth = (k * (k - 1)) / (2 * z * z);
-      lifts.push(growth + Math.log(-Math.expm1(-growth)));
+  /** ln(E_Q[(P/Q)^a] - 1), P and Q mixing N(0) with N(1/2) and with N(-1/2): replace-one, by the trapezoidal rule. */
+  function logExcessReplace(rate, z, order) {
+    const [low, high] = [-0.5 - 12 * z, order + 12 * z];
+    const points = Math.ceil((high - low) / Math.min(0.5 * z, (order <= 64 ? 1.2 : Infinity) * z * z)) + 1;
+    const step = (high - low) / (points - 1);
+    const scale = Math.log(step) - Math.log(z) - LOG_SQRT_2PI;
+    let [top, sum] = [-Infinity, 0];
+    for (let i = 0; i < points; i++) {
+      const x = low + i * step;
+      const down = logMix(rate, (-x - 0.25) / (2 * z * z));
+      const log = logMix(rate, (x - 0.25) / (2 * z * z)) - down;
+      const term = scale - (x * x) / (2 * z * z) + down + (order * log > 100 ? order * log : Math.log(Math.max(0, convex(order, log))));
+      if (term > top) [sum, top] = [sum * Math.exp(top - term) + 1, term];
+      else if (term > top - 40) sum += Math.exp(term - top);
     }
-    const extra = adjacency === "zero_out" ? null : surplus(rate, z);
-    return ORDERS.map((order, i) => {
-      let log = logExcess(rate, lifts, order);
-      if (extra) log += Math.log1p(Math.exp(Math.log(extra[i]) - log));
-      const total = log > 0 ? log + Math.log1p(Math.exp(-log)) : Math.log1p(Math.exp(log));
-      return Math.min(total / (order - 1), flat[i]);
-    });
+    return top + Math.log(sum);
   }
 
   const curves = new Map();
-  /** Renyi divergences of one Poisson-sampled Gaussian release at ORDERS; z = noise std / sensitivity of the adjacency. */
-  function rdp(rate, z, adjacency) {
+  /** The Renyi curve of one Poisson-sampled Gaussian release; z = noise std / sensitivity of the adjacency. Orders are computed when asked for. */
+  function curveOf(rate, z, adjacency) {
     const key = `${rate}|${z}|${adjacency}`;
-    if (!curves.has(key)) {
-      if (curves.size > 600) curves.clear();
-      curves.set(key, computeCurve(rate, z, adjacency));
+    if (curves.has(key)) return curves.get(key);
+    if (curves.size > 2000) curves.clear();
+    const known = new Float64Array(ORDERS.length).fill(NaN);
+    const lifts = [0, 0];
+    const lift = (k) => {
+      for (let j = lifts.length; j <= k; j++) {
+        const growth = (j * (j - 1)) / (2 * z * z);
+        lifts.push(growth + Math.log(-Math.expm1(-growth)));
+      }
+      return lifts;
+    };
+    const compute = (order) => {
+      const flat = order / (2 * z * z);
+      if (rate === 0) return 0;
+      if (rate === 1 || z < 0.05) return flat;
+      const log = adjacency === "replace_one" ? logExcessReplace(rate, z, order) : logExcess(rate, lift(order), order);
+      const total = log > 0 ? log + Math.log1p(Math.exp(-log)) : Math.log1p(Math.exp(log));
+      return Math.min(total / (order - 1), flat);
+    };
+    const curve = { best: 20, at: (i) => (Number.isNaN(known[i]) ? (known[i] = compute(ORDERS[i])) : known[i]) };
+    curves.set(key, curve);
+    return curve;
+  }
+  const rdp = (rate, z, adjacency) => ORDERS.map((_, i) => curveOf(rate, z, adjacency).at(i));
+
+  /** The least of f over the orders, from where it was found last. Every order gives a valid bound, so a search cannot harm. */
+  function leastOver(curve, f) {
+    let best = curve.best;
+    let value = f(best);
+    let step = 16;
+    while (step >= 1) {
+      const next = [best - step, best + step].filter((i) => i >= 0 && i < ORDERS.length).map((i) => [f(i), i]);
+      const [least, index] = next.reduce((a, b) => (a[0] <= b[0] ? a : b), [Infinity, best]);
+      if (least < value) [value, best] = [least, index];
+      else step >>= 1;
     }
-    return curves.get(key);
+    curve.best = best;
+    return value;
   }
 
   /** Epsilon of `count` sampled releases, Canonne, Kamath & Steinke 2020, Proposition 12: an upper bound. */
   function epsilonRdp(rate, z, count, target, adjacency) {
     if (rate === 0 || count === 0) return 0;
-    let best = Infinity;
-    rdp(rate, z, adjacency).forEach((value, i) => {
-      const a = ORDERS[i];
-      best = Math.min(best, count * value + Math.log1p(-1 / a) - (Math.log(target) + Math.log(a)) / (a - 1));
-    });
-    return Math.max(0, best);
+    const curve = curveOf(rate, z, adjacency);
+    const at = (i) => count * curve.at(i) + Math.log1p(-1 / ORDERS[i]) - (Math.log(target) + Math.log(ORDERS[i])) / (ORDERS[i] - 1);
+    return Math.max(0, leastOver(curve, at));
   }
 
   /** ln of the delta that the same curve proves at epsilon. */
   function logDeltaRdp(rate, z, count, eps, adjacency) {
-    let best = 0;
-    rdp(rate, z, adjacency).forEach((value, i) => {
-      const a = ORDERS[i];
-      best = Math.min(best, (a - 1) * (count * value - eps + Math.log1p(-1 / a)) - Math.log(a));
-    });
-    return best;
+    const curve = curveOf(rate, z, adjacency);
+    const at = (i) => (ORDERS[i] - 1) * (count * curve.at(i) - eps + Math.log1p(-1 / ORDERS[i])) - Math.log(ORDERS[i]);
+    return Math.min(0, leastOver(curve, at));
   }
 
   // --- conversions and bounds that papers use ------------------------------------------------------------------------------------

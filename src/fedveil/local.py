@@ -6,9 +6,9 @@ A method brings an `Objective`; the loop brings batches, learning-rate schedules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from fedveil.errors import ConfigError
 
@@ -90,7 +90,9 @@ class Local:
         start: w, the global model [d] this client received.
         support: coordinates that may leave this round as a bool mask [d], or None for all; fixed by the plan.
         state: this client's private state; a method may keep masks or personal weights here between rounds.
-        normal: source of standard normals, by number; ask `noise`. examples: how many the client has. step: index of the current batch, from 0; `steps` is their number.
+        scratch: whatever an objective needs from one batch to the next; it dies with the round.
+        normal: source of standard normals, by number; ask `noise`. examples: how many the client has.
+        step: index of the current batch, from 0; `steps` is their number.
     """
 
     model: FlatModel
@@ -104,6 +106,7 @@ class Local:
     step: int = 0
     support: Tensor | None = None
     state: State = field(default_factory=dict)
+    scratch: dict[str, Any] = field(default_factory=dict)
     optimizer: torch.optim.Optimizer | None = None
     normal: Callable[[int], Tensor] | None = None
 
@@ -150,6 +153,27 @@ class Objective(Protocol):
 
     def finish(self, local: Local) -> Tensor:
         """The private update [d] that goes to the door."""
+        ...
+
+
+@runtime_checkable
+class Personal(Protocol):
+    """An objective whose clients keep a model of their own."""
+
+    def personal(self, model: Tensor, state: State) -> Tensor:
+        """The model [d] that a client with this private state uses, given the global one [d]."""
+        ...
+
+
+@runtime_checkable
+class Measuring(Protocol):
+    """A policy or an objective with figures of its own for the history."""
+
+    def measures(self, state: State) -> Mapping[str, float | list[float]]:
+        """Numbers, or lists of them, read off one state; a round records their mean over its clients.
+
+        An objective reads private states, so its figures are diagnostics of simulations, as the training loss is.
+        """
         ...
 
 

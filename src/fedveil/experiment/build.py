@@ -116,6 +116,7 @@ def federation(config: Config, prepared: Prepared, ledger: Path, run: str) -> Fe
         prepared.client_tests,
         config.training.server_optimizer.spec(),
         config.training.evaluate_every,
+        prepared.public,
     )
 
 

@@ -71,8 +71,9 @@ def write_history(folder: Path, history: Sequence[Record], layout: Layout) -> No
     ]
     _table(folder / "layers.csv", layers)
     clients = [
-        {"round": row["round"], "client": i, "accuracy": a}
+        {"round": row["round"], "client": i, "accuracy": a, **({"personal": own[i]} if own else {})}
         for row in history
+        for own in [row.get("personal_accuracy")]
         for i, a in enumerate(row.get("client_accuracy", []))
     ]
     failures = [{"round": row["round"], "client": c, "failure": why} for row in history for c, why in row["failures"].items()]

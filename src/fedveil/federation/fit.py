@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,8 @@ import torch
 
 from fedveil.errors import BudgetExhausted, FedveilError
 from fedveil.federation.evaluate import client_accuracy, predict, score
-from fedveil.federation.round import Context, Outcome, Task
-from fedveil.local import OptimizerSpec, State
+from fedveil.federation.round import Context, Outcome, Task, seen
+from fedveil.local import Measuring, OptimizerSpec, Personal, State
 from fedveil.release.door import Contribution
 from fedveil.release.plan import Plan, Raw, Released, Upload
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedveil.federation.clients import Clients
     from fedveil.federation.engine import Engine
     from fedveil.methods.base import Method, Setting
+    from fedveil.params import FlatModel
 
 Record = dict[str, Any]
 """One row of history: numbers, and lists of numbers per layer or client."""
@@ -57,6 +58,7 @@ class Federation:
     Args:
         test: public test examples and labels; server: the server's optimiser on the aggregated step.
         client_tests: each client's own test examples, or None. evaluate_every: rounds between evaluations.
+        public: examples and labels that belong to no client, for policies that look at the global model's loss on them.
     """
 
     setting: Setting
@@ -66,6 +68,7 @@ class Federation:
     client_tests: Clients | None = None
     server: OptimizerSpec = field(default_factory=lambda: OptimizerSpec(lr=1.0))
     evaluate_every: int = 1
+    public: tuple[Tensor, Tensor] | None = None
 
 
 def start(federation: Federation) -> Progress:
@@ -95,7 +98,7 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     begin = time.perf_counter()
     t, context = progress.round, federation.context
     chosen = sample(federation, progress)
-    released = Released(t, progress.model, progress.previous)
+    released = Released(t, progress.model, progress.previous, _public_loss(federation, progress))
     if context.summed and not progress.common:
         progress.common = context.policy.start()
     plan = context.policy.plan(released, progress.common) if context.summed else None
@@ -106,10 +109,11 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     for o in outcomes:
         _remember(progress, o)
     record: Record = {"round": t, "participants": len(outcomes) - len(failed), "failed": len(failed), "failures": failed}
-    uploads = _uploads(federation, progress, outcomes, plan, record)
+    uploads = _uploads(federation, progress, outcomes, plan, released, record)
     if uploads:
         _step(federation, progress, uploads)
         record.update(_measures(federation, uploads))
+    record.update(_own_measures(federation, progress, [o.client for o in outcomes if not o.error]))
     trained = [(o.loss, o.examples) for o in outcomes if not o.error]
     total = sum(n for _, n in trained)
     record["train_loss"] = sum(loss * n for loss, n in trained) / total if total else math.nan
@@ -156,7 +160,12 @@ def _remember(progress: Progress, outcome: Outcome) -> None:
 
 
 def _uploads(
-    federation: Federation, progress: Progress, outcomes: list[Outcome], plan: Plan | Raw | None, record: Record
+    federation: Federation,
+    progress: Progress,
+    outcomes: list[Outcome],
+    plan: Plan | Raw | None,
+    released: Released,
+    record: Record,
 ) -> list[Upload]:
     """What this round released: the clients' uploads, or their one noisy mean; nothing if too few survived."""
     context, s = federation.context, federation.setting
@@ -171,7 +180,7 @@ def _uploads(
     if not denominator:
         return []
     upload = context.door.release_sum(sealed, plan, progress.round, denominator)
-    progress.common = context.policy.observe(progress.common, upload)
+    progress.common = context.policy.observe(progress.common, seen(upload, released))
     return [upload]
 
 
@@ -211,6 +220,38 @@ def _measures(federation: Federation, uploads: list[Upload]) -> Record:
     }
 
 
+def _own_measures(federation: Federation, progress: Progress, clients: list[int]) -> Record:
+    """The figures of this round's policies and objectives (see `Measuring`), meaned over the clients."""
+    context = federation.context
+    policies = [progress.common] if context.summed else [progress.policies.get(c, {}) for c in clients]
+    row: Record = {}
+    for part, states in ((context.objective, [progress.privates.get(c, {}) for c in clients]), (context.policy, policies)):
+        if isinstance(part, Measuring):
+            row.update(_means([part.measures(state) for state in states if state]))
+    return row
+
+
+def _means(rows: list[Mapping[str, float | list[float]]]) -> Record:
+    return {key: np.mean([row[key] for row in rows], axis=0).tolist() for key in (rows[0] if rows else {})}
+
+
+def _public_loss(federation: Federation, progress: Progress) -> float | None:
+    if federation.public is None:
+        return None
+    x, y = federation.public
+    model = _global_model(federation, progress)
+    with torch.no_grad():
+        return score(predict(model, x, progress.buffers is None), y).loss
+
+
+def _global_model(federation: Federation, progress: Progress) -> FlatModel:
+    model = federation.context.model
+    model.load(progress.model)
+    if progress.buffers is not None:
+        model.load_buffers(progress.buffers)
+    return model
+
+
 def _layer_clips(plan: Plan, layers: int) -> Tensor:
     return torch.full((layers,), plan.clip) if plan.layer_clip is None else plan.layer_clip.to(torch.float32)
 
@@ -220,15 +261,31 @@ def evaluate(federation: Federation, progress: Progress) -> Record:
 
     Where batch statistics never left the clients, batch normalisation uses those of the test batches.
     """
-    model = federation.context.model
-    model.load(progress.model)
+    model = _global_model(federation, progress)
     own_statistics = progress.buffers is None
-    if progress.buffers is not None:
-        model.load_buffers(progress.buffers)
     x, y = federation.test
     with torch.no_grad():
         scores = score(predict(model, x, own_statistics), y)
         row: Record = {f"test_{k}": v for k, v in vars(scores).items()}
         if federation.client_tests is not None:
             row["client_accuracy"] = client_accuracy(model, federation.client_tests, own_statistics)
+            row.update(_personal(federation, progress, federation.client_tests))
     return row
+
+
+def _personal(federation: Federation, progress: Progress, tests: Clients) -> Record:
+    """Accuracy of each client's own model on its own test examples, where the method has such models (see `Personal`)."""
+    objective = federation.context.objective
+    if not isinstance(objective, Personal):
+        return {}
+    each: list[float | None] = []
+    for c in range(len(tests)):
+        model, state = _global_model(federation, progress), progress.privates.get(c, {})
+        model.load(objective.personal(progress.model, state))
+        if "buffers" in state:
+            model.load_buffers(state["buffers"])
+        x, y = tests.examples(c)
+        own_statistics = progress.buffers is None and "buffers" not in state
+        each.append(float((predict(model, x, own_statistics).argmax(1) == y).double().mean()) if len(y) else None)
+    known = [a for a in each if a is not None]
+    return {"personal_accuracy": each, "mean_personal_accuracy": sum(known) / len(known) if known else math.nan}

@@ -125,7 +125,7 @@ class Pool:
                 tries[index] += 1
                 worker.index, worker.since = index, time.monotonic()
                 task = todo[index]
-                slim = Released(task.released.round, _EMPTY, None if task.released.previous is None else _EMPTY)
+                slim = replace(task.released, model=_EMPTY, previous=None if task.released.previous is None else _EMPTY)
                 worker.pipe.send((index, replace(task, released=slim, common=None)))
 
     def _collect(self, tries: list[int]) -> list[tuple[int, Any]]:
@@ -208,7 +208,7 @@ def _work(context: Context, models: torch.Tensor, rows: torch.Tensor, pipe: Conn
         except (EOFError, OSError):
             return
         previous = None if task.released.previous is None else models[1]
-        task = replace(task, released=Released(task.released.round, models[0], previous))
+        task = replace(task, released=replace(task.released, model=models[0], previous=previous))
         try:
             if context.summed:
                 if planned is None or planned[0] != task.released.round:

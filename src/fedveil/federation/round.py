@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from fedveil.errors import BudgetExhausted, LedgerError
@@ -89,8 +89,15 @@ def client_round(context: Context, task: Task) -> Outcome:
         return Outcome(
             task.client, None, task.policy_state, task.private, seconds=time.perf_counter() - start, error=_reason(error)
         )
-    state = context.policy.observe(task.policy_state, release) if isinstance(release, Upload) else task.policy_state
+    state = task.policy_state
+    if isinstance(release, Upload):
+        state = context.policy.observe(state, seen(release, task.released))
     return Outcome(task.client, release, state, private, loss, examples, time.perf_counter() - start)
+
+
+def seen(upload: Upload, released: Released) -> Upload:
+    """What a policy observes: the upload, beside what was public when it was planned."""
+    return replace(upload, start=released.model, public_loss=released.public_loss)
 
 
 def _train(context: Context, task: Task, plan: Plan | Raw) -> tuple[Tensor, float, State, Tensor, int]:

@@ -105,6 +105,8 @@ class Upload:
         vector: [d], zero where nothing was sent. noise_std: std of its noise per layer [L].
         support: coordinates sent, bool [d], or None for all.
         weight: public weight in the mean. buffers: batch statistics, in published or non-private runs only.
+        start: the global model [d] that the update is relative to; given to a policy when it observes, not kept afterwards.
+        public_loss: of that model, as in `Released`; given likewise.
     """
 
     client: int
@@ -115,6 +117,8 @@ class Upload:
     support: Tensor | None = None
     weight: float = 1.0
     buffers: Tensor | None = None
+    start: Tensor | None = None
+    public_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -122,11 +126,13 @@ class Released:
     """All that a policy may see: the round, the global models that everyone has, and nothing private.
 
     What this client (server view) or this round (aggregate view) released before reaches the policy through `observe`.
+    `public_loss` is the global model's loss on the public split, where the run has one.
     """
 
     round: int
     model: Tensor
     previous: Tensor | None
+    public_loss: float | None = None
 
 
 class Policy(Protocol):

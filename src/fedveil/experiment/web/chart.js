@@ -235,6 +235,7 @@ globalThis.veilChart = (() => {
     const sums = new Map();
     for (const s of visible) if (s.stacked) for (const [a, b] of s.points) sums.set(a, (sums.get(a) ?? 0) + (b || 0));
     const ys = [...visible.flatMap((s) => [...s.points.map(([, b]) => b), ...s.band.flatMap(([, low, high]) => [low, high])]), ...sums.values()];
+    ys.push(...(spec.marks ?? []).map((mark) => mark.y).filter((value) => value !== undefined));
     if (visible.some((s) => s.kind === "bar") && spec.y.scale !== "log") ys.push(0);
     const x = scaleOf({ snap: false, ...spec.x }, xs, box.left, box.right, Math.floor(width / 90));
     const y = scaleOf(spec.y, ys, box.bottom, box.top, 5);

@@ -151,9 +151,9 @@
   }
 
   function verdict(ratio, rounds) {
-    if (ratio <= 1) return ["it can learn", "The noise is smaller than the largest signal a round can carry."];
+    if (ratio <= 1) return ["there is room to learn", "The noise is smaller than the largest signal a round can carry."];
     if (ratio <= Math.sqrt(rounds)) return ["slow at best", `A round is mostly noise; at best ${format(rounds)} rounds that agree shrink it to ${format(ratio / Math.sqrt(rounds))} × the signal.`];
-    return ["it cannot learn", `Even ${format(rounds)} rounds in perfect agreement stay below the noise.`];
+    return ["no room to learn", `Even ${format(rounds)} rounds in perfect agreement stay below the noise.`];
   }
 
   const bold = (text) => Object.assign(document.createElement("b"), { textContent: text });
@@ -266,7 +266,7 @@
 
   // --- charts --------------------------------------------------------------------------------------------------------------------
 
-  const NOISES = Array.from({ length: 41 }, (_, i) => Number((0.1 * 10 ** (i / 10)).toPrecision(6)));
+  const NOISES = Array.from({ length: 33 }, (_, i) => Number((0.1 * 10 ** (i / 8)).toPrecision(6)));
   const RATES = Array.from({ length: 61 }, (_, i) => (i / 60) ** 2);
   const LOWEST = 1e-5; // log axes start here
 

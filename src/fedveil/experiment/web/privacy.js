@@ -201,7 +201,7 @@ globalThis.veilPrivacy = (() => {
     const compute = (order) => {
       const flat = order / (2 * z * z);
       if (rate === 0) return 0;
-      if (rate === 1 || z < 0.05) return flat;
+      if (rate === 1 || z < 0.1) return flat; // sampling hardly helps so little noise
       const log = adjacency === "replace_one" ? logExcessReplace(rate, z, order) : logExcess(rate, lift(order), order);
       const total = log > 0 ? log + Math.log1p(Math.exp(-log)) : Math.log1p(Math.exp(log));
       return Math.min(total / (order - 1), flat);

@@ -33,6 +33,7 @@ _Array = NDArray[np.float64]
 _STEPS_PER_STD = 30
 _LONGEST_STEP = 2**17
 LONGEST_SUM = 2**18
+_COARSEST = 50.0
 _LARGEST_LOSS = 500.0  # of one release; what lies beyond counts as infinite
 
 
@@ -155,7 +156,7 @@ def _symmetric(rate: float, z: float, step: float, highest: float, *, replace: b
 def _spread(release: Sampled, *, replace: bool) -> float:
     """Rough std of one release's loss; only the grid depends on it."""
     z = release.noise_multiplier
-    square = 4 * math.sinh(min(z**-2 / 4, 600.0)) if replace else math.expm1(min(z**-2, 600.0))
+    square = 4 * math.sinh(min(z**-2 / 4, 300.0)) if replace else math.expm1(min(z**-2, 300.0))
     return min(release.rate * math.sqrt(square), 1 / z)
 
 
@@ -169,7 +170,8 @@ def _highest(release: Sampled, tail: float) -> float:
 
 def _grid(releases: Sequence[Sampled], tail: float, *, replace: bool) -> float:
     """The grid step: fine against the spread of one release, coarse enough for the longest arrays."""
-    finest = min(_spread(r, replace=replace) for r in releases) / _STEPS_PER_STD
+    typical = sum(r.count * _spread(r, replace=replace) ** 2 for r in releases) / sum(r.count for r in releases)
+    finest = math.sqrt(typical) / _STEPS_PER_STD
     spreads = [_spread(r, replace=False) for r in releases]
     single = max(2 * _highest(r, tail / r.count) for r in releases) / _LONGEST_STEP
     std = math.sqrt(sum(r.count * s**2 for r, s in zip(releases, spreads, strict=True)))
@@ -183,12 +185,13 @@ def _window(plds: Sequence[Pld], counts: Sequence[int], tail: float) -> tuple[in
     low, high = (sum(c * p.lower for c, p in zip(counts, plds, strict=True)) for _ in range(2))
     high += sum(c * (p.probs.size - 1) for c, p in zip(counts, plds, strict=True))
     losses = [step * (p.lower + np.arange(p.probs.size)) for p in plds]
+    logs = [np.log(p.probs, out=np.full_like(p.probs, -np.inf), where=p.probs > 0) for p in plds]
     variance = sum(c * float(p.probs @ (l - p.probs @ l) ** 2) for c, p, l in zip(counts, plds, losses, strict=True))
     scale = math.sqrt(2 * math.log(2 / tail) / max(variance, step**2))
     for factor in (1.0, 0.7, 0.5, 0.35, 0.25, 0.15, 0.08, 0.04, 0.02, 1.5, 3.0):
         for sign in (1, -1):
             order = sign * scale * factor
-            log_mgf = sum(c * float(logsumexp(order * l, b=p.probs)) for c, p, l in zip(counts, plds, losses, strict=True))
+            log_mgf = sum(c * float(logsumexp(order * l + log_p)) for c, log_p, l in zip(counts, logs, losses, strict=True))
             bound = (log_mgf + math.log(2 / tail)) / order / step
             if sign > 0:
                 high = min(high, math.ceil(bound))
@@ -260,6 +263,8 @@ def _compose(releases: Sequence[Sampled], tail: float, direction: bool | None, *
     counts = [r.count for r in releases]
     step = _grid(releases, tail, replace=replace)
     for _ in range(4):
+        if step > _COARSEST:
+            break
         parts = []
         for r in releases:
             highest = _highest(r, tail / r.count)
@@ -267,6 +272,8 @@ def _compose(releases: Sequence[Sampled], tail: float, direction: bool | None, *
                 parts.append(_symmetric(r.rate, r.noise_multiplier, step, highest, replace=replace))
             else:
                 parts.append(_directed(r.rate, r.noise_multiplier, step, highest, remove=direction))
+        if max(part.infinity for part in parts) > 0.1:
+            break
         low, high = _window(parts, counts, tail)
         if high - low <= 1.5 * LONGEST_SUM:
             return _convolve(parts, counts, (low, high), tail)

@@ -294,7 +294,7 @@ def exact_renyi_epsilon(events: Sequence[Event]) -> mp.mpf:
     return total + mp.log1p(-1 / a) - (mp.log(DELTA) + mp.log(a)) / (a - 1)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(policy=policies)
 def test_no_adversarial_policy_exceeds_a_gdp_cap(
     policy: list[tuple[str, int, float]], tmp_path_factory: pytest.TempPathFactory
@@ -306,7 +306,7 @@ def test_no_adversarial_policy_exceeds_a_gdp_cap(
         assert all(exact_gaussian_delta(events) <= DELTA for events in out.values())
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(policy=policies)
 def test_no_adversarial_policy_exceeds_a_renyi_cap(
     policy: list[tuple[str, int, float]], tmp_path_factory: pytest.TempPathFactory

@@ -357,7 +357,7 @@ def entries(draw: st.DrawFn) -> Entry:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(batch=st.lists(entries(), min_size=1, max_size=5))
 def test_any_entry_survives_the_disk(tmp_path_factory: pytest.TempPathFactory, batch: list[Entry]) -> None:
     path = tmp_path_factory.mktemp("ledger") / "l.db"

@@ -191,3 +191,60 @@ def test_the_check_notices_a_missing_release(tmp_path: Path, missing: tuple[int,
         ledger.charge(entry(0, 0))
     with pytest.raises(AssertionError):
         check(path, [(0, 0, 1), missing])
+
+
+def test_a_child_forked_while_the_ledger_is_open_opens_its_own(tmp_path: Path) -> None:
+    """SQLite's locks do not survive a fork: a child would trust in locks that it does not hold and lose its log to the parent."""
+    with Ledger.create(tmp_path / "ledger.db", "r1") as parents:
+        parents.charge(entry(0, 0))
+        go, told = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                with Ledger.open(parents.path) as own:
+                    own.charge(entry(1, 0))
+                    os.read(go, 1)
+                    for round in range(1, 10):
+                        own.charge(entry(1, round))
+                os._exit(0)
+            finally:
+                os._exit(1)
+        while len(parents) < 2:
+            time.sleep(0.001)
+        assert parents.charge(entry(0, 1)) == 3
+        parents.close()
+        os.write(told, b"!")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.close(go)
+    os.close(told)
+    assert check(tmp_path / "ledger.db", [(0, 0, 1), (1, 0, 2), (0, 1, 3), (1, 9, 12)]) == 12
+
+
+@pytest.mark.parametrize("suffix", ["", "-head"])
+def test_files_swapped_around_a_fork_stop_the_parent(tmp_path: Path, suffix: str) -> None:
+    with Ledger.create(tmp_path / "ledger.db", "r1") as ledger:
+        ledger.charge(entry(0, 0))
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        file = Path(f"{ledger.path}{suffix}")
+        shutil.copy(file, tmp_path / "copy")
+        (tmp_path / "copy").replace(file)
+        for _ in range(2):
+            with pytest.raises(LedgerError, match="removed or replaced"):
+                ledger.charge(entry(0, 1))
+
+
+def test_releases_lost_around_a_fork_stop_the_parent(tmp_path: Path) -> None:
+    with Ledger.create(tmp_path / "ledger.db", "r1") as ledger:
+        older = (tmp_path / "ledger.db").read_bytes()
+        ledger.charge(entry(0, 0))
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        ledger.path.write_bytes(older)
+        for _ in range(2):
+            with pytest.raises(LedgerError, match="removed or replaced"):
+                ledger.charge(entry(0, 1))

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakSet
 
 from fedveil.errors import LedgerError
 from fedveil.privacy import ledger_store as store
 from fedveil.privacy.entry import AGGREGATE, Entry, from_row, link, to_row
-from fedveil.privacy.ledger_head import head_path, raise_head
+from fedveil.privacy.ledger_head import head_path, raise_head, read_head
 from fedveil.privacy.types import Adjacency, Unit, View
 
 __all__ = ["AGGREGATE", "Entry", "Ledger", "Row", "Total", "summary"]
@@ -34,7 +35,7 @@ _PAGE = 1000
 class Ledger:
     """An open ledger, from `Ledger.create` or `Ledger.open`.
 
-    Any number of processes may write one ledger, each through its own; the threads of a process may share one.
+    Any number of processes may write one ledger, each through its own, also forked ones; the threads of a process may share one.
     """
 
     def __init__(self, path: Path, meta: Mapping[str, str]) -> None:
@@ -42,11 +43,11 @@ class Ledger:
         self.run = meta["run"]
         self.meta: dict[str, Any] = json.loads(meta["meta"])
         self._genesis = store.genesis(meta)
-        self._connection = store.connect(path)
-        self._connection.execute("SELECT count(*) FROM meta").fetchone()
-        self._files = self._identity()
-        self._owner: int | None = os.getpid()
         self._lock = threading.RLock()
+        self._owner: int | None = os.getpid()
+        self._connect()
+        self._home = (self._files[0], self._files[2])
+        _OPEN.add(self)
 
     @classmethod
     def create(cls, path: str | Path, run: str, meta: Mapping[str, Any] | None = None) -> Self:
@@ -108,8 +109,7 @@ class Ledger:
         try:
             if admit is not None:
                 admit()
-            last = self._connection.execute("SELECT seq, digest FROM release ORDER BY seq DESC LIMIT 1").fetchone()
-            seq, chain = last or (0, self._genesis)
+            seq, chain = self._last()
             now = time.time()
             for entry in entries:
                 seq += 1
@@ -138,7 +138,7 @@ class Ledger:
     def __len__(self) -> int:
         with self._lock:
             self._check_usable()
-            return int(self._connection.execute("SELECT coalesce(max(seq), 0) FROM release").fetchone()[0])
+            return self._last()[0]
 
     def close(self) -> None:
         """Close the connection; the last one to close moves the log into the main file. Closing twice is fine."""
@@ -146,12 +146,38 @@ class Ledger:
             if self._owner == os.getpid():
                 self._connection.close()
             self._owner = None
+            _OPEN.discard(self)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _connect(self) -> None:
+        self._connection = store.connect(self.path)
+        self._connection.execute("SELECT count(*) FROM meta").fetchone()
+        self._files = self._identity()
+        self._suspended = False
+
+    def _suspend(self) -> None:
+        """Close the connection until the ledger is next used."""
+        if self._owner == os.getpid() and not self._suspended:
+            self._connection.close()
+            self._suspended = True
+
+    def _resume(self) -> None:
+        """Connect again, and leave the ledger unusable if these are no longer the same files or lack releases."""
+        self._connect()
+        files, self._files = self._files, ()
+        head = read_head(self.path)[0]
+        if (files[0], files[2]) == self._home and self._last()[0] >= head:
+            self._files = files
+
+    def _last(self) -> tuple[int, str]:
+        """Sequence number and digest of the last release."""
+        row = self._connection.execute("SELECT seq, digest FROM release ORDER BY seq DESC LIMIT 1").fetchone()
+        return row or (0, self._genesis)
 
     def _identity(self) -> tuple[int, ...]:
         return tuple(os.stat(file).st_ino for file in (self.path, store.wal_path(self.path), head_path(self.path)))
@@ -165,14 +191,39 @@ class Ledger:
                 f"the ledger {self.path} was opened by another process; each process opens its own with Ledger.open"
             )
         try:
+            if self._suspended:
+                self._resume()
             same = self._identity() == self._files
-        except OSError:
+        except (OSError, sqlite3.Error):
             same = False
         if not same:
             raise LedgerError(
                 f"a file of the ledger {self.path} was removed or replaced while in use, so releases may be lost: hand nothing "
                 f"over, stop the run and restore {self.path.name}, its -wal and its -head from a backup"
             )
+
+
+# --- forks ------------------------------------------------------------------------------------------------------------
+
+_OPEN: WeakSet[Ledger] = WeakSet()
+"""The open ledgers of this process. SQLite's locks do not survive a fork, but a child that inherits a connection takes them for
+its own; so every connection is closed before a fork, and opened again in the parent when it is next used."""
+_held: list[Ledger] = []
+
+
+def _before_fork() -> None:
+    for ledger in list(_OPEN):
+        ledger._lock.acquire()
+        _held.append(ledger)
+        ledger._suspend()
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop()._lock.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 # --- summary ----------------------------------------------------------------------------------------------------------

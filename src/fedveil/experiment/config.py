@@ -174,7 +174,7 @@ def population_of(config: Config) -> Population:
     """The population of a configuration, from the catalogue alone."""
     data, options = info(config.data.name), checked_options(config.data.partition)
     clients = int(getattr(options, "clients", None) or data.users)
-    total = data.train_size
+    total: float = data.train_size
     if config.data.partition.get("kind") == "users":
         total = (data.train_size + data.test_size) * (1 - config.data.user_test_fraction)
     kept = total * (1 - config.data.public_fraction) * (1 - config.data.client_test_fraction)

@@ -168,4 +168,5 @@ class Audit:
 
     def __str__(self) -> str:
         kind = "at least" if self.rigorous else "estimated"
-        return f"{kind} epsilon = {self.epsilon:.4g} at delta = {self.delta:g} ({self.scope}; {self.test}, {self.confidence:.0%} confidence, n = {self.n})"
+        figure = f"epsilon = {self.epsilon:.4g} at delta = {self.delta:g}"
+        return f"{kind} {figure} ({self.scope}; {self.test}, {self.confidence:.0%} confidence, n = {self.n})"

@@ -172,7 +172,7 @@ def calibrate(
     *,
     accountant: AccountantName = "auto",
     adjacency: Adjacency | None = None,
-    tolerance: float = 1e-6,
+    tolerance: float | None = None,
 ) -> float:
     """The smallest noise multiplier z (to the relative `tolerance`, from above) whose events cost at most epsilon at delta.
 
@@ -181,37 +181,55 @@ def calibrate(
         delta: in (0, 1).
         make_events: the events of a noise multiplier; their cost must fall as it grows.
         accountant, adjacency: as `bound`.
-        tolerance: relative, in (0, 0.1].
+        tolerance: relative, in (0, 0.1]; None is 1e-6 for the exact Gaussian curve and 1e-4 with sampling.
 
     Raises:
         ConfigError: nothing to pay for, or no noise multiplier up to 1e9 meets the target.
     """
-    epsilon, tolerance = positive("epsilon", epsilon), positive("tolerance", min(tolerance, 0.1))
+    epsilon = positive("epsilon", epsilon)
+    only_gdp = not any(isinstance(event, SampledGaussian) and 0 < event.rate < 1 for event in make_events(1.0))
+    given = (1e-6 if only_gdp else 1e-4) if tolerance is None else min(positive("tolerance", tolerance), 0.1)
 
-    def excess(log_z: float) -> float:
-        cost, _ = bound(make_events(math.exp(log_z)), delta, accountant=accountant, adjacency=adjacency)
-        return math.log(cost / epsilon) if 0 < cost < math.inf else (-50.0 if cost == 0 else 50.0)
+    def excess_by(name: AccountantName) -> Callable[[float], float]:
+        def excess(log_z: float) -> float:
+            cost, _ = bound(make_events(math.exp(log_z)), delta, accountant=name, adjacency=adjacency)
+            return math.log(cost / epsilon) if 0 < cost < math.inf else (-50.0 if cost == 0 else 50.0)
 
-    high, at_high = 0.0, excess(0.0)
-    low, at_low = high, at_high
-    while at_high > 0:
-        low, at_low = high, at_high
-        high += max(0.5, min(1.2 * at_high, 6.0))
-        if high > math.log(1e9):
+        return excess
+
+    if only_gdp or accountant != "auto":
+        excess = excess_by(accountant)
+        return math.exp(_shrink(excess, *_bracket(excess, 0.0, 0.5, epsilon, delta), given))
+    cheap, sharp = excess_by("rdp"), excess_by("auto")
+    start = _shrink(cheap, *_bracket(cheap, 0.0, 0.5, epsilon, delta), 0.02)
+    return math.exp(_shrink(sharp, *_bracket(sharp, start, 0.03, epsilon, delta), given))
+
+
+_Point = tuple[float, float]
+
+
+def _bracket(
+    excess: Callable[[float], float], start: float, stride: float, epsilon: float, delta: float
+) -> tuple[_Point, _Point]:
+    """Two points (ln z, excess) around the sign change of a falling function."""
+    low = high = (start, excess(start))
+    while high[1] > 0:
+        low, place = high, high[0] + max(stride, min(1.2 * high[1], 6.0))
+        if place > math.log(1e9):
             raise ConfigError(
-                f"no noise multiplier up to 1e9 reaches epsilon = {epsilon} at delta = {delta}: fewer rounds or a larger epsilon"
+                f"no noise multiplier up to 1e9 reaches epsilon = {epsilon:g} at delta = {delta:g}: "
+                "take fewer rounds or a larger epsilon"
             )
-        at_high = excess(high)
-    while at_low <= 0:
-        high, at_high = low, at_low
-        low -= max(0.5, min(-1.2 * at_low, 6.0))
-        if low < math.log(1e-9):
+        high = (place, excess(place))
+    while low[1] <= 0:
+        high, place = low, low[0] - max(stride, min(-1.2 * low[1], 6.0))
+        if place < math.log(1e-9):
             raise ConfigError("these events cost nothing at any noise: there is nothing to calibrate")
-        at_low = excess(low)
-    return math.exp(_shrink(excess, (low, at_low), (high, at_high), tolerance))
+        low = (place, excess(place))
+    return low, high
 
 
-def _shrink(excess: Callable[[float], float], low: tuple[float, float], high: tuple[float, float], tolerance: float) -> float:
+def _shrink(excess: Callable[[float], float], low: _Point, high: _Point, tolerance: float) -> float:
     """The upper end of a sign change of a falling function, narrowed to `tolerance` by regula falsi (Illinois) with bisection."""
     (a, fa), (b, fb) = low, high
     best, side = b, 0

@@ -281,3 +281,13 @@ def test_dp_sgd_is_charged_as_sampled_steps_at_record_level() -> None:
     scope = Scope(Unit.RECORD, Adjacency.REPLACE_ONE, View.SERVER)
     event = event_of(Plan(dp_sgd=DpSgd(1.0, 3.0, 0.1, 5)), LAYOUT, scope, rate=None)
     assert event == SampledGaussian(0.1, 1.5, 5)
+
+
+def test_taking_a_record_away_may_turn_a_clipped_update_round() -> None:
+    plan = Plan(clip=1.0, noise_std=4.0)
+    mus = {}
+    for unit in Unit:
+        event = event_of(plan, LAYOUT, Scope(unit, Adjacency.ZERO_OUT, View.SERVER), rate=None)
+        assert isinstance(event, Gaussian)
+        mus[unit] = event.mu
+    assert mus == {Unit.CLIENT: 0.25, Unit.RECORD: 0.5}

@@ -179,13 +179,15 @@ def gaussian_plan(s: Setting, clip: float) -> Plan:
 
 def gaussian_releases(s: Setting, view: View) -> list[Event]:
     """The cost of a run in which each release is Gaussian with multiplier z, as `gaussian_plan` makes it."""
-    factor = s.scope.adjacency.factor
+    factor = s.scope.update_factor
     step = s.dp_sgd()
     if step is not None:
         if s.scope.unit is not Unit.RECORD:
             return [Unbounded("DP-SGD inside a client protects records, not the client: set privacy.unit = 'record'")]
         return (
-            [SampledGaussian(step.rate, step.noise_multiplier / factor, step.steps * s.participations)] if s.z else [_no_noise()]
+            [SampledGaussian(step.rate, step.noise_multiplier / s.scope.adjacency.factor, step.steps * s.participations)]
+            if s.z
+            else [_no_noise()]
         )
     if s.z == 0:
         return [_no_noise()]

@@ -151,7 +151,7 @@ def composed(s: Setting, view: View, bounds: NDArray[np.float64]) -> list[Event]
     if s.z == 0:
         return [Unbounded("no noise is added (noise_multiplier = 0)")]
     shares = 1 if view is View.SERVER else s.sharers
-    mus = s.scope.adjacency.factor * bounds / (upload_std(s, bounds) * math.sqrt(shares))
+    mus = s.scope.update_factor * bounds / (upload_std(s, bounds) * math.sqrt(shares))
     if len(bounds) == 1:
         return [Gaussian(float(mus[0]), s.participations)]
     largest = np.sort(mus)[::-1][: s.participations]

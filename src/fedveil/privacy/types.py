@@ -52,6 +52,14 @@ class Scope:
     adjacency: Adjacency
     view: View
 
+    @property
+    def update_factor(self) -> int:
+        """Sensitivity of a client's clipped update in units of its clip norm.
+
+        Taking one record away still leaves an update, which may point anywhere: 2 at record level under either adjacency.
+        """
+        return 2 if self.unit is Unit.RECORD else self.adjacency.factor
+
     def __str__(self) -> str:
         return f"{self.unit} level, {self.adjacency.replace('_', '-')}, {self.view} view"
 

@@ -67,21 +67,20 @@ def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, no
     """
     if plan.unproven:
         return Unbounded(plan.unproven)
-    factor = scope.adjacency.factor
     if plan.dp_sgd is not None:
         step = plan.dp_sgd
         if scope.unit is not Unit.RECORD:
             return Unbounded("DP-SGD inside a client protects records, not the client")
         if step.noise_multiplier == 0:
             return Unbounded("DP-SGD without noise")
-        return SampledGaussian(step.rate, step.noise_multiplier / factor, step.steps)
+        return SampledGaussian(step.rate, step.noise_multiplier / scope.adjacency.factor, step.steps)
     in_server_view = scope.view is View.SERVER
     if in_server_view and plan.place == "sum":
         return Unbounded("the server receives uploads without noise of their own; only their sum is protected")
     shares = 1 if in_server_view or plan.place == "sum" else noisy_uploads
     if shares < 1:
         return Unbounded("no honest noisy upload took part: the sum carries no noise that the adversary does not know")
-    mu = plan_mu(plan, layout, factor, shares)
+    mu = plan_mu(plan, layout, scope.update_factor, shares)
     if isinstance(mu, str):
         return Unbounded(mu)
     if rate is None or in_server_view or mu == 0:

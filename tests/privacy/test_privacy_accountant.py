@@ -137,3 +137,21 @@ def test_bad_arguments_are_refused() -> None:
         calibrate(1.0, 1e-5, lambda z: [])
     with pytest.raises(ConfigError, match="no noise multiplier"):
         calibrate(1.0, 1e-5, lambda z: [Gaussian(5.0)])
+
+
+@pytest.mark.parametrize("adjacency", [ZERO, REPLACE, None])
+@pytest.mark.parametrize(
+    "events",
+    [
+        [SampledGaussian(1.6e-7, 0.0046, 1772)],
+        [SampledGaussian(3.6e-4, 2607.0, 13), Gaussian(69.3)],
+        [SampledGaussian(0.007, 8439.0, 2289), SampledGaussian(6e-5, 244.0, 21), Gaussian(91.0)],
+        [SampledGaussian(0.1, 0.55, 60), SampledGaussian(1e-6, 0.3, 10**6)],
+        [SampledGaussian(2.2e-6, 0.058, 273_023)],
+    ],
+)
+def test_extreme_events_have_finite_answers_without_warnings(events: list[Event], adjacency: Adjacency | None) -> None:
+    for accountant in ("auto", "pld"):
+        epsilon, _ = bound(events, 4e-6, accountant=accountant, adjacency=adjacency)  # type: ignore[arg-type]
+        assert epsilon > 0
+        assert math.isfinite(epsilon) or accountant == "pld"

@@ -184,11 +184,8 @@ def gaussian_releases(s: Setting, view: View) -> list[Event]:
     if step is not None:
         if s.scope.unit is not Unit.RECORD:
             return [Unbounded("DP-SGD inside a client protects records, not the client: set privacy.unit = 'record'")]
-        return (
-            [SampledGaussian(step.rate, step.noise_multiplier / s.scope.adjacency.factor, step.steps * s.participations)]
-            if s.z
-            else [_no_noise()]
-        )
+        multiplier = step.noise_multiplier / s.scope.adjacency.factor
+        return [SampledGaussian(step.rate, multiplier, step.steps * s.participations) if multiplier else _no_noise()]
     if s.z == 0:
         return [_no_noise()]
     if view is View.SERVER:

@@ -8,7 +8,6 @@ from typing import Literal
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.padding import Padding
 from rich.table import Table
 
 from fedveil.privacy.learnability import Learnability
@@ -49,9 +48,9 @@ def render(statement: Statement, console: Console) -> None:
         console.print(f"[bold red]{escape(str(found))}[/]", highlight=False)
     if s.learnability is not None:
         _learnability(s.learnability, console)
-    _list(console, "Assumptions", [f"{a.what}\n[dim]{escape('because ' + a.why)}[/]" for a in s.assumptions], markup=True)
-    _list(console, "Not protected", list(s.not_protected))
-    _list(console, "Notes", list(s.notes))
+    _list(console, "Assumptions", [f"{escape(a.what)}\n[dim]because {escape(a.why)}[/]" for a in s.assumptions])
+    _list(console, "Not protected", [escape(line) for line in s.not_protected])
+    _list(console, "Notes", [escape(line) for line in s.notes])
     console.print("\n[bold]In plain words[/]")
     _line(console, s.in_words())
 
@@ -97,8 +96,8 @@ def _join(names: list[str]) -> str:
 
 
 def _learnability(block: Learnability, console: Console) -> None:
-    console.print("\n[bold]Can it learn?[/] ", end="")
-    console.print(f"[{_COLOURS[block.verdict]}]{escape(verdict_in_words(block))}[/]", highlight=False)
+    verdict = f"[{_COLOURS[block.verdict]}]{escape(verdict_in_words(block))}[/]"
+    console.print(f"\n[bold]Can it learn?[/] {verdict}", highlight=False)
     _line(console, f"Clip norm {block.clip:g}; each view at the noise it needs for {held_promise(block)}:")
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("view")
@@ -116,16 +115,21 @@ def _learnability(block: Learnability, console: Console) -> None:
         _line(console, line)
     if block.advice:
         _line(console, advice_heading(block))
-        for advice in block.advice:
-            console.print(Padding(f"- {escape(advice.text)}", (0, 0, 0, 2)), highlight=False)
+        _bullets(console, [escape(advice.text) for advice in block.advice])
 
 
-def _list(console: Console, title: str, lines: list[str], *, markup: bool = False) -> None:
-    if not lines:
-        return
-    console.print(f"\n[bold]{title}[/]")
+def _list(console: Console, title: str, lines: list[str]) -> None:
+    if lines:
+        console.print(f"\n[bold]{title}[/]")
+        _bullets(console, lines)
+
+
+def _bullets(console: Console, lines: list[str]) -> None:
+    """Marked-up lines with a hanging indent."""
+    grid = Table.grid(padding=(0, 1))
     for line in lines:
-        console.print(Padding(f"- {line if markup else escape(line)}", (0, 0, 0, 1)), highlight=False)
+        grid.add_row(" -", line)
+    console.print(grid, highlight=False)
 
 
 def _line(console: Console, text: str) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedveil.privacy import gaussian
+from fedveil.privacy import gaussian, pld
 from fedveil.privacy._check import non_negative, probability
-from fedveil.privacy.accountant import delta_bound
 from fedveil.privacy.types import Adjacency, Event, Gaussian, SampledGaussian
 
-_FRACTIONS = (0.1, 0.2, 0.35, 0.5, 0.7)
-_STEPWISE_UP_TO = 50_000
-"""Sampled releases up to which the trade-off curve is looked at in several points; longer runs get (epsilon, delta) alone."""
+_FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8)
+_TAIL = 1e-6
 
 
 def exact_mu(events: Sequence[Event]) -> float | None:
@@ -52,8 +50,8 @@ def largest_tpr(
 ) -> float:
     """Largest true-positive rate of any test of whether one unit took part, at false-positive rate `fpr`.
 
-    The exact trade-off where all releases are plain Gaussians; otherwise the best of (epsilon, delta) and, for runs that are
-    short enough, of further points of the same privacy curve. Each of them is an upper bound.
+    The exact trade-off where all releases are plain Gaussians; otherwise the best of what (epsilon, delta), further points of the
+    privacy curve, and the same releases without sampling leave. Each of them is an upper bound.
 
     Args:
         events: the releases that the adversary sees. epsilon, delta: proven of them. adjacency: of their scope.
@@ -63,8 +61,21 @@ def largest_tpr(
     mu = exact_mu(events)
     if mu is not None:
         return gaussian.tpr(mu, fpr)
-    best = tpr_of(epsilon, delta, fpr)
-    if sum(getattr(event, "count", 1) for event in events) > _STEPWISE_UP_TO:
+    releases = _releases(events)
+    unsampled = math.sqrt(math.fsum(r.count / r.noise_multiplier**2 for r in releases))
+    best = min(tpr_of(epsilon, delta, fpr), gaussian.tpr(unsampled, fpr))
+    if not releases or not pld.is_cheap(releases, _TAIL):
         return best
+    pairs = pld.composed(releases, _TAIL, adjacency)
     points = [epsilon * fraction for fraction in _FRACTIONS]
-    return min([best, *(tpr_of(e, delta_bound(events, e, adjacency=adjacency)[0], fpr) for e in points)])
+    return min([best, *(tpr_of(e, max(pld.delta(pair, e) for pair in pairs), fpr) for e in points)])
+
+
+def _releases(events: Sequence[Event]) -> list[pld.Sampled]:
+    found = []
+    for event in events:
+        if isinstance(event, SampledGaussian) and event.rate > 0 and event.count > 0:
+            found.append(pld.Sampled(event.rate, event.noise_multiplier, event.count))
+        elif isinstance(event, Gaussian) and event.mu > 0 and event.count > 0:
+            found.append(pld.Sampled(1.0, 1 / event.mu, event.count))
+    return found

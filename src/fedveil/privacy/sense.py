@@ -80,7 +80,7 @@ def check_delta(delta: float, units: int, unit: Unit, *, allow_vacuous_delta: bo
     if is_vacuous(delta, units) and not allow_vacuous_delta:
         raise ConfigError(
             f"privacy.delta = {delta:g} is not below 1 / {units} (the number of {unit}s), so publishing one {unit} at random "
-            f"would satisfy it: set privacy.delta below {1 / units:.3g}, or privacy.allow_vacuous_delta = true to run all the same"
+            f"would satisfy it: set privacy.delta below {1 / units:.3g}, or privacy.allow_vacuous_delta = true to run anyway"
         )
 
 
@@ -93,5 +93,6 @@ def check_record_level(scope: Scope, *, per_example: bool) -> None:
     if scope.unit is Unit.RECORD and scope.adjacency is Adjacency.ZERO_OUT and not per_example:
         raise ConfigError(
             "a mechanism that clips a client's whole update bounds what replacing one record does (up to 2 C), but has no "
-            "meaning for zeroing one out: set privacy.adjacency = 'replace_one', privacy.unit = 'client', or training.local = 'dp-sgd'"
+            "meaning for zeroing one out: set privacy.adjacency = 'replace_one', privacy.unit = 'client', or "
+            "training.local = 'dp-sgd'"
         )

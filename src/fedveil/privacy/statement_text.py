@@ -27,7 +27,7 @@ def percent(share: float) -> str:
     """A share as a percentage, rounded up so that a bound stays a bound."""
     if share >= 1:
         return "100 %"
-    digits = 1 if share < 0.999 else min(12, 1 - math.floor(math.log10(100 * (1 - share))))
+    digits = 1 if share < 0.999 else min(12, -math.floor(math.log10(100 * (1 - share)) + 1e-9))
     scale = 10**digits
     return f"{math.ceil(100 * share * scale - 1e-9) / scale:.{digits}f} %"
 
@@ -68,9 +68,9 @@ def _promise(statement: Statement) -> str:
             f"adversary must be assumed able to tell for certain whether {unit_in_words(statement)}."
         )
     return (
-        f"Take {who}, and suppose this adversary knows everything except whether {unit_in_words(statement)}. Whatever the attack, "
-        f"one that accuses wrongly at most {_FPR} of the time detects rightly at most {percent(own.tpr)} of the time (guessing "
-        f"blindly: {_FPR}). That is what {own.proven} means, proven under the assumptions listed.{_strength(own.tpr)}"
+        f"Take {who}, and suppose this adversary knows everything except whether {unit_in_words(statement)}. Whatever the "
+        f"attack, one that accuses wrongly at most {_FPR} of the time detects rightly at most {percent(own.tpr)} of the time "
+        f"(guessing blindly: {_FPR}). That is what {own.proven} means, proven under the assumptions listed.{_strength(own.tpr)}"
     )
 
 

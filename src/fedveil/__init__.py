@@ -21,6 +21,7 @@ _WHERE = {
     "FedAvg": "fedveil.methods.fedavg",
     "DPFedAvg": "fedveil.methods.dp_fedavg",
     "ALDPFL": "fedveil.methods.aldp_fl",
+    "LaDPFL": "fedveil.methods.ladp_fl",
     "NoisyFedAvg": "fedveil.methods.noisy_fedavg",
 }
 __all__ = ["__version__", *_WHERE]

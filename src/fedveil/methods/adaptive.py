@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedveil.errors import ConfigError
 from fedveil.methods.base import Setting, sum_noise
+from fedveil.release.cost import plan_mu
 from fedveil.release.plan import Plan
 
 if TYPE_CHECKING:
@@ -40,6 +42,20 @@ def layered_plan(s: Setting, layer_clip: Tensor, *, equal: bool = False, clamp: 
         roots = layer_clip.new_tensor([float(n) for n in s.layout.sizes]).sqrt()
         std = s.z * (layer_clip / roots * (layer_clip * roots).sum()).sqrt()
     return Plan(layer_clip=layer_clip, noise_std=std, place="sum" if sum_noise(s) else "upload", clamp=clamp)
+
+
+def noise_at_share(s: Setting, plan: Plan) -> Plan:
+    """The plan with its noise stds, taken as proportions, scaled so that the round costs mu = f / z exactly."""
+    unscaled = plan_mu(plan, s.layout, 1)
+    if isinstance(unscaled, str):
+        raise ConfigError(f"these proportions of noise protect nothing: {unscaled}")
+    return replace(plan, noise_std=plan.noise_std * (s.z * unscaled))
+
+
+def refuse_dp_sgd(s: Setting, method: str) -> None:
+    """An error where local training is DP-SGD, which would replace the noise that the method is about."""
+    if s.example_clip is not None:
+        raise ConfigError(f"{method} adds its own noise to whole updates: set training.local = 'sgd'")
 
 
 def paper_epsilon(s: Setting, method: str) -> float:

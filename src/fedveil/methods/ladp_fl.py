@@ -1,0 +1,226 @@
+"""LaDP-FL (paper 000): each layer's noise is inverse to a privacy estimate, the KL divergence of local from global weights.
+
+Published: the estimate and the choice of layers read raw weights, and layers that are not chosen leave without noise, so nothing
+can be proven. Proven: the estimate compares the last RELEASED model with the global one, the clipped update is noised at the
+round's exact share of the budget, and layers that are not chosen are not sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from fedveil.errors import ConfigError
+from fedveil.local import Objective, Plain, State
+from fedveil.methods.adaptive import noise_at_share, paper_epsilon, refuse_dp_sgd
+from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_releases, mean, sum_noise
+from fedveil.privacy.gaussian import noise_std_for
+from fedveil.privacy.ladp import claimed_total, constant_as_printed, sensitivity_theorem2
+from fedveil.privacy.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
+from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.params import Layout
+
+_REASON = "layers are chosen and noise is scaled by raw weights, and layers below the threshold leave without noise (paper 000)"
+
+
+class LaDPFL(MethodConfig):
+    """LaDP-FL; G_c of the published variant is `training.batch_clip`, its epsilon (a round) is `privacy.epsilon`.
+
+    Args:
+        variant: published or proven.
+        threshold: R; layers whose weights have a smaller L2 norm are not chosen. Not stated in the paper.
+        bound: B, in nats; estimates above it count as B. Not stated in the paper.
+        spread: estimates below their largest possible value / spread are raised to it, so one layer's noise is at most this
+            multiple of another's. Not in the paper, whose noise is infinite where a layer did not move.
+        privacy_estimation: False is the paper's ablation: P is the same for all layers.
+        sensitivity: published; 2 eta E G_c counts epochs (Theorem 2), 2 eta K G_c counts the steps that move the weights.
+        calibration: published; c as printed in Theorem 3, or the exact constant of the Gaussian mechanism.
+        clip: proven; C, L2 bound on the whole update.
+        clipping: proven; only the whole update, or also each layer at C times the root of its share of the coordinates.
+    """
+
+    name: Literal["ladp-fl"] = "ladp-fl"
+    variant: Variant = "proven"
+    threshold: float = Field(0.0, ge=0, allow_inf_nan=False)
+    bound: float = Field(1e-4, gt=0, allow_inf_nan=False)
+    spread: float = Field(4.0, ge=1, allow_inf_nan=False)
+    privacy_estimation: bool = True
+    sensitivity: Literal["theorem2", "per_step"] = "theorem2"
+    calibration: Literal["theorem3", "exact"] = "theorem3"
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+    clipping: Literal["whole", "layers"] = "layers"
+
+    @property
+    def weighting(self) -> Weighting:
+        """Published: by the number of examples. Proven: uniform, so that sizes stay private and the sensitivity is C."""
+        return "examples" if self.variant == "published" else "uniform"
+
+    def calibrate(self, s: Setting) -> Setting:
+        """Proven: noise for the configured epsilon. Published: noise from Theorems 2 and 3."""
+        refuse_dp_sgd(s, self.name)
+        if self.variant == "proven":
+            return calibrated(self, s)
+        self.unit_std(s)
+        return s
+
+    def policy(self, s: Setting) -> Policy:
+        """The noise of each layer, from released or from raw weights."""
+        return Estimated(self, s) if self.variant == "proven" else RawEstimated(self, s, self.unit_std(s))
+
+    def objective(self, s: Setting) -> Objective:
+        """Plain local training; batch gradients are clipped where `training.batch_clip` is set."""
+        return Plain()
+
+    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+        """The (weighted) mean; where no layer was sent the server keeps its own."""
+        return mean(uploads)
+
+    def releases(self, s: Setting, view: View) -> list[Event]:
+        """f / z a round, whatever the estimates; nothing for the published variant."""
+        return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASON)]
+
+    def claim(self, s: Setting) -> Claim | None:
+        """The paper's accountant: (q T epsilon, q T delta), q = batch / |D_i|; one round's claim where that delta is >= 1."""
+        if self.variant == "proven":
+            return None
+        scope = Scope(Unit.RECORD, Adjacency.REPLACE_ONE, View.SERVER)
+        epsilon, rate = paper_epsilon(s, self.name), min(1.0, s.local.batch_size / s.records)
+        total, delta = claimed_total(epsilon, s.delta, s.rounds, rate)
+        if delta >= 1:
+            note = f"one round; over {s.rounds} rounds the paper's accountant gives epsilon = {total:.4g} at a vacuous delta >= 1"
+            return Claim(epsilon, s.delta, scope, "paper 000, Theorem 3", note)
+        return Claim(total, delta, scope, "paper 000, Theorem 3 and Section XIII", f"q T epsilon with q = {rate:.4g}")
+
+    def clip_norm(self, s: Setting) -> float | None:
+        """C of the proven variant."""
+        return self.clip if self.variant == "proven" else None
+
+    def assumptions(self, s: Setting) -> tuple[str, ...]:
+        """Nothing beyond what every run rests on."""
+        return ()
+
+    def unit_std(self, s: Setting) -> float:
+        """c Delta / (epsilon B), the noise std at P = B, the least that a chosen layer gets (Theorems 2 and 3)."""
+        epsilon, optimizer, clip = paper_epsilon(s, self.name), s.local.optimizer, s.local.batch_clip
+        if clip is None or optimizer.name != "sgd" or optimizer.momentum or optimizer.weight_decay:
+            raise ConfigError(
+                "the published variant of ladp-fl bounds plain SGD steps on clipped gradients: set training.batch_clip (G_c), "
+                "and training.optimizer to sgd without momentum or weight_decay"
+            )
+        moves = s.local.epochs if self.sensitivity == "theorem2" else s.steps
+        reach = sensitivity_theorem2(optimizer.lr, moves, clip)
+        if self.calibration == "exact":
+            return noise_std_for(epsilon, s.delta, reach)
+        return constant_as_printed(epsilon, s.delta) * reach / epsilon
+
+
+# --- policies ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RawEstimated:
+    """Published policy: P_j = min(KL(softmax(w_i,j) || softmax(w_g,j)), B) of raw weights; sigma_j = c Delta / (epsilon P_j)."""
+
+    method: LaDPFL
+    setting: Setting
+    unit_std: float
+
+    def start(self) -> State:
+        """No state."""
+        return {}
+
+    def plan(self, released: Released, state: State) -> Raw:
+        """Algorithms 2 to 4 on the private update."""
+        m, layout = self.method, self.setting.layout
+
+        def make(update: Tensor) -> Plan:
+            local = released.model + update
+            scaled = layer_kl(local, released.model, layout).clamp(m.bound / m.spread, m.bound) / m.bound
+            if not m.privacy_estimation:
+                scaled = scaled.new_ones(len(layout))
+            return Plan(noise_std=self.unit_std / scaled * (layout.norms(local) >= m.threshold))
+
+        return Raw(("layer norms", "KL divergence of local from global layers"), make, _REASON)
+
+    def observe(self, state: State, upload: Upload) -> State:
+        """Nothing to learn."""
+        return state
+
+
+@dataclass(frozen=True)
+class Estimated:
+    """Proven policy: the same estimate, of what was released last, less what the noise adds to it."""
+
+    method: LaDPFL
+    setting: Setting
+
+    def start(self) -> State:
+        """Nothing was released: all layers count equally."""
+        return {}
+
+    def plan(self, released: Released, state: State) -> Plan:
+        """sigma_j proportional to 1 / P_j on the chosen layers, scaled so that the round costs mu = f / z."""
+        m, s = self.method, self.setting
+        chosen = s.layout.norms(released.model) >= m.threshold
+        if not bool(chosen.any()):
+            raise ConfigError(
+                f"method.threshold = {m.threshold:g} is above the norm of every layer of the global model: lower it"
+            )
+        none, one = released.model.new_zeros(()), released.model.new_ones(())
+        estimates = self._estimates(released, state, chosen)
+        sizes = estimates.new_tensor([float(n) for n in s.layout.sizes]).where(chosen, none)
+        return noise_at_share(
+            s,
+            Plan(
+                clip=m.clip,
+                noise_std=(1 / estimates).where(chosen, none),
+                place="sum" if sum_noise(s) else "upload",
+                layer_clip=m.clip * (sizes / sizes.sum()).sqrt().where(chosen, one) if m.clipping == "layers" else None,
+                support=None if bool(chosen.all()) else s.layout.expand(chosen),
+            ),
+        )
+
+    def _estimates(self, released: Released, state: State, chosen: Tensor) -> Tensor:
+        """P_j [L] > 0 from what was released last; equal where nothing was, or where nothing but noise is left of it."""
+        m, s = self.method, self.setting
+        equal = chosen.new_ones(len(s.layout), dtype=released.model.dtype)
+        if not state or not m.privacy_estimation:
+            return equal
+        # A sum is compared with the model it started from: the model that it led to is the global one.
+        other = state["start"] if sum_noise(s) else released.model
+        estimates = (layer_kl(state["model"], other, s.layout) - noise_kl(state["noise_std"], s.layout)).clamp(0, m.bound)
+        largest = float(estimates[chosen].max())
+        return estimates.clamp_min(largest / m.spread) if largest > 0 else equal
+
+    def observe(self, state: State, upload: Upload) -> State:
+        """The model that this release stands for, and the noise in it."""
+        if upload.start is None:
+            raise ConfigError("LaDP-FL's policy must be told the model that an upload started from: set Upload.start")
+        return {"model": upload.start + upload.vector, "start": upload.start, "noise_std": upload.noise_std}
+
+
+def layer_kl(local: Tensor, other: Tensor, layout: Layout) -> Tensor:
+    """KL(softmax(local_j) || softmax(other_j)) in nats for each layer [L] of two flat vectors [d] (Algorithm 3)."""
+    import torch
+
+    values = []
+    for a, b in zip(layout.split(local), layout.split(other), strict=True):
+        log_p, log_q = torch.log_softmax(a.double(), 0), torch.log_softmax(b.double(), 0)
+        values.append((log_p.exp() * (log_p - log_q)).sum())
+    return torch.stack(values).clamp_min(0).to(local.dtype)
+
+
+def noise_kl(noise_std: Tensor, layout: Layout) -> Tensor:
+    """What Gaussian noise adds to `layer_kl` on average where the softmax is nearly uniform: sigma^2 (1 - 1 / n_j) / 2.
+
+    KL(softmax(v + x) || softmax(v)) = Var_v(x) / 2 up to third order; exact in n_j -> infinity. It steers, and proves nothing.
+    """
+    sizes = noise_std.new_tensor([float(n) for n in layout.sizes])
+    return noise_std.square() * (1 - 1 / sizes) / 2

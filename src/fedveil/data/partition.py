@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from fedveil.data import deal, deal_ladp
 from fedveil.data.partition_options import PARTITIONS
 from fedveil.data.seeding import generator
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, nearest
 
 Ints = NDArray[np.int64]
 
@@ -152,12 +151,12 @@ def from_options(
 
 def _options(kind: str, given: dict[str, Any]) -> BaseModel:
     if kind not in PARTITIONS:
-        raise ConfigError(f"unknown partition {kind!r}{_nearest(kind, PARTITIONS)}; there are {', '.join(PARTITIONS)}")
+        raise ConfigError(f"unknown partition {kind!r}{nearest(kind, PARTITIONS)}; there are {', '.join(PARTITIONS)}")
     model = PARTITIONS[kind]
     allowed = [key for key in model.model_fields if key != "kind"]
     for key in given:
         if key not in allowed:
-            raise ConfigError(f"partition {kind} has no option {key!r}{_nearest(key, allowed)}; it takes {', '.join(allowed)}")
+            raise ConfigError(f"partition {kind} has no option {key!r}{nearest(key, allowed)}; it takes {', '.join(allowed)}")
     try:
         return model(**given)
     except ValidationError as error:
@@ -166,11 +165,6 @@ def _options(kind: str, given: dict[str, Any]) -> BaseModel:
         if key not in given:
             raise ConfigError(f"partition {kind} needs the option {key!r}; it takes {', '.join(allowed)}") from None
         raise ConfigError(f"partition {kind}: {key} = {given[key]!r} is not possible: {first['msg'].lower()}") from None
-
-
-def _nearest(word: str, among: Any) -> str:
-    close = difflib.get_close_matches(str(word), list(among), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _integers(values: NDArray[Any], what: str) -> Ints:

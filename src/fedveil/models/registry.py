@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, nearest
 from fedveil.models import networks as net
 from fedveil.models.layers import DoesNotFit, Layer, Shape, Shapes, all_parameter_shapes
 
@@ -85,7 +84,7 @@ def build(name: str, input_shape: Shape, classes: int, seed: int, **options: Any
 
 def _entry(name: str) -> Entry:
     if name not in MODELS:
-        raise ConfigError(f"unknown model {name!r}{_nearest(name, MODELS)}; there are {', '.join(MODELS)}")
+        raise ConfigError(f"unknown model {name!r}{nearest(name, MODELS)}; there are {', '.join(MODELS)}")
     return MODELS[name]
 
 
@@ -119,15 +118,10 @@ def _checked(name: str, model: type[BaseModel], options: dict[str, Any]) -> Base
     for key in options:
         if key not in model.model_fields:
             allowed = f"it takes {', '.join(model.model_fields)}" if model.model_fields else "it takes none"
-            raise ConfigError(f"model {name} has no option {key!r}{_nearest(key, model.model_fields)}; {allowed}")
+            raise ConfigError(f"model {name} has no option {key!r}{nearest(key, model.model_fields)}; {allowed}")
     try:
         return model(**options)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"][:1])
         raise ConfigError(f"model {name}: {key} = {options.get(key)!r} is not possible: {first['msg'].lower()}") from None
-
-
-def _nearest(word: str, among: Any) -> str:
-    close = difflib.get_close_matches(word, list(among), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

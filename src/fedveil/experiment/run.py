@@ -71,6 +71,8 @@ def run(
     rundir.write_config(path / "config.toml", config)
     rundir.write_versions(path / "versions.json")
     _write_statement(path, statement)
+    dealt, source, given = prepared.partition, prepared.dataset, data is not None or partition is not None
+    rundir.write_partition(path / "partition.json", dealt, source.y_train, source.info.classes, given=given)
     Ledger.create(path / "ledger.sqlite", run_id, {"method": method.name}).close()
     job = federation(config, prepared, path / "ledger.sqlite", run_id)
     progress = start(job)

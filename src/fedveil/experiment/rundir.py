@@ -13,17 +13,23 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tomli_w
 
 from fedveil.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
 
+    from fedveil.data.partition import Partition
     from fedveil.experiment.config import Config
     from fedveil.federation.fit import Record
     from fedveil.params import Layout
 
+_PER_CLIENT = ("client_accuracy", "personal_accuracy")
+LISTED_CLIENTS = 5000
+"""So many clients at most are listed in `partition.json`."""
 PACKAGES = ("fedveil", "torch", "numpy", "scipy", "dp-accounting", "pydantic", "safetensors")
 
 
@@ -60,16 +66,29 @@ def write_versions(path: Path) -> None:
     write_json(path, {"python": sys.version.split()[0], "platform": platform.platform(), **{p: version(p) for p in PACKAGES}})
 
 
+def write_partition(path: Path, partition: Partition, labels: NDArray[np.int64], classes: int, *, given: bool) -> None:
+    """Who holds how much of what (`partition.json`): a row of label counts a client, for evenly spaced ones if there are many.
+
+    given: the data or the partition were handed over by a program, so that the configuration alone does not make them again.
+    """
+    counts, clients = partition.label_counts(labels, classes), len(partition)
+    listed = np.unique(np.linspace(0, clients - 1, min(clients, LISTED_CLIENTS)).round().astype(np.int64)).tolist()
+    value = {
+        "kind": partition.kind,
+        "given": given,
+        "clients": clients,
+        "sha256": partition.fingerprint(),
+        "listed": listed,
+        "counts": counts[listed].tolist(),
+    }
+    write_text(path, json.dumps(value) + "\n")
+
+
 def write_history(folder: Path, history: Sequence[Record], layout: Layout) -> None:
     """`history.csv` has one row a round; `layers.csv` one a round and layer; `clients.csv` one an evaluated round and client."""
     scalars = [{k: v for k, v in row.items() if not isinstance(v, list | dict)} for row in history]
     _table(folder / "history.csv", scalars)
-    layers = [
-        {"round": row["round"], "layer": name, "noise_std": std, "clip": clip}
-        for row in history
-        for name, std, clip in zip(layout.names, row.get("layer_noise_std", []), row.get("layer_clip", []), strict=False)
-    ]
-    _table(folder / "layers.csv", layers)
+    _table(folder / "layers.csv", [cells for row in history for cells in _layer_rows(row, layout)])
     clients = [
         {"round": row["round"], "client": i, "accuracy": a, **({"personal": own[i]} if own else {})}
         for row in history
@@ -81,6 +100,17 @@ def write_history(folder: Path, history: Sequence[Record], layout: Layout) -> No
         _table(folder / "clients.csv", clients)
     if failures:
         _table(folder / "failures.csv", failures)
+
+
+def _layer_rows(row: Record, layout: Layout) -> list[Record]:
+    """One row a layer of everything in the record that is a list over layers; `layer_` in front of a name is left out."""
+    lists = {k.removeprefix("layer_"): v for k, v in row.items() if isinstance(v, list) and k not in _PER_CLIENT}
+    columns = {k: v for k, v in lists.items() if len(v) == len(layout)}
+    if not columns:
+        return []
+    return [
+        {"round": row["round"], "layer": name, **{k: v[i] for k, v in columns.items()}} for i, name in enumerate(layout.names)
+    ]
 
 
 def write_model(path: Path, vector: torch.Tensor, layout: Layout) -> None:

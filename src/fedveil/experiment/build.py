@@ -15,7 +15,6 @@ import torch
 from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options
 from fedveil.data.split import client_test_split, public_split, split_within_users
-from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config, Population, calibrated_setting
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import Federation
@@ -23,9 +22,10 @@ from fedveil.federation.round import Context
 from fedveil.methods.base import ROUNDING, Method, Setting
 from fedveil.models import registry as models
 from fedveil.params import FlatModel
-from fedveil.privacy.budget import Budgets, Filter, FixedPlan, GdpFilter
+from fedveil.privacy.accountant import bound
+from fedveil.privacy.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.privacy.till import Till
-from fedveil.privacy.types import Event, Gaussian, SampledGaussian, Unbounded, View
+from fedveil.privacy.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded, View
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 
@@ -125,14 +125,14 @@ def budgets(method: Method, setting: Setting) -> Budgets | None:
     planned = method.releases(setting, setting.scope.view)
     if any(isinstance(event, Unbounded) for event in planned):
         return None
-    return Budgets(filter_for(planned, setting.epsilon, setting.delta), setting.scope)
+    return Budgets(filter_for(planned, setting.epsilon, setting.delta, setting.scope.adjacency), setting.scope)
 
 
-def filter_for(planned: Sequence[Event], epsilon: float | None, delta: float) -> Filter:
+def filter_for(planned: Sequence[Event], epsilon: float | None, delta: float, adjacency: Adjacency) -> Filter:
     """The cap of a run: the target (epsilon, delta), or what the planned releases cost (plus rounding) where none is set.
 
-    Raises:
-        ConfigError: releases that no filter can cap together.
+    Unsampled releases are capped by the GDP filter; equal sampled ones by their number, so that any accountant may be quoted;
+    mixtures by the Renyi filter at one order, which the plan fixes in advance.
     """
     gaussian = [event for event in planned if isinstance(event, Gaussian)]
     if len(gaussian) == len(planned):
@@ -141,7 +141,10 @@ def filter_for(planned: Sequence[Event], epsilon: float | None, delta: float) ->
     if len(planned) == 1 and isinstance(planned[0], SampledGaussian):
         event = planned[0]
         return FixedPlan(SampledGaussian(event.rate, event.noise_multiplier * (1 - ROUNDING)), event.count)
-    raise ConfigError("this run mixes sampled and unsampled releases, which no budget can cap: use one kind of sampling")
+    if epsilon is None:
+        epsilon = bound(planned, delta, accountant="rdp", adjacency=adjacency)[0] * (1 + ROUNDING)
+    bounded = [event for event in planned if not isinstance(event, Unbounded)]
+    return RdpFilter(epsilon, delta, best_order(epsilon, delta, bounded, adjacency))
 
 
 def new_run_id() -> str:

@@ -22,6 +22,7 @@ _WHERE = {
     "DPFedAvg": "fedveil.methods.dp_fedavg",
     "ALDPFL": "fedveil.methods.aldp_fl",
     "LaDPFL": "fedveil.methods.ladp_fl",
+    "FedGLPADP": "fedveil.methods.fedglp_adp",
     "NoisyFedAvg": "fedveil.methods.noisy_fedavg",
 }
 __all__ = ["__version__", *_WHERE]

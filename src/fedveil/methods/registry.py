@@ -11,12 +11,14 @@ from fedveil.methods.aldp_fl import ALDPFL
 from fedveil.methods.base import Method, MethodConfig
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.fedglp_adp import FedGLPADP
 from fedveil.methods.ladp_fl import LaDPFL
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
 
 METHODS: dict[str, type[MethodConfig]] = {
     "fedavg": FedAvg,
     "dp-fedavg": DPFedAvg,
+    "fedglp-adp": FedGLPADP,
     "ladp-fl": LaDPFL,
     "noisy-fedavg": NoisyFedAvg,
     "aldp-fl": ALDPFL,

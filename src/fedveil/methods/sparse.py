@@ -1,0 +1,60 @@
+"""What methods share whose clients send different coordinates: a mean by coverage, and the growth of masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedveil.local import State
+from fedveil.release.plan import Plan, Raw, Released, Upload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.params import Layout
+
+
+@dataclass(frozen=True)
+class NonZero:
+    """Published policy of methods that clip, noise and restrict inside training: what they left at zero is not sent."""
+
+    reads: tuple[str, ...]
+    reason: str
+
+    def start(self) -> State:
+        """No state."""
+        return {}
+
+    def plan(self, released: Released, state: State) -> Raw:
+        """Send the update as training made it."""
+        return Raw(self.reads, lambda update: Plan(support=update != 0), self.reason)
+
+    def observe(self, state: State, upload: Upload) -> State:
+        """Nothing to learn."""
+        return state
+
+
+def coverage_mean(uploads: Sequence[Upload]) -> Tensor:
+    """Per coordinate, the weighted mean [d] over the uploads that sent it; 0 where nobody did."""
+    import torch
+
+    total = torch.zeros_like(uploads[0].vector)
+    weight = torch.zeros_like(total)
+    for u in uploads:
+        total.add_(u.vector, alpha=u.weight)
+        weight.add_(1.0 if u.support is None else u.support, alpha=u.weight)
+    return total / weight.where(weight > 0, torch.ones_like(weight))
+
+
+def grown(mask: Tensor, size: Tensor, layout: Layout, share: float) -> Tensor:
+    """`mask` [d] with the largest of the other coordinates by `size` [d] added, until it holds `share` of each layer.
+
+    A layer that already holds that share stays as it is; the number of coordinates is rounded down.
+    """
+    new = mask.clone()
+    for part, values, n in zip(layout.split(new), layout.split(size), layout.sizes, strict=True):
+        missing = int(share * n + 1e-9) - int(part.sum())
+        if missing > 0:
+            part[values.masked_fill(part, -1.0).topk(missing).indices] = True
+    return new

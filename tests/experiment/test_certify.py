@@ -173,11 +173,15 @@ def test_a_vacuous_delta_warns_and_is_refused_where_something_is_proven() -> Non
 
 
 def test_records_under_a_client_level_mechanism() -> None:
-    with pytest.raises(ConfigError, match="replace_one"):
-        certify(DPFedAvg(), setting(unit=Unit.RECORD))
-    s = certify(DPFedAvg(), setting(unit=Unit.RECORD, adjacency=Adjacency.REPLACE_ONE))
-    assert s.proven.epsilon == pytest.approx(epsilon_of(2 * math.sqrt(16) / 2.0, DELTA), rel=1e-9)
-    assert any("all records of its client together" in note for note in s.notes)
+    for adjacency in Adjacency:
+        s = certify(DPFedAvg(), setting(unit=Unit.RECORD, adjacency=adjacency))
+        assert s.proven.epsilon == pytest.approx(epsilon_of(2 * math.sqrt(16) / 2.0, DELTA), rel=1e-9)
+        assert any("all records of its client together" in note for note in s.notes)
+        sampled = certify(DPFedAvg(), setting(unit=Unit.RECORD, adjacency=adjacency, sampling="poisson"))
+        expected, _ = bound([SampledGaussian(0.25, 1.0, 16)], DELTA, adjacency=Adjacency.REPLACE_ONE)
+        assert sampled.proven.epsilon == expected
+    zeroing, _ = bound([SampledGaussian(0.25, 1.0, 16)], DELTA, adjacency=Adjacency.ZERO_OUT)
+    assert zeroing != pytest.approx(expected, rel=0.01), "the two pairs differ, so that the choice matters"
 
 
 def test_seeded_noise_and_what_is_not_protected() -> None:

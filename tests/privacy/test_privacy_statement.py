@@ -292,9 +292,10 @@ def test_vacuous_deltas_are_refused_unless_allowed() -> None:
     assert not sense.is_vacuous(1e-9, 10)
 
 
-def test_record_level_zero_out_needs_per_example_clipping() -> None:
-    with pytest.raises(ConfigError, match="replace_one"):
-        sense.check_record_level(scope(View.SERVER, Unit.RECORD), per_example=False)
-    sense.check_record_level(scope(View.SERVER, Unit.RECORD), per_example=True)
-    sense.check_record_level(scope(View.SERVER, Unit.RECORD, Adjacency.REPLACE_ONE), per_example=False)
-    sense.check_record_level(scope(View.SERVER), per_example=False)
+def test_a_record_moves_a_clipped_update_as_replacing_does_and_a_clipped_gradient_as_zeroing_does() -> None:
+    record, client = scope(View.FINAL, Unit.RECORD), scope(View.FINAL)
+    assert sense.neighbouring_pair(record, per_example=False) is Adjacency.REPLACE_ONE
+    assert sense.neighbouring_pair(record, per_example=True) is Adjacency.ZERO_OUT
+    assert sense.neighbouring_pair(client, per_example=False) is Adjacency.ZERO_OUT
+    swapped = scope(View.FINAL, Unit.RECORD, Adjacency.REPLACE_ONE)
+    assert sense.neighbouring_pair(swapped, per_example=True) is Adjacency.REPLACE_ONE

@@ -19,8 +19,9 @@ from fedveil.privacy.learnability import (
     noise_norm,
     verdict_of,
 )
+from fedveil.privacy.sense import neighbouring_pair
 from fedveil.privacy.statement import VIEWS
-from fedveil.privacy.types import Event, SampledGaussian, Unbounded, View
+from fedveil.privacy.types import Adjacency, Event, SampledGaussian, Unbounded, View
 
 if TYPE_CHECKING:
     from fedveil.methods.base import Method, Setting
@@ -45,7 +46,7 @@ def learnability(method: Method, s: Setting, epsilon: float) -> Learnability | N
         clip=clip,
         what="mean update" if s.example_clip is None else "mean gradient of a local step over the clients of a round",
         levels=levels,
-        verdict=verdict_of(own.ratio, s.rounds),
+        verdict=verdict_of(own.ratio, s.rounds if s.example_clip is None else s.rounds * s.steps),
         advice=_advice(method, s, epsilon, own.ratio) if own.ratio > TARGET_RATIO else (),
     )
 
@@ -79,10 +80,14 @@ def _other(method: Method, s: Setting, clip: float, view: View, epsilon: float) 
             return Level(view, note=lost)
         if events(s.z) == method.releases(s, s.scope.view) and _on_sum(s, view) == _on_sum(s, s.scope.view):
             return _level(moved, clip, view, s.z)
-        z = calibrate(epsilon, s.delta, events, accountant=_quick(trial), adjacency=s.scope.adjacency, tolerance=1e-4)
+        z = calibrate(epsilon, s.delta, events, accountant=_quick(trial), adjacency=_pair(s), tolerance=1e-4)
         return _level(moved, clip, view, z)
     except ConfigError as problem:
         return Level(view, note=str(problem))
+
+
+def _pair(s: Setting) -> Adjacency:
+    return neighbouring_pair(s.scope, per_example=s.example_clip is not None)
 
 
 def _quick(events: list[Event]) -> AccountantName:
@@ -99,7 +104,7 @@ def _affordable(method: Method, s: Setting, epsilon: float) -> bool:
     z = multiplier_for(TARGET_RATIO, s.layout.dimension, s.cohort, on_sum=_on_sum(s, s.scope.view)) * _batch(s)
     try:
         events = method.releases(replace(s, noise_multiplier=z), s.scope.view)
-        return bound(events, s.delta, accountant=_quick(events), adjacency=s.scope.adjacency)[0] <= epsilon
+        return bound(events, s.delta, accountant=_quick(events), adjacency=_pair(s))[0] <= epsilon
     except ConfigError:
         return False
 

@@ -132,16 +132,13 @@ def _numbers(method: Method, s: Setting, released: dict[View, list[Event]]) -> t
 
 
 def _proven(method: Method, s: Setting, view: View, events: list[Event]) -> tuple[ViewNumbers, str]:
-    epsilon, accountant = bound(events, s.delta, adjacency=s.scope.adjacency)
+    pair = sense.neighbouring_pair(s.scope, per_example=s.example_clip is not None)
+    epsilon, accountant = bound(events, s.delta, adjacency=pair)
     reasons = dict.fromkeys(event.reason for event in events if isinstance(event, Unbounded))
-    if epsilon < math.inf:
-        sense.check_record_level(s.scope, per_example=s.example_clip is not None)
-        assumed = tuple(a.what for a in caveats.assumptions(method, s, view, events))
-    else:
-        assumed = ()
+    assumed = caveats.assumptions(method, s, view, events) if epsilon < math.inf else ()
     reason = "; ".join(reasons) or ("the cost has no finite bound at this delta" if math.isinf(epsilon) else "")
-    proven = Guarantee(epsilon, s.delta, replace(s.scope, view=view), accountant, assumed, reason)
-    tpr = largest_tpr(events, epsilon, s.delta, FPR, adjacency=s.scope.adjacency)
+    proven = Guarantee(epsilon, s.delta, replace(s.scope, view=view), accountant, tuple(a.what for a in assumed), reason)
+    tpr = largest_tpr(events, epsilon, s.delta, FPR, adjacency=pair)
     return ViewNumbers(proven, mu=exact_mu(events), tpr=tpr), accountant
 
 

@@ -98,8 +98,8 @@ def dimension_for(ratio: float, noise_multiplier: float, uploads: int, *, on_sum
     return math.floor((positive("ratio", ratio) / one) ** 2)
 
 
-def verdict_of(ratio: float, rounds: int) -> Verdict:
-    """A rule of thumb: yes up to ratio 1; no where T aligned updates (T C) stay below the noise gathered (sqrt(T) ratio C)."""
+def verdict_of(ratio: float, steps: int) -> Verdict:
+    """A rule of thumb: yes up to ratio 1; no where T aligned steps (T C) stay below the noise gathered (sqrt(T) ratio C)."""
     if ratio <= 1:
         return "yes"
-    return "perhaps" if ratio <= math.sqrt(at_least("rounds", rounds, 1)) else "no"
+    return "perhaps" if ratio <= math.sqrt(at_least("steps", steps, 1)) else "no"

@@ -8,9 +8,12 @@ Why each is refused:
   noise, everybody sees it: the sum has more noise in the rounds with more participants. Only Poisson samples of which nothing but
   a sum with common noise is seen are amplified. Sampling of records inside a client (DP-SGD) stays secret in every view.
 - *delta >= 1 / units* is met by publishing one unit at random.
-- A *client-level mechanism* bounds how far a client's whole contribution goes, so under replace-one it protects each record at
-  least as well: changing one record is one way of changing the client's data. Under zero-out it does not: taking one record out
-  moves the clipped contribution from one admissible value to another, up to 2 C apart, not from a value to zero.
+
+What is sensible although it looks odd: a *client-level mechanism* for the record unit. It bounds how far a client's whole
+contribution goes, so under client-level replace-one it protects each record at least as well: changing one record is one way of
+changing the client's data. Taking one record out also moves the clipped contribution from one admissible value to another, up
+to 2 C apart, not from a value to zero: at record level both adjacencies cost what replacing costs, also under sampling
+(`neighbouring_pair`).
 """
 
 from __future__ import annotations
@@ -84,15 +87,12 @@ def check_delta(delta: float, units: int, unit: Unit, *, allow_vacuous_delta: bo
         )
 
 
-def check_record_level(scope: Scope, *, per_example: bool) -> None:
-    """Refuse a record-level zero-out promise of a mechanism that clips whole clients (see the module's text).
+def neighbouring_pair(scope: Scope, *, per_example: bool) -> Adjacency:
+    """The adjacency whose worst-case pair sampled releases have: replace-one where one record moves a whole clipped update.
 
     Args:
-        per_example: contributions of single records are clipped (DP-SGD).
+        per_example: contributions of single records are clipped (DP-SGD), so that taking one out is zeroing it.
     """
-    if scope.unit is Unit.RECORD and scope.adjacency is Adjacency.ZERO_OUT and not per_example:
-        raise ConfigError(
-            "a mechanism that clips a client's whole update bounds what replacing one record does (up to 2 C), but has no "
-            "meaning for zeroing one out: set privacy.adjacency = 'replace_one', privacy.unit = 'client', or "
-            "training.local = 'dp-sgd'"
-        )
+    if scope.unit is Unit.RECORD and not per_example:
+        return Adjacency.REPLACE_ONE
+    return scope.adjacency

@@ -213,7 +213,7 @@ def verdict_in_words(learnability: Learnability) -> str:
     times = f"the noise is about {level.ratio:.3g} times as long as the longest possible {learnability.what}"
     return {
         "yes": f"Yes, as far as noise goes: {times}.",
-        "perhaps": f"Perhaps: {times} in each round, and has to average out over the rounds.",
+        "perhaps": f"Perhaps: {times}; it has to average out over the rounds.",
         "no": f"Hardly: {times}, more than the rounds can average out.",
     }[learnability.verdict]
 

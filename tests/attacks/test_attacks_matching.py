@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedveil.attacks.matching import FLOOR, Target, cosine, read, squared, trust, withheld_guess
+from fedveil.attacks.types import Knowledge, LocalSpec, Upload
+from fedveil.errors import ConfigError
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+
+
+STATE = _net().state_dict()
+RNG = torch.Generator().manual_seed(5)
+GRADIENT = {k: torch.randn(v.shape, generator=RNG) for k, v in STATE.items()}
+
+
+def _target(gradient: list[float], weight: list[float] | None) -> Target:
+    return Target(_net(), torch.tensor(gradient), None if weight is None else torch.tensor(weight), lambda x, y: x)
+
+
+def test_distances_by_hand() -> None:
+    candidate = torch.tensor([1.0, 0.0, 2.0])
+    assert squared(_target([3.0, 4.0, 0.0], None), candidate).item() == pytest.approx(4 + 16 + 4)
+    assert cosine(_target([3.0, 4.0, 0.0], None), candidate).item() == pytest.approx(1 - 3 / (5 * math.sqrt(5)))
+
+
+def test_excluded_coordinates_leave_numerator_and_norms() -> None:
+    target = _target([3.0, 4.0, 100.0], [1.0, 1.0, 0.0])
+    candidate = torch.tensor([6.0, 8.0, -50.0])
+    assert cosine(target, candidate).item() == pytest.approx(0, abs=1e-6)
+    assert squared(target, candidate).item() == pytest.approx(9 + 16)
+    assert float(target.power()) == pytest.approx(25)
+
+
+def test_weights_enter_the_inner_product_once() -> None:
+    target, candidate = _target([1.0, 1.0], [1.0, 0.25]), torch.tensor([1.0, -1.0])
+    assert cosine(target, candidate).item() == pytest.approx(1 - 0.75 / 1.25)
+    assert squared(target, candidate).item() == pytest.approx(0.25 * 4)
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_gradient_delta_and_weights_say_the_same(steps: int) -> None:
+    lr = 0.2
+    moved = {k: -lr * steps * g for k, g in GRADIENT.items()}
+    knowledge = Knowledge(local=LocalSpec(steps, lr))
+    uploads = [Upload(GRADIENT), Upload(moved, kind="delta"), Upload({k: STATE[k] + v for k, v in moved.items()}, kind="weights")]
+    plain, delta, weights = (t.gradient for t in read(uploads, _net, STATE, knowledge))
+    assert torch.allclose(plain, delta, atol=1e-6)
+    assert torch.allclose(plain, weights, atol=1e-5)
+
+
+def test_noise_of_a_delta_is_scaled_to_the_gradient() -> None:
+    local = LocalSpec(4, 0.05)
+    std = {"0.weight": 0.1, "2.weight": 0.01}
+    as_delta = {k: -0.2 * g for k, g in GRADIENT.items()}
+    delta = read([Upload(as_delta, kind="delta")], _net, STATE, Knowledge(local=local, noise_std={k: 0.2 * s for k, s in std.items()}))
+    plain = read([Upload(GRADIENT)], _net, STATE, Knowledge(noise_std=std))
+    assert delta[0].weight is not None
+    assert plain[0].weight is not None
+    assert torch.allclose(delta[0].weight, plain[0].weight, atol=1e-5)
+
+
+def test_layers_that_were_not_sent_do_not_count() -> None:
+    target = read([Upload({k: v for k, v in GRADIENT.items() if k != "0.weight"})], _net, STATE, Knowledge())[0]
+    assert target.weight is not None
+    assert target.weight[:6].tolist() == [0.0] * 6
+    assert target.weight[6:].tolist() == [1.0] * 11
+
+
+def test_trust_is_one_over_variance_plus_floor() -> None:
+    parameters = {"a": torch.zeros(2), "b": torch.zeros(2)}
+    received = torch.tensor([1.0, 1.0, 2.0, 2.0])
+    weight = trust(received, parameters, {"a", "b"}, Knowledge(noise_std={"b": 0.5}))
+    floor = FLOOR * (4 - 0.25)
+    assert weight is not None
+    assert weight.tolist() == pytest.approx([1.0, 1.0, floor / (0.25 + floor), floor / (0.25 + floor)])
+
+
+def test_swamped_layers_get_no_weight_unless_all_are_alike() -> None:
+    parameters = {"a": torch.zeros(2), "b": torch.zeros(2)}
+    received = torch.tensor([1.0, 1.0, 3.0, 3.0])
+    one = trust(received, parameters, {"a", "b"}, Knowledge(noise_std={"b": 10.0}))
+    both = trust(received, parameters, {"a", "b"}, Knowledge(noise_std={"a": 10.0, "b": 10.0}))
+    assert one is not None
+    assert both is not None
+    assert one.tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert both.tolist() == [1.0] * 4
+
+
+def test_known_masks_exclude_entries() -> None:
+    mask = {"0.weight": torch.tensor([[True, False], [False, True], [True, True]])}
+    target = read([Upload(GRADIENT)], _net, STATE, Knowledge(mask=mask))[0]
+    assert target.weight is not None
+    assert target.weight[:6].tolist() == [1, 0, 0, 1, 1, 1]
+
+
+def test_withheld_guess_drops_the_largest_received() -> None:
+    upload = Upload({"a": torch.tensor([0.1, -9.0, 0.3, 0.2, 0.5]), "b": torch.tensor([1.0, 0.0, 7.0, 0.4, 0.6])})
+    guess = withheld_guess(upload, 0.2)
+    assert guess["a"].tolist() == [True, False, True, True, True]
+    assert guess["b"].tolist() == [True, True, False, True, True]
+    with pytest.raises(ConfigError, match="fraction"):
+        withheld_guess(upload, 1.0)
+
+
+def test_what_cannot_be_read_is_refused() -> None:
+    cases: list[tuple[Upload, Knowledge, str]] = [
+        (Upload({"nope": torch.zeros(1)}), Knowledge(), "nope"),
+        (Upload({"0.bias": torch.zeros(4)}), Knowledge(), "shape"),
+        (Upload(GRADIENT, kind="delta"), Knowledge(), "Knowledge.local"),
+        (Upload(GRADIENT), Knowledge(mask={k: torch.zeros(v.shape) for k, v in GRADIENT.items()}), "mask hides"),
+        (Upload(GRADIENT), Knowledge(noise_std={"0.weight": torch.ones(7)}), "does not fit"),
+    ]
+    for upload, knowledge, words in cases:
+        with pytest.raises(ConfigError, match=words):
+            read([upload], _net, STATE, knowledge)
+    with pytest.raises(ConfigError, match="at least one"):
+        read([], _net, STATE, Knowledge())
+
+
+def test_named_gives_tensors_back() -> None:
+    named: dict[str, Tensor] = read([Upload(GRADIENT)], _net, STATE, Knowledge())[0].named()
+    assert all(torch.equal(named[k], v) for k, v in GRADIENT.items())

@@ -271,8 +271,8 @@ def test_what_cannot_be_proven_says_why() -> None:
 
 
 def test_no_amplification_in_the_server_view() -> None:
-    plan = Plan(clip=1.0, noise_std=2.0)
-    for view, kind in ((View.SERVER, Gaussian), (View.AGGREGATE, SampledGaussian)):
+    for view, place, kind in ((View.SERVER, "upload", Gaussian), (View.AGGREGATE, "sum", SampledGaussian)):
+        plan = Plan(clip=1.0, noise_std=2.0, place=place)  # type: ignore[arg-type]
         event = event_of(plan, LAYOUT, Scope(Unit.CLIENT, Adjacency.ZERO_OUT, view), rate=0.1)
         assert isinstance(event, kind)
 
@@ -291,3 +291,10 @@ def test_taking_a_record_away_may_turn_a_clipped_update_round() -> None:
         assert isinstance(event, Gaussian)
         mus[unit] = event.mu
     assert mus == {Unit.CLIENT: 0.25, Unit.RECORD: 0.5}
+
+
+def test_noise_in_shares_earns_no_amplification_because_its_size_tells_who_took_part() -> None:
+    scope = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.AGGREGATE)
+    for place, kind in (("upload", Gaussian), ("sum", SampledGaussian)):
+        plan = Plan(clip=1.0, noise_std=2.0, place=place)  # type: ignore[arg-type]
+        assert isinstance(event_of(plan, LAYOUT, scope, rate=0.1, noisy_uploads=4), kind)

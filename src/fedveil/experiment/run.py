@@ -66,7 +66,8 @@ def run(
     prepared = prepare(config, data, partition)
     method, setting = calibrated_setting(config, prepared.population)
     vacuous, seeded = config.privacy.allow_vacuous_delta, config.run.seeded_noise
-    statement = certify(method, setting, seeded_noise=seeded, allow_vacuous_delta=vacuous)
+    batch_norm = config.model.get("norm") == "batch"
+    statement = certify(method, setting, seeded_noise=seeded, allow_vacuous_delta=vacuous, batch_norm=batch_norm)
     path = rundir.create(Path(out) if out is not None else Path("runs") / f"{method.name}-{prepared.dataset.info.name}-{run_id}")
     rundir.write_config(path / "config.toml", config)
     rundir.write_versions(path / "versions.json")
@@ -82,7 +83,7 @@ def run(
         if on_round is not None:
             on_round(progress.history[-1])
 
-    ended = fit(job, engine(config.run.engine, job.context), progress, after)
+    ended = fit(job, engine(config.run.engine, job.context, config.training.client_timeout), progress, after)
     model = job.context.model
     model.load(progress.model)
     rundir.write_model(path / "model.safetensors", progress.model, model.layout)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 from fedveil.errors import ConfigError
-from fedveil.local import LocalSpec, Objective
+from fedveil.local import LocalSpec, Objective, OptimizerSpec
 from fedveil.params import Layout
 from fedveil.privacy.accountant import calibrate
 from fedveil.privacy.types import Claim, Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
@@ -38,6 +38,7 @@ class Setting:
         example_clip: per-example L2 clip when local training is DP-SGD (record level), else None.
         min_survivors: noisy uploads that the sum of a round is guaranteed to hold. colluders: of which c belong to the adversary.
         max_participations: rounds in which one client may take part, or None for all T.
+        server: what the server does with the aggregated step; SGD at rate 1 takes it as it is.
     """
 
     clients: int
@@ -56,6 +57,7 @@ class Setting:
     min_survivors: int | None = None
     colluders: int = 0
     max_participations: int | None = None
+    server: OptimizerSpec = field(default_factory=lambda: OptimizerSpec(lr=1.0))
 
     @property
     def rate(self) -> float:
@@ -178,7 +180,10 @@ def gaussian_plan(s: Setting, clip: float) -> Plan:
 
 
 def gaussian_releases(s: Setting, view: View) -> list[Event]:
-    """The cost of a run in which each release is Gaussian with multiplier z, as `gaussian_plan` makes it."""
+    """The cost of a run in which each release is Gaussian with multiplier z, as `gaussian_plan` makes it.
+
+    Noise in shares earns no amplification by sampling: the noise of a sum shows how many took part.
+    """
     factor = s.scope.update_factor
     step = s.dp_sgd()
     if step is not None:
@@ -194,7 +199,8 @@ def gaussian_releases(s: Setting, view: View) -> list[Event]:
         return [Gaussian(factor / s.z, s.participations)]
     if sum_noise(s):
         return [central(s, s.z / factor)]
-    return [central(s, s.z * math.sqrt(s.sharers) / factor)] if _can_share(s) else [Gaussian(factor / s.z, s.participations)]
+    shares = s.sharers if _can_share(s) else 1
+    return [Gaussian(factor / (s.z * math.sqrt(shares)), s.participations)]
 
 
 def central(s: Setting, multiplier: float) -> Event:

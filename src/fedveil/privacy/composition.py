@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 
 from fedveil.errors import ConfigError
 from fedveil.privacy._check import at_least, non_negative, open_probability, probability, vector
@@ -93,6 +92,8 @@ def zcdp_epsilon_tight(rho: float, delta: float) -> float:
         return order * rho + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
 
     centre = 0.5 * math.log(max(math.log(1 / delta), 1e-3) / rho)
+    from scipy.optimize import minimize_scalar
+
     best = minimize_scalar(epsilon, bounds=(centre - 12, centre + 12), method="bounded", options={"xatol": 1e-12})
     return max(0.0, min(float(best.fun), zcdp_epsilon(rho, delta)))
 

@@ -14,11 +14,11 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import erfcx, erfinv, ndtr, ndtri
 
 from fedveil.errors import ConfigError
 from fedveil.privacy._check import non_negative, open_probability, positive, probability
+from fedveil.privacy._roots import crossing
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _SQRT_HALF_PI = math.sqrt(math.pi / 2)
@@ -109,8 +109,10 @@ def epsilon_of(mu: float, delta: float) -> float:
         return 0.0
     high = float(-ndtri(delta)) + mu / 2  # delta <= Phi(-x)
     high = max(high * (1 + 1e-9), 1e-300)
-    ratio = brentq(lambda y: log_delta_of(mu, y * mu) - target, 0.0, high, xtol=1e-300, rtol=1e-15, maxiter=500)
-    return float(ratio) * mu
+    low = high / 2
+    while low > 0 and log_delta_of(mu, low * mu) <= target:
+        low, high = low / 2, low
+    return crossing(lambda y: log_delta_of(mu, y * mu) - target, low, high) * mu
 
 
 def mu_of(epsilon: float, delta: float) -> float:
@@ -135,7 +137,7 @@ def mu_of(epsilon: float, delta: float) -> float:
         high += 1
     if low == high:
         return math.exp(low)
-    return math.exp(float(brentq(excess, low, high, xtol=1e-15, rtol=1e-15, maxiter=500)))
+    return math.exp(crossing(excess, low, high))
 
 
 def tpr(mu: float, fpr: float) -> float:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import gammainc, gammaincc, log_softmax
 
 from fedveil.errors import ConfigError
 from fedveil.privacy._check import at_least, non_negative, open_probability, positive, probability
+from fedveil.privacy._roots import crossing
 from fedveil.privacy.gaussian import delta_of
 
 
@@ -75,7 +75,7 @@ def sufficient_up_to(delta: float) -> float:
     first = next((i for i in range(1, grid.size) if excess(float(grid[i])) > 0), None)
     if first is None:
         return math.inf
-    return math.exp(float(brentq(excess, float(grid[first - 1]), float(grid[first]), xtol=1e-15, rtol=1e-14)))
+    return math.exp(crossing(excess, float(grid[first - 1]), float(grid[first])))
 
 
 def claimed_total(epsilon: float, delta: float, rounds: int, rate: float) -> tuple[float, float]:

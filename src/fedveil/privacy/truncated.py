@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 from scipy.special import ndtr
 
 from fedveil.errors import ConfigError
@@ -120,6 +119,8 @@ def delta_floor_sup(std: float, bound: float, sensitivity: float, dimension: int
 
     position = int(np.searchsorted(roots, equal))
     guess = math.log(max(float(g[position] - g[position - 1]) / float(squares[position] - squares[position - 1]), 1e-300))
+    from scipy.optimize import minimize_scalar
+
     best = minimize_scalar(dual, bounds=(guess - 20, guess + 20), method="bounded", options={"xatol": 1e-10})
     return -math.expm1(-min(float(best.fun), dual(guess)))
 

@@ -62,7 +62,8 @@ def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, no
     """The privacy event of one release.
 
     Args:
-        rate: Poisson sampling rate when the adversary does not see who took part, else None.
+        rate: Poisson sampling rate when the adversary does not see who took part, else None. It amplifies noise on the sum
+            only: noise in shares shows by its size how many took part.
         noisy_uploads: how many independently noised uploads are in the sum (aggregate view with `place = "upload"`).
     """
     if plan.unproven:
@@ -83,6 +84,6 @@ def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, no
     mu = plan_mu(plan, layout, scope.update_factor, shares)
     if isinstance(mu, str):
         return Unbounded(mu)
-    if rate is None or in_server_view or mu == 0:
+    if rate is None or in_server_view or plan.place == "upload" or mu == 0:
         return Gaussian(mu)
     return SampledGaussian(rate, 1 / mu)

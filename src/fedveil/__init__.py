@@ -22,6 +22,7 @@ _WHERE = {
     "DPFedAvg": "fedveil.methods.dp_fedavg",
     "ALDPFL": "fedveil.methods.aldp_fl",
     "LaDPFL": "fedveil.methods.ladp_fl",
+    "FedANC": "fedveil.methods.fedanc",
     "FedGLPADP": "fedveil.methods.fedglp_adp",
     "NoisyFedAvg": "fedveil.methods.noisy_fedavg",
 }

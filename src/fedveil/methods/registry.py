@@ -10,6 +10,7 @@ from fedveil.errors import ConfigError, explain, nearest
 from fedveil.methods.aldp_fl import ALDPFL
 from fedveil.methods.base import Method, MethodConfig
 from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.fedanc import FedANC
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.fedglp_adp import FedGLPADP
 from fedveil.methods.ladp_fl import LaDPFL
@@ -19,6 +20,7 @@ METHODS: dict[str, type[MethodConfig]] = {
     "fedavg": FedAvg,
     "dp-fedavg": DPFedAvg,
     "fedglp-adp": FedGLPADP,
+    "fedanc": FedANC,
     "ladp-fl": LaDPFL,
     "noisy-fedavg": NoisyFedAvg,
     "aldp-fl": ALDPFL,

@@ -1,0 +1,119 @@
+"""FedANC (paper 003): an LSTM on each client sets how much noise goes to how large a share of the coordinates.
+
+Published: the noise goes to the largest coordinates of each raw gradient, the others stay bare, and the local model that mixes
+both is uploaded, so nothing can be proven. Proven: support, noise and share are fixed before the round from what was released;
+the update is restricted, clipped and noised once. Sparsity then lowers the noise at unchanged cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from fedveil.errors import ConfigError
+from fedveil.local import Objective, Plain
+from fedveil.methods.adaptive import paper_epsilon, refuse_dp_sgd
+from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_releases, sum_noise
+from fedveil.methods.fedanc_controller import BETA, Controller
+from fedveil.methods.fedanc_parts import Budgeted, SparseNoise
+from fedveil.methods.sparse import NonZero, coverage_mean
+from fedveil.privacy.fedanc import claimed_epsilon
+from fedveil.privacy.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
+from fedveil.release.plan import Policy, Upload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_REASON = "the coordinates that get noise are the largest of each raw gradient, and the others move the model bare (paper 003)"
+
+
+class FedANC(MethodConfig):
+    """FedANC; epsilon_target of the published variant is `privacy.epsilon`.
+
+    Args:
+        variant: published or proven.
+        clip: C; published, bound on each gradient; proven, on the whole update. Not stated in the paper.
+        gamma_min, gamma_max: range of the share of coordinates.
+        budget_weight: lambda, weight of the budget term in the controller's loss. Not stated in the paper for its main results.
+        controller_lr, pretraining_steps, dropout: of the controller. Not stated in the paper.
+        controller_seed: of the controller's first weights, and of the proven variant's exploration; public.
+        width: published; of the sigmoid through which gamma gets a gradient from the mask.
+        exploration: proven; share of the support that is drawn at random, the rest follows the last global movement.
+        pace: proven; a round may spend between 1 / pace and pace times an even share of what is left, the last one all of it.
+    """
+
+    name: Literal["fedanc"] = "fedanc"
+    variant: Variant = "proven"
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+    gamma_min: float = Field(0.1, gt=0, lt=1)
+    gamma_max: float = Field(0.9, gt=0, le=1)
+    budget_weight: float = Field(1.0, ge=0, allow_inf_nan=False)
+    controller_lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
+    pretraining_steps: int = Field(300, ge=0)
+    dropout: float = Field(0.1, ge=0, lt=1)
+    controller_seed: int = Field(0, ge=0)
+    width: float = Field(0.05, gt=0, allow_inf_nan=False)
+    exploration: float = Field(0.1, ge=0, le=1)
+    pace: float = Field(4.0, ge=1, allow_inf_nan=False)
+
+    @property
+    def weighting(self) -> Weighting:
+        """Published: by the number of examples. Proven: all the same."""
+        return "examples" if self.variant == "published" else "uniform"
+
+    @property
+    def controller(self) -> Controller:
+        """The controller that each client starts with."""
+        c = self.controller_lr, self.pretraining_steps, self.dropout, self.controller_seed
+        return Controller(self.gamma_min, self.gamma_max, *c)
+
+    def calibrate(self, s: Setting) -> Setting:
+        """Proven: noise for the configured epsilon. Published: the controller steers towards the configured epsilon."""
+        refuse_dp_sgd(s, self.name)
+        if self.gamma_min >= self.gamma_max:
+            raise ConfigError(f"method.gamma_min = {self.gamma_min:g} must be below method.gamma_max = {self.gamma_max:g}")
+        if self.variant == "proven":
+            return calibrated(self, s)
+        if sum_noise(s):
+            raise ConfigError(
+                "the published variant of fedanc sends each client's mask to the server: set privacy.view = 'server'"
+            )
+        paper_epsilon(s, self.name)
+        return s
+
+    def policy(self, s: Setting) -> Policy:
+        """Proven: support, noise and share from what was released. Published: the upload leaves as training made it."""
+        return Budgeted(self, s) if self.variant == "proven" else NonZero(("gradients", "losses"), _REASON)
+
+    def objective(self, s: Setting) -> Objective:
+        """Proven: plain training. Published: noise on part of each gradient."""
+        return Plain() if self.variant == "proven" else SparseNoise(self, paper_epsilon(s, self.name), s.delta)
+
+    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+        """Eq. 13: per coordinate, the weighted mean over the clients that sent it; the others keep the global value."""
+        return coverage_mean(uploads)
+
+    def releases(self, s: Setting, view: View) -> list[Event]:
+        """The budget that the controller divides over the rounds; nothing for the published variant."""
+        return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASON)]
+
+    def claim(self, s: Setting) -> Claim | None:
+        """Theorem 2 for one step, with the outputs that pre-training aims at."""
+        if self.variant == "proven":
+            return None
+        beta, gamma = sum(BETA) / 2, (self.gamma_min + self.gamma_max) / 2
+        scope = Scope(Unit.RECORD, Adjacency.REPLACE_ONE, View.SERVER)
+        note = (
+            f"one step at beta = {beta:g}, gamma = {gamma:g}; the controller is steered towards {paper_epsilon(s, self.name):g}"
+        )
+        return Claim(claimed_epsilon(beta, gamma, s.layout.dimension, s.delta), s.delta, scope, "paper 003, Theorem 2", note)
+
+    def clip_norm(self, s: Setting) -> float | None:
+        """Proven: C."""
+        return self.clip if self.variant == "proven" else None
+
+    def assumptions(self, s: Setting) -> tuple[str, ...]:
+        """What the controller reads."""
+        return ("data.public_fraction, if set, sets examples aside that are public",) if self.variant == "proven" else ()

@@ -1,0 +1,210 @@
+"""FedANC's proven policy and published objective."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fedveil.local import Local, State, clip_
+from fedveil.methods.adaptive import debiased_norms
+from fedveil.methods.base import Setting, sum_noise
+from fedveil.methods.fedanc_controller import BETA, ranks, soft_mask_slope
+from fedveil.release.plan import Plan, Released, Upload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.methods.fedanc import FedANC
+
+REFERENCE = sum(BETA) / 2
+"""The controller's beta that spends an even share of what is left of the budget."""
+
+
+# --- proven ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Budgeted:
+    """Proven policy: the controller reads released values and public loss; its beta decides how fast the budget is spent.
+
+    With B = T (f / z)^2 the budget in mu^2, a round costs mu^2 = (left of B / rounds left) (b_ref / b)^2, kept within `pace`; the
+    last round costs what is left, so a client that is in every round spends B exactly. Poisson-sampled sums admit no filter
+    for varying noise, so there mu = f / z always, and the controller sets only the share of coordinates.
+    """
+
+    method: FedANC
+    setting: Setting
+
+    def start(self) -> State:
+        """A pre-trained controller that has seen nothing."""
+        return self.method.controller.start() | {"norm": 0.0, "spent": 0.0, "rounds": 0, "releaser": 0, "beta": 0.0}
+
+    def plan(self, released: Released, state: State) -> Plan:
+        """Restrict to the support, clip to C, noise beta C."""
+        s, method = self.setting, self.method
+        b, gamma = method.controller.act(state, state["norm"], released.public_loss or 0.0)
+        mu = self._mu(b, released.round, state)
+        movement = None if released.previous is None else released.model - released.previous
+        chosen = self._support(movement, math.ceil(gamma * s.layout.dimension), released, state["releaser"])
+        std = 0.0 if s.z == 0 else s.scope.adjacency.factor * method.clip / mu
+        return Plan(clip=method.clip, noise_std=std, support=chosen, place="sum" if sum_noise(s) else "upload")
+
+    def observe(self, state: State, upload: Upload) -> State:
+        """One step of the controller on `tradeoff`, then remember what left."""
+        method, layout = self.method, self.setting.layout
+        norm = float(debiased_norms(upload, layout).norm())
+        k = layout.dimension if upload.support is None else int(upload.support.sum())
+        start = upload.start if upload.start is not None else upload.vector
+        movement = start - state["start"] if "start" in state else None
+        noise = float(upload.noise_std[0]) ** 2 * k / max(norm, 1e-6) ** 2
+        b, gamma = method.controller.act(state, state["norm"], upload.public_loss or 0.0)
+        objective = partial(
+            tradeoff, weight=method.budget_weight, noise=noise / (b**2 * gamma), captured=captured(movement, gamma)
+        )
+        new = method.controller.learn(state, state["norm"], upload.public_loss or 0.0, objective)
+        std = float(upload.plan.noise_std)
+        spent = state["spent"] + (self.setting.scope.adjacency.factor * method.clip / std) ** 2 if std else 0.0
+        return {
+            **new,
+            "norm": norm,
+            "spent": spent,
+            "rounds": state["rounds"] + 1,
+            "releaser": upload.client + 1,
+            "beta": std / method.clip,
+            "start": start,
+        }
+
+    def measures(self, state: State) -> Mapping[str, float | list[float]]:
+        """Noise std / clip and share of coordinates of the last release; the controller's own beta; mu^2 spent."""
+        return {"beta": state["beta"], "gamma": state["gamma"], "controller_beta": state["b"], "mu2_spent": state["spent"]}
+
+    def _mu(self, b: float, round: int, state: State) -> float:
+        s, method = self.setting, self.method
+        if s.z == 0:
+            return math.inf
+        even = s.scope.adjacency.factor / s.z
+        if sum_noise(s) and s.sampling == "poisson":
+            return even
+        left = max(s.participations * even**2 - state["spent"], 0.0)
+        rounds = min(s.rounds - round, s.participations - (0 if sum_noise(s) else state["rounds"]))
+        pace = min(max((REFERENCE / b) ** 2, 1 / method.pace), method.pace) if rounds > 1 else 1.0
+        return math.sqrt(min(left / max(rounds, 1) * pace, left))
+
+    def _support(self, movement: Tensor | None, k: int, released: Released, releaser: int) -> Tensor:
+        """The k coordinates to send [d]: those that the global model moved most, and some at random."""
+        import torch
+
+        from fedveil.release.noise import Randomness
+
+        derive = Randomness(self.method.controller_seed).derive("support", released.round, releaser)
+        chosen = torch.zeros_like(released.model, dtype=torch.bool)
+        known = 0 if movement is None else k - math.ceil(self.method.exploration * k)
+        if movement is not None:
+            chosen[movement.abs().topk(known).indices] = True
+        draw = torch.rand(len(chosen), generator=torch.Generator().manual_seed(derive)).masked_fill(chosen, -1.0)
+        chosen[draw.topk(k - known).indices] = True
+        return chosen
+
+
+def captured(movement: Tensor | None, gamma: float) -> tuple[float, float]:
+    """Share of the squared movement in its largest `gamma` d coordinates, and the slope of that share in gamma.
+
+    Without any movement it is taken to be flat: (gamma, 1).
+    """
+    energy = None if movement is None else movement.square().sort(descending=True).values.double()
+    if energy is None or not float(energy.sum()):
+        return gamma, 1.0
+    k = min(math.ceil(gamma * len(energy)), len(energy))
+    total = float(energy.sum())
+    return float(energy[:k].sum()) / total, float(energy[k - 1]) * len(energy) / total
+
+
+def tradeoff(b: Tensor, gamma: Tensor, *, weight: float, noise: float, captured: tuple[float, float]) -> Tensor:
+    """log of the relative squared error of a release + weight (cost / even share - 1)^2.
+
+    The error is what the support leaves out, 1 - captured(gamma), and the noise, `noise` b^2 gamma. `captured` is linear about
+    the present gamma. Stands in for the prediction loss, whose gradient is private.
+    """
+    share, slope = captured
+    left_out = (1 - share - slope * (gamma - gamma.detach())).clamp_min(1e-6)
+    return (left_out + noise * b.square() * gamma).log() + weight * ((REFERENCE / b).square() - 1).square()
+
+
+# --- published ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SparseNoise:
+    """Published objective (Algorithm 1): at each step the controller sets beta and gamma; noise on the largest coordinates.
+
+    The prediction loss of the next batch reaches beta through the step that beta noised,
+    d loss / d beta = <gradient, -eta C M xi>, and gamma through the straight-through slope of M. Exact for plain SGD; for other
+    optimisers the step's dependence on the gradient is taken to be eta. The last batch of a round teaches the budget only.
+    """
+
+    method: FedANC
+    target: float
+    delta: float
+
+    def begin(self, local: Local) -> None:
+        """Each client keeps its controller."""
+        import torch
+
+        if "weights" not in local.state:
+            local.state.update(self.method.controller.start())
+        local.scratch.update(mask=torch.zeros_like(local.start, dtype=torch.bool), energy=0.0)
+
+    def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        """Gradient, controller, clip, sparse noise, optimiser step."""
+        loss, gradient, method = local.gradient(local, x, y), local.model.grad, self.method
+        self._learn(local, gradient)
+        feedback = float(gradient.norm()), float(loss)
+        beta, gamma = method.controller.act(local.state, *feedback)
+        clip_(gradient, method.clip)
+        rank = ranks(gradient.abs())
+        mask = rank < math.ceil(gamma * len(gradient))
+        noise = local.noise(len(gradient)) * method.clip
+        eta = local.spec.learning_rate(local.round, local.step, local.steps)
+        by_gamma = noise * soft_mask_slope(rank, gamma, method.width) * (-eta * beta)
+        noise.mul_(mask)
+        local.scratch["lesson"] = feedback, noise * -eta, by_gamma
+        local.scratch["mask"] |= mask
+        local.scratch["energy"] += (eta * beta * method.clip) ** 2 * int(mask.sum())
+        gradient.add_(noise, alpha=beta)
+        local.descend()
+        return loss
+
+    def finish(self, local: Local) -> Tensor:
+        """The coordinates that got noise at least once; the others are not sent."""
+        self._learn(local, None)
+        local.state["noise"] = math.sqrt(local.scratch["energy"])
+        update: Tensor = (local.model.vector - local.start) * local.scratch["mask"]
+        return update
+
+    def measures(self, state: State) -> Mapping[str, float | list[float]]:
+        """Last outputs, the norm of one client's noise over the round, and the paper's epsilon of the last step."""
+        return {"beta": state["b"], "gamma": state["gamma"], "noise_norm": state["noise"], "claimed_epsilon": state["claimed"]}
+
+    def _learn(self, local: Local, gradient: Tensor | None) -> None:
+        """The lesson of the previous step, now that the gradient after it is known."""
+        if "lesson" not in local.scratch:
+            return
+        feedback, by_beta, by_gamma = local.scratch.pop("lesson")
+        slopes = (0.0, 0.0) if gradient is None else (float(gradient @ by_beta), float(gradient @ by_gamma))
+        claim = partial(estimate, dimension=len(local.start), delta=self.delta)
+
+        def objective(beta: Tensor, gamma: Tensor) -> Tensor:
+            budget = (claim(beta, gamma) - self.target).square()
+            return slopes[0] * beta + slopes[1] * gamma + self.method.budget_weight * budget
+
+        local.state.update(self.method.controller.learn(local.state, feedback[0], feedback[1], objective))
+        outputs = (local.start.new_tensor(local.state[key]) for key in ("b", "gamma"))
+        local.state["claimed"] = float(claim(*outputs))
+
+
+def estimate(beta: Tensor, gamma: Tensor, *, dimension: int, delta: float) -> Tensor:
+    """The paper's epsilon of a step, sqrt(2 gamma d ln(1.25 / delta)) / beta (Eq. 10), as a tensor."""
+    return (2 * dimension * math.log(1.25 / delta) * gamma).sqrt() / beta

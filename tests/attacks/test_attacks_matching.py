@@ -60,7 +60,9 @@ def test_noise_of_a_delta_is_scaled_to_the_gradient() -> None:
     local = LocalSpec(4, 0.05)
     std = {"0.weight": 0.1, "2.weight": 0.01}
     as_delta = {k: -0.2 * g for k, g in GRADIENT.items()}
-    delta = read([Upload(as_delta, kind="delta")], _net, STATE, Knowledge(local=local, noise_std={k: 0.2 * s for k, s in std.items()}))
+    delta = read(
+        [Upload(as_delta, kind="delta")], _net, STATE, Knowledge(local=local, noise_std={k: 0.2 * s for k, s in std.items()})
+    )
     plain = read([Upload(GRADIENT)], _net, STATE, Knowledge(noise_std=std))
     assert delta[0].weight is not None
     assert plain[0].weight is not None

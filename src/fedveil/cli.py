@@ -143,6 +143,33 @@ def explore(out: Annotated[Path, typer.Option(help="Page to write.")] = Path("pr
     typer.echo(f"privacy explorer: {write_explorer(out)} (open it in a browser; it needs no network)")
 
 
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories; those that differ in their seed only are shown as one.")],
+    out: Annotated[Path | None, typer.Option(help="Page to write; by default report.html in the run directory.")] = None,
+) -> None:
+    """Write the report of one or several runs: one self-contained page with curves, privacy, fairness, data and settings."""
+    from fedveil.experiment.report import write_report
+
+    typer.echo(f"report: {write_report(runs, out)} (open it in a browser; it needs no network)")
+
+
+@app.command()
+def plot(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    what: Annotated[
+        str | None, typer.Option(help="Columns, with commas: accuracy, loss, noise, clip, or any of history.csv.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Picture to write (.png, .svg, .pdf); by default in the run directory.")
+    ] = None,
+) -> None:
+    """Plot columns of a run's history over its rounds."""
+    from fedveil.experiment.plots import plot_run
+
+    typer.echo(f"plot: {plot_run(run, what.split(',') if what else None, out)}")
+
+
 def _train(config: Any, out: Path | None, quiet: bool) -> None:
     from fedveil.experiment.live import run_live
 

@@ -32,6 +32,22 @@ _COLOURS = {"yes": "green", "perhaps": "yellow", "no": "red"}
 def render(statement: Statement, console: Console) -> None:
     """Print the whole statement: the three numbers, why some are inf, learnability, assumptions, limits, and the paragraph."""
     s = statement
+    _numbers(s, console)
+    if s.learnability is not None:
+        _learnability(s.learnability, console)
+    _list(console, "Assumptions", [f"{escape(a.what)}\n[dim]because {escape(a.why)}[/]" for a in s.assumptions])
+    _list(console, "Not protected", [escape(line) for line in s.not_protected])
+    _list(console, "Notes", [escape(line) for line in s.notes])
+    _words(s, console)
+
+
+def render_brief(statement: Statement, console: Console) -> None:
+    """Print the short statement: the three numbers, why some are inf, and the paragraph."""
+    _numbers(statement, console)
+    _words(statement, console)
+
+
+def _numbers(s: Statement, console: Console) -> None:
     console.print(f"\n[bold]Privacy statement[/] {escape(s.method)} ({escape(s.variant)})", highlight=False)
     target = "" if s.target_epsilon is None else f"target epsilon = {number(s.target_epsilon)}, "
     noise = "none" if s.noise_multiplier is None else f"{s.noise_multiplier:.4g}"
@@ -46,11 +62,9 @@ def render(statement: Statement, console: Console) -> None:
         _line(console, line)
     for found in s.contradictions():
         console.print(f"[bold red]{escape(str(found))}[/]", highlight=False)
-    if s.learnability is not None:
-        _learnability(s.learnability, console)
-    _list(console, "Assumptions", [f"{escape(a.what)}\n[dim]because {escape(a.why)}[/]" for a in s.assumptions])
-    _list(console, "Not protected", [escape(line) for line in s.not_protected])
-    _list(console, "Notes", [escape(line) for line in s.notes])
+
+
+def _words(s: Statement, console: Console) -> None:
     console.print("\n[bold]In plain words[/]")
     _line(console, s.in_words())
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedveil.experiment.certify_view import render
+from fedveil.experiment.certify_view import render_brief
 from fedveil.experiment.plots import plot_curves
+from fedveil.experiment.report import write_report
 from fedveil.experiment.run import Result, run
 
 if TYPE_CHECKING:
@@ -52,9 +53,13 @@ def _summary(result: Result, console: Console) -> None:
     if failed:
         console.print(f"{failed} client updates were left out; see {result.path / 'failures.csv'}")
     console.print()
-    render(result.privacy, console)
-    picture = plot_curves(result.history, result.path / "curves.png")
-    console.print(f"\nRun directory: {result.path}\nLearning curve: {picture}")
+    render_brief(result.privacy, console)
+    console.print(f"\nAssumptions, limits and advice: {result.path / 'statement.md'}", highlight=False, soft_wrap=True)
+    console.print(f"Learning curve: {plot_curves(result.history, result.path / 'curves.png')}", highlight=False, soft_wrap=True)
+    console.print(
+        f"Report: {write_report([result.path])} (open it in a browser; it needs no network)", highlight=False, soft_wrap=True
+    )
+    console.print(f"Run directory: {result.path}", highlight=False, soft_wrap=True)
 
 
 def sparkline(values: list[float], width: int = 40) -> str:

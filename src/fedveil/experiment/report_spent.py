@@ -14,7 +14,7 @@ from fedveil.privacy.gaussian import epsilon_of
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.types import Event, Gaussian, SampledGaussian, Scope, Unbounded
 
-_POINTS = {True: 60, False: 8}
+_POINTS = {True: 60, False: 9}
 """Rounds at which epsilon is computed, where that is cheap (Gaussian releases alone) and where it is not."""
 
 
@@ -79,7 +79,7 @@ def _over_rounds(releases: list[tuple[int, int, Event]], scope: Scope, delta: fl
 
 def _spaced(rounds: list[int], points: int) -> set[int]:
     count = min(points, len(rounds))
-    return {rounds[round((i + 1) * len(rounds) / count) - 1] for i in range(count)}
+    return {rounds[round(i * (len(rounds) - 1) / max(1, count - 1))] for i in range(count)} | {rounds[-1]}
 
 
 def _one(event: Event) -> Event:

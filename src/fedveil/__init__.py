@@ -25,6 +25,7 @@ _WHERE = {
     "FedANC": "fedveil.methods.fedanc",
     "FedGLPADP": "fedveil.methods.fedglp_adp",
     "NoisyFedAvg": "fedveil.methods.noisy_fedavg",
+    "NoisyFedProx": "fedveil.methods.noisy_fedprox",
 }
 __all__ = ["__version__", *_WHERE]
 

@@ -121,11 +121,16 @@ def federation(config: Config, prepared: Prepared, ledger: Path, run: str) -> Fe
 
 
 def budgets(method: Method, setting: Setting) -> Budgets | None:
-    """The budget of each client (server view) or of the whole run, preset from the planned releases; None promises nothing."""
-    planned = method.releases(setting, setting.scope.view)
+    """The budget of each client (server view) or of the whole run, preset from the planned releases; None promises nothing.
+
+    Where the last model alone tells less than the releases together, the cap is what these cost: each is charged in full.
+    """
+    view = setting.scope.view
+    planned = method.releases(setting, View.AGGREGATE if view is View.FINAL else view)
     if any(isinstance(event, Unbounded) for event in planned):
         return None
-    return Budgets(filter_for(planned, setting.epsilon, setting.delta, setting.scope.adjacency), setting.scope)
+    epsilon = setting.epsilon if planned == method.releases(setting, view) else None
+    return Budgets(filter_for(planned, epsilon, setting.delta, setting.scope.adjacency), setting.scope)
 
 
 def filter_for(planned: Sequence[Event], epsilon: float | None, delta: float, adjacency: Adjacency) -> Filter:

@@ -218,6 +218,7 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
         min_survivors=p.min_survivors,
         colluders=p.colluders,
         max_participations=p.max_participations,
+        server=t.server_optimizer.spec(),
     )
 
 

@@ -15,6 +15,7 @@ from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.fedglp_adp import FedGLPADP
 from fedveil.methods.ladp_fl import LaDPFL
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
+from fedveil.methods.noisy_fedprox import NoisyFedProx
 
 METHODS: dict[str, type[MethodConfig]] = {
     "fedavg": FedAvg,
@@ -23,6 +24,7 @@ METHODS: dict[str, type[MethodConfig]] = {
     "fedanc": FedANC,
     "ladp-fl": LaDPFL,
     "noisy-fedavg": NoisyFedAvg,
+    "noisy-fedprox": NoisyFedProx,
     "aldp-fl": ALDPFL,
 }
 

@@ -1,0 +1,107 @@
+"""Noisy-FedProx (paper 002): Noisy-FedAvg with the gradient alpha (w_i - w) of a proximal penalty, added after the clip.
+
+The penalty pulls each step back, so that K steps go at most V / alpha far: for large alpha the sensitivity stops growing with K.
+The published claim (Theorem 4) stays finite as T grows and fails as Theorem 3 does (docs/privacy.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from fedveil.local import Objective, Plain
+from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting
+from fedveil.methods.fedavg import proximal
+from fedveil.methods.trajectory import (
+    Ball,
+    Trajectory,
+    batch_clip,
+    calibrated_trajectory,
+    cost,
+    trajectory,
+    trajectory_assumptions,
+    upload_std,
+)
+from fedveil.privacy.gaussian import epsilon_of
+from fedveil.privacy.noisy_fedavg import claim_fedprox
+from fedveil.privacy.types import Adjacency, Claim, Event, Scope, Unit, View
+from fedveil.release.plan import Policy, Upload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class NoisyFedProx(MethodConfig):
+    """Noisy-FedProx; V is `training.batch_clip`, K is `training.local_steps`.
+
+    Args:
+        variant: published or proven; they train alike and differ in what is quoted.
+        proximal: alpha of the penalty alpha/2 ||w_i - w||^2.
+        sigma: noise std of each upload, as the paper states it; None calibrates it from the privacy section.
+        smoothness: L of the losses; Theorem 4 speaks only of alpha > L. Not stated in the paper.
+        project_to, assumed_smoothness: as in `NoisyFedAvg`.
+    """
+
+    name: Literal["noisy-fedprox"] = "noisy-fedprox"
+    variant: Variant = "proven"
+    proximal: float = Field(0.1, gt=0, allow_inf_nan=False)
+    sigma: float | None = Field(None, gt=0, allow_inf_nan=False)
+    smoothness: float = Field(10.0, gt=0, allow_inf_nan=False)
+    project_to: float | None = Field(None, gt=0, allow_inf_nan=False)
+    assumed_smoothness: float | None = Field(None, ge=0, allow_inf_nan=False)
+
+    @property
+    def weighting(self) -> Weighting:
+        """The plain mean."""
+        return "uniform"
+
+    @property
+    def ball(self) -> Ball:
+        """Where the global model is kept."""
+        return Ball(self.project_to, self.assumed_smoothness)
+
+    def calibrate(self, s: Setting) -> Setting:
+        """Noise from sigma, or for the configured epsilon by composition (final view: by the bound on the last model)."""
+        return calibrated_trajectory(self, s, self.sigma, self.proximal, self.ball)
+
+    def policy(self, s: Setting) -> Policy:
+        """Each round's clip is the longest way that K clipped and pulled-back steps can go."""
+        bounds = trajectory(s, self.proximal)
+        return Trajectory(bounds, upload_std(s, bounds))
+
+    def objective(self, s: Setting) -> Objective:
+        """Local training with the proximal penalty."""
+        return Plain(proximal(self.proximal))
+
+    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+        """The plain mean, projected where asked."""
+        return self.ball.step(uploads, model)
+
+    def releases(self, s: Setting, view: View) -> list[Event]:
+        """Composition over the rounds, or the bound on the last model."""
+        return cost(s, view, self.proximal, self.ball)
+
+    def claim(self, s: Setting) -> Claim | None:
+        """Theorem 4 as printed, where its condition alpha > L holds."""
+        if s.z == 0 or self.proximal <= self.smoothness:
+            return None
+        mu = claim_fedprox(
+            clip=batch_clip(s),
+            proximal=self.proximal,
+            smoothness=self.smoothness,
+            rounds=s.rounds,
+            clients=s.cohort,
+            noise_std=upload_std(s, trajectory(s, self.proximal)),
+        )
+        scope = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.FINAL)
+        return Claim(epsilon_of(mu, s.delta), s.delta, scope, "paper 002, Theorem 4", f"mu = {mu:.4g}")
+
+    def clip_norm(self, s: Setting) -> float | None:
+        """The largest bound on an update, that of the first round."""
+        return float(trajectory(s, self.proximal)[0])
+
+    def assumptions(self, s: Setting) -> tuple[str, ...]:
+        """The noise of the others is in every sum."""
+        return trajectory_assumptions(s, self.ball)

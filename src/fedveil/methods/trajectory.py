@@ -1,0 +1,211 @@
+"""What Noisy-FedAvg and Noisy-FedProx share (paper 002): K clipped SGD steps bound an upload, and noise is added in shares.
+
+A client's K steps on gradients of norm at most V cannot go further than C_t, so uploads are clipped by construction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedveil.errors import ConfigError
+from fedveil.local import LocalSpec, OptimizerSpec, State
+from fedveil.methods.base import Method, Setting, calibrated, mean
+from fedveil.privacy.last_iterate import final_mu, final_mu_constant
+from fedveil.privacy.noisy_fedavg import Schedule, lipschitz, shift
+from fedveil.privacy.types import Adjacency, Event, Gaussian, Unbounded, View
+from fedveil.release.plan import Plan, Released, Upload
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+_ROUNDING = 1 - 1e-6
+"""A projected float32 model is scaled this much further, so that its exact norm stays within the ball."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The policy of paper 002: clip C_t known in advance, constant noise std on each upload."""
+
+    bounds: NDArray[np.float64]
+    noise_std: float
+
+    def start(self) -> State:
+        """No state."""
+        return {}
+
+    def plan(self, released: Released, state: State) -> Plan:
+        """Clip to C_t; C_t is what K clipped steps cannot exceed, so the clip only guards against rounding."""
+        bound = float(self.bounds[min(released.round, len(self.bounds) - 1)])
+        return Plan(clip=bound, noise_std=self.noise_std, place="upload")
+
+    def observe(self, state: State, upload: Upload) -> State:
+        """Nothing to learn."""
+        return state
+
+
+@dataclass(frozen=True)
+class Ball:
+    """The projection of each round's global model on a ball around the origin, for the bound on the last model alone.
+
+    Args:
+        diameter: D, or None for no projection. smoothness: L that the bound assumes, or None for the bound that assumes none.
+    """
+
+    diameter: float | None
+    smoothness: float | None
+
+    def step(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+        """The plain mean, or what is left of it inside the ball."""
+        moved = mean(uploads)
+        if self.diameter is None:
+            return moved
+        target = (model + moved).double()
+        radius, norm = self.diameter / 2, float(target.norm())
+        return moved if norm <= radius * _ROUNDING else (target * (radius / norm * _ROUNDING) - model.double()).to(model.dtype)
+
+
+# --- settings ----------------------------------------------------------------------------------------------------------
+
+
+def batch_clip(s: Setting) -> float:
+    """V; an error where it is not set, or where the optimiser could go further than the clipped gradient says."""
+    if s.local.batch_clip is None or s.local.steps is None:
+        raise ConfigError(
+            "paper 002 clips each batch gradient to V and takes K steps: set training.batch_clip and training.local_steps"
+        )
+    o = s.local.optimizer
+    if o.name != "sgd" or o.momentum or o.weight_decay:
+        raise ConfigError("paper 002 bounds plain SGD steps: set training.optimizer to sgd without momentum or weight_decay")
+    if s.example_clip is not None:
+        raise ConfigError("paper 002 adds its noise to whole uploads: set training.local = 'sgd'")
+    if s.sampling == "poisson":
+        raise ConfigError("noise in shares needs a known number of uploads: set training.sampling = 'fixed'")
+    return s.local.batch_clip
+
+
+def schedule_of(s: Setting) -> Schedule:
+    """The schedule of learning rates by the name that the theorems use."""
+    return Schedule(s.local.schedule.replace("-", "_"))
+
+
+def rates(spec: LocalSpec, rounds: int) -> list[list[float]]:
+    """eta_{k,t} for each round; one round where they do not depend on the round."""
+    steps = int(spec.steps or 0)
+    distinct = rounds if spec.schedule in ("stage-wise", "iterative") else 1
+    return [[spec.learning_rate(t, k, steps) for k in range(steps)] for t in range(distinct)]
+
+
+def trajectory(s: Setting, proximal: float = 0.0) -> NDArray[np.float64]:
+    """C_t for each round (one number where the rate does not depend on the round): how far K clipped steps can go."""
+    batch_clip(s)
+    return _trajectory(s.local, s.rounds, proximal)
+
+
+@lru_cache(maxsize=16)
+def _trajectory(spec: LocalSpec, rounds: int, proximal: float) -> NDArray[np.float64]:
+    v = float(spec.batch_clip or 0.0)
+    reach = [shift(r, v, 1, proximal=proximal, adjacency=Adjacency.ZERO_OUT) for r in rates(spec, rounds)]
+    bounds = np.array(reach)
+    bounds.flags.writeable = False
+    return bounds
+
+
+def upload_std(s: Setting, bounds: NDArray[np.float64]) -> float:
+    """sigma of one upload: z is relative to C_0 and to what the run's view sees."""
+    shares = 1 if s.scope.view is View.SERVER else s.sharers
+    return s.z * float(bounds[0]) / math.sqrt(shares)
+
+
+def calibrated_trajectory(method: Method, s: Setting, sigma: float | None, proximal: float, ball: Ball) -> Setting:
+    """The setting with z known, from sigma or from the target epsilon."""
+    batch_clip(s)
+    if ball.diameter is not None and s.server != OptimizerSpec(lr=1.0):
+        raise ConfigError("project_to puts the averaged model in the ball: leave training.server_optimizer at sgd with lr = 1")
+    if ball.smoothness is not None and ball.diameter is None:
+        raise ConfigError("assumed_smoothness serves the bound of a projected model: set method.project_to as well")
+    if sigma is None:
+        return calibrated(method, s)
+    if s.epsilon is not None or s.noise_multiplier is not None:
+        raise ConfigError(f"method.sigma = {sigma:g} fixes the noise: remove privacy.epsilon and privacy.noise_multiplier")
+    return replace(s, noise_multiplier=sigma / upload_std(replace(s, noise_multiplier=1.0), trajectory(s, proximal)))
+
+
+# --- what it costs -----------------------------------------------------------------------------------------------------
+
+
+def cost(s: Setting, view: View, proximal: float, ball: Ball) -> list[Event]:
+    """Composition over the rounds; for the final view of a projected run the bound on the last model, where that is smaller."""
+    bounds = trajectory(s, proximal)
+    events = composed(s, view, bounds)
+    if view is not View.FINAL or ball.diameter is None or isinstance(events[0], Unbounded):
+        return events
+    mu = math.sqrt(sum(e.count * e.mu**2 for e in events if isinstance(e, Gaussian)))
+    last = last_model_mu(s, proximal, ball.diameter, ball.smoothness)
+    return [Gaussian(last)] if last < mu else events
+
+
+def composed(s: Setting, view: View, bounds: NDArray[np.float64]) -> list[Event]:
+    """mu_t = f C_t / (sigma sqrt(noisy uploads that this view sees added up)), over the rounds a client may be in."""
+    if s.z == 0:
+        return [Unbounded("no noise is added (noise_multiplier = 0)")]
+    shares = 1 if view is View.SERVER else s.sharers
+    mus = s.scope.update_factor * bounds / (upload_std(s, bounds) * math.sqrt(shares))
+    if len(bounds) == 1:
+        return [Gaussian(float(mus[0]), s.participations)]
+    largest = np.sort(mus)[::-1][: s.participations]
+    return [Gaussian(float(np.linalg.norm(largest)))]
+
+
+def last_model_mu(s: Setting, proximal: float, diameter: float, smoothness: float | None) -> float:
+    """mu of the last model of a projected run, by shifted interpolation (docs/privacy.md, section 5).
+
+    The mean of n uploads, h of them honest, has noise std sigma sqrt(h) / n; one client moves it by f C_t / n. Without smoothness
+    two models at distance d end a round at most d + 2 C_t apart, whatever the data.
+    """
+    std = upload_std(s, trajectory(s, proximal)) * math.sqrt(s.sharers) / s.cohort
+    gammas = s.scope.update_factor / s.cohort
+    return _unit_last_model_mu(s.local, s.rounds, proximal, diameter, smoothness, gammas) / std
+
+
+@lru_cache(maxsize=16)
+def _unit_last_model_mu(
+    spec: LocalSpec, rounds: int, proximal: float, diameter: float, smoothness: float | None, share: float
+) -> float:
+    """`last_model_mu` for noise std 1 on the model; mu is inverse to the std. share: f / n."""
+    bounds, each = _trajectory(spec, rounds, proximal), rates(spec, rounds)
+    free = _last(np.ones(len(bounds)), 2 * bounds, rounds, diameter)
+    if smoothness is None:
+        return free
+    rhos = np.array([lipschitz(r, smoothness, proximal=proximal) for r in each])
+    return min(free, _last(rhos, share * bounds, rounds, diameter))
+
+
+def _last(rhos: NDArray[np.float64], gammas: NDArray[np.float64], rounds: int, diameter: float) -> float:
+    """The bound for noise std 1: in closed form where all rounds are alike."""
+    if len(gammas) == 1:
+        return final_mu_constant(float(rhos[0]), float(gammas[0]), rounds, diameter, 1.0)
+    return final_mu(rhos, gammas, np.full(rounds, diameter), np.ones(rounds))
+
+
+def trajectory_assumptions(s: Setting, ball: Ball) -> tuple[str, ...]:
+    """What noise in shares, and the bound on the last model, rest on."""
+    found: list[str] = []
+    if s.scope.view is not View.SERVER:
+        found.append(
+            f"at least {s.sharers} honest clients add their noise share to every released sum "
+            "(a round with fewer is charged more)"
+        )
+    if ball.diameter is not None and s.scope.view is View.FINAL:
+        found.append(
+            "final view: the adversary sees no model but the last, and no round fails or has fewer honest uploads than planned"
+        )
+        if ball.smoothness is not None:
+            found.append(f"final view: every client's loss is {ball.smoothness:g}-smooth, which no network's is known to be")
+    return tuple(found)

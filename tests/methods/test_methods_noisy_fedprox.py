@@ -1,0 +1,137 @@
+"""Noisy-FedProx: the pull of the penalty in training and in the bound, Theorem 4 beside composition."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from method_kit import all_same, charged_mu, digits, job_of, method_releases_mu, setting, swapped_plans, trained
+
+from fedveil.experiment.config import calibrated_setting
+from fedveil.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
+from fedveil.methods.base import Setting
+from fedveil.methods.noisy_fedprox import NoisyFedProx
+from fedveil.methods.trajectory import trajectory
+from fedveil.params import FlatModel
+from fedveil.privacy.gaussian import epsilon_of
+from fedveil.privacy.last_iterate import final_mu_constant
+from fedveil.privacy.noisy_fedavg import claim_fedprox, linear_loss_mu
+from fedveil.privacy.types import Adjacency, Gaussian, View
+
+SPEC = LocalSpec(1, 3, 25, OptimizerSpec(lr=0.5), 2.0)
+TRAINING = {"local_steps": 3, "batch_clip": 2.0, "optimizer": {"lr": 0.1}, "clients_per_round": 12}
+
+
+def prox(view: View = View.AGGREGATE, **changes: Any) -> Setting:
+    return setting(view, **{"local": SPEC, "rounds": 4, "noise_multiplier": None, **changes})
+
+
+def mu_of(events: Any) -> float:
+    assert all(isinstance(e, Gaussian) for e in events), events
+    return math.sqrt(sum(e.count * e.mu**2 for e in events))
+
+
+@pytest.mark.parametrize("alpha", [0.4, 1.0, 3.0])
+def test_bound_by_hand(alpha: float) -> None:
+    """r = |1 - 0.5 alpha|; three steps of length 1, earlier ones shrunk: 1 + r + r^2; beyond eta alpha = 1 signs alternate."""
+    r = abs(1 - 0.5 * alpha)
+    assert trajectory(prox(), alpha).tolist() == pytest.approx([1 + r + r * r])
+
+
+def test_bound_stops_growing_with_the_number_of_steps() -> None:
+    """(V / alpha)(1 - (1 - eta alpha)^K) for V = 2, alpha = 0.5: at most 4, where Noisy-FedAvg is at V eta K = 100."""
+    many = prox(local=replace(SPEC, steps=100))
+    assert trajectory(many, 0.5)[0] == pytest.approx(4.0, rel=1e-9)
+    assert trajectory(many)[0] == pytest.approx(100.0)
+    assert NoisyFedProx(proximal=0.5, sigma=1.0).clip_norm(
+        NoisyFedProx(proximal=0.5, sigma=1.0).calibrate(many)
+    ) == pytest.approx(4.0)
+
+
+def test_training_adds_the_penalty_after_the_clip() -> None:
+    """A gradient that never turns, always clipped: steps of rate * V, the earlier ones pulled back: 1 + 0.8 + 0.64 of them."""
+    module = torch.nn.Linear(1, 2, bias=False)
+    model = FlatModel(module)
+    model.vector.zero_()
+    spec = replace(SPEC, batch_size=1)
+    local = Local(model, model.vector.clone(), spec, BatchGradient(), torch.Generator().manual_seed(0))
+    method = NoisyFedProx(proximal=0.4, sigma=1.0)
+    s = method.calibrate(prox(local=spec))
+    x, y = torch.full((1, 1), 10.0), torch.tensor([0])
+    update, _ = train(local, x, y, method.objective(s))
+    assert float(update.norm()) <= trajectory(s, 0.4)[0] * (1 + 1e-6)
+    steep = replace(local, spec=replace(spec, batch_clip=1e-3), optimizer=None)
+    update, _ = train(steep, x, y, method.objective(s))
+    assert float(update.norm()) == pytest.approx(0.5e-3 * (1 + 0.8 + 0.64), rel=1e-4)
+
+
+def test_composition_by_hand() -> None:
+    """alpha = 0.4: C = 2.44; sigma 1.22 on each of 4 uploads: mu = 2 an upload, 1 a sum, over 4 rounds twice that."""
+    method = NoisyFedProx(proximal=0.4, sigma=1.22)
+    s = method.calibrate(prox())
+    assert mu_of(method.releases(s, View.AGGREGATE)) == pytest.approx(2.0)
+    assert mu_of(method.releases(s, View.SERVER)) == pytest.approx(4.0)
+
+
+def test_claim_is_theorem_4_and_only_beyond_the_smoothness() -> None:
+    method = NoisyFedProx(proximal=3.0, smoothness=2.0, sigma=1.5)
+    claim = method.claim(method.calibrate(prox()))
+    printed = claim_fedprox(clip=2.0, proximal=3.0, smoothness=2.0, rounds=4, clients=4, noise_std=1.5)
+    assert claim is not None
+    assert claim.epsilon == pytest.approx(epsilon_of(printed, claim.delta))
+    equal = NoisyFedProx(proximal=2.0, smoothness=2.0, sigma=1.5)
+    assert equal.claim(equal.calibrate(prox())) is None
+
+
+def test_claim_lies_below_what_linear_losses_give_away() -> None:
+    method = NoisyFedProx(proximal=1.0, smoothness=0.5, sigma=1.5)
+    s = method.calibrate(prox(rounds=100, adjacency=Adjacency.REPLACE_ONE))
+    attained = linear_loss_mu(np.full(100, 2 * trajectory(s, 1.0)[0] / 4), 4, 1.5)
+    claim = method.claim(s)
+    assert claim is not None
+    assert claim.epsilon < epsilon_of(attained, s.delta) / 2
+    assert mu_of(method.releases(s, View.AGGREGATE)) == pytest.approx(attained)
+
+
+def test_bound_on_the_last_model_uses_the_maps_of_the_penalty() -> None:
+    """K = 1: d' <= (|1 - eta alpha| + eta L) d + eta alpha d = (1 + eta L) d, and a client moves the mean by 2 V eta / n."""
+    spec = replace(SPEC, steps=1)
+    method = NoisyFedProx(proximal=0.4, sigma=0.05, project_to=1.0, assumed_smoothness=0.01)
+    s = method.calibrate(prox(View.FINAL, local=spec, rounds=5000, adjacency=Adjacency.REPLACE_ONE))
+    by_hand = final_mu_constant(1 + 0.5 * 0.01, 2 * 2.0 * 0.5 / 4, 5000, 1.0, 0.05 / 2)
+    assert mu_of(method.releases(s, View.FINAL)) == pytest.approx(by_hand, rel=1e-9)
+    assert by_hand < mu_of(method.releases(s, View.AGGREGATE)) / 2
+
+
+@pytest.mark.parametrize("view", [View.SERVER, View.AGGREGATE])
+def test_the_ledger_holds_the_configured_epsilon(view: View, tmp_path: Path) -> None:
+    config = digits({"name": "noisy-fedprox", "proximal": 1.0}, training=TRAINING, privacy={"epsilon": 5.0, "view": view})
+    trained(job_of(config, tmp_path / "l"))
+    method, s = calibrated_setting(config)
+    for mu in charged_mu(tmp_path / "l").values():
+        assert mu == pytest.approx(method_releases_mu(method, s), rel=1e-6)
+        assert 5.0 * (1 - 1e-4) < epsilon_of(mu, 1e-3) <= 5.0
+
+
+def test_plans_do_not_read_data(tmp_path: Path) -> None:
+    assert all_same(swapped_plans(digits({"name": "noisy-fedprox", "sigma": 1.0}, training=TRAINING), tmp_path))
+
+
+def test_it_learns_and_needs_less_noise_than_without_the_penalty(tmp_path: Path) -> None:
+    """alpha = 2 at rate 0.2 over 10 steps: C falls from 2 V to 0.99 V, and with it the noise for the same epsilon."""
+    training = {**TRAINING, "rounds": 10, "clients_per_round": 50, "local_steps": 10, "optimizer": {"lr": 0.2}, "batch_size": 7}
+    data = {"partition": {"kind": "iid", "clients": 100}}
+    privacy = {"epsilon": 200.0}
+    config = digits({"name": "noisy-fedprox", "proximal": 2.0}, data=data, training=training, privacy=privacy)
+    plain = digits({"name": "noisy-fedavg"}, data=data, training=training, privacy=privacy)
+    _, s = calibrated_setting(config)
+    _, without = calibrated_setting(plain)
+    assert s.z == pytest.approx(without.z)
+    assert trajectory(s, 2.0)[0] == pytest.approx(1 - 0.6**10)
+    assert trajectory(without)[0] == pytest.approx(4.0)
+    assert trained(job_of(config, tmp_path / "l")).history[-1]["test_accuracy"] > 0.7

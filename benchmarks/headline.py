@@ -80,7 +80,6 @@ def picture(results: dict[str, dict[str, dict[str, float]]], path: Path) -> None
     axis.grid(alpha=0.25)
     axis.legend(frameon=False, loc="lower right")
     figure.savefig(path)
-    figure.savefig(path.with_suffix(".png"), dpi=130)
 
 
 def main() -> None:

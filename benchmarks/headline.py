@@ -25,7 +25,6 @@ HERE = Path(__file__).resolve().parent
 CONFIGS = HERE.parent / "configs"
 OUT = HERE / "results" / "headline.json"
 DP = "fashion-mnist-dp-fedavg.toml"
-HAR_DP = ["method.name=dp-fedavg", "method.clip=0.5", "privacy.epsilon=8.0", "privacy.delta=0.01"]
 RUNS: dict[str, tuple[str, list[str]]] = {
     "FedAvg, 20 clients Dirichlet(0.5)": ("fashion-mnist-fedavg.toml", []),
     "DP-FedAvg epsilon 8": (DP, ["privacy.epsilon=8.0"]),
@@ -33,7 +32,7 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "DP-FedAvg epsilon 2": (DP, ["privacy.epsilon=2.0"]),
     "the same without noise": ("fashion-mnist-no-noise.toml", []),
     "UCI HAR, 30 users, FedAvg": ("uci-har-users.toml", []),
-    "UCI HAR, 30 users, DP-FedAvg epsilon 8": ("uci-har-users.toml", HAR_DP),
+    "UCI HAR, 30 users, DP-FedAvg epsilon 8": ("uci-har-users-dp.toml", []),
 }
 
 

@@ -159,12 +159,12 @@ def part_noise() -> None:
 
 
 def part_adaptive() -> None:
-    """Noise of 0.1 everywhere but one layer; the attacker is told, or not."""
+    """Noise everywhere but on one layer (r is printed); the attacker is told, or not."""
     for name, shape in (("mnist", (1, 28, 28)), ("cifar10", (3, 32, 32))):
         module = relu_cnn(shape)
         names = [k for k, _ in module.named_parameters()]
-        for clean, what in (("5.", "linear layer"), ("0.", "first convolution")):
-            std = {k: 0.1 for k in names if not k.startswith(clean)}
+        for clean, what, sigma in (("5.", "linear layer", 2.0), ("0.", "first convolution", 0.1)):
+            std = dict.fromkeys((k for k in names if not k.startswith(clean)), sigma)
             data = images(name, LIMITS[name])
             attack_all(f"IG 500 naive, {name}, {what} left clean", IG(500), module, data, std)
             attack_all(f"IG 500 adaptive, {name}, {what} left clean", IG(500), module, data, std, _told)

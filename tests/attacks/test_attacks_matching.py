@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedveil.attacks.matching import FLOOR, Target, cosine, read, squared, trust, withheld_guess
+from fedveil.attacks.matching import Target, cosine, read, squared, trust, withheld_guess
 from fedveil.attacks.types import Knowledge, LocalSpec, Upload
 from fedveil.errors import ConfigError
 
@@ -76,13 +76,24 @@ def test_layers_that_were_not_sent_do_not_count() -> None:
     assert target.weight[6:].tolist() == [1.0] * 11
 
 
-def test_trust_is_one_over_variance_plus_floor() -> None:
+def test_trust_is_signal_over_signal_and_noise() -> None:
     parameters = {"a": torch.zeros(2), "b": torch.zeros(2)}
     received = torch.tensor([1.0, 1.0, 2.0, 2.0])
-    weight = trust(received, parameters, {"a", "b"}, Knowledge(noise_std={"b": 0.5}))
-    floor = FLOOR * (4 - 0.25)
+    weight = trust(received, parameters, {"a", "b"}, Knowledge(noise_std={"b": torch.tensor([0.5, 0.1])}))
+    power = 4 - (0.25 + 0.01) / 2
     assert weight is not None
-    assert weight.tolist() == pytest.approx([1.0, 1.0, floor / (0.25 + floor), floor / (0.25 + floor)])
+    assert weight.tolist() == pytest.approx([1.0, 1.0, power / (0.25 + power), power / (0.01 + power)])
+
+
+def test_only_noise_is_seen_as_swamped() -> None:
+    rng = torch.Generator().manual_seed(0)
+    parameters = {"a": torch.zeros(1), "b": torch.zeros(20_000)}
+    for signal, swamped in ((0.0, True), (0.3, False)):
+        noisy = signal + torch.randn(20_000, generator=rng)
+        weight = trust(torch.cat([torch.ones(1), noisy]), parameters, {"a", "b"}, Knowledge(noise_std={"b": 1.0}))
+        assert weight is not None
+        expected = 0.0 if swamped else 0.09 / 1.09
+        assert weight[1].item() == pytest.approx(expected, rel=0.25)
 
 
 def test_swamped_layers_get_no_weight_unless_all_are_alike() -> None:

@@ -30,10 +30,8 @@ def class_gradient(target: Target) -> Tensor:
     _, bias = last_layer(named)
     if bias is None:
         raise ConfigError("the last layer has no bias to read labels from; give Knowledge.labels")
-    if target.weight is not None:
-        named_weight = Target(target.module, target.weight, None, target.simulate).named()
-        if not bool((named_weight[bias] > 0).any()):
-            raise ConfigError(f"{bias} was withheld or is swamped by noise; give Knowledge.labels")
+    if not bool(named[bias].any()):
+        raise ConfigError(f"{bias} was withheld; give Knowledge.labels")
     return named[bias]
 
 

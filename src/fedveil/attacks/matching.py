@@ -12,8 +12,6 @@ from fedveil.attacks.simulate import Simulation, flat, prepared, simulation, spl
 from fedveil.attacks.types import Knowledge, ModelFn, Noise, Upload
 from fedveil.errors import ConfigError
 
-FLOOR = 1e-2
-
 
 @dataclass(frozen=True)
 class Target:
@@ -82,30 +80,30 @@ def effective_scale(upload: Upload, knowledge: Knowledge) -> float:
 def trust(
     received: Tensor, parameters: Mapping[str, Tensor], sent: set[str], knowledge: Knowledge, scale: float = 1.0
 ) -> Tensor | None:
-    """Weight of each coordinate in [0, 1]: floor / (noise variance + floor); 0 where it was withheld or noise swamps it.
+    """Weight of each coordinate in [0, 1]: p / (noise variance + p), and 0 where it was withheld or noise swamps it.
 
+    p is the mean square of the tensor's signal, estimated as that of the received entries minus the noise. A tensor is
+    swamped when this estimate is not two of its standard errors above 0; if all are, weights are 1 / noise variance.
     received: effective gradient (d,). scale: factor from the units of `knowledge.noise_std` to those of `received`.
-    The floor is FLOOR times the mean square of the best tensor's signal. A coordinate is swamped when its noise variance
-    exceeds both the mean square of its tensor's signal (received minus noise) and 100 times the smallest variance of all.
+    A floor common to all tensors instead of p makes an attacker worse than a naive one when most of the signal is noisy.
     """
-    everything_sent = sent >= set(parameters)
-    if everything_sent and not knowledge.adaptive:
+    if sent >= set(parameters) and not knowledge.adaptive:
         return None
-    seen, noise = [], []
+    seen, variance = [], []
     for name, parameter in parameters.items():
         mask = None if knowledge.mask is None else knowledge.mask.get(name)
-        here = torch.ones(parameter.shape) if name in sent else torch.zeros(parameter.shape)
+        here = torch.full(parameter.shape, float(name in sent))
         seen.append(here if mask is None else here * _shaped(mask, parameter, name, "mask").bool())
-        noise.append(_shaped(_std(knowledge.noise_std, name), parameter, name, "noise_std") * scale)
+        variance.append((_shaped(_std(knowledge.noise_std, name), parameter, name, "noise_std") * scale).square())
     if not any(bool(s.any()) for s in seen):
         raise ConfigError("nothing was sent, or the mask hides everything: there is no gradient to match")
-    parts = list(split(received, parameters).values())
-    power = [_signal_power(part, n, s) for part, n, s in zip(parts, noise, seen, strict=True)]
-    floor = FLOOR * max(max(power), 1e-30)
-    least = min(float(n[s > 0].square().min()) for s, n in zip(seen, noise, strict=True) if bool(s.any()))
-    clear = [s * (n**2 <= max(p, 100 * least)) for s, n, p in zip(seen, noise, power, strict=True)]
-    weight = flat([c * floor / (n**2 + floor) for c, n in zip(clear, noise, strict=True)])
-    return weight / weight.max()
+    parts = split(received, parameters).values()
+    power = [_signal_power(part, v, s) for part, v, s in zip(parts, variance, seen, strict=True)]
+    if not any(power):
+        least = min(float(v[s > 0].min()) for v, s in zip(variance, seen, strict=True) if bool(s.any()))
+        power = [least] * len(power)
+    weight = flat([s * p / (v + p + 1e-30) for s, p, v in zip(seen, power, variance, strict=True)])
+    return weight / weight.max() if bool(weight.any()) else flat(seen)
 
 
 def withheld_guess(upload: Upload, fraction: float) -> dict[str, Tensor]:
@@ -146,9 +144,11 @@ def _shaped(value: float | Tensor, parameter: Tensor, name: str, what: str) -> T
         raise ConfigError(f"Knowledge.{what}: {name} does not fit the parameter's shape {tuple(parameter.shape)}") from None
 
 
-def _signal_power(received: Tensor, noise: Tensor, seen: Tensor) -> float:
-    """Mean square of the signal in the entries received."""
+def _signal_power(received: Tensor, variance: Tensor, seen: Tensor) -> float:
+    """Mean square of the signal in the entries received; 0 when noise alone would explain it."""
     count = float(seen.sum())
     if count == 0:
         return 0.0
-    return max(float(((received**2 - noise**2) * seen).sum()) / count, 0.0)
+    estimate = float(((received.square() - variance) * seen).sum()) / count
+    error = float((2 * variance.square() * seen).sum()) ** 0.5 / count
+    return estimate if estimate > 2 * error else 0.0

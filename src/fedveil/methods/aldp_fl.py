@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from fedveil.local import Local, Objective, Plain, State
-from fedveil.methods.adaptive import debiased_norms, layered_plan, paper_epsilon
+from fedveil.methods.adaptive import debiased_norms, layered_plan, paper_epsilon, refuse_dp_sgd
 from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_releases, mean, sum_noise
 from fedveil.privacy.gaussian import classical_noise_multiplier
 from fedveil.privacy.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
@@ -54,6 +54,13 @@ class ALDPFL(MethodConfig):
     clip_range: tuple[float, float] = (0.5, 4.0)
     bound: float = Field(1.0, gt=0, allow_inf_nan=False)
 
+    @field_validator("clip_range")
+    @classmethod
+    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0 < value[0] <= value[1] < math.inf:
+            raise ValueError(f"give [lowest, highest] with 0 < lowest <= highest, not {list(value)}")
+        return value
+
     @property
     def weighting(self) -> Weighting:
         """The arithmetic mean of the updates."""
@@ -61,6 +68,7 @@ class ALDPFL(MethodConfig):
 
     def calibrate(self, s: Setting) -> Setting:
         """Proven: noise for the configured epsilon. Published: noise from the paper's formula."""
+        refuse_dp_sgd(s, self.name)
         if self.variant == "published":
             paper_epsilon(s, self.name)
             return s

@@ -1,0 +1,299 @@
+"""ALDP-FL: window, clips per layer and bounded noise as published; what the proven variant reads, costs and adapts to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from method_kit import (
+    LAYOUT,
+    all_same,
+    charged_mu,
+    digits,
+    job_of,
+    method_releases_mu,
+    released,
+    setting,
+    swapped_plans,
+    trained,
+    upload,
+)
+from scipy import stats
+from torch import Tensor
+
+from fedveil.errors import ConfigError
+from fedveil.experiment.config import calibrated_setting
+from fedveil.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
+from fedveil.methods.aldp_fl import ALDPFL, BoundedNoise, Window, bound_of, truncated_normal
+from fedveil.methods.registry import method_from
+from fedveil.params import FlatModel
+from fedveil.privacy import truncated
+from fedveil.privacy.gaussian import epsilon_of
+from fedveil.privacy.types import Adjacency, Unbounded, Unit, View
+from fedveil.release.cost import plan_mu
+from fedveil.release.plan import Raw
+
+# --- bounded noise ---
+
+
+def test_bound_by_hand() -> None:
+    """Equation 3: epsilon = ln 4, eta = 1/2: 3.5 / 4.5; eta = 0: 1."""
+    assert bound_of(math.log(4), 0.5) == pytest.approx(7 / 9)
+    assert bound_of(2.0, 0.0) == 1.0
+    assert bound_of(3.0, -0.9) == pytest.approx(truncated.bound_of(3.0, -0.9))
+    assert bound_of(1000.0, 0.5) == 1.0
+
+
+def variance_of_equation_8(std: float, bound: float) -> float:
+    """sigma^2 (1 - 2 (b/sigma) phi(b/sigma) / (2 Phi(b/sigma) - 1))."""
+    r = bound / std
+    return float(std**2 * (1 - 2 * r * stats.norm.pdf(r) / (2 * stats.norm.cdf(r) - 1)))
+
+
+@pytest.mark.parametrize(("std", "bound"), [(1.0, 0.5), (1.0, 1.0), (2.0, 3.0), (0.1, 1.0)])
+def test_noise_is_a_truncated_gaussian(std: float, bound: float) -> None:
+    """Never outside, the variance of equation 8 within 2 %, and the distribution itself by Kolmogorov and Smirnov."""
+    n = 100_000
+    noise = truncated_normal(torch.randn(n, generator=torch.Generator().manual_seed(0)), torch.full((n,), std), bound)
+    assert float(noise.abs().max()) <= bound
+    assert float(noise.double().var()) == pytest.approx(variance_of_equation_8(std, bound), rel=0.02)
+    exact = stats.truncnorm(-bound / std, bound / std, scale=std)
+    assert stats.kstest(noise[:20_000].numpy(), exact.cdf).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(("std", "bound"), [(1.0, 1.0), (2.0, 3.0), (1.0, 2.0)])
+def test_the_same_checks_reject_clamped_and_wrongly_scaled_noise(std: float, bound: float) -> None:
+    draws = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
+    exact = stats.truncnorm(-bound / std, bound / std, scale=std)
+    for wrong in (
+        (draws * std).clamp(-bound, bound),
+        truncated_normal(draws, torch.full_like(draws, std * 1.5), bound),
+        truncated_normal(draws, torch.full_like(draws, std / 1.5), bound),
+    ):
+        assert stats.kstest(wrong[:20_000].numpy(), exact.cdf).pvalue < 1e-3
+
+
+@given(st.floats(-30, 30), st.floats(0, 1e6), st.floats(1e-6, 1))
+def test_noise_never_leaves_its_bound(standard: float, std: float, bound: float) -> None:
+    x = truncated_normal(torch.tensor([standard]), torch.tensor([std]), bound)
+    assert bool((x.abs() <= bound * (1 + 1e-7)).all())
+    assert x.item() * standard >= 0 or abs(x.item()) < 1e-6
+
+
+def test_no_clip_no_noise() -> None:
+    assert truncated_normal(torch.ones(3), torch.zeros(3), 0.5).tolist() == [0.0] * 3
+
+
+# --- published training ---
+
+
+class Two(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2, 2))
+
+
+@dataclass
+class Moves:
+    """A gradient source that moves each layer's first coordinate as told, batch by batch."""
+
+    moves: list[tuple[float, float]]
+    done: list[Tensor] = field(default_factory=list)
+
+    def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        self.done.append(local.model.vector.clone())
+        a, b = self.moves[local.step]
+        local.model.grad.copy_(torch.tensor([-a, 0, 0, -b, 0, 0, 0]))
+        return torch.zeros(())
+
+    batches = BatchGradient.batches
+
+
+def moved(
+    moves: list[tuple[float, float]], state: dict[str, Any] | None = None, normal: float = 0.0, **options: Any
+) -> tuple[list[float], dict[str, Any]]:
+    """The two layers' first coordinates after the moves at rate 1 with given standard normals, and the private state."""
+    model, source = FlatModel(Two()), Moves(moves)
+    spec = LocalSpec(1, len(moves), 5, OptimizerSpec(lr=1.0))
+    local = Local(model, model.vector.clone(), spec, source, torch.Generator().manual_seed(0), state=dict(state or {}))
+    local.normal = lambda n: torch.full((n,), normal)
+    objective = BoundedNoise(ALDPFL(variant="published", **options), 4.0, 1e-7)
+    update, _ = train(local, torch.zeros(10, 1), torch.zeros(10, dtype=torch.long), objective)
+    return [float(update[0]), float(update[3])], local.state
+
+
+def test_clip_is_the_mean_of_the_last_k_norms_layer_by_layer() -> None:
+    """k = 3. a: 1 | 4 -> 2.5 | 1 | 7 -> mean(4, 1, 7) = 4. b: 2 | 1 | 1 | 3 -> mean(1, 1, 3) = 5/3."""
+    update, state = moved([(1, 2), (4, 1), (1, 1), (7, 3)])
+    assert update == pytest.approx([1 + 2.5 + 1 + 4, 2 + 1 + 1 + 5 / 3])
+    assert state["window"].tolist() == [[4, 1], [1, 1], [7, 3]]
+    assert set(state) == {"window"}
+
+
+def test_the_window_outlives_the_round_and_has_k_norms() -> None:
+    """The next round begins with the norms of the last: k = 2, mean(1, 5) = 3."""
+    _, state = moved([(3, 3), (1, 1)], window=2)
+    assert moved([(5, 0.5)], state, window=2)[0] == pytest.approx([3.0, 0.5])
+    assert moved([(5, 0.5)], window=2)[0] == pytest.approx([5.0, 0.5])
+    assert moved([(1, 1), (2, 2), (9, 9)], window=1)[0] == pytest.approx([12.0, 12.0])
+
+
+def test_noise_of_an_iteration_by_hand() -> None:
+    """std = 2 Clip / |D| * sqrt(2 ln(1.25e7)) / 4 with |D| = 10, Clip = the norm; standard normals of 1."""
+    update, _ = moved([(0.5, 0.25)], normal=1.0)
+    std = torch.tensor([2 * c / 10 * math.sqrt(2 * math.log(1.25e7)) / 4 for c in (0.5, 0.25)])
+    noise = truncated_normal(torch.ones(2), std, bound_of(4.0, 0.5))
+    assert update == pytest.approx([0.5 + float(noise[0]), 0.25 + float(noise[1])], rel=1e-6)
+    assert float(std[1]) == pytest.approx(float(noise[1]), rel=0.01)
+
+
+def test_an_iteration_may_be_a_pass_over_the_data() -> None:
+    """10 examples in batches of 5: two batches an iteration; their sum is clipped to mean(3, 7) = 5."""
+    assert moved([(1, 0), (2, 0), (3, 0), (4, 0)], noise_every="epoch")[0][0] == pytest.approx(3 + 5)
+    assert moved([(1, 0), (2, 0), (3, 0), (4, 0)])[0][0] == pytest.approx(1 + 1.5 + 2 + 3)
+
+
+def test_published_is_marked_and_proves_nothing() -> None:
+    m = ALDPFL(variant="published")
+    s = setting(epsilon=4.0, noise_multiplier=None)
+    answer = m.policy(s).plan(released([0.0] * 7), {})
+    assert isinstance(answer, Raw)
+    assert answer.reads == ("layer norms",)
+    assert math.isinf(answer.make(torch.ones(7)).clip)
+    assert all(isinstance(e, Unbounded) for view in View for e in m.releases(s, view))
+    claim = m.claim(s)
+    assert claim is not None
+    assert (claim.epsilon, claim.delta, claim.scope.unit) == (4.0, s.delta, Unit.RECORD)
+    with pytest.raises(ConfigError, match=r"privacy\.epsilon"):
+        m.calibrate(setting())
+
+
+# --- proven ---
+
+
+def test_first_clips_share_the_clip_by_size() -> None:
+    policy = Window(ALDPFL(clip=0.7), setting())
+    plan = policy.plan(released([0.0] * 7), policy.start())
+    assert plan.layer_clip is not None
+    assert plan.layer_clip.tolist() == pytest.approx([0.7 * math.sqrt(3 / 7), 0.7 * math.sqrt(4 / 7)])
+    assert (plan.place, plan.clamp) == ("upload", 1.0)
+    assert ALDPFL(clip=0.7).policy(setting(View.AGGREGATE)).plan(released([0.0] * 7), policy.start()).clamp == 4.0
+
+
+def test_clips_are_the_mean_of_the_last_released_norms_without_their_noise() -> None:
+    """Norms (3, 4), (0, 2) and (6, 0) released exactly, k = 2: mean (3, 1); then with noise 1 on 3 and 4 coordinates."""
+    policy = Window(ALDPFL(window=2, headroom=1.0, clip_range=(1e-6, 100.0)), setting())
+    state = policy.start()
+    for a, b in ((3.0, 4.0), (0.0, 2.0), (6.0, 0.0)):
+        state = policy.observe(state, upload([a, 0, 0, b, 0, 0, 0], [0.0] * 7))
+    plan = policy.plan(released([0.0] * 7), state)
+    assert plan.layer_clip is not None
+    assert plan.layer_clip.tolist() == pytest.approx([3.0, 1.0])
+    state = policy.observe(policy.start(), upload([2.0, 0, 0, 1.0, 0, 0, 0], [0.0] * 7, noise_std=1.0))
+    assert state["norms"].tolist() == [pytest.approx([1.0, 0.0])]
+
+
+def test_clips_have_headroom_and_stay_in_range() -> None:
+    policy = Window(ALDPFL(clip=1.0, headroom=1.5, clip_range=(0.5, 2.0)), setting())
+    first = policy.start()["first"]
+    state = policy.observe(policy.start(), upload([0.8, 0, 0, 100.0, 0, 0, 0], [0.0] * 7))
+    clips = policy.plan(released([0.0] * 7), state).layer_clip
+    assert clips is not None
+    assert clips.tolist() == pytest.approx([1.2, 2 * float(first[1])])
+    state = policy.observe(policy.start(), upload([0.0] * 7, [0.0] * 7))
+    clips = policy.plan(released([0.0] * 7), state).layer_clip
+    assert clips is not None
+    assert clips.tolist() == pytest.approx((first / 2).tolist())
+    with pytest.raises(ConfigError, match="lowest"):
+        method_from({"name": "aldp-fl", "clip_range": [2.0, 1.0]})
+
+
+def test_noise_by_hand_in_both_allocations() -> None:
+    """C = (1, 2), z = 2, sizes 3 and 4: equal z C sqrt 2; least: sigma_l^2 = 4 (C_l / sqrt n_l)(sqrt 3 + 2 sqrt 4)."""
+    state = {"first": torch.tensor([1.0, 2.0]), "norms": torch.empty((0, 2))}
+    equal = Window(ALDPFL(allocation="equal"), setting()).plan(released([0.0] * 7), state).noise_std
+    least = Window(ALDPFL(allocation="least"), setting()).plan(released([0.0] * 7), state).noise_std
+    assert isinstance(equal, Tensor)
+    assert isinstance(least, Tensor)
+    assert equal.tolist() == pytest.approx([2 * math.sqrt(2), 4 * math.sqrt(2)])
+    total = math.sqrt(3) + 2 * math.sqrt(4)
+    assert least.tolist() == pytest.approx([2 * math.sqrt(total / math.sqrt(3)), 2 * math.sqrt(total * 2 / math.sqrt(4))])
+    sizes = torch.tensor([3.0, 4.0])
+    assert float((sizes * least**2).sum()) < float((sizes * equal**2).sum())
+
+
+@given(
+    st.lists(st.floats(-50, 50, width=32), min_size=7, max_size=7),
+    st.floats(0, 3),
+    st.sampled_from(["equal", "least"]),
+    st.sampled_from(list(View)),
+    st.sampled_from(list(Adjacency)),
+)
+def test_every_plan_costs_exactly_its_share(
+    vector: list[float], std: float, allocation: str, view: View, adjacency: Adjacency
+) -> None:
+    s = setting(view, adjacency=adjacency)
+    policy = Window(ALDPFL(allocation=allocation), s)  # type: ignore[arg-type]
+    plan = policy.plan(released([0.0] * 7), policy.observe(policy.start(), upload(vector, [0.0] * 7, std)))
+    assert plan_mu(plan, s.layout, adjacency.factor) == pytest.approx(adjacency.factor / 2.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("view", [View.SERVER, View.AGGREGATE])
+def test_plans_do_not_read_data(view: View, tmp_path: Path) -> None:
+    config = digits({"name": "aldp-fl"}, privacy={"epsilon": 2000.0, "view": view}, training={"clients_per_round": 12})
+    pairs = swapped_plans(config, tmp_path)
+    assert all_same(pairs)
+    clips = {tuple(a.layer_clip.tolist()) for a, _ in pairs if a.layer_clip is not None}
+    assert len(clips) > 1, "the clips must adapt, or the test says nothing"
+
+
+@pytest.mark.parametrize("view", [View.SERVER, View.AGGREGATE])
+def test_the_ledger_holds_the_configured_epsilon(view: View, tmp_path: Path) -> None:
+    config = digits({"name": "aldp-fl"}, privacy={"epsilon": 5.0, "view": view}, training={"clients_per_round": 12})
+    trained(job_of(config, tmp_path / "l"))
+    method, s = calibrated_setting(config)
+    for mu in charged_mu(tmp_path / "l").values():
+        assert mu == pytest.approx(method_releases_mu(method, s), rel=1e-6)
+        assert 5.0 * (1 - 1e-4) < epsilon_of(mu, 1e-3) <= 5.0
+
+
+def test_released_coordinates_stay_within_the_bound(tmp_path: Path) -> None:
+    """Noise std far above b' = 0.01: the mean of the round cannot leave it either."""
+    config = digits({"name": "aldp-fl", "bound": 0.01}, privacy={"noise_multiplier": 50.0}, training={"rounds": 1})
+    job = job_of(config, tmp_path / "l")
+    begin = job.context.model.vector.clone()
+    step = trained(job).model - begin
+    assert float(step.abs().max()) == pytest.approx(0.01, rel=1e-4)
+
+
+def test_dp_sgd_inside_the_clients_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"training\.local = 'sgd'"):
+        ALDPFL().calibrate(replace(setting(), example_clip=1.0))
+
+
+def test_proven_learns_in_the_aggregate_view(tmp_path: Path) -> None:
+    """360 clients of 4 digits, 120 a round, epsilon 8, 12 rounds: above 0.7 (chance is 0.1)."""
+    training = {"rounds": 12, "clients_per_round": 120, "sampling": "poisson", "local_epochs": 2, "batch_size": 4}
+    data = {"partition": {"kind": "iid", "clients": 360}}
+    config = digits({"name": "aldp-fl"}, data=data, training=training, privacy={"epsilon": 8.0, "delta": 1e-4})
+    assert trained(job_of(config, tmp_path / "l")).history[-1]["test_accuracy"] > 0.7
+
+
+def test_published_learns(tmp_path: Path) -> None:
+    """The paper's epsilon of 4 a batch: with noise relative to 1 / |D| of the clip, above 0.7 after 5 rounds."""
+    training = {"rounds": 5, "local_epochs": 5, "optimizer": {"name": "adam", "lr": 0.01}}
+    privacy = {"epsilon": 4.0, "delta": 1e-7, "view": "server"}
+    config = digits({"name": "aldp-fl", "variant": "published"}, training=training, privacy=privacy)
+    progress = trained(job_of(config, tmp_path / "l"))
+    assert progress.history[-1]["test_accuracy"] > 0.7
+    assert all(set(state) == {"window"} for state in progress.privates.values())
+
+
+def test_the_hand_made_layers_are_those_of_the_settings() -> None:
+    assert FlatModel(Two()).layout == LAYOUT

@@ -141,7 +141,7 @@ def gradient_at(w: torch.Tensor) -> torch.Tensor:
 
 
 def test_personal_step_first_then_the_shared_step_with_the_new_personal_weights() -> None:
-    method = FedGLPADP(lambda1=0.1, lambda2=0.05, clip=0.5)
+    method = FedGLPADP(lambda1=0.1, lambda2=0.05, clip=0.5, personal_model="combined")
     personal = torch.arange(10) % 3 == 0
     model = linear()
     local = local_for(model, ~personal, personal=model.vector + 0.3)
@@ -168,6 +168,8 @@ def test_personal_step_first_then_the_shared_step_with_the_new_personal_weights(
     assert objective.personal(torch.full((10,), 9.0), local.state).tolist() == pytest.approx(
         w.where(personal, torch.tensor(9.0)).tolist(), abs=1e-6
     )
+    trained = replace(objective, method=method.model_copy(update={"personal_model": "trained"}))
+    assert trained.personal(torch.full((10,), 9.0), local.state).tolist() == pytest.approx(w.tolist(), abs=1e-6)
 
 
 def test_adam_moves_each_part_only_in_its_own_step() -> None:
@@ -313,7 +315,7 @@ def label_skewed(**method: Any) -> dict[str, Any]:
 
 
 def test_learns_and_personal_models_serve_skewed_clients_better(tmp_path: Path) -> None:
-    result = run(configure(**label_skewed()), tmp_path / "run")
+    result = run(configure(**label_skewed(personal_model="combined")), tmp_path / "run")
     last = result.history[-1]
     own, common = last["mean_personal_accuracy"], [a for a in last["client_accuracy"] if a is not None]
     assert result.accuracy > 0.3

@@ -44,6 +44,8 @@ class FedGLPADP(MethodConfig):
         growth: p, share of a layer that becomes personal in each round; None is beta / T. Not stated in the paper.
         max_beta: beta above this counts as this. Not in the paper, whose beta can pass 1.
         max_log_odds: log-odds stay within plus and minus this, so that every clip stays positive. Not in the paper.
+        personal_model: what a client uses and is measured by: its model as its last local training left it, or the newest
+            global model with its personal coordinates in it. Not stated in the paper, whose figures fit only the first.
         accountant: published; sigma by the accountant that the paper used, or by its Theorem 1.
         allocation: proven; noise proportional to the clips as in the paper, or with the least total energy at the same cost.
     """
@@ -60,6 +62,7 @@ class FedGLPADP(MethodConfig):
     growth: float | None = Field(None, gt=0, le=1)
     max_beta: float = Field(0.9, ge=0, lt=1)
     max_log_odds: float = Field(20.0, gt=0, le=80)
+    personal_model: Literal["trained", "combined"] = "trained"
     accountant: Literal["opacus", "theorem1"] = "opacus"
     allocation: Literal["equal", "least"] = "least"
 

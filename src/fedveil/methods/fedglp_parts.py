@@ -114,7 +114,8 @@ class TwoLosses:
 
         mask = ~local.support if local.support is not None else local.state.get("mask", torch.zeros_like(local.start).bool())
         local.state["mask"] = mask
-        local.model.load(self.personal(local.start, local.state))
+        own: Tensor = local.state.get("personal", local.start)
+        local.model.load(own.where(mask, local.start))
         local.scratch.update(first=local.model.vector.clone(), shared=~mask, has_personal=bool(mask.any()))
 
     def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
@@ -148,11 +149,11 @@ class TwoLosses:
         return update
 
     def personal(self, model: Tensor, state: State) -> Tensor:
-        """The global model with this client's personal coordinates in it (Eq. 7)."""
+        """The global model with this client's personal coordinates in it (Eq. 7), or what its last training gave."""
         if "personal" not in state:
             return model
         own: Tensor = state["personal"]
-        return own.where(state["mask"], model)
+        return own if self.method.personal_model == "trained" else own.where(state["mask"], model)
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
         """Share of personal coordinates; published: beta, clips and noise, which the door does not see, and bits sent."""

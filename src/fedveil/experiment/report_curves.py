@@ -34,7 +34,7 @@ def thinned(rounds: Sequence[int]) -> list[int]:
 def constant(runs: Iterable[RunData], column: str) -> bool:
     """Whether a column of the history has one value in all rounds of all runs (up to rounding)."""
     values = [row[column] for run in runs for row in run.history if isinstance(row.get(column), float)]
-    return len(values) > 1 and max(values) - min(values) <= 1e-6 * max(map(abs, values))
+    return len(values) > 1 and (min(values) == max(values) or max(values) - min(values) <= 1e-6 * max(map(abs, values)))
 
 
 def last(rows: Sequence[Row], column: str) -> float | None:

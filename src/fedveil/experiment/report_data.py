@@ -99,17 +99,30 @@ def grouped(runs: Sequence[RunData]) -> list[list[RunData]]:
 
 
 def group_names(groups: Sequence[Sequence[RunData]]) -> list[str]:
-    """A short name for each group: the method, and whatever else differs between the groups."""
+    """A short name for each group: the method, and the fewest settings that tell it from the others of the same method."""
     each = [experiment_of(group[0]) for group in groups]
-    keys = dict.fromkeys(k for one in each for k in one)
-    differing = [k for k in keys if len({json.dumps(one.get(k), default=str) for one in each}) > 1 and k != "method.name"]
-    last = [k.rsplit(".", 1)[-1] for k in differing]
-    shown = [k if last.count(short) > 1 else short for k, short in zip(differing, last, strict=True)]
-    names = []
-    for one in each:
-        parts = [f"{short} {_value(one[k])}" for k, short in zip(differing, shown, strict=True) if k in one]
-        names.append(", ".join([str(one.get("method.name", "run")), *parts]))
+    names = [str(one.get("method.name", "run")) for one in each]
+    keys = sorted(
+        {k for one in each for k in one} - {"method.name"}, key=lambda k: (not k.startswith("method."), k != "privacy.epsilon", k)
+    )
+    while len(set(names)) < len(names):
+        more = {k: _with(names, each, k) for k in keys}
+        best = max(keys, key=lambda k: len(set(more[k])), default="")
+        if not best or len(set(more[best])) == len(set(names)):
+            break
+        names = more[best]
+        keys.remove(best)
     return [name if names.count(name) == 1 else f"{name} ({groups[i][0].path.name})" for i, name in enumerate(names)]
+
+
+def _with(names: list[str], each: list[dict[str, Any]], key: str) -> list[str]:
+    """The names with a setting added to those that are not unique, where it differs among the namesakes."""
+    added = []
+    for name, one in zip(names, each, strict=True):
+        values = [json.dumps(other.get(key), default=str) for n, other in zip(names, each, strict=True) if n == name]
+        differs = len(set(values)) > 1 and key in one
+        added.append(f"{name}, {key.rsplit('.', 1)[-1].replace('_', ' ')} {_value(one[key])}" if differs else name)
+    return added
 
 
 def _value(value: Any) -> str:

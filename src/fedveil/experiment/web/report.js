@@ -15,9 +15,10 @@
     const made = document.createElement(tag);
     if (classes.length) made.className = classes.join(" ");
     for (const [key, value] of Object.entries(attributes)) if (value !== undefined && value !== false) made.setAttribute(key, value === true ? "" : value);
-    made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+    made.append(...children.flat(9).filter((child) => child !== null && child !== undefined && child !== ""));
     return made;
   }
+  const dash = (text) => (text === "-" ? "–" : text);
   const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
   const plural = (n, one, many = `${one}s`) => `${n} ${n === 1 ? one : many}`;
   const NAMES = { test_f1: "F1", test_precision: "Precision", test_recall: "Recall", mean_personal_accuracy: "Personal models", update_norm: "Released update", noise_norm: "Expected noise", train_loss: "Training loss" };
@@ -27,7 +28,7 @@
   };
 
   function section(id, title, ...children) {
-    const kept = children.flat().filter(Boolean);
+    const kept = children.flat(9).filter(Boolean);
     if (!kept.length) return;
     document.getElementById("report").append(el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), kept));
     document.getElementById("jump").append(el("li", {}, el("a", { href: `#${id}` }, title)));
@@ -59,22 +60,23 @@
     return { points: [[1, level], [Math.max(...group.rounds), level]] };
   }
   function scaled(found, factor) {
-    return { points: found.points.map(([t, v]) => [t, factor * v]), band: found.band?.map(([t, low, high]) => [t, factor * low, factor * high]) };
+    return { points: found.points.map(([t, v]) => [t, typeof v === "number" ? factor * v : v]), band: found.band?.map(([t, low, high]) => [t, factor * low, factor * high]) };
   }
   const logIf = (series) => {
-    const values = series.flatMap((s) => s.points.map(([, v]) => v)).filter((v) => typeof v === "number");
+    const values = series.flatMap((s) => s.points.map(([, v]) => v)).filter(Number.isFinite);
     return values.length && Math.min(...values) > 0 && Math.max(...values) > 50 * Math.min(...values) ? { scale: "log" } : { min: Math.min(0, ...values) };
   };
 
   function columnChart(title, label, columns, factor = 1, axis = null) {
-    const used = columns.filter((c) => groups.some((g) => g.curves[c] || (columns.length > 1 && g.constant[c] !== undefined)));
+    const used = columns.filter((c) => groups.some((g) => g.curves[c] || g.constant[c] !== undefined));
     const series = groups.flatMap((group, i) => used.map((column, k) => ({
       group: i, name: several ? (used.length > 1 ? `${group.name}: ${words(column)}` : group.name) : words(column), kind: "line",
       color: several ? i : k, dashed: several ? k > 0 : undefined, ...scaled(curve(group, column), factor),
     }))).filter((s) => s.points.length);
-    if (!used.some((c) => groups.some((g) => g.curves[c]))) return null;
-    const spread = groups.some((g) => g.seeds.length > 1) ? "Mean over seeds; the band goes from the least to the largest." : "";
-    return chart(title, { label: "round" }, { label, ...(axis ?? logIf(series)) }, series, {}, spread);
+    const level = new Set(groups.flatMap((g) => used.map((c) => (g.curves[c] ? "moves" : g.constant[c] ?? null))).filter((v) => v !== null));
+    if (!level.has("moves") && level.size < 2) return null;
+    const spread = series.some((s) => s.band) ? "Mean over seeds; the band goes from the least to the largest." : "";
+    return chart(title, { label: "round", whole: true }, { label, ...(axis ?? logIf(series)) }, series, {}, spread);
   }
 
   // --- the result -----------------------------------------------------------------------------------------------------
@@ -118,8 +120,8 @@
     const s = g.statement;
     const mark = (v, name) => (v.marks[name] ? el("span.mark", {}, ` ${v.marks[name]}`) : null);
     const rows = s.views.map((v) => el(v.own ? "tr.own" : "tr", {},
-      el("th", { scope: "row" }, v.view, el("small", {}, v.own ? " promised" : "")), cell("Who", v.sees), cell("Claimed ε", v.claimed, mark(v, "claimed")),
-      cell("Proven ε", el("b", {}, v.proven), mark(v, "proven"), v.reason && el("small", {}, v.reason)), cell("Audited ε", v.audited), cell("Detected at most", v.tpr)));
+      el("th", { scope: "row" }, v.view, el("small", {}, v.own ? " promised" : "")), cell("Who", v.sees), cell("Claimed ε", dash(v.claimed), mark(v, "claimed")),
+      cell("Proven ε", el("b", {}, v.proven), mark(v, "proven"), v.reason && el("small", {}, v.reason)), cell("Audited ε", dash(v.audited)), cell("Detected at most", v.tpr)));
     return [el("p.about", {}, `ε at ${s.kind}. The last column: how often a test for one ${s.unit} that accuses wrongly 5 % of the time can be right.`),
       table(["View", "Who", "Claimed ε", "Proven ε", "Audited ε", "Detected at most"], rows)];
   }
@@ -172,7 +174,9 @@
     if (new Set(series.map((s) => s.points[0][0])).size < 2) return null;
     const left = groups.length - series.length;
     const note = `${data.one_scope ? `All at ${data.one_scope}.` : "The runs promise different things: compare only those of the same scope."}${left ? ` ${plural(left, "run")} without a proven bound ${left === 1 ? "is" : "are"} not drawn.` : ""}`;
-    return chart("Accuracy against proven ε", { label: "proven ε", min: 0 }, { label: "test accuracy (%)", min: 0, max: 100 }, series, {}, note);
+    const at = series.map((s) => s.points[0][0]);
+    const axis = Math.max(...at) > 20 * Math.min(...at) ? { scale: "log", snap: true } : { min: 0, max: 1.05 * Math.max(...at) };
+    return chart("Accuracy against proven ε", { label: "proven ε", ...axis }, { label: "test accuracy (%)", min: 0, max: 100 }, series, {}, note);
   }
 
   function result() {
@@ -186,24 +190,31 @@
   const USED = new Set(["test_accuracy", "mean_personal_accuracy", "test_loss", "train_loss", "update_norm", "noise_norm", "test_precision", "test_recall", "test_f1", "participants", "failed", "uplink_bytes", "seconds"]);
 
   function training() {
-    const scores = several ? ["test_f1"] : ["test_precision", "test_recall", "test_f1"];
-    const made = [
-      columnChart("Accuracy", "accuracy (%)", ["test_accuracy", "mean_personal_accuracy"], 100, { min: 0, max: 100 }),
-      columnChart("Loss", "cross-entropy", several ? ["test_loss"] : ["test_loss", "train_loss"]),
-      several ? accuracyAgainstEpsilon() : null,
+    const share = [100, { min: 0, max: 100 }];
+    const made = several ? [
+      columnChart("Test accuracy", "accuracy (%)", ["test_accuracy"], ...share),
+      columnChart("Test loss", "cross-entropy", ["test_loss"]),
+      columnChart("F1 score", "macro mean (%)", ["test_f1"], ...share),
+      columnChart("Accuracy of the clients' personal models", "accuracy (%)", ["mean_personal_accuracy"], ...share),
+      columnChart("Training loss", "cross-entropy", ["train_loss"]),
+      columnChart("Expected noise on the released update", "L2 norm", ["noise_norm"]),
+      columnChart("The released update, noise included", "L2 norm", ["update_norm"]),
+    ] : [
+      columnChart("Accuracy", "accuracy (%)", ["test_accuracy", "mean_personal_accuracy"], ...share),
+      columnChart("Loss", "cross-entropy", ["test_loss", "train_loss"]),
       columnChart("The released update and its noise", "L2 norm", ["update_norm", "noise_norm"]),
-      columnChart(several ? "F1 score" : "Precision, recall, F1", "macro mean (%)", scores, 100, { min: 0, max: 100 }),
-    ].filter(Boolean);
-    section("training", "Training", made.length && el("div.charts", {}, made),
+      columnChart("Precision, recall, F1", "macro mean (%)", ["test_precision", "test_recall", "test_f1"], ...share),
+    ];
+    const drawn = made.filter(Boolean);
+    section("training", "Training", drawn.length && el("div.charts", {}, drawn),
       groups.some((g) => g.curves.train_loss) && el("p.about", {}, "Training loss, per-client accuracy and the partition are computed from private data without noise: figures of a simulation, not for publication."));
   }
 
   function methodColumns() {
     const own = [...new Set(groups.flatMap((g) => Object.keys(g.curves)))].filter((c) => !USED.has(c));
-    const charts = own.map((c) => columnChart(words(c), c.replaceAll("_", " "), [c]));
-    const layered = layerCharts();
+    const charts = own.map((c) => columnChart(words(c), c.replaceAll("_", " "), [c])).filter(Boolean);
     const cost = [["participants", "Clients that took part", "clients"], ["failed", "Clients left out", "clients"], ["uplink_bytes", "Sent to the server", "bytes a round"], ["seconds", "Time", "seconds a round"]];
-    section("noise", "Noise and clip", layered.length && el("div.charts", {}, layered));
+    section("noise", "Noise and clip by layer", each(layerCharts));
     section("method", "What the method adapts", charts.length && el("div.charts", {}, charts));
     const costs = cost.map(([c, title, label]) => columnChart(title, label, [c])).filter(Boolean);
     section("cost", "Cost", costs.length && el("div.charts", {}, costs), several ? null : constants(groups[0]));
@@ -215,15 +226,14 @@
     return [el("h3", {}, "The same in every round"), el("dl.facts", {}, entries.map(([k, v]) => el("div", {}, el("dt", {}, words(k)), el("dd", {}, format(v)))))];
   }
 
-  function layerCharts() {
-    const titles = { noise_std: ["Noise per layer", "noise std per coordinate"], clip: ["Clip norm per layer", "clip norm"] };
-    const columns = [...new Set(groups.flatMap((g) => Object.keys(g.layers)))];
-    return columns.map((column) => {
-      const [title, label] = titles[column] ?? [`${words(column)} per layer`, column.replaceAll("_", " ")];
-      const series = groups.flatMap((g, i) => (g.layers[column] ?? []).map((layer, k) => ({ ...layer, group: i, color: several ? i : k, dashed: several ? k > 0 : undefined, name: several ? `${g.name}: ${layer.name}` : layer.name })));
-      const seeds = groups.some((g) => g.seeds.length > 1) ? "First seed of each run." : "";
-      return chart(title, { label: "round" }, { label, ...logIf(series) }, series, {}, seeds);
+  function layerCharts(g) {
+    const titles = { noise_std: ["Noise", "noise std per coordinate"], clip: ["Clip norm", "clip norm"] };
+    const charts = Object.entries(g.layers).map(([column, layers]) => {
+      const [title, label] = titles[column] ?? [words(column), column.replaceAll("_", " ")];
+      const series = layers.map((layer) => ({ ...layer, kind: "line" }));
+      return chart(title, { label: "round", whole: true }, { label, ...logIf(series) }, series, {}, g.seeds.length > 1 ? `Of seed ${g.seeds[0]}.` : "");
     }).filter(Boolean);
+    return charts.length ? [el("div.charts", {}, charts)] : [];
   }
 
   // --- privacy --------------------------------------------------------------------------------------------------------
@@ -232,16 +242,16 @@
     const from = (points) => (points.length ? [[0, points[0][1] === "inf" ? "inf" : 0], ...points] : []);
     const series = groups.flatMap((g, i) => {
       if (!g.spent) return [];
-      const lines = [{ group: i, color: i, name: several ? g.name : g.spent.each ? "client that spent most" : "spent", points: from(g.spent.most), kind: "line" }];
-      if (g.spent.each) lines.push({ group: i, color: several ? i : 1, name: several ? `${g.name}: median client` : "median client", points: from(g.spent.median), kind: "line", dashed: true });
+      const lines = [{ group: i, color: i, name: several ? g.name : g.spent.each ? "client that spent most" : "spent", points: from(g.spent.most), kind: "line", dashed: several ? false : undefined }];
+      if (g.spent.each && !several) lines.push({ group: i, color: 1, name: "median client", points: from(g.spent.median), kind: "line", dashed: true });
       return lines;
     });
     const target = !several && groups[0].spent?.target ? [{ y: groups[0].spent.target, label: `target ${format(groups[0].spent.target)}` }] : [];
-    const scope = several ? data.one_scope ?? "each run at its own scope" : groups[0].scope;
-    const problems = groups.filter((g) => g.spent?.problem).map((g) => el("p.warning", {}, `${several ? `${g.name}: ` : ""}${g.spent.problem}`));
+    const scope = several ? data.one_scope ?? "the scope and δ of each run" : groups[0].scope;
+    const problems = groups.filter((g) => g.spent?.problem && !g.spent.most.length).map((g) => el("p.warning", {}, `${several ? `${g.name}: ` : ""}${g.spent.problem}`));
     const top = target.length ? 1.15 * Math.max(target[0].y, ...series.flatMap((s) => s.points.map(([, v]) => v)).filter((v) => v !== "inf")) : undefined;
-    const drawn = chart("Privacy spent over the rounds", { label: "round", min: 0 }, { label: "ε", min: 0, max: top }, series, { marks: target }, `Computed from the ledger's rows, at ${scope}.`);
-    const beside = several || !groups[0].statement ? null : el("div.chart-cell", {}, el("h3.plain", {}, "In plain words"), el("p.words", {}, groups[0].statement.words), learn(groups[0].statement));
+    const drawn = chart("Privacy spent over the rounds", { label: "round", whole: true, min: 0 }, { label: "ε", min: 0, max: top }, series, { marks: target }, `Computed from the ledger's rows, at ${scope}.${several ? " Of the first seed, and of the client that spent most where clients spend by themselves." : ""}`);
+    const beside = several ? accuracyAgainstEpsilon() : !groups[0].statement ? null : el("div.chart-cell", {}, el("h3.plain", {}, "In plain words"), el("p.words", {}, groups[0].statement.words), learn(groups[0].statement));
     return [drawn || beside ? el("div.charts", {}, drawn ?? "", beside) : null, problems];
   }
 
@@ -276,7 +286,7 @@
     const held = groups.map((g, i) => [g, i]).filter(([g]) => g.clients);
     if (!held.length) return;
     const over = held.map(([g, i]) => ({ group: i, color: i, name: several ? g.name : "median client", kind: "line", ...scaled(g.clients, 100) }));
-    const charts = [chart("Accuracy of the clients over the rounds", { label: "round" }, { label: "accuracy (%)", min: 0, max: 100 }, over, {}, "Median client; the band goes from the worst tenth to the best tenth.")];
+    const charts = [chart("Accuracy of the clients over the rounds", { label: "round", whole: true }, { label: "accuracy (%)", min: 0, max: 100 }, over, {}, "Median client; the band goes from the worst tenth to the best tenth.")];
     const shares = (values) => values.map((v, k) => [100 * v, (100 * (k + 1)) / values.length]).filter((_, k, all) => k === all.length - 1 || k % Math.ceil(all.length / 200) === 0);
     if (several || held[0][0].clients.final.length < 8) {
       const lines = held.map(([g, i]) => ({ group: i, color: i, name: several ? g.name : "global model", points: shares(g.clients.final), kind: "line" }));
@@ -341,7 +351,7 @@
 
   document.title = several ? `fedveil report: ${groups.length} configurations` : `fedveil report: ${groups[0].name} on ${groups[0].data}`;
   document.getElementById("title").textContent = several ? "Runs compared" : `${groups[0].name} on ${groups[0].data}`;
-  document.getElementById("lead").textContent = several ? groups.map((g) => g.name).join(" · ") : "A federated training run: what it learned, what its privacy is worth, and how to repeat it.";
+  document.getElementById("lead").textContent = several ? `${plural(data.runs, "run")} of ${plural(groups.length, "configuration")} on ${[...new Set(groups.map((g) => g.data))].join(", ")}.` : "A federated training run: what it learned, what its privacy is worth, and how to repeat it.";
   result();
   training();
   section("privacy", "Privacy", spending(), each(statement));

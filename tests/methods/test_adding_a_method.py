@@ -1,0 +1,71 @@
+"""The page docs/adding-a-method.md: its example is registered, passes the tests that the page asks for, and learns."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import methods_harness as h
+import pytest
+
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import parse
+from fedveil.methods.registry import METHODS
+from fedveil.privacy.gaussian import epsilon_of
+
+PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-method.md").read_text()
+
+
+def block(language: str) -> str:
+    """The page's first code block in that language."""
+    found = re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example as a module of its own, with its one line in the registry."""
+    module = ModuleType("following_clip")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(block("python"), "docs/adding-a-method.md", "exec"), vars(module))
+    monkeypatch.setitem(METHODS, "following-clip", module.FollowingClip)
+
+
+def test_the_example_is_as_short_as_the_page_says() -> None:
+    code = [line for line in block("python").splitlines() if line.strip() and not line.lstrip().startswith(("#", '"""'))]
+    assert len(code) <= 60
+
+
+def test_the_configuration_on_the_page_is_certified_at_its_epsilon() -> None:
+    statement = certify_config(parse(tomllib.loads(block("toml"))))
+    proven = next(v.proven for v in statement.views if v.view == statement.scope.view)
+    assert 7.99 < proven.epsilon <= 8.0
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_its_plans_read_only_uploads(view: str) -> None:
+    h.check_plans_read_only_uploads(h.digits({"name": "following-clip"}, f"privacy.view={view}", "privacy.epsilon=20000"))
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_its_ledger_adds_up_to_the_configured_epsilon_and_its_clip_adapts(view: str) -> None:
+    job = h.assemble(h.digits({"name": "following-clip"}, f"privacy.view={view}"))
+    rows = h.trained(job).history
+    for client in range(6) if view == "server" else [-1]:
+        assert 0.999 * 8.0 < epsilon_of(math.sqrt(h.book(job).mu2(client)), 1e-3) <= 8.0
+    assert rows[0]["clip"] == 0.5
+    assert all(row["clip"] == pytest.approx(before["next_clip"]) for before, row in itertools.pairwise(rows))
+    assert len({row["clip"] for row in rows}) > 1
+
+
+def test_it_learns() -> None:
+    many = ('data.partition={kind="iid", clients=180}', "training.clients_per_round=60", "training.sampling=poisson")
+    config = h.digits({"name": "following-clip"}, *many, "training.batch_size=8", "training.local_epochs=2", rounds=20)
+    assert h.trained(replace(h.assemble(config), evaluate_every=20)).history[-1]["test_accuracy"] > 0.6

@@ -2,7 +2,7 @@
 
     FEDVEIL_DATA=/path/to/data python benchmarks/attacks.py [part ...]
 
-Parts: dlg, ig, noise, adaptive, labels, local, gradinversion, networks (default: all). One thread; every line names its seed
+Parts: dlg, ig, noise, adaptive, labels, local, gradinversion, networks, picture (default: all). One thread; every line names its seed
 range. Images are the first of the test split of MNIST and CIFAR-10: standardised for the ReLU
 networks, in [0, 1] for the sigmoid LeNet; scores are always of images in [0, 1].
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from fedveil.attacks import DLG, IDLG, IG, Attack, Bounds, GradInversion, Knowledge, LocalSpec, Upload, metrics
 from fedveil.attacks.labels import label_counts, mean_prediction
 from fedveil.attacks.matching import withheld_guess
+from fedveil.attacks.pictures import save_comparison
 from fedveil.attacks.simulate import gradient, prepared, simulation, split
 from fedveil.data.load import load
 from fedveil.models import registry
@@ -253,6 +255,31 @@ def part_gradinversion() -> None:
         print(f"{line}, {found.steps_per_second:.0f} steps/s", flush=True)
 
 
+def part_picture() -> None:
+    """docs/attacks.png: six CIFAR-10 images and what IG makes of their gradients."""
+    truth, y = images("cifar10", 6)
+    module, bounds = relu_cnn((3, 32, 32)), bounds_of((3, 32, 32))
+    names = [k for k, _ in module.named_parameters()]
+    only_convolutions = {k: 2.0 for k in names if not k.startswith("5.")}
+    cases: list[tuple[str, dict[str, float], Callable[[Upload], Knowledge]]] = [
+        ("no noise", {}, lambda _: Knowledge(n=1)),
+        ("sigma 0.01", dict.fromkeys(names, 0.01), lambda _: Knowledge(n=1)),
+        ("sigma 0.1", dict.fromkeys(names, 0.1), lambda _: Knowledge(n=1)),
+        ("all but last\nlayer: naive", only_convolutions, lambda _: Knowledge(n=1)),
+        ("all but last\nlayer: adaptive", only_convolutions, _told),
+    ]
+    rows = []
+    for label, std, knowledge in cases:
+        found = []
+        for i in range(len(truth)):
+            sent = upload(module, bounds.inputs(truth[i : i + 1]), y[i : i + 1], std, i)
+            rng = torch.Generator().manual_seed(i)
+            found.append(IG(500).run([sent], lambda: module, module.state_dict(), knowledge(sent), bounds, rng).images)
+        rows.append((label, torch.cat(found)))
+    path = Path(__file__).parent.parent / "docs" / "attacks.png"
+    print(save_comparison(path, truth, rows, "Inverting Gradients, CIFAR-10, one example per upload"))
+
+
 PARTS = {
     "dlg": part_dlg,
     "ig": part_ig,
@@ -262,6 +289,7 @@ PARTS = {
     "local": part_local,
     "gradinversion": part_gradinversion,
     "networks": part_networks,
+    "picture": part_picture,
 }
 
 

@@ -1,0 +1,95 @@
+"""Global sensitivity as paper 002 measures it: two runs with the same noise and batches, on data that differ in one client.
+
+A measurement of one pair of neighbours, in a simulation: it bounds nothing, since another pair may lie further apart.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+
+from fedveil.errors import ConfigError
+from fedveil.experiment.build import Prepared, federation, prepare
+from fedveil.federation.clients import Clients
+from fedveil.federation.engine import Inline
+from fedveil.federation.fit import one_round, start
+from fedveil.privacy.ledger import Ledger
+
+if TYPE_CHECKING:
+    from fedveil.data.dataset import Dataset
+    from fedveil.data.partition import Partition
+    from fedveil.experiment.config import Config
+    from fedveil.federation.fit import Federation
+
+Change = Literal["labels", "record", "absent"]
+
+
+def twin_sensitivity(
+    config: Config,
+    client: int,
+    change: Change = "labels",
+    *,
+    data: Dataset | None = None,
+    partition: Partition | None = None,
+) -> list[float]:
+    """||w_t - w'_t|| after each round t = 1 .. T of twin runs: noise, batch order and sampling of clients are the same.
+
+    Args:
+        client: whose data differ.
+        change: `labels`, each of its labels becomes the next class; `record`, its first example becomes the first test example;
+            `absent`, it has no data and contributes zero.
+        data, partition: used instead of the configured ones.
+
+    Raises:
+        ConfigError: no such client, or one without data.
+
+    Source: paper 002, Section 5, "Sensitivity" (which record differs is not stated there).
+    """
+    config = config.model_copy(update={"run": config.run.model_copy(update={"seeded_noise": True})})
+    prepared = prepare(config, data, partition)
+    other = neighbour(prepared, client, change)
+    with tempfile.TemporaryDirectory() as folder:
+        first, second = (_job(config, prepared, Path(folder) / f"{name}.sqlite") for name in ("first", "second"))
+        second = replace(second, context=replace(second.context, clients=other))
+        return _distances(first, second)
+
+
+def neighbour(prepared: Prepared, client: int, change: Change) -> Clients:
+    """The clients of the neighbouring data set (see `twin_sensitivity`)."""
+    clients = prepared.clients
+    if not 0 <= client < len(clients):
+        raise ConfigError(f"client = {client}: there are clients 0 to {len(clients) - 1}")
+    low, high = int(clients.offsets[client]), int(clients.offsets[client + 1])
+    if low == high:
+        raise ConfigError(f"client {client} has no data that could differ: choose another")
+    x, y = clients.x.clone(), clients.y.clone()
+    if change == "labels":
+        y[low:high] = (y[low:high] + 1) % prepared.dataset.info.classes
+    elif change == "record":
+        x[low], y[low] = prepared.test[0][0], prepared.test[1][0]
+    else:
+        kept = torch.cat([torch.arange(low), torch.arange(high, len(y))])
+        offsets = np.where(np.arange(len(clients.offsets)) > client, clients.offsets - (high - low), clients.offsets)
+        return Clients(x[kept], y[kept], offsets)
+    return Clients(x, y, clients.offsets)
+
+
+def _job(config: Config, prepared: Prepared, path: Path) -> Federation:
+    Ledger.create(path, "twin", {}).close()
+    return replace(federation(config, prepared, path, "twin"), client_tests=None, evaluate_every=config.training.rounds)
+
+
+def _distances(first: Federation, second: Federation) -> list[float]:
+    one, two = start(first), start(second)
+    distances = []
+    with Inline(first.context) as engine, Inline(second.context) as other:
+        for _ in range(first.setting.rounds):
+            one_round(first, engine, one)
+            one_round(second, other, two)
+            distances.append(float((one.model.double() - two.model.double()).norm()))
+    return distances

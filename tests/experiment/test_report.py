@@ -1,0 +1,249 @@
+"""What goes into a report: reading run directories, spending from the ledger, grouping, escaping; and the plots."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+import report_runs as runs
+from rich.console import Console
+
+from fedveil.data.load import load
+from fedveil.errors import ConfigError
+from fedveil.experiment.certify_view import render, render_brief
+from fedveil.experiment.ledger_view import render_ledger
+from fedveil.experiment.plots import plot_run
+from fedveil.experiment.report import write_report
+from fedveil.experiment.report_curves import POINTS, thinned
+from fedveil.experiment.report_data import group_names, grouped, read_run
+from fedveil.experiment.report_page import page_values
+from fedveil.experiment.report_spent import spent
+from fedveil.privacy.accountant import bound
+from fedveil.privacy.gaussian import epsilon_of
+from fedveil.privacy.ledger import Entry, Ledger
+from fedveil.privacy.types import Adjacency, Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
+
+SERVER = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER)
+AGGREGATE = replace(SERVER, view=View.AGGREGATE)
+Made = dict[str, Path]
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return runs.make(tmp_path_factory)
+
+
+def copied(run: Path, to: Path) -> Path:
+    return Path(shutil.copytree(run, to))
+
+
+# --- spending ------------------------------------------------------------------------------------------------------------
+
+
+def charged(path: Path, scope: Scope, releases: Sequence[tuple[int, int, Event]]) -> Path:
+    with Ledger.create(path, "r") as ledger:
+        for t, client, event in releases:
+            noise = (0.0,) if isinstance(event, Unbounded) else (1.0,)
+            entry = Entry("r", t, client, scope.unit, scope.adjacency, scope.view, event, (1.0,), noise, 1, 1, 1)
+            ledger.charge(entry)
+    return path
+
+
+def test_spending_is_that_of_the_dearest_and_of_the_median_client(tmp_path: Path) -> None:
+    book = charged(
+        tmp_path / "l.sqlite",
+        SERVER,
+        [(0, 0, Gaussian(0.3)), (0, 1, Gaussian(0.1)), (2, 1, Gaussian(0.4)), (3, 2, Gaussian(0.2))],
+    )
+    found = spent(book, SERVER, 1e-4, clients=5)
+    at = [0.3, math.sqrt(0.1**2 + 0.4**2), math.sqrt(0.17)]
+    assert [t for t, _ in found.most] == [1, 3, 4]
+    assert [e for _, e in found.most] == pytest.approx([epsilon_of(mu, 1e-4) for mu in at], rel=1e-12)
+    middle = epsilon_of(0.2, 1e-4)  # after the last round: 0, 0, 0.2, 0.3, sqrt(0.17)
+    assert [e for _, e in found.median] == pytest.approx([0.0, 0.0, middle], rel=1e-12)
+    assert found.releases == 4
+
+
+def test_spending_of_sampled_releases_is_the_accountants(tmp_path: Path) -> None:
+    event = SampledGaussian(0.25, 1.1)
+    book = charged(tmp_path / "l.sqlite", AGGREGATE, [(t, -1, event) for t in range(30)])
+    found = spent(book, AGGREGATE, 1e-4, clients=5)
+    assert found.median == []
+    assert found.most[0][0] == 1
+    assert found.most[-1][0] == 30
+    for t, epsilon in found.most:
+        want = bound([SampledGaussian(0.25, 1.1, t)], 1e-4, adjacency=Adjacency.ZERO_OUT)[0]
+        assert epsilon == pytest.approx(want, rel=1e-9)
+
+
+def test_spending_without_bound_says_why(tmp_path: Path) -> None:
+    book = charged(tmp_path / "l.sqlite", SERVER, [(0, 0, Gaussian(0.3)), (1, 0, Unbounded("read raw data"))])
+    found = spent(book, SERVER, 1e-4, clients=1)
+    assert math.isfinite(found.most[0][1])
+    assert math.isinf(found.most[1][1])
+    assert found.problem == "read raw data"
+
+
+def test_a_ledger_that_is_absent_damaged_or_of_another_scope_gives_no_number(tmp_path: Path) -> None:
+    assert "no ledger" in spent(tmp_path / "none", SERVER, 1e-4, 1).problem
+    book = charged(tmp_path / "l.sqlite", SERVER, [(0, 0, Gaussian(0.3))])
+    other = spent(book, AGGREGATE, 1e-4, 1)
+    assert (other.most, "promised scope" in other.problem) == ([], True)
+    (tmp_path / "bad.sqlite").write_bytes(b"not a database" * 100)
+    bad = spent(tmp_path / "bad.sqlite", SERVER, 1e-4, 1)
+    assert bad.most == []
+    assert bad.problem
+
+
+def test_spending_of_a_run_ends_at_what_is_proven(made: Made) -> None:
+    for name in ("one", "loose"):
+        (group,) = page_values([read_run(made[name])])["groups"]
+        assert group["spent"]["most"][-1] == (runs.ROUNDS, pytest.approx(group["proven_value"], rel=1e-3))
+
+
+# --- reading and grouping ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_who_holds_what(made: Made) -> None:
+    stored = json.loads((made["one"] / "partition.json").read_text())
+    counts = np.array(stored["counts"])
+    assert counts.shape == (runs.CLIENTS, 10)
+    assert stored["listed"] == list(range(runs.CLIENTS))
+    labels = np.bincount(load("digits").y_train, minlength=10)
+    assert (counts.sum(axis=0) <= labels).all()
+    assert 0.75 < counts.sum() / labels.sum() < 0.85  # a fifth of each client's examples is its own test
+    assert stored["given"] is False
+
+
+def test_seeds_are_one_group_with_mean_and_range(made: Made) -> None:
+    values = page_values([read_run(made[n]) for n in ("loose", "one", "other")])
+    tight, loose = values["groups"]
+    assert (tight["seeds"], loose["seeds"]) == ([1, 2], [1])
+    assert [g["name"] for g in values["groups"]] == ["dp-fedavg, epsilon 6", "dp-fedavg, epsilon 40"]
+    both = [[float(r["test_accuracy"]) for r in runs.table(made[n] / "history.csv")] for n in ("one", "other")]
+    curve = tight["curves"]["test_accuracy"]
+    assert [t for t, _ in curve["points"]] == [1, 2, 3, 4]
+    assert [v for _, v in curve["points"]] == pytest.approx([fmean(pair) for pair in zip(*both, strict=True)])
+    assert [v[1:] for v in curve["band"]] == [[min(p), max(p)] for p in zip(*both, strict=True)]
+    assert "band" not in loose["curves"]["test_accuracy"]
+    assert tight["accuracy"]["mean"] == pytest.approx(fmean(b[-1] for b in both))
+
+
+def test_names_tell_configurations_apart_with_the_fewest_settings(made: Made) -> None:
+    one = read_run(made["one"])
+    again = [replace(one, config={**one.config, "method": {**one.config["method"], "clip": clip}}) for clip in (0.5, 1.0)]
+    other = replace(one, config={**one.config, "method": {"name": "fedavg"}})
+    assert group_names(grouped([*again, other])) == ["dp-fedavg, clip 0.5", "dp-fedavg, clip 1", "fedavg"]
+
+
+def test_long_curves_are_thinned_and_keep_both_ends() -> None:
+    assert thinned([3, 4, 9]) == [3, 4, 9]
+    kept = thinned(range(1, 10_002))
+    assert len(kept) <= POINTS + 1
+    assert (kept[0], kept[-1]) == (1, 10_001)
+
+
+def test_fairness_is_over_the_clients_of_the_last_evaluated_round(made: Made) -> None:
+    (group,) = page_values([read_run(made["one"])])["groups"]
+    rows = [r for r in runs.table(made["one"] / "clients.csv") if r["round"] == "3" and r["accuracy"]]
+    want = sorted(float(r["accuracy"]) for r in rows)
+    assert group["clients"]["final"] == pytest.approx(want)
+    assert group["clients"]["points"][-1] == [4, pytest.approx(np.median(want))]
+
+
+def test_errors_say_what_to_give(made: Made, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not a run directory"):
+        write_report([tmp_path])
+    with pytest.raises(ConfigError, match="given twice"):
+        write_report([made["one"], made["one"]])
+    with pytest.raises(ConfigError, match="1 to 60 runs, got 0"):
+        write_report([])
+    with pytest.raises(ConfigError, match="cannot write the report"):
+        write_report([made["one"]], made["one"] / "config.toml" / "x.html")
+    empty = copied(made["one"], tmp_path / "empty")
+    (empty / "history.csv").unlink()
+    with pytest.raises(ConfigError, match="no finished round"):
+        write_report([empty])
+    broken = copied(made["one"], tmp_path / "broken")
+    (broken / "statement.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"cannot read .*statement\.json"):
+        write_report([broken])
+
+
+def test_page_is_small_closed_and_cannot_be_broken_by_what_a_run_says(made: Made, tmp_path: Path) -> None:
+    run = copied(made["one"], tmp_path / "run")
+    (run / "failures.csv").write_text('round,client,failure\n0,1,"</script><script>alert(1)</script>"\n')
+    (run / "attack-large.png").write_bytes(b"\x89PNG" + b"0" * 4_000_000)
+    path = write_report([run])
+    page = path.read_text(encoding="utf-8")
+    assert path == run / "report.html"
+    assert path.stat().st_size < 5_000_000
+    assert page.count("<script") == 4
+    assert "alert(1)</script>" not in page
+    assert not re.search(r"\{\{[a-z.]+\}\}", page)
+    assert set(re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"'`)]*", page)) <= {"http://www.w3.org/2000/svg"}
+    assert "default-src 'none'" in page
+
+
+# --- terminal ------------------------------------------------------------------------------------------------------------
+
+
+def test_short_statement_keeps_numbers_and_words_and_drops_the_lists(made: Made, tmp_path: Path) -> None:
+    statement = read_run(made["one"]).statement
+    assert statement is not None
+    texts = []
+    for draw in (render, render_brief):
+        with (tmp_path / "out").open("w") as sink:
+            console = Console(width=80, record=True, file=sink)
+            draw(statement, console)
+            texts.append(console.export_text())
+    long, short = texts
+    for word in ("simulation only", "aggregate *", "server", "In plain words"):
+        assert word in short
+    for word in ("Assumptions", "Not protected"):
+        assert word in long
+        assert word not in short
+
+
+def test_ledger_fits_80_columns_and_says_once_what_all_rows_share(made: Made, tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as sink:
+        console = Console(width=80, record=True, file=sink)
+        render_ledger(made["server"] / "ledger.sqlite", console)
+        text = console.export_text()
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+    assert text.count("zero-out") == 1
+    assert "…" not in text
+    with Ledger.open(made["server"] / "ledger.sqlite") as book:
+        clients = {entry.client for _, _, entry in book.entries()}
+    listed = {int(m[1]) for m in re.finditer(r"^ +(\d+) ", text, re.MULTILINE)}
+    assert listed == clients
+
+
+# --- plots ---------------------------------------------------------------------------------------------------------------
+
+
+def test_plots_are_written_where_asked(made: Made, tmp_path: Path) -> None:
+    run = copied(made["one"], tmp_path / "run")
+    assert plot_run(run) == run / "overview.png"
+    assert plot_run(run, ["noise", "train_loss"]).name == "plot-noise-train_loss.png"
+    svg = plot_run(run, ["clip"], tmp_path / "c.svg").read_text()
+    assert svg.lstrip().startswith("<?xml")
+
+
+def test_an_unknown_column_names_those_that_there_are(made: Made, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"no column 'trainloss' \(did you mean 'train_loss'\?\); there are accuracy, .*test_f1"
+    ):
+        plot_run(made["one"], ["trainloss"])
+    with pytest.raises(ConfigError, match=r"ends in \.png"):
+        plot_run(made["one"], ["clip"], tmp_path / "c.doc")
+    with pytest.raises(ConfigError, match="does not exist"):
+        plot_run(made["one"], ["clip"], tmp_path / "no" / "c.png")

@@ -1,0 +1,32 @@
+"""The README's Python example runs as it stands, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_python_example_runs(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
+    assert len([line for line in example.splitlines() if line.strip()]) <= 15
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, cwd=tmp_path, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "after 20 rounds" in done.stdout
+    assert float(done.stdout.split("%")[0]) > 60
+    assert "aggregate" in done.stdout
+
+
+def test_every_link_of_the_documentation_leads_to_a_file() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    broken = []
+    for page in pages:
+        text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.S)
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+            if not target.startswith(("http:", "https:", "mailto:")) and not (page.parent / target).exists():
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert broken == []

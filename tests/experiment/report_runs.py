@@ -23,7 +23,7 @@ def raw(**privacy: Any) -> dict[str, Any]:
             "partition": {"kind": "dirichlet", "clients": CLIENTS, "alpha": 0.5},
             "client_test_fraction": 0.2,
         },
-        "model": {"name": "mlp"},
+        "model": {"name": "linear"},
         "method": {"name": "dp-fedavg", "clip": 0.5},
         "training": {"rounds": ROUNDS, "clients_per_round": SHOWN, "local_epochs": 1, "batch_size": 16},
         "privacy": {"epsilon": 6.0, "delta": 1e-3, **privacy},

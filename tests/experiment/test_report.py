@@ -14,8 +14,11 @@ from statistics import fmean
 import numpy as np
 import pytest
 import report_runs as runs
+import tomli_w
 from rich.console import Console
+from typer.testing import CliRunner
 
+from fedveil.cli import app
 from fedveil.data.load import load
 from fedveil.errors import ConfigError
 from fedveil.experiment.certify_view import render, render_brief
@@ -247,3 +250,23 @@ def test_an_unknown_column_names_those_that_there_are(made: Made, tmp_path: Path
         plot_run(made["one"], ["clip"], tmp_path / "c.doc")
     with pytest.raises(ConfigError, match="does not exist"):
         plot_run(made["one"], ["clip"], tmp_path / "no" / "c.png")
+
+
+# --- commands ------------------------------------------------------------------------------------------------------------
+
+
+def test_commands_write_reports_and_plots_and_a_run_ends_with_its_report(made: Made, tmp_path: Path) -> None:
+    call = CliRunner().invoke
+    done = call(app, ["report", str(made["one"]), str(made["other"]), "--out", str(tmp_path / "two.html")])
+    assert done.exit_code == 0, done.output
+    assert f"report: {tmp_path / 'two.html'}" in done.output
+    done = call(app, ["plot", str(made["one"]), "--what", "loss,clip", "--out", str(tmp_path / "p.png")])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    config = tmp_path / "c.toml"
+    config.write_text(tomli_w.dumps(runs.raw()))
+    done = call(app, ["run", str(config), "--set", "training.rounds=1", "--out", str(tmp_path / "run"), "--quiet"])
+    assert done.exit_code == 0, done.output
+    assert f"Report: {tmp_path / 'run' / 'report.html'}" in done.output
+    assert f"{tmp_path / 'run' / 'statement.md'}" in done.output
+    assert (tmp_path / "run" / "report.html").is_file()

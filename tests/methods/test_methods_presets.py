@@ -1,0 +1,37 @@
+"""The ready configurations of papers 000, 002 and 004: each is read, calibrated and certified without data."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+import fedveil.experiment
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.config import load_config
+
+FOLDER = Path(fedveil.experiment.__file__).parent / "presets"
+METHODS = ("ladp-fl", "aldp-fl", "noisy-fedavg", "noisy-fedprox")
+PRESETS = [path for method in METHODS for path in sorted((FOLDER / method).glob("*.toml"))]
+
+
+def test_every_method_has_presets() -> None:
+    assert {path.parent.name for path in PRESETS} == set(METHODS)
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_presets_calibrate_and_say_what_is_proven(path: Path) -> None:
+    config = load_config(path)
+    assert config.method["name"] == path.parent.name
+    statement = certify_config(config)
+    own = next(v for v in statement.views if v.view is config.privacy.view)
+    if config.method["variant"] == "proven":
+        assert config.privacy.epsilon is not None
+        assert own.proven.epsilon == pytest.approx(config.privacy.epsilon, rel=1e-3)
+        assert own.proven.epsilon <= config.privacy.epsilon
+    elif path.parent.name in ("ladp-fl", "aldp-fl"):
+        assert math.isinf(own.proven.epsilon)
+        assert any(v.claimed is not None for v in statement.views)
+    else:
+        assert own.proven.epsilon < math.inf

@@ -15,6 +15,9 @@ from torch.nn import functional as F
 
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import calibrated_setting, load_config
+from fedveil.federation.engine import Inline
+from fedveil.federation.fit import fit, start
+from fedveil.federation.pool import Pool
 from fedveil.local import BatchGradient, Local, LocalSpec, OptimizerSpec
 from fedveil.methods.base import Setting
 from fedveil.methods.fedanc import FedANC
@@ -335,6 +338,17 @@ def test_the_public_loss_reaches_the_controller() -> None:
     assert given[0] == pytest.approx(math.log(10), abs=0.4), "an untrained model"
     assert len(set(given)) == 3
     assert seen[3:] == [None] * 3
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_pool_and_inline_agree_on_controllers_and_public_loss(view: str) -> None:
+    models = []
+    for engine in (Inline, lambda context: Pool(context, workers=2)):
+        job = h.assemble(h.digits(FAST, f"privacy.view={view}", "data.public_fraction=0.1", rounds=3))
+        progress = start(job)
+        assert fit(job, engine(job.context), progress) == ""
+        models.append(progress.model)
+    assert torch.equal(models[0], models[1])
 
 
 def test_restricting_the_support_lowers_the_noise_at_the_same_cost() -> None:

@@ -30,7 +30,9 @@ _REASON = "the coordinates that get noise are the largest of each raw gradient, 
 
 
 class FedANC(MethodConfig):
-    """FedANC; epsilon_target of the published variant is `privacy.epsilon`.
+    """A learned controller sets how much noise goes to how large a share of the coordinates (paper 003).
+
+    epsilon_target of the published variant is `privacy.epsilon`.
 
     Args:
         variant: published or proven.

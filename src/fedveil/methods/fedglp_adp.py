@@ -31,7 +31,9 @@ _REASON = "clip weights, and with them the noise, follow raw layer norms of earl
 
 
 class FedGLPADP(MethodConfig):
-    """FedGLP-ADP; p is `growth`, T is `training.rounds`, n is `training.clients_per_round`.
+    """Layer-wise personalisation with clip weights that follow each layer's trend (paper 001).
+
+    In the paper's letters, p is `growth`, T is `training.rounds`, n is `training.clients_per_round`.
 
     Args:
         variant: published or proven.

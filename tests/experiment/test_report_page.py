@@ -38,8 +38,12 @@ def single(made: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="session")
 def several(made: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    names = ("loose", "one", "other", "server")
-    return write_report([made[n] for n in names], tmp_path_factory.mktemp("several") / "report.html")
+    folder = tmp_path_factory.mktemp("several")
+    server = Path(shutil.copytree(made["server"], folder / "server"))
+    settings = (server / "config.toml").read_text()
+    longer = "\n".join(f'a_setting_with_a_long_name_{i} = "and a value that is long as well"' for i in range(6))
+    (server / "config.toml").write_text(settings.replace("[method]\n", f"[method]\n{longer}\n"))
+    return write_report([*(made[n] for n in ("loose", "one", "other")), server], folder / "report.html")
 
 
 def text(browser: Any, selector: str) -> str:

@@ -105,6 +105,7 @@ def _partition(stored: dict[str, Any] | None) -> dict[str, Any] | None:
     blocks = np.array_split(np.arange(len(counts)), min(COLUMNS, len(counts)))
     return {
         "kind": stored["kind"],
+        "sha256": stored["sha256"],
         "clients": stored["clients"],
         "listed": len(counts),
         "columns": [[round(v, 2) for v in counts[b].mean(axis=0).tolist()] for b in blocks],

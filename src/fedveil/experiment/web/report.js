@@ -285,11 +285,13 @@
   function fairness() {
     const held = groups.map((g, i) => [g, i]).filter(([g]) => g.clients);
     if (!held.length) return;
-    const over = held.map(([g, i]) => ({ group: i, color: i, name: several ? g.name : "median client", kind: "line", ...scaled(g.clients, 100) }));
-    const charts = [chart("Accuracy of the clients over the rounds", { label: "round", whole: true }, { label: "accuracy (%)", min: 0, max: 100 }, over, {}, "Median client; the band goes from the worst tenth to the best tenth.")];
+    const worst = (c) => ({ points: c.band.map(([t, low]) => [t, 100 * low]) });
+    const over = held.map(([g, i]) => ({ group: i, color: i, name: several ? g.name : "median client", kind: "line", dashed: several ? false : undefined, ...(several ? worst(g.clients) : scaled(g.clients, 100)) }));
+    const title = several ? "Accuracy that nine tenths of the clients reach" : "Accuracy of the clients over the rounds";
+    const charts = [chart(title, { label: "round", whole: true }, { label: "accuracy (%)", min: 0, max: 100 }, over, {}, several ? "" : "Median client; the band goes from the worst tenth to the best tenth.")];
     const shares = (values) => values.map((v, k) => [100 * v, (100 * (k + 1)) / values.length]).filter((_, k, all) => k === all.length - 1 || k % Math.ceil(all.length / 200) === 0);
     if (several || held[0][0].clients.final.length < 8) {
-      const lines = held.map(([g, i]) => ({ group: i, color: i, name: several ? g.name : "global model", points: shares(g.clients.final), kind: "line" }));
+      const lines = held.map(([g, i]) => ({ group: i, color: i, name: several ? g.name : "global model", points: shares(g.clients.final), kind: "line", dashed: several ? false : undefined }));
       charts.push(chart("Clients below an accuracy", { label: "accuracy on the client's own test examples (%)" }, { label: "share of clients (%)", min: 0, max: 100 }, lines, {}, "Last evaluated round. Steeper is fairer, further right is better."));
     } else {
       const bins = (values) => Array.from({ length: 20 }, (_, b) => [`${b * 5}`, values.filter((v) => Math.min(19, Math.floor(v * 20 + 1e-9)) === b).length]);
@@ -297,11 +299,8 @@
       const bars = [{ group: 0, name: "global model", kind: "bar", points: bins(c.final) }, ...(c.personal.length ? [{ group: 0, name: "personal model", kind: "bar", points: bins(c.personal) }] : [])];
       charts.push(chart("Clients by accuracy", { label: "accuracy from … (%), in steps of 5", scale: "band" }, { label: "clients" }, bars, {}, "Last evaluated round, each client on its own test examples."));
     }
-    const line = (g) => {
-      const [low, middle, high] = g.clients.spread.tenths;
-      return `${several ? `${g.name}: ` : ""}worst tenth at most ${percent(low)}, median ${percent(middle)}, best tenth at least ${percent(high)}; standard deviation ${percent(g.clients.spread.sd)}.`;
-    };
-    section("clients", "Fairness among clients", el("div.charts", {}, charts.filter(Boolean)), held.map(([g]) => el("p.about", {}, line(g))));
+    const rows = held.map(([g, i]) => el("tr", {}, el("th", { scope: "row" }, several ? el(`span.swatch.veil-c${i % 8}`) : "", g.name), ["Worst tenth, at most", "Median", "Best tenth, at least"].map((name, k) => cell(name, percent(g.clients.spread.tenths[k]))), cell("Standard deviation", percent(g.clients.spread.sd))));
+    section("clients", "Fairness among clients", el("div.charts", {}, charts.filter(Boolean)), table(["Accuracy in the last evaluated round", "Worst tenth, at most", "Median", "Best tenth, at least", "Standard deviation"], rows));
   }
 
   function partition(g) {
@@ -309,7 +308,7 @@
     if (!p) return [];
     const place = el("div");
     const { min, median, max } = p.sizes;
-    const about = `${plural(p.clients, "client")} (${p.kind}) with ${min === max ? min : `${min} to ${max}`} training examples, median ${format(median)}.${p.listed < p.clients ? ` ${p.listed} of them, evenly spaced, are drawn.` : ""}`;
+    const about = `${plural(p.clients, "client")} (${p.kind}) with ${min === max ? min : `${min} to ${max}`} training examples, median ${format(median)}.${p.listed < p.clients ? ` ${p.listed} of them, evenly spaced, are drawn.` : ""} The darkest cell stands for ${format(Math.max(...p.columns.flat()))} examples.`;
     const x = p.ordered ? `clients, ordered by their most frequent label${p.columns.length < p.listed ? " (neighbours averaged)" : ""}` : "clients";
     queueMicrotask(() => veilHeatmap(place, { title: "Who holds which labels", x, y: "label", columns: p.columns, names: p.names }));
     return [el("p.about", {}, about), el("div.chart-cell", {}, place)];
@@ -357,7 +356,8 @@
   section("privacy", "Privacy", spending(), each(statement));
   methodColumns();
   fairness();
-  section("data", "Data", each(partition));
+  const dealt = new Set(groups.map((g) => g.partition?.sha256));
+  section("data", "Data", dealt.size === 1 ? partition(groups[0]) : each(partition));
   section("attacks", "Attacks", each(attacks, true));
   section("failures", "Left out", each(failures, true));
   section("repeat", "How to repeat it", several && differences(), each(repeat));

@@ -48,17 +48,18 @@ def _summary(result: Result, console: Console) -> None:
     curve = [float(r["test_accuracy"]) for r in result.history if "test_accuracy" in r]
     if result.ended:
         console.print(f"[bold yellow]The budget is spent:[/] {result.ended}")
-    console.print(f"\n[bold]Test accuracy {curve[-1]:.1%}[/] after {len(result.history)} rounds   {sparkline(curve)}")
+    if curve:
+        console.print(f"\n[bold]Test accuracy {curve[-1]:.1%}[/] after {len(result.history)} rounds   {sparkline(curve)}")
     failed = sum(int(r["failed"]) for r in result.history)
     if failed:
         console.print(f"{failed} client updates were left out; see {result.path / 'failures.csv'}")
     console.print()
     render_brief(result.privacy, console)
     console.print(f"\nAssumptions, limits and advice: {result.path / 'statement.md'}", highlight=False, soft_wrap=True)
-    console.print(f"Learning curve: {plot_curves(result.history, result.path / 'curves.png')}", highlight=False, soft_wrap=True)
-    console.print(
-        f"Report: {write_report([result.path])} (open it in a browser; it needs no network)", highlight=False, soft_wrap=True
-    )
+    if curve:
+        picture, report = plot_curves(result.history, result.path / "curves.png"), write_report([result.path])
+        console.print(f"Learning curve: {picture}", highlight=False, soft_wrap=True)
+        console.print(f"Report: {report} (open it in a browser; it needs no network)", highlight=False, soft_wrap=True)
     console.print(f"Run directory: {result.path}", highlight=False, soft_wrap=True)
 
 

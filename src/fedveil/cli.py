@@ -24,6 +24,8 @@ data_app = typer.Typer(help="The data sets that there are, and how a configurati
 app.add_typer(data_app, name="data")
 
 ConfigPath = Annotated[Path, typer.Argument(help="Configuration in TOML.")]
+OptionalConfig = Annotated[Path | None, typer.Argument(help="Configuration in TOML; or give --preset.")]
+Preset = Annotated[str | None, typer.Option(help="A ready configuration; `fedveil methods METHOD` lists them.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override section.key=value; may be repeated.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -35,7 +37,8 @@ def _options(debug: Annotated[bool, typer.Option("--debug", help="Show the trace
 
 @app.command()
 def run(
-    config: ConfigPath,
+    config: OptionalConfig = None,
+    preset: Preset = None,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Run directory; must be new or empty.")] = None,
     seed: Annotated[int | None, typer.Option(help="Short for --set run.seed=N.")] = None,
@@ -43,8 +46,9 @@ def run(
 ) -> None:
     """Train as configured and leave a run directory."""
     from fedveil.experiment.config import load_config
+    from fedveil.experiment.preset import chosen
 
-    _train(load_config(config, _with_seed(overrides, seed)), out, quiet)
+    _train(load_config(chosen(config, preset), _with_seed(overrides, seed)), out, quiet)
 
 
 @app.command()
@@ -57,7 +61,8 @@ def demo(out: Annotated[Path | None, typer.Option(help="Run directory; must be n
 
 @app.command()
 def certify(
-    config: ConfigPath,
+    config: OptionalConfig = None,
+    preset: Preset = None,
     overrides: Overrides = None,
     seed: Annotated[int | None, typer.Option(help="Short for --set run.seed=N.")] = None,
     as_json: AsJson = False,
@@ -66,8 +71,9 @@ def certify(
     """The privacy statement of a configuration, without training."""
     from fedveil.experiment.certify import certify_config
     from fedveil.experiment.config import load_config
+    from fedveil.experiment.preset import chosen
 
-    statement = certify_config(load_config(config, _with_seed(overrides, seed)))
+    statement = certify_config(load_config(chosen(config, preset), _with_seed(overrides, seed)))
     if as_json:
         _print_json(statement.to_dict())
     elif markdown:
@@ -81,11 +87,20 @@ def certify(
 
 
 @app.command()
-def methods() -> None:
-    """The methods that there are, one line each."""
-    from fedveil.methods.registry import METHODS
+def methods(
+    name: Annotated[str | None, typer.Argument(help="A method: its parameters and its ready configurations.")] = None,
+) -> None:
+    """The methods that there are, one line each; or everything about one."""
+    from fedveil.experiment.preset import names, title
+    from fedveil.methods.registry import METHODS, described
 
-    _table([(name, (kind.__doc__ or "").split("\n")[0]) for name, kind in METHODS.items()])
+    if name is None:
+        _table([(name, (kind.__doc__ or "").split("\n")[0]) for name, kind in METHODS.items()])
+        return
+    typer.echo(described(name))
+    if names(name):
+        typer.echo("\nReady configurations (fedveil run --preset NAME):")
+        _table([(preset, title(preset)) for preset in names(name)])
 
 
 @app.command()

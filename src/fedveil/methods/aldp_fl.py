@@ -28,7 +28,7 @@ _REASON = "truncated noise has another support under a neighbour, and the clips 
 
 
 class ALDPFL(MethodConfig):
-    """ALDP-FL.
+    """Per-layer clips from a sliding window of layer norms, bounded noise (paper 004, ALDP-FL).
 
     Args:
         variant: published or proven.

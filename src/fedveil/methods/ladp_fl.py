@@ -31,7 +31,9 @@ _REASON = "layers are chosen and noise is scaled by raw weights, and layers belo
 
 
 class LaDPFL(MethodConfig):
-    """LaDP-FL; G_c of the published variant is `training.batch_clip`, its epsilon (a round) is `privacy.epsilon`.
+    """Noise per layer by how far the layer moved (paper 000, LaDP-FL).
+
+    G_c of the published variant is `training.batch_clip`, its epsilon (a round) is `privacy.epsilon`.
 
     Args:
         variant: published or proven.

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 
 class NoisyFedAvg(MethodConfig):
-    """Noisy-FedAvg; V is `training.batch_clip`, K is `training.local_steps`, the schedule is `training.schedule`.
+    """K clipped steps, noise on each upload, plain mean (paper 002, Noisy-FedAvg).
+
+    V is `training.batch_clip`, K is `training.local_steps`, the schedule is `training.schedule`.
 
     Args:
         variant: published or proven; they train alike and differ in what is quoted.

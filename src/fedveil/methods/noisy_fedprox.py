@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 
 class NoisyFedProx(MethodConfig):
-    """Noisy-FedProx; V is `training.batch_clip`, K is `training.local_steps`.
+    """Noisy-FedAvg with a proximal term (paper 002, Noisy-FedProx).
+
+    V is `training.batch_clip`, K is `training.local_steps`.
 
     Args:
         variant: published or proven; they train alike and differ in what is quoted.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from pydantic import ValidationError
@@ -36,10 +37,22 @@ def method_from(options: dict[str, Any]) -> Method:
         ConfigError: unknown name or parameter, impossible value.
     """
     name = options.get("name")
-    if name not in METHODS:
-        raise ConfigError(f"method.name = {name!r}: unknown method{nearest(str(name), METHODS)}; there are {', '.join(METHODS)}")
+    kind = _kind(str(name))
     try:
-        method: Method = METHODS[name](**options)  # type: ignore[assignment]
+        method: Method = kind(**options)  # type: ignore[assignment]
     except ValidationError as error:
-        raise ConfigError(explain(error, METHODS[name], "method.")) from None
+        raise ConfigError(explain(error, kind, "method.")) from None
     return method
+
+
+def described(name: str) -> str:
+    """A method's one line, its parameters with their defaults, and what they mean."""
+    kind = _kind(name)
+    defaults = "\n".join(f"  {key} = {field.default!r}" for key, field in kind.model_fields.items() if key != "name")
+    return f"{name}: {inspect.getdoc(kind)}\n\nDefaults:\n{defaults}"
+
+
+def _kind(name: str) -> type[MethodConfig]:
+    if name not in METHODS:
+        raise ConfigError(f"method.name = {name!r}: unknown method{nearest(name, METHODS)}; there are {', '.join(METHODS)}")
+    return METHODS[name]

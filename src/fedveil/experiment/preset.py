@@ -1,0 +1,47 @@
+"""Ready configurations: the settings of the papers, by name `method/row`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedveil.errors import ConfigError, nearest
+
+FOLDER = Path(__file__).parent / "presets"
+
+
+def names(method: str = "*") -> list[str]:
+    """The presets of a method, or all."""
+    return sorted(f"{path.parent.name}/{path.stem}" for path in FOLDER.glob(f"{method}/*.toml"))
+
+
+def path_of(name: str) -> Path:
+    """The file of a preset.
+
+    Raises:
+        ConfigError: unknown; names the nearest.
+    """
+    if name not in names():
+        method = name.partition("/")[0]
+        there = names(method) or names()
+        raise ConfigError(f"--preset {name}: unknown preset{nearest(name, names())}; there are {', '.join(there)}")
+    return FOLDER / f"{name}.toml"
+
+
+def title(name: str) -> str:
+    """The first sentence of a preset's comment."""
+    comment = [line.lstrip("# ") for line in path_of(name).read_text().split("\n[")[0].splitlines() if line.startswith("#")]
+    return " ".join(comment).split(". ")[0].rstrip(".")
+
+
+def chosen(config: Path | None, preset: str | None) -> Path:
+    """The configuration that a command was given, as a file or as a preset's name.
+
+    Raises:
+        ConfigError: neither or both.
+    """
+    if (config is None) == (preset is None):
+        raise ConfigError("give either a configuration file or --preset NAME (see `fedveil methods METHOD`)")
+    if preset is not None:
+        return path_of(preset)
+    assert config is not None
+    return config

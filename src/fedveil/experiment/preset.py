@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from fedveil.errors import ConfigError, nearest
@@ -30,7 +31,7 @@ def path_of(name: str) -> Path:
 def title(name: str) -> str:
     """The first sentence of a preset's comment."""
     comment = [line.lstrip("# ") for line in path_of(name).read_text().split("\n[")[0].splitlines() if line.startswith("#")]
-    return " ".join(comment).split(". ")[0].rstrip(".")
+    return re.split(r"(?<!Fig)(?<!Figs)\.(?: |$)", " ".join(comment))[0]
 
 
 def chosen(config: Path | None, preset: str | None) -> Path:

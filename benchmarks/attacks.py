@@ -2,8 +2,8 @@
 
     FEDVEIL_DATA=/path/to/data python benchmarks/attacks.py [part ...]
 
-Parts: dlg, ig, noise, adaptive, labels, local, gradinversion, networks, picture (default: all). One thread; every line names its seed
-range. Images are the first of the test split of MNIST and CIFAR-10: standardised for the ReLU
+Parts: dlg, ig, noise, adaptive, labels, local, gradinversion, networks, picture (default: all). One thread; image i has seed i.
+Images are the first of the test split of MNIST and CIFAR-10: standardised for the ReLU
 networks, in [0, 1] for the sigmoid LeNet; scores are always of images in [0, 1].
 """
 

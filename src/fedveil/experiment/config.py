@@ -59,7 +59,10 @@ class Optimizer(_Section):
 
 
 class TrainingSection(_Section):
-    """Rounds and local training. `sampling` left out is poisson where privacy can use it, else fixed."""
+    """Rounds and local training. `sampling` left out is poisson where privacy can use it, else fixed.
+
+    client_timeout: seconds after which a client that has not answered is left out of its round.
+    """
 
     rounds: int = Field(10, ge=1)
     clients_per_round: int | None = Field(None, ge=1)
@@ -75,6 +78,7 @@ class TrainingSection(_Section):
     example_clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     evaluate_every: int = Field(1, ge=1)
     max_update_norm: float = Field(1e6, gt=0)
+    client_timeout: float | None = Field(None, gt=0, allow_inf_nan=False)
 
 
 class PrivacySection(_Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,6 +46,15 @@ class Clients:
         """Examples and labels of one client, as views."""
         lo, hi = int(self.offsets[client]), int(self.offsets[client + 1])
         return self.x[lo:hi], self.y[lo:hi]
+
+    def size(self, client: int) -> int:
+        """Examples of one client."""
+        return int(self.offsets[client + 1] - self.offsets[client])
+
+    @cached_property
+    def largest(self) -> int:
+        """Examples of the largest client, at least 1."""
+        return max(int(self.sizes().max(initial=0)), 1)
 
     def sizes(self) -> NDArray[np.int64]:
         """Examples of each client [N]."""

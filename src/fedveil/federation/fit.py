@@ -19,6 +19,7 @@ from fedveil.release.door import Contribution
 from fedveil.release.plan import Plan, Raw, Released, Upload
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from fedveil.federation.clients import Clients
@@ -125,26 +126,28 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
 
 
 def sample(federation: Federation, progress: Progress) -> list[int]:
-    """The clients of the coming round, in ascending order; from secret randomness unless noise is seeded."""
+    """The clients of the coming round, in ascending order; from secret randomness unless noise is seeded.
+
+    Poisson sampling draws how many join, then who: the same distribution as a coin for each client, without N coins.
+    """
     s = federation.setting
     draw = federation.context.randomness.secret("clients", progress.round)
+    free: NDArray[np.int64] | None = None
     if s.max_participations is not None:
         spent = [c for c, k in progress.seen.items() if k >= s.max_participations]
         free = np.setdiff1d(np.arange(s.clients), spent)
-    else:
-        free = np.arange(s.clients)
-    if s.sampling == "poisson":
-        return [int(c) for c in free[draw.random(len(free)) < s.rate]]
-    return sorted(int(c) for c in draw.choice(free, size=min(s.cohort, len(free)), replace=False))
+    among = s.clients if free is None else len(free)
+    size = int(draw.binomial(among, s.rate)) if s.sampling == "poisson" else min(s.cohort, among)
+    chosen = draw.choice(among, size=size, replace=False)
+    return sorted(int(c) for c in (chosen if free is None else free[chosen]))
 
 
 def _tasks(
     federation: Federation, progress: Progress, released: Released, chosen: list[int], plan: Plan | Raw | None
 ) -> Iterator[Task]:
-    sizes = federation.context.clients.sizes()
-    largest = max(int(sizes.max()), 1)
+    clients = federation.context.clients
     for c in chosen:
-        weight = max(int(sizes[c]), 1) / largest if federation.method.weighting == "examples" else 1.0
+        weight = max(clients.size(c), 1) / clients.largest if federation.method.weighting == "examples" else 1.0
         state = progress.common if plan is not None else progress.policies.get(c) or federation.context.policy.start()
         yield Task(c, released, weight, plan, state, progress.privates.get(c, {}), progress.buffers)
 

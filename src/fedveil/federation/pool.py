@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
-import signal
 import sys
 import time
 from collections import deque
@@ -20,28 +19,34 @@ from typing import Any, Self
 
 import torch
 
-from fedveil.errors import FedveilError
-from fedveil.federation.memory import keep_freed_memory
-from fedveil.federation.round import Context, Outcome, Task, client_round
+from fedveil.errors import ConfigError
+from fedveil.federation.memory import keep_freed_memory, shared, shared_zeros
+from fedveil.federation.round import Context, Outcome, Task
+from fedveil.federation.worker import EMPTY, pack, unpack, work
 from fedveil.release.door import Contribution
-from fedveil.release.plan import Plan, Raw, Released, Upload
+from fedveil.release.plan import Plan, Released, Upload
 
 _TRIES = 2
+_END = 1.0
+"""Seconds that workers are given to end before they are killed."""
 
 
 @dataclass
 class _Worker:
+    """`index`: of the task it works on, or -1. `since`: when it began. `planned`: the last round whose common plan it knows."""
+
     process: BaseProcess
     pipe: Connection
     index: int = -1
     since: float = 0.0
+    planned: int = -1
 
 
 class Pool:
     """The engine; `workers` defaults to the cores this process may use.
 
     Args:
-        context: shared by all clients; its data are moved to shared memory.
+        context: shared by all clients; its data are inherited by forked workers and shared with spawned ones.
         start: `fork` or `spawn`; by default fork on Linux, else spawn.
         timeout: seconds after which a client is given up and its worker replaced, or None.
     """
@@ -49,14 +54,19 @@ class Pool:
     def __init__(
         self, context: Context, workers: int | None = None, start: str | None = None, timeout: float | None = None
     ) -> None:
+        if timeout is not None and not timeout > 0:
+            raise ConfigError(f"training.client_timeout must be > 0 seconds, got {timeout}")
         self.context, self.timeout = context, timeout
         self.count = workers or available_cores()
-        self.mp = mp.get_context(start or ("fork" if sys.platform.startswith("linux") else "spawn"))
-        self._models = shared(torch.zeros(2, context.door.layout.dimension))
+        start = start or ("fork" if sys.platform.startswith("linux") else "spawn")
+        self.mp = mp.get_context(start)
+        self._forks = start == "fork"
+        self._models = shared_zeros(2, context.door.layout.dimension, inherited=self._forks)
         self._rows = torch.zeros(0, context.door.layout.dimension)
         self._workers: list[_Worker] = []
-        shared(context.clients.x)
-        shared(context.clients.y)
+        if not self._forks:
+            shared(context.clients.x)
+            shared(context.clients.y)
 
     def __enter__(self) -> Self:
         import torch._dynamo
@@ -67,19 +77,31 @@ class Pool:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for worker in self._workers:
-            _end(worker)
-        self._workers = []
+        self._end_all()
         torch.set_num_threads(self._threads)
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
-        """Run the tasks, longest client first, and give the outcomes in the order of the tasks."""
+        """Run the tasks, longest client first, and give the outcomes in the order of the tasks.
+
+        A worker that dies is replaced and its client tried once more; a client that outlasts the time-out is given up.
+        """
         todo = list(tasks)
         if not todo:
             return
-        self._publish(todo[0].released, len(todo))
-        sizes = self.context.clients.sizes()
-        waiting = deque(sorted(range(len(todo)), key=lambda i: -int(sizes[todo[i].client])))
+        finished = False
+        try:
+            self._publish(todo[0].released, len(todo))
+            yield from self._run(todo)
+            finished = True
+        finally:
+            if not finished:
+                self._end_all()
+
+    # --- one round ---
+
+    def _run(self, todo: list[Task]) -> Iterator[Outcome]:
+        clients = self.context.clients
+        waiting = deque(sorted(range(len(todo)), key=lambda i: -clients.size(todo[i].client)))
         tries = [0] * len(todo)
         done: dict[int, Outcome] = {}
         upcoming = 0
@@ -96,37 +118,45 @@ class Pool:
                 yield done.pop(upcoming)
                 upcoming += 1
 
-    # --- one round ---
-
     def _publish(self, released: Released, tasks: int) -> None:
         """Write the global models where the workers read them, and make room for the answers."""
         self._models[0].copy_(released.model)
         if released.previous is not None:
             self._models[1].copy_(released.previous)
         if len(self._rows) < tasks:
-            for worker in self._workers:
-                _end(worker)
-            self._workers = []
-            self._rows = shared(torch.zeros(tasks, self._models.shape[1]))
+            self._end_all()
+            self._rows = shared_zeros(tasks + tasks // 4, self._models.shape[1], inherited=self._forks)
         while len(self._workers) < min(self.count, tasks):
             self._workers.append(self._hire())
 
     def _hire(self) -> _Worker:
         ours, theirs = self.mp.Pipe()
-        process = self.mp.Process(target=_work, args=(self.context, self._models, self._rows, theirs), daemon=True)  # type: ignore[attr-defined]
+        foreign = [ours, *(w.pipe for w in self._workers)] if self._forks else []
+        arguments = (self.context, self._models, self._rows, theirs, os.getpid(), foreign)
+        process = self.mp.Process(target=work, args=arguments, daemon=True)  # type: ignore[attr-defined]
         process.start()
         theirs.close()
         return _Worker(process, ours)
 
     def _hand_out(self, todo: list[Task], waiting: deque[int], tries: list[int]) -> None:
-        for worker in self._workers:
-            if worker.index < 0 and waiting:
-                index = waiting.popleft()
-                tries[index] += 1
-                worker.index, worker.since = index, time.monotonic()
-                task = todo[index]
-                slim = replace(task.released, model=_EMPTY, previous=None if task.released.previous is None else _EMPTY)
-                worker.pipe.send((index, replace(task, released=slim, common=None)))
+        for place, worker in enumerate(self._workers):
+            if worker.index >= 0 or not waiting:
+                continue
+            task = todo[waiting[0]]
+            slim = replace(task.released, model=EMPTY, previous=None if task.released.previous is None else EMPTY)
+            task = replace(task, released=slim, common=None)
+            if worker.planned == slim.round:
+                task = replace(task, policy_state={})
+            message = pack((waiting[0], task))
+            try:
+                worker.pipe.send_bytes(message)
+            except OSError:
+                _end([worker])
+                worker = self._workers[place] = self._hire()
+                worker.pipe.send_bytes(pack((waiting[0], replace(task, policy_state=todo[waiting[0]].policy_state))))
+            worker.planned = slim.round if self.context.summed else -1
+            worker.index, worker.since = waiting.popleft(), time.monotonic()
+            tries[worker.index] += 1
 
     def _collect(self, tries: list[int]) -> list[tuple[int, Any]]:
         """What came back: an outcome, an error that ends the run, or None for a client that must be tried again."""
@@ -136,10 +166,15 @@ class Pool:
         for worker in busy:
             if worker.pipe in ready:
                 try:
-                    answers.append((worker.index, worker.pipe.recv()))
-                    worker.index = -1
+                    answer = unpack(worker.pipe.recv_bytes())
                 except (EOFError, OSError):
                     answers.append(self._replace(worker, tries, "its worker process died"))
+                    continue
+                if answer is None:
+                    worker.since = time.monotonic()
+                else:
+                    answers.append((worker.index, answer))
+                    worker.index = -1
             elif worker.process.sentinel in ready:
                 answers.append(self._replace(worker, tries, "its worker process died"))
             elif self.timeout is not None and time.monotonic() - worker.since > self.timeout:
@@ -154,14 +189,14 @@ class Pool:
 
     def _replace(self, worker: _Worker, tries: list[int], why: str) -> tuple[int, Any]:
         index = worker.index
-        _end(worker)
+        _end([worker])
         self._workers[self._workers.index(worker)] = self._hire()
         if tries[index] < _TRIES:
             return index, None
         return index, Outcome(-1, None, {}, {}, error=f"{why} (tried {tries[index]} times)" if "died" in why else why)
 
     def _completed(self, outcome: Outcome, task: Task, index: int) -> Outcome:
-        """Put back what did not travel: the vector from its row, the common plan, the state of a client that was lost."""
+        """Put back what did not travel: the vector from its row, common plan and state, a lost client's states."""
         if outcome.client < 0:
             return replace(outcome, client=task.client, policy_state=task.policy_state, private=task.private)
         release = outcome.release
@@ -170,10 +205,12 @@ class Pool:
         elif isinstance(release, Contribution):
             plan = task.common if isinstance(task.common, Plan) else release.plan
             release = replace(release, sealed=self._rows[index], plan=plan)
-        return replace(outcome, release=release)
+        state = task.policy_state if self.context.summed else outcome.policy_state
+        return replace(outcome, release=release, policy_state=state)
 
-
-_EMPTY = torch.empty(0)
+    def _end_all(self) -> None:
+        workers, self._workers = self._workers, []
+        _end(workers)
 
 
 def available_cores() -> int:
@@ -181,53 +218,14 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def shared(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, moved in place to memory that workers share."""
-    moved: torch.Tensor = tensor.share_memory_()  # type: ignore[no-untyped-call]
-    return moved
-
-
-def _end(worker: _Worker) -> None:
-    worker.pipe.close()
-    worker.process.terminate()
-    worker.process.join(1.0)
-    if worker.process.is_alive():
-        worker.process.kill()
-        worker.process.join()
-
-
-def _work(context: Context, models: torch.Tensor, rows: torch.Tensor, pipe: Connection) -> None:
-    """A worker's life: wait for a task, run it, write the vector into its row, answer."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    planned: tuple[int, Plan | Raw] | None = None
-    while True:
-        try:
-            index, task = pipe.recv()
-        except (EOFError, OSError):
-            return
-        previous = None if task.released.previous is None else models[1]
-        task = replace(task, released=replace(task.released, model=models[0], previous=previous))
-        try:
-            if context.summed:
-                if planned is None or planned[0] != task.released.round:
-                    planned = task.released.round, context.policy.plan(task.released, task.policy_state)
-                task = replace(task, common=planned[1])
-            outcome = client_round(context, task)
-        except FedveilError as error:
-            pipe.send(error)
-            continue
-        pipe.send(_slim(outcome, rows[index]))
-
-
-def _slim(outcome: Outcome, row: torch.Tensor) -> Outcome:
-    """The outcome with its vector moved into shared memory."""
-    release = outcome.release
-    if isinstance(release, Upload):
-        row.copy_(release.vector)
-        release = replace(release, vector=_EMPTY)
-    elif isinstance(release, Contribution):
-        row.copy_(release.sealed)
-        release = replace(release, sealed=_EMPTY)
-    return replace(outcome, release=release)
+def _end(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.pipe.close()
+        worker.process.terminate()
+    deadline = time.monotonic() + _END
+    for worker in workers:
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+        worker.process.close()

@@ -1,0 +1,112 @@
+"""A worker process of the pool: its life, and how messages to and from it are packed."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import parent_process
+from typing import Any
+
+import torch
+
+from fedveil.errors import FedveilError
+from fedveil.federation.memory import keep_freed_memory
+from fedveil.federation.round import Context, Outcome, Task, client_round
+from fedveil.release.door import Contribution
+from fedveil.release.plan import Plan, Raw, Upload
+
+EMPTY = torch.empty(0)
+"""Stands in for a vector that lies in shared memory."""
+
+_NO_PLAN = Plan()
+_PR_SET_PDEATHSIG = 1
+
+
+def work(
+    context: Context, models: torch.Tensor, rows: torch.Tensor, pipe: Connection, parent: int, foreign: list[Connection]
+) -> None:
+    """A worker's life: wait for a task, run it, write the vector into its row, answer; end when the parent has.
+
+    Args:
+        models: the global model and the one before it [2, d]. rows: one per task of a round [n, d].
+        parent: its process id. foreign: the parent's ends of pipes, which a forked worker must not hold open.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for connection in foreign:
+        connection.close()
+    _die_with(parent)
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    planned: tuple[int, Plan | Raw] | None = None
+    try:
+        pipe.send_bytes(pack(None))
+        while _next(pipe):
+            index, task = unpack(pipe.recv_bytes())
+            previous = None if task.released.previous is None else models[1]
+            task = replace(task, released=replace(task.released, model=models[0], previous=previous))
+            try:
+                if context.summed:
+                    if planned is None or planned[0] != task.released.round:
+                        planned = task.released.round, context.policy.plan(task.released, task.policy_state)
+                    task = replace(task, common=planned[1], policy_state={})
+                answer: Outcome | Exception = _slim(client_round(context, task), rows[index], task)
+            except Exception as error:
+                answer = error if isinstance(error, FedveilError) else RuntimeError(f"in a worker: {traceback.format_exc()}")
+            pipe.send_bytes(pack(answer))
+    except (EOFError, OSError):
+        return
+
+
+def _next(pipe: Connection) -> bool:
+    """Wait for a task; False when the parent is gone."""
+    above = parent_process()
+    return pipe in wait([pipe] if above is None else [pipe, above.sentinel])
+
+
+def _die_with(parent: int) -> None:
+    """Ask the system to end this process when the parent ends, however that happens (Linux; elsewhere its next task ends it)."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _slim(outcome: Outcome, row: torch.Tensor, task: Task) -> Outcome:
+    """The outcome with its vector moved into shared memory, and without what the parent knows."""
+    release = outcome.release
+    if isinstance(release, Upload):
+        row.copy_(release.vector)
+        release = replace(release, vector=EMPTY)
+    elif isinstance(release, Contribution):
+        row.copy_(release.sealed)
+        release = replace(release, sealed=EMPTY, plan=_NO_PLAN if isinstance(task.common, Plan) else release.plan)
+    return replace(outcome, release=release)
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def pack(value: Any) -> bytes:
+    """Pickle for a pipe between our own processes; tensors go by value (torch's own way keeps a file open for each)."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=5).dump(value)
+    return buffer.getvalue()
+
+
+unpack: Callable[[bytes], Any] = pickle.loads
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return torch.from_numpy, (value.detach().cpu().numpy(),)
+        return NotImplemented

@@ -14,7 +14,8 @@ import torch
 from torch.nn import functional as F
 
 from fedveil.errors import ConfigError
-from fedveil.experiment.config import calibrated_setting, load_config
+from fedveil.experiment.config import calibrated_setting, load_config, parse
+from fedveil.experiment.run import run
 from fedveil.federation.engine import Inline
 from fedveil.federation.fit import fit, start
 from fedveil.federation.pool import Pool
@@ -304,6 +305,15 @@ def test_the_ledger_adds_up_to_the_configured_epsilon(view: str) -> None:
         if view == "aggregate":
             assert row["noise_norm"] == pytest.approx(row["beta"] * math.sqrt(650) / 6, rel=0.5)
             assert row["coordinates"] < 650
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+@pytest.mark.parametrize("level", [{"noise_multiplier": 5.0}, {"epsilon": 4.0}])
+def test_the_preset_cap_admits_every_round_to_the_last(view: str, level: dict[str, float], tmp_path: Path) -> None:
+    sections = {"privacy": {**level, "view": view, "delta": 1e-3}, "run": {"engine": "inline"}}
+    config = h.digits(FAST, f"privacy.view={view}").model_dump(mode="json") | sections
+    result = run(parse(config), tmp_path / "run")
+    assert (len(result.history), result.ended) == (4, "")
 
 
 def test_poisson_ledger_is_the_planned_one() -> None:

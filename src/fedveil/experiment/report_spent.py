@@ -59,21 +59,27 @@ def _over_rounds(releases: list[tuple[int, int, Event]], scope: Scope, delta: fl
     cheap = all(isinstance(event, Gaussian) for _, _, event in releases)
     each_client = all(client >= 0 for _, client, _ in releases)
     stops = _spaced(sorted(by_round), _POINTS[cheap])
+    costs: dict[int, float] = defaultdict(float)
     totals: dict[int, Counter[Event]] = defaultdict(Counter)
     most, median, reason = [], [], ""
+
+    def epsilon(client: int) -> float:
+        return epsilon_of(math.sqrt(costs[client]), delta) if cheap else _epsilon(totals[client], scope, delta)
+
     for t in sorted(by_round):
         for client, event in by_round[t]:
-            totals[client][_one(event)] += event.count if not isinstance(event, Unbounded) else 1
+            costs[client] += _cost(event)
+            if not cheap:
+                totals[client][_one(event)] += 1 if isinstance(event, Unbounded) else event.count
         if t not in stops:
             continue
-        costs = sorted((_cost(events), client) for client, events in totals.items())
-        most.append((t + 1, _epsilon(totals[costs[-1][1]], scope, delta)))
+        order = sorted(costs, key=costs.__getitem__)
+        most.append((t + 1, epsilon(order[-1])))
         if each_client:
-            idle = clients - len(totals)
-            middle = (clients - 1) // 2
-            median.append((t + 1, 0.0 if middle < idle else _epsilon(totals[costs[middle - idle][1]], scope, delta)))
+            idle, middle = clients - len(costs), (clients - 1) // 2
+            median.append((t + 1, 0.0 if middle < idle else epsilon(order[middle - idle])))
         if math.isinf(most[-1][1]):
-            reason = next((e.reason for e in totals[costs[-1][1]] if isinstance(e, Unbounded)), "")
+            reason = next((e.reason for e in totals[order[-1]] if isinstance(e, Unbounded)), "")
     return Spent(most, median, len(releases), reason)
 
 
@@ -98,20 +104,14 @@ def _times(events: Counter[Event]) -> Iterable[Event]:
             yield event
 
 
-def _cost(events: Counter[Event]) -> float:
-    """What orders clients by spending: the sum of mu^2, with the central-limit mu of sampled releases (Dong et al. 2019)."""
-    total = 0.0
-    for event, count in events.items():
-        if isinstance(event, Gaussian):
-            total += count * event.mu**2
-        elif isinstance(event, SampledGaussian):
-            total += count * event.rate**2 * math.expm1(min(event.noise_multiplier**-2, 700.0))
-        else:
-            return math.inf
-    return total
+def _cost(event: Event) -> float:
+    """What orders clients by spending: mu^2, for sampled releases that of the central limit (Dong et al. 2019)."""
+    if isinstance(event, Gaussian):
+        return event.count * event.mu**2
+    if isinstance(event, SampledGaussian):
+        return event.count * event.rate**2 * math.expm1(min(event.noise_multiplier**-2, 700.0))
+    return math.inf
 
 
 def _epsilon(events: Counter[Event], scope: Scope, delta: float) -> float:
-    if all(isinstance(event, Gaussian) for event in events):
-        return epsilon_of(math.sqrt(_cost(events)), delta)
     return bound(list(_times(events)), delta, adjacency=scope.adjacency)[0]

@@ -205,7 +205,8 @@ class Estimated:
         """The model that this release stands for, and the noise in it."""
         if upload.start is None:
             raise ConfigError("LaDP-FL's policy must be told the model that an upload started from: set Upload.start")
-        return {"model": upload.start + upload.vector, "start": upload.start, "noise_std": upload.noise_std}
+        seen = {"model": upload.start + upload.vector, "noise_std": upload.noise_std}
+        return {**seen, "start": upload.start} if sum_noise(self.setting) else seen
 
 
 def layer_kl(local: Tensor, other: Tensor, layout: Layout) -> Tensor:

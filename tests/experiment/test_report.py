@@ -32,7 +32,7 @@ from fedveil.experiment.report_spent import spent
 from fedveil.privacy.accountant import bound
 from fedveil.privacy.gaussian import epsilon_of
 from fedveil.privacy.ledger import Entry, Ledger
-from fedveil.privacy.types import Adjacency, Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.privacy.types import Adjacency, Audit, Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
 
 SERVER = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER)
 AGGREGATE = replace(SERVER, view=View.AGGREGATE)
@@ -194,6 +194,18 @@ def test_page_is_small_closed_and_cannot_be_broken_by_what_a_run_says(made: Made
     assert not re.search(r"\{\{[a-z.]+\}\}", page)
     assert set(re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"'`)]*", page)) <= {"http://www.w3.org/2000/svg"}
     assert "default-src 'none'" in page
+
+
+def test_audits_of_the_statement_are_lower_bounds_and_refute(made: Made) -> None:
+    run = read_run(made["one"])
+    assert run.statement is not None
+    audit = Audit(9.5, 1e-3, AGGREGATE, "single upload", 0.95, 1000)
+    (group,) = page_values([replace(run, statement=run.statement.with_audits([audit]))])["groups"]
+    said = group["statement"]
+    assert said["audited"]["value"] == "≥ 9.5"
+    assert "client level, zero-out, aggregate view" in said["audited"]["scope"]
+    assert [v["marks"] for v in said["views"]] == [{}, {"proven": "REFUTED"}, {}]
+    assert "REFUTED" in said["contradictions"][0]
 
 
 # --- terminal ------------------------------------------------------------------------------------------------------------

@@ -45,7 +45,8 @@ def privacy_values(s: Statement | None) -> dict[str, Any]:
             and {"value": _epsilon(claim.epsilon), "scope": f"delta = {claim.delta:g}, {claim.scope}", "source": claim.source},
             "audited": audit
             and {
-                "value": _epsilon(audit.epsilon),
+                "value": f"{'≥' if audit.rigorous else '≈'} {'∞' if math.isinf(audit.epsilon) else number(audit.epsilon)}",
+                "order": audit.epsilon,
                 "scope": f"delta = {audit.delta:g}, {audit.scope}",
                 "how": f"{'at least, ' if audit.rigorous else 'estimated, '}{audit.test}, {audit.confidence:.0%} confidence",
             },

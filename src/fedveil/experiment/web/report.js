@@ -144,8 +144,8 @@
     ["Run", (g) => g.name, (g, i) => [el(`span.swatch.veil-c${i % 8}`), g.name]],
     ["Proven ε", (g) => g.proven_value ?? Infinity, (g) => [el("b", {}, g.statement?.proven.value ?? "–"), el("small", {}, g.scope)]],
     ["Test accuracy", (g) => -(g.accuracy?.mean ?? -1), (g) => [el("b", {}, accuracyText(g)), el("small", {}, spreadText(g))]],
-    ["Claimed ε", (g) => Number(g.statement?.claimed?.value ?? Infinity), (g) => [g.statement?.claimed?.value ?? "–", el("small", {}, g.statement?.claimed?.scope)]],
-    ["Audited ε", (g) => Number(g.statement?.audited?.value ?? Infinity), (g) => [g.statement?.audited?.value ?? "–", el("small", {}, g.statement?.audited?.scope)]],
+    ["Claimed ε", (g) => Number(g.statement?.claimed?.value) || Infinity, (g) => [g.statement?.claimed?.value ?? "–", el("small", {}, g.statement?.claimed?.scope)]],
+    ["Audited ε", (g) => (typeof g.statement?.audited?.order === "number" ? g.statement.audited.order : Infinity), (g) => [g.statement?.audited?.value ?? "–", el("small", {}, g.statement?.audited?.scope)]],
     ["Rounds", (g) => Math.max(...g.rounds), (g) => [String(Math.max(...g.rounds))]],
     ["Time", (g) => g.seconds, (g) => [`${format(g.seconds)} s`]],
   ];
@@ -349,7 +349,7 @@
   }
 
   document.title = several ? `fedveil report: ${groups.length} configurations` : `fedveil report: ${groups[0].name} on ${groups[0].data}`;
-  document.getElementById("title").textContent = several ? "Runs compared" : `${groups[0].name} on ${groups[0].data}`;
+  document.getElementById("title").textContent = several ? "Runs compared" : `${groups[0].name}${groups[0].statement ? ` (${groups[0].statement.variant})` : ""} on ${groups[0].data}`;
   document.getElementById("lead").textContent = several ? `${plural(data.runs, "run")} of ${plural(groups.length, "configuration")} on ${[...new Set(groups.map((g) => g.data))].join(", ")}.` : "A federated training run: what it learned, what its privacy is worth, and how to repeat it.";
   result();
   training();

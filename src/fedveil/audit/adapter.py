@@ -1,0 +1,255 @@
+"""A method as an audit sees it: its real policy and the real door, on the worst pair of neighbouring updates.
+
+The layout is shrunk to a moderate dimension (the cost of a plan does not depend on it), and a few rounds of synthetic releases
+come first, so that adaptive clips and masks are at work. Nothing is charged to a ledger file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fedveil.audit.mechanism import Floats, Subject, Upload
+from fedveil.errors import ConfigError
+from fedveil.federation.round import seen
+from fedveil.params import Layout
+from fedveil.privacy.ledger import Entry
+from fedveil.privacy.types import Adjacency, Scope, Unit, View
+from fedveil.release.cost import active_layers, per_layer, plan_mu
+from fedveil.release.door import Door, clipped
+from fedveil.release.noise import Randomness
+from fedveil.release.plan import Plan, Policy, Raw, Released
+from fedveil.release.plan import Upload as Release
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.local import State
+    from fedveil.methods.base import Method, Setting
+
+WARM = 2
+"""Rounds of synthetic releases before a single upload is audited."""
+
+
+@dataclass(frozen=True)
+class Unlimited:
+    """A charger without a budget and without a file."""
+
+    def charge(self, entry: Entry) -> int:
+        """Accept the release."""
+        return 0
+
+
+def shrunk(layout: Layout, most: int) -> Layout:
+    """The same layers by name, each with its share of at most about `most` coordinates (and at least two)."""
+    scale = min(1.0, most / layout.dimension)
+    return Layout(layout.names, tuple((max(min(n, 2), round(n * scale)),) for n in layout.sizes))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One method in one setting of moderate dimension, ready to release.
+
+    model: public global model [d]. client: whose upload the server sees, or that carries the canary in a sum.
+    """
+
+    method: Method
+    setting: Setting
+    policy: Policy
+    model: Tensor
+
+    @classmethod
+    def of(cls, method: Method, setting: Setting, *, dimension: int = 400) -> Case:
+        """The case of a calibrated setting; its layout is shrunk to about `dimension`."""
+        small = replace(setting, layout=shrunk(setting.layout, dimension))
+        model = 0.1 * torch.randn(small.layout.dimension, generator=torch.Generator().manual_seed(0))
+        return cls(method, small, method.policy(small), model)
+
+    @property
+    def summed(self) -> bool:
+        """Whether uploads are added before anyone sees them."""
+        return self.setting.scope.view is not View.SERVER
+
+    @property
+    def scope(self) -> Scope:
+        """The scope of an audit: the run's, where the final view is audited by what the sums show only as aggregate."""
+        return replace(self.setting.scope, view=View.AGGREGATE if self.summed else View.SERVER)
+
+    def door(self, rng: np.random.Generator) -> Door:
+        """The door, with fresh noise from `rng` for each release."""
+        randomness = Randomness(int(rng.integers(2**62)), seeded_noise=True)
+        return Door(self.setting.layout, self.setting.scope, "audit", Unlimited(), randomness)
+
+    def released(self, round: int) -> Released:
+        """What is public in that round; the global model wanders a little, so that policies which watch it have something to see."""
+        drift = [0.01 * torch.randn(len(self.model), generator=torch.Generator().manual_seed(t)) for t in range(round + 1)]
+        now = self.model + sum(drift[1:], torch.zeros_like(self.model))
+        return Released(round, now, None if round == 0 else now - drift[round], 0.5)
+
+    def release(self, update: Tensor, plan: Plan | Raw, round: int, rng: np.random.Generator) -> Release:
+        """One upload, or the noisy sum of the canary's update and zero updates, through the door."""
+        door = self.door(rng)
+        if not self.summed:
+            return door.upload(update, plan, 0, round)
+        others = self.setting.sharers - 1 if isinstance(plan, Plan) and plan.place == "upload" else 0
+        zero = torch.zeros_like(update)
+        parts = [door.seal(u, plan, i, round) for i, u in enumerate([update, *[zero] * others])]
+        return door.release_sum(parts, plan, round, 1.0)
+
+
+# --- the worst pair ----------------------------------------------------------------------------------------------------
+
+
+def worst_shift(plan: Plan, layout: Layout) -> Tensor:
+    """An update [d] at the clip that is hardest to hide: of the largest norm in units of the noise that the clips allow.
+
+    Without layer clips all of it lies in the layer with the least noise; with both kinds of clip the layers are filled in the
+    order of their noise (fractional knapsack). Without any clip its norm is 1.
+    """
+    active = active_layers(plan, layout)
+    stds, left = per_layer(plan.noise_std, layout), plan.clip**2
+    bounds = [math.inf] * len(layout) if plan.layer_clip is None else plan.layer_clip.tolist()
+    out = torch.zeros(layout.dimension)
+    parts = layout.split(out)
+    where = parts if plan.support is None else layout.split(plan.support)
+    for i in sorted(active, key=lambda i: stds[i]):
+        norm2 = min(bounds[i] ** 2, left)
+        if norm2 <= 0:
+            break
+        free = where[i].bool() if plan.support is not None else torch.ones_like(parts[i], dtype=torch.bool)
+        norm2 = norm2 if math.isfinite(norm2) else 1.0
+        parts[i][free] = math.sqrt(norm2 / int(free.sum()))
+        left -= norm2
+        if not math.isfinite(plan.clip) and plan.layer_clip is None:
+            break
+    return out
+
+
+def worst_pair(plan: Plan, case: Case) -> tuple[Tensor, Tensor]:
+    """Two neighbouring updates: opposite ones, or nothing against one (client level, zero-out)."""
+    shift = worst_shift(plan, case.setting.layout)
+    scope = case.setting.scope
+    one_sided = scope.unit is Unit.CLIENT and scope.adjacency is Adjacency.ZERO_OUT
+    return (torch.zeros_like(shift) if one_sided else -shift), shift
+
+
+def proven_kind(case: Case) -> bool:
+    """Whether the method's plans are made before the data are touched, so that neighbours are two updates at the door."""
+    plan = case.policy.plan(case.released(0), case.policy.start())
+    if isinstance(plan, Plan) and plan.dp_sgd is not None:
+        raise ConfigError(
+            "DP-SGD inside clients has no upload with noise of its own to audit: use fedveil.audit.one_run with canary examples"
+        )
+    return isinstance(plan, Plan)
+
+
+# --- one release -------------------------------------------------------------------------------------------------------
+
+
+def warmed(case: Case, rng: np.random.Generator, rounds: int = WARM) -> State:
+    """The policy's state after some rounds of synthetic updates, equal in both worlds."""
+    state = case.policy.start()
+    for t in range(min(rounds, case.setting.rounds - 1)):
+        released = case.released(t)
+        plan = case.policy.plan(released, state)
+        update = torch.from_numpy(rng.standard_normal(len(case.model))).float() * 0.05 * (t + 1)
+        state = case.policy.observe(state, seen(case.release(update, plan, t, rng), released))
+    return state
+
+
+def release_subject(case: Case, rng: np.random.Generator) -> Subject:
+    """One release of a method whose plans do not read the data, on the worst pair, after `WARM` synthetic rounds."""
+    t = min(WARM, case.setting.rounds - 1)
+    plan = case.policy.plan(case.released(t), warmed(case, rng))
+    assert isinstance(plan, Plan)
+    pair = worst_pair(plan, case)
+    layout = case.setting.layout
+    means = [clipped(u, plan, layout).double().numpy() for u in pair]
+    std = noise_of(case, plan)
+    sent = None if plan.support is None or case.summed else plan.support.numpy()
+
+    def mechanism(world: int, rng: np.random.Generator, /) -> Upload:
+        return Upload(case.release(pair[world], plan, t, rng).vector.numpy(), sent)
+
+    mu = plan_mu(plan, layout, 1)
+    gaussian = not isinstance(mu, str) and plan.clamp is None
+    return Subject(case.method.name, mechanism, case.scope, (means[0], means[1]), (std, std), gaussian=gaussian)
+
+
+def noise_of(case: Case, plan: Plan) -> Floats:
+    """Noise std [d] of what the adversary sees under this plan; 0 where nothing is sent."""
+    stds = torch.tensor(per_layer(plan.noise_std, case.setting.layout), dtype=torch.float64)
+    std = case.setting.layout.expand(stds)
+    if plan.support is not None:
+        std = std * plan.support
+    if case.summed and plan.place == "upload":
+        std = std * math.sqrt(case.setting.sharers)
+    return np.asarray(std.numpy(), dtype=np.float64)
+
+
+# --- a whole run -------------------------------------------------------------------------------------------------------
+
+
+def run_score(case: Case, rounds: int) -> Callable[[int, np.random.Generator], float]:
+    """(world, rng) -> log-likelihood ratio of `rounds` rounds in which the canary takes part, adapted to each round's plan.
+
+    Policies see the releases of their own run. Where Poisson sampling is secret, the canary joins by chance in both worlds, and
+    the score is that of the mixture.
+    """
+    s = case.setting
+    rate = s.rate if case.summed and s.sampling == "poisson" and s.max_participations is None else 1.0
+
+    def run(world: int, rng: np.random.Generator, /) -> float:
+        state, total = case.policy.start(), 0.0
+        for t in range(rounds):
+            released = case.released(t)
+            plan = case.policy.plan(released, state)
+            assert isinstance(plan, Plan)
+            a, b = (clipped(u, plan, s.layout) for u in worst_pair(plan, case))
+            joins = rate == 1.0 or rng.random() < rate
+            update = (b if world else a) if joins else torch.zeros_like(a)
+            release = case.release(update, plan, t, rng)
+            state = case.policy.observe(state, seen(release, released))
+            std = noise_of(case, plan)
+            total += _ratio(release.vector.double().numpy(), a.numpy(), b.numpy(), std, rate)
+        return total
+
+    return run
+
+
+def _ratio(seen: Floats, a: Floats, b: Floats, std: Floats, rate: float) -> float:
+    """log density with the canary's update b less that with a, each present with probability `rate`."""
+    noisy = std > 0
+    x, a, b, s2 = seen[noisy], a[noisy].astype(np.float64), b[noisy].astype(np.float64), std[noisy] ** 2
+    to_a, to_b = (float((2 * x - m) @ (m / s2)) / 2 for m in (a, b))
+    if rate == 1.0:
+        return to_b - to_a
+    absent = math.log1p(-rate)
+    present = math.log(rate)
+    return float(np.logaddexp(absent, present + to_b) - np.logaddexp(absent, present + to_a))
+
+
+def gaussian_run(case: Case, rounds: int, rng: np.random.Generator, *, tries: int = 3) -> bool:
+    """Whether every run costs the same sum of mu^2, unsampled and unclamped, so that its trade-off curve is Gaussian."""
+    s = case.setting
+    if case.summed and s.sampling == "poisson":
+        return False
+    totals = []
+    for _ in range(tries):
+        state, total = case.policy.start(), 0.0
+        for t in range(rounds):
+            released = case.released(t)
+            plan = case.policy.plan(released, state)
+            mu = plan_mu(plan, s.layout, 1) if isinstance(plan, Plan) else ""
+            if isinstance(mu, str) or not isinstance(plan, Plan) or plan.clamp is not None:
+                return False
+            total += mu**2
+            update = torch.from_numpy(rng.standard_normal(len(case.model))).float()
+            state = case.policy.observe(state, seen(case.release(update, plan, t, rng), released))
+        totals.append(total)
+    return max(totals) <= min(totals) * (1 + 1e-3)

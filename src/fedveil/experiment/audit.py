@@ -1,0 +1,136 @@
+"""Audit a configuration: attack its real policy, objective and door on worst-case neighbours, and bound epsilon from below."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedveil.audit.adapter import Case, gaussian_run, proven_kind, release_subject, run_score
+from fedveil.audit.single_upload import single_upload
+from fedveil.audit.training import pairs, training_subject
+from fedveil.audit.two_world import many_runs
+from fedveil.errors import ConfigError
+from fedveil.privacy.types import Audit, Unbounded, View
+
+if TYPE_CHECKING:
+    from fedveil.experiment.config import Config
+    from fedveil.methods.base import Method, Setting
+    from fedveil.privacy.statement import Statement
+
+ROUNDS = 10
+"""Rounds of a run that are audited at most: a bound for part of a run is one for the whole."""
+PRIVATE_ROUNDS = 3
+"""The same for methods with noise inside training, whose every release needs local training."""
+
+Step = Callable[[str], None]
+
+
+def audit(config: Config, *, n: int = 1000, confidence: float = 0.95, on_step: Step | None = None) -> list[Audit]:
+    """Audit a configuration in the view that it promises; see `audit_setting`."""
+    from fedveil.experiment.config import calibrated_setting
+
+    method, setting = calibrated_setting(config)
+    return audit_setting(method, setting, n=n, confidence=confidence, seed=config.run.seed, on_step=on_step)
+
+
+def audit_setting(
+    method: Method, setting: Setting, *, n: int = 1000, confidence: float = 0.95, seed: int = 0, on_step: Step | None = None
+) -> list[Audit]:
+    """Statistical lower bounds on epsilon for a calibrated setting, one per attack.
+
+    Args:
+        n: tested releases or runs per world. confidence: of each bound, in [0.5, 1). seed: of inputs and noise.
+        on_step: told what is about to be attacked.
+
+    Raises:
+        ConfigError: n or confidence out of range, or DP-SGD inside clients, which this audit does not cover.
+    """
+    if n < 10 or not 0.5 <= confidence < 1:
+        raise ConfigError(f"an audit needs n >= 10 and a confidence in [0.5, 1), got n = {n}, confidence = {confidence}")
+    case, rng, alpha = Case.of(method, setting), np.random.default_rng(seed), 1 - confidence
+    tell = on_step or (lambda what: None)
+    if proven_kind(case):
+        return _at_the_door(case, rng, n, alpha, tell)
+    return _in_training(case, rng, n, alpha, tell)
+
+
+def _at_the_door(case: Case, rng: np.random.Generator, n: int, alpha: float, tell: Step) -> list[Audit]:
+    delta, d = case.setting.delta, case.setting.layout.dimension
+    tell("one release")
+    one = single_upload(release_subject(case, rng), rng, n=n, pilot=max(n // 2, 50), delta=delta, alpha=alpha).headline
+    found = [replace(one, note=f"worst pair at the real door, d = {d}; {one.note}")]
+    planned = case.method.releases(case.setting, case.setting.scope.view)
+    if math.isinf(one.epsilon) or any(isinstance(event, Unbounded) for event in planned):
+        return found
+    rounds = min(case.setting.participations, ROUNDS)
+    tell(f"{rounds} rounds")
+    return [*found, _whole_run(case, rounds, rng, n, alpha)]
+
+
+def _whole_run(case: Case, rounds: int, rng: np.random.Generator, n: int, alpha: float) -> Audit:
+    gaussian = gaussian_run(case, rounds, rng)
+    note = f"canary in {rounds} of {case.setting.rounds} rounds"
+    return many_runs(
+        run_score(case, rounds),
+        case.scope,
+        rng,
+        n=n,
+        pilot=max(n // 4, 50),
+        delta=case.setting.delta,
+        alpha=alpha,
+        gaussian=gaussian,
+        note=note,
+    )
+
+
+def _in_training(case: Case, rng: np.random.Generator, n: int, alpha: float, tell: Step) -> list[Audit]:
+    """Each pair of neighbours is one attack; each is told at its share of alpha, so that their largest is a bound too."""
+    rounds = min(case.setting.participations, PRIVATE_ROUNDS)
+    claim = case.method.claim(case.setting)
+    views = [0] + ([case.setting.cohort - 1] if claim is not None and claim.scope.view is not View.SERVER else [])
+    found, attacks = [], [(neighbours, peers) for neighbours in pairs(case) for peers in views]
+    for neighbours, peers in attacks:
+        tell(f"{rounds} rounds, {neighbours.name}{', summed' if peers else ''}")
+        subject = training_subject(case, neighbours, rng, rounds=rounds, peers=peers)
+        share = alpha / len(attacks)
+        one = single_upload(subject, rng, n=n, pilot=max(n // 2, 50), delta=case.setting.delta, alpha=share).headline
+        found.append(replace(one, note=f"{neighbours.name} through local training, {rounds} rounds; {one.note}"))
+    return found
+
+
+def audit_config(config: Config, *, n: int = 1000, confidence: float = 0.95, on_step: Step | None = None) -> Statement:
+    """The statement of a configuration with its audits in it; nothing is trained on its data."""
+    from fedveil.experiment.certify import certify_config
+
+    return certify_config(config).with_audits(audit(config, n=n, confidence=confidence, on_step=on_step))
+
+
+def audit_run(run: Path, *, n: int = 1000, confidence: float = 0.95, on_step: Step | None = None) -> Statement:
+    """Audit the mechanism of a run and write the result into its statement (`statement.json`, `statement.md`).
+
+    Earlier audits stay.
+
+    Raises:
+        ConfigError: not a run directory.
+    """
+    import json
+
+    from fedveil.experiment import rundir
+    from fedveil.experiment.config import load_config
+    from fedveil.privacy.statement import Statement
+
+    file = run / "statement.json"
+    try:
+        before = Statement.from_dict(json.loads(file.read_text()))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{run} is not a run directory with a readable statement.json: {error}") from None
+    config = load_config(run / "config.toml")
+    statement = before.with_audits(audit(config, n=n, confidence=confidence, on_step=on_step))
+    rundir.write_json(file, statement.to_dict())
+    rundir.write_text(run / "statement.md", statement.to_markdown())
+    return statement

@@ -68,12 +68,13 @@ def certify(
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
 ) -> None:
-    """The privacy statement of a configuration, without training."""
-    from fedveil.experiment.certify import certify_config
+    """The privacy statement of a configuration, without training; or that of a run directory, with its audits."""
+    from fedveil.experiment.certify import certify_config, saved
     from fedveil.experiment.config import load_config
     from fedveil.experiment.preset import chosen
 
-    statement = certify_config(load_config(chosen(config, preset), _with_seed(overrides, seed)))
+    source = chosen(config, preset)
+    statement = saved(source) if source.is_dir() else certify_config(load_config(source, _with_seed(overrides, seed)))
     if as_json:
         _print_json(statement.to_dict())
     elif markdown:

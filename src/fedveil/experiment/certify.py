@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from fedveil.errors import ConfigError
@@ -42,6 +44,20 @@ def certify_config(config: Config) -> Statement:
         allow_vacuous_delta=config.privacy.allow_vacuous_delta,
         batch_norm=config.model.get("norm") == "batch",
     )
+
+
+def saved(run: Path) -> Statement:
+    """The statement that lies in a run directory, with the audits made of it since.
+
+    Raises:
+        ConfigError: no readable statement there.
+    """
+    try:
+        return Statement.from_dict(json.loads((run / "statement.json").read_text()))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ConfigError(
+            f"{run} holds no readable statement.json ({error}): give a run directory or a configuration file"
+        ) from None
 
 
 def certify(

@@ -1,0 +1,218 @@
+"""Checkpoints: a run's progress on disk after each round, whole or not at all, without pickle.
+
+    head.json            the run, the round, what to read: replaced last, by renaming
+    journal.jsonl        one line a round: the history's row and who took part; only the length that the head names counts
+    global-R.safetensors models, buffers, server optimiser and common policy state after round R
+    states-R.safetensors states of the clients whose states changed in round R, kept while one of them is still current
+
+What a round did not change is not written again, so a round costs the same with any number of clients.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import safe_open
+from safetensors.torch import save
+
+from fedveil.errors import ConfigError, FedveilError
+from fedveil.federation.fit import Progress
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_sync = os.fsync
+_HEAD, _JOURNAL = "head.json", "journal.jsonl"
+
+
+class Checkpoints:
+    """The checkpoints of one run in a folder of their own.
+
+    Args:
+        folder: made if absent. identity: what must be the same for the run to go on, plain JSON values.
+    """
+
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+        self.folder, self.identity = folder, identity
+        self._round, self._length = 0, 0
+        self._current: dict[int, int] = {}
+        self._seen: dict[int, int] = {}
+
+    def save(self, progress: Progress) -> None:
+        """Write what the last round changed; when this returns, the run can go on from here, whatever happens.
+
+        Raises:
+            FedveilError: the disk is full or may not be written; what was saved before is untouched.
+        """
+        try:
+            self._save(progress)
+        except OSError as problem:
+            raise FedveilError(
+                f"cannot save round {progress.round} in {self.folder}: {problem.strerror or problem}; the {self._round} rounds "
+                f"before are safe: make room or give permission, then resume the run"
+            ) from problem
+
+    def load(self) -> Progress | None:
+        """The saved progress, or None when no round was finished.
+
+        Raises:
+            ConfigError: saved by a run of another identity. FedveilError: a damaged checkpoint.
+        """
+        path = self.folder / _HEAD
+        if not path.exists():
+            return None
+        try:
+            head = json.loads(path.read_text())
+            if head["identity"] != self.identity:
+                raise ConfigError(
+                    f"{self.folder} belongs to another run or to other data: {head['identity']}, not {self.identity}"
+                )
+            return self._load(head)
+        except (OSError, KeyError, ValueError) as problem:
+            if isinstance(problem, ConfigError):
+                raise
+            raise FedveilError(f"the checkpoint in {self.folder} is damaged ({problem!r}): start the run anew") from problem
+
+    # --- writing ---
+
+    def _save(self, progress: Progress) -> None:
+        self.folder.mkdir(exist_ok=True)
+        took_part = [c for c, k in progress.seen.items() if self._seen.get(c) != k]
+        changed = [c for c in took_part if c in progress.policies or c in progress.privates]
+        r = progress.round
+        current = self._current | dict.fromkeys(changed, r)
+        changed = [*changed, *self._crowded(current)]
+        current.update(dict.fromkeys(changed, r))
+        if changed:
+            self._write_tree(
+                f"states-{r}",
+                {str(c): {"policy": progress.policies.get(c), "private": progress.privates.get(c)} for c in changed},
+            )
+        parts = ("model", "previous", "buffers", "common", "server")
+        self._write_tree(f"global-{r}", {part: getattr(progress, part) for part in parts})
+        rows = [] if not r else [{"record": progress.history[-1], "seen": took_part, "states": changed}]
+        lines = "".join(json.dumps(encode(row, {}, "")) + "\n" for row in rows).encode()
+        length = self._append(lines)
+        head = {"identity": self.identity, "round": r, "journal": length}
+        _write(self.folder / _HEAD, json.dumps(head).encode())
+        self._round, self._length, self._current = r, length, current
+        self._seen.update({c: progress.seen[c] for c in took_part})
+        self._sweep()
+
+    def _crowded(self, current: dict[int, int]) -> list[int]:
+        """Clients of the oldest file, once there are many files, so that outdated states do not pile up."""
+        files = Counter(current.values())
+        if len(files) <= 64:
+            return []
+        oldest = min(files)
+        return [c for c, r in current.items() if r == oldest]
+
+    def _append(self, lines: bytes) -> int:
+        path = self.folder / _JOURNAL
+        with path.open("r+b" if path.exists() else "w+b") as file:
+            file.truncate(self._length)
+            file.seek(self._length)
+            file.write(lines)
+            file.flush()
+            _sync(file.fileno())
+            return file.tell()
+
+    def _write_tree(self, name: str, tree: dict[str, Any]) -> None:
+        tensors: dict[str, Tensor] = {}
+        text = json.dumps(encode(tree, tensors, ""))
+        own = {key: value.detach().clone().contiguous() for key, value in tensors.items()}
+        _write(self.folder / f"{name}.safetensors", save(own, {"tree": text}))
+
+    def _sweep(self) -> None:
+        keep = {
+            _HEAD,
+            _JOURNAL,
+            f"global-{self._round}.safetensors",
+            *(f"states-{r}.safetensors" for r in self._current.values()),
+        }
+        for path in self.folder.iterdir():
+            if path.name not in keep:
+                path.unlink(missing_ok=True)
+
+    # --- reading ---
+
+    def _load(self, head: dict[str, Any]) -> Progress:
+        journal = (self.folder / _JOURNAL).read_bytes()[: head["journal"]]
+        if len(journal) != head["journal"]:
+            raise ValueError("the journal is shorter than the head says")
+        rows = [decode(json.loads(line), {}) for line in journal.splitlines()]
+        whole = self._read_tree(f"global-{head['round']}")
+        progress = Progress(head["round"], **whole, history=[row["record"] for row in rows])
+        current: dict[int, int] = {}
+        for number, row in enumerate(rows, start=1):
+            for c in row["seen"]:
+                progress.seen[c] = progress.seen.get(c, 0) + 1
+            current.update(dict.fromkeys(row["states"], number))
+        for r in sorted(set(current.values())):
+            for name, states in self._read_tree(f"states-{r}").items():
+                c = int(name)
+                if current.get(c) == r:
+                    for kept, state in ((progress.policies, states["policy"]), (progress.privates, states["private"])):
+                        if state is not None:
+                            kept[c] = state
+        self._round, self._length, self._current, self._seen = head["round"], head["journal"], current, dict(progress.seen)
+        return progress
+
+    def _read_tree(self, name: str) -> dict[str, Any]:
+        with safe_open(self.folder / f"{name}.safetensors", "pt") as file:
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+            tree: dict[str, Any] = decode(json.loads(file.metadata()["tree"]), tensors)
+        return tree
+
+
+def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
+    """`value` as JSON, with its tensors moved to `tensors` under their path; raises FedveilError for what is not plain."""
+    import numpy as np
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        tensors[path] = value
+        return {"tensor": path}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [encode(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]}
+    if isinstance(value, dict):
+        return {"dict": [[k, encode(v, tensors, f"{path}/{k}")] for k, v in value.items()]}
+    raise FedveilError(
+        f"the state at {path or 'the top'} is a {type(value).__name__}, which cannot be saved: use tensors and numbers"
+    )
+
+
+def decode(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """What `encode` was given."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {k: decode(v, tensors) for k, v in content}
+    items = [decode(v, tensors) for v in content]
+    return items if kind == "list" else tuple(items)
+
+
+def _write(path: Path, content: bytes) -> None:
+    draft = path.with_name(path.name + ".part")
+    with draft.open("wb") as file:
+        file.write(content)
+        file.flush()
+        _sync(file.fileno())
+    draft.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        _sync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,120 @@
+"""Checkpoints: continuing gives the same bits for every method; a full disk loses nothing; foreign ones are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from federation_runs import bits, config, every_method, job
+from test_federation_pool import assert_same
+
+from fedveil.errors import ConfigError, FedveilError
+from fedveil.experiment.config import Config
+from fedveil.federation import checkpoint
+from fedveil.federation.checkpoint import Checkpoints
+from fedveil.federation.engine import Inline
+from fedveil.federation.fit import Progress, fit, start
+
+RUNS = dict(every_method())
+ME = {"run": "r"}
+
+
+class Crash(BaseException):
+    pass
+
+
+def until(given: Config, folder: Path, rounds: int, saved: Checkpoints, after: bool = True) -> Progress:
+    """Go on from what was saved; crash when `rounds` are done, after or before they are saved."""
+    run = job(given, folder)
+    progress = saved.load() or start(run)
+
+    def stop(progress: Progress) -> None:
+        if progress.round == rounds and not after:
+            raise Crash
+        saved.save(progress)
+        if progress.round == rounds:
+            raise Crash
+
+    with contextlib.suppress(Crash):
+        fit(run, Inline(run.context), progress, stop)
+    return progress
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_going_on_gives_the_same_bits(name: str, tmp_path: Path) -> None:
+    given = RUNS[name]
+    adam = given.training.server_optimizer.model_copy(update={"name": "adam", "lr": 0.01})
+    given = given.model_copy(update={"training": given.training.model_copy(update={"server_optimizer": adam})})
+    calm = job(given, tmp_path / "calm")
+    reference = start(calm)
+    fit(calm, Inline(calm.context), reference)
+    folder = tmp_path / "saved"
+    until(given, tmp_path / "a", 1, Checkpoints(folder, ME))
+    until(given, tmp_path / "b", 2, Checkpoints(folder, ME), after=False)
+    until(given, tmp_path / "c", 2, Checkpoints(folder, ME))
+    last = until(given, tmp_path / "d", 99, Checkpoints(folder, ME))
+    assert_same(last, reference)
+    loaded = Checkpoints(folder, ME).load()
+    assert loaded is not None
+    assert_same(loaded, reference)
+    assert not list(folder.glob("*.part"))
+
+
+def test_a_disk_that_fills_up_at_any_write_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = config({"name": "aldp-fl", "variant": "published"}, "server")
+    calm = job(given, tmp_path / "calm")
+    reference = start(calm)
+    fit(calm, Inline(calm.context), reference)
+    real = os.fsync
+    for at in (1, 2, 3, 4, 5, 7, 9, 11, 14):
+        left = iter([real] * (at - 1))
+
+        def full(descriptor: int, left: Iterator[Callable[[int], None]] = left) -> None:
+            sync = next(left, None)
+            if sync is None:
+                raise OSError(28, "No space left on device")
+            sync(descriptor)
+
+        folder = tmp_path / f"saved{at}"
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "_sync", full)
+            run = job(given, tmp_path / f"a{at}")
+            with pytest.raises(FedveilError, match=r"No space left on device; the \d rounds before are safe"):
+                fit(run, Inline(run.context), start(run), Checkpoints(folder, ME).save)
+        assert_same(until(given, tmp_path / f"b{at}", 99, Checkpoints(folder, ME)), reference)
+
+
+def test_states_are_rewritten_only_when_they_change(tmp_path: Path) -> None:
+    given = config(
+        {"name": "aldp-fl", "variant": "published"},
+        "server",
+        data={"partition": {"kind": "iid", "clients": 30}},
+        training={"clients_per_round": 2, "rounds": 4},
+    )
+    saved = Checkpoints(tmp_path / "saved", ME)
+    progress = until(given, tmp_path / "a", 99, saved)
+    sizes = [path.stat().st_size for path in (tmp_path / "saved").glob("states-*")]
+    one = bits(progress.privates[next(iter(progress.privates))]["window"])
+    assert len(progress.privates) > 2
+    assert max(sizes) < 2 * len(one) + 3000
+
+
+def test_a_foreign_or_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    until(RUNS["fedavg-aggregate"], tmp_path / "a", 1, Checkpoints(folder, ME))
+    with pytest.raises(ConfigError, match="another run"):
+        Checkpoints(folder, {"run": "other"}).load()
+    (folder / "journal.jsonl").write_bytes(b"")
+    with pytest.raises(FedveilError, match="damaged"):
+        Checkpoints(folder, ME).load()
+    assert Checkpoints(tmp_path / "none", ME).load() is None
+
+
+def test_a_read_only_place_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    run = job(RUNS["fedavg-aggregate"], tmp_path / "a")
+    with pytest.raises(FedveilError, match="cannot save round 0"):
+        Checkpoints(tmp_path / "file" / "saved", ME).save(start(run))

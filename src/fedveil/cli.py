@@ -43,12 +43,21 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Run directory; must be new or empty.")] = None,
     seed: Annotated[int | None, typer.Option(help="Short for --set run.seed=N.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the interrupted run in this directory.")] = None,
 ) -> None:
     """Train as configured and leave a run directory."""
     from fedveil.experiment.config import load_config
     from fedveil.experiment.preset import chosen
 
-    _train(load_config(chosen(config, preset), _with_seed(overrides, seed)), out, quiet)
+    if resume is not None and out is not None:
+        raise typer.BadParameter("--resume names the run directory itself; leave --out away")
+    if resume is not None and config is None and preset is None:
+        from fedveil.experiment.resume import resumable
+
+        resumable(resume)
+        config = resume / "config.toml"
+    given = load_config(chosen(config, preset), _with_seed(overrides, seed))
+    _train(given, resume or out, quiet, resume is not None)
 
 
 @app.command()
@@ -79,6 +88,28 @@ def certify(
         _print_json(statement.to_dict())
     elif markdown:
         typer.echo(statement.to_markdown())
+    else:
+        from rich.console import Console
+
+        from fedveil.experiment.certify_view import render
+
+        render(statement, Console())
+
+
+@app.command()
+def audit(
+    target: Annotated[Path, typer.Argument(help="Configuration in TOML, or run directory.")],
+    overrides: Overrides = None,
+    n: Annotated[int, typer.Option("--n", help="Tested releases or runs in each of the two worlds.")] = 1000,
+    confidence: Annotated[float, typer.Option(help="Confidence of each bound.")] = 0.95,
+    as_json: AsJson = False,
+) -> None:
+    """Attack the mechanism of a configuration or run: lower bounds on epsilon, beside the claim and the proof."""
+    from fedveil.experiment.audit_live import audit_live
+
+    statement = audit_live(target, overrides or [], n, confidence, quiet=as_json)
+    if as_json:
+        _print_json(statement.to_dict())
     else:
         from rich.console import Console
 
@@ -186,10 +217,10 @@ def plot(
     typer.echo(f"plot: {plot_run(run, what.split(',') if what else None, out)}")
 
 
-def _train(config: Any, out: Path | None, quiet: bool) -> None:
+def _train(config: Any, out: Path | None, quiet: bool, resume: bool = False) -> None:
     from fedveil.experiment.live import run_live
 
-    result = run_live(config, out, quiet)
+    result = run_live(config, out, quiet, resume)
     if result.ended:
         raise typer.Exit(3)
 

@@ -55,7 +55,7 @@ def shrunk(layout: Layout, most: int) -> Layout:
 class Case:
     """One method in one setting of moderate dimension, ready to release.
 
-    model: public global model [d]. client: whose upload the server sees, or that carries the canary in a sum.
+    model: public global model [d].
     """
 
     method: Method
@@ -86,7 +86,7 @@ class Case:
         return Door(self.setting.layout, self.setting.scope, "audit", Unlimited(), randomness)
 
     def released(self, round: int) -> Released:
-        """What is public in that round; the global model wanders a little, so that policies which watch it have something to see."""
+        """What is public in that round; the global model wanders a little, for policies that watch it."""
         drift = [0.01 * torch.randn(len(self.model), generator=torch.Generator().manual_seed(t)) for t in range(round + 1)]
         now = self.model + sum(drift[1:], torch.zeros_like(self.model))
         return Released(round, now, None if round == 0 else now - drift[round], 0.5)

@@ -221,7 +221,7 @@ def part_local() -> None:
     module = relu_cnn((1, 28, 28))
     bounds = bounds_of((1, 28, 28))
     x = bounds.inputs(truth)
-    for steps, lr in ((5, 0.1), (5, 0.5)):
+    for steps, lr in ((5, 0.003), (5, 0.01), (5, 0.1)):
         spec = LocalSpec(steps=steps, lr=lr)
         for label, local in (("one step assumed", LocalSpec(1, lr * steps)), ("unrolled", spec)):
             scores, speeds = [], []

@@ -81,7 +81,7 @@ class GradInversion:
 
     def _objective(self, targets: Sequence[Target], x: Tensor, y: Tensor) -> Tensor:
         match = torch.stack([squared(t, t.simulate(x, y)) for t in targets]).mean()
-        priors = self.tv * total_variation(x) + self.l2 * x.square().sum().sqrt()
+        priors = self.tv * total_variation(x) + self.l2 * (x.square().sum() + 1e-12).sqrt()
         return self.matching * match + priors + self.bn * statistics_distance(targets[0].module, x)
 
     def _rate(self, step: int) -> float:

@@ -91,7 +91,7 @@ def federation(config: Config, prepared: Prepared, ledger: Path, run: str) -> Fe
         model.layout,
         setting.scope,
         run,
-        Till(ledger, budgets(method, setting)),
+        Till(ledger, budgets(method, setting), config.run.seeded_noise),
         randomness,
         rate=setting.rate if setting.sampling == "poisson" else None,
         max_norm=config.training.max_update_norm,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
-def run_live(config: Config, out: Path | None, quiet: bool) -> Result:
+def run_live(config: Config, out: Path | None, quiet: bool, resume: bool = False) -> Result:
     """Train with a progress bar and print what came of it."""
     console = Console()
     columns = (
@@ -37,9 +37,9 @@ def run_live(config: Config, out: Path | None, quiet: bool) -> Result:
         def on_round(record: Record) -> None:
             if "test_accuracy" in record:
                 bar.update(task, accuracy=f"accuracy {record['test_accuracy']:.1%}")
-            bar.advance(task)
+            bar.update(task, completed=record["round"] + 1)
 
-        result = run(config, out, on_round)
+        result = run(config, out, on_round, resume=resume)
     _summary(result, console)
     return result
 

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedveil.experiment.rundir as rundir
-from fedveil.experiment.build import federation, new_run_id, prepare
+from fedveil.errors import ConfigError
+from fedveil.experiment.build import Prepared, federation, new_run_id, prepare
 from fedveil.experiment.certify import certify
 from fedveil.experiment.config import calibrated_setting
+from fedveil.experiment.resume import identity, resumable, run_id_of, same_run
+from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.engines import engine
 from fedveil.federation.fit import Progress, Record, fit, start
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.statement import Statement
+from fedveil.privacy.till import Till
 
 if TYPE_CHECKING:
     from fedveil.data.dataset import Dataset
@@ -51,6 +55,7 @@ def run(
     *,
     data: Dataset | None = None,
     partition: Partition | None = None,
+    resume: bool = False,
 ) -> Result:
     """Train as configured.
 
@@ -58,38 +63,59 @@ def run(
         data, partition: used instead of the configured ones.
         out: the run directory, which must be new or empty; by default runs/<method>-<data>-<id>.
         on_round: called with the history's new row after each round.
+        resume: go on with the interrupted run in `out`, from its last finished round.
 
     Raises:
-        ConfigError, DataError: before anything is trained.
+        ConfigError, DataError: before anything is trained. FedveilError: the run directory cannot be written.
     """
-    run_id = new_run_id()
+    if resume:
+        if out is None:
+            raise ConfigError("resuming needs the run directory: give out")
+        same_run(resumable(Path(out)), config, Path(out))
+    run_id = run_id_of(Path(out)) if resume and out is not None else new_run_id()
     prepared = prepare(config, data, partition)
     method, setting = calibrated_setting(config, prepared.population)
     vacuous, seeded = config.privacy.allow_vacuous_delta, config.run.seeded_noise
     batch_norm = config.model.get("norm") == "batch"
     statement = certify(method, setting, seeded_noise=seeded, allow_vacuous_delta=vacuous, batch_norm=batch_norm)
-    path = rundir.create(Path(out) if out is not None else Path("runs") / f"{method.name}-{prepared.dataset.info.name}-{run_id}")
-    rundir.write_config(path / "config.toml", config)
-    rundir.write_versions(path / "versions.json")
-    _write_statement(path, statement)
-    dealt, source, given = prepared.partition, prepared.dataset, data is not None or partition is not None
-    rundir.write_partition(path / "partition.json", dealt, source.y_train, source.info.classes, given=given)
-    Ledger.create(path / "ledger.sqlite", run_id, {"method": method.name}).close()
+    path = Path(out) if out is not None else Path("runs") / f"{method.name}-{prepared.dataset.info.name}-{run_id}"
+    if not resume:
+        _begin(path, config, prepared, statement, run_id, given=data is not None or partition is not None)
     job = federation(config, prepared, path / "ledger.sqlite", run_id)
-    progress = start(job)
+    saved = Checkpoints(path / "checkpoint", identity(run_id, prepared))
+    progress = saved.load() or start(job)
 
     def after(progress: Progress) -> None:
+        saved.save(progress)
         rundir.write_history(path, progress.history, job.context.door.layout)
         if on_round is not None:
             on_round(progress.history[-1])
 
-    ended = fit(job, engine(config.run.engine, job.context, config.training.client_timeout), progress, after)
+    try:
+        ended = fit(job, engine(config.run.engine, job.context, config.training.client_timeout), progress, after)
+    finally:
+        if isinstance(job.context.door.ledger, Till):
+            job.context.door.ledger.close()
     model = job.context.model
     model.load(progress.model)
     rundir.write_model(path / "model.safetensors", progress.model, model.layout)
     result = Result(model, progress.history, statement, path, ended)
     rundir.write_json(path / "summary.json", summary(result, run_id))
     return result
+
+
+def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement, run_id: str, given: bool) -> None:
+    """Make the run directory; the ledger comes last, and with it the run can be resumed."""
+    try:
+        rundir.create(path)
+        rundir.write_config(path / "config.toml", config)
+        rundir.write_versions(path / "versions.json")
+        _write_statement(path, statement)
+        dealt, source = prepared.partition, prepared.dataset
+        rundir.write_partition(path / "partition.json", dealt, source.y_train, source.info.classes, given=given)
+    except OSError as problem:
+        raise ConfigError(f"cannot write the run directory {path}: {problem.strerror}; choose another --out") from problem
+    Ledger.create(path / "ledger.sqlite", run_id, {"method": str(config.method["name"])}).close()
 
 
 def summary(result: Result, run_id: str) -> dict[str, Any]:

@@ -19,10 +19,14 @@ class Till:
 
     Args:
         path: of an existing ledger. budgets: the caps, or None for a run that promises nothing.
+        reproducible: noise is seeded, so that a round which is done again after an interruption releases the same vectors again
+            and tells nothing new: a release that the ledger holds is not charged twice. With secret noise it is.
     """
 
-    def __init__(self, path: Path, budgets: Budgets | None) -> None:
-        self.path, self.budgets = path, budgets
+    def __init__(self, path: Path, budgets: Budgets | None, reproducible: bool = False) -> None:
+        self.path, self.budgets, self.reproducible = path, budgets, reproducible
+        self._read = 0
+        self._held: dict[tuple[int, int], tuple[int, Entry]] = {}
         self._ledger: Ledger | None = None
         self._pid = 0
 
@@ -33,9 +37,21 @@ class Till:
             BudgetExhausted: it would exceed the budget; nothing was written. LedgerError: it could not be written.
         """
         ledger = self._own()
+        if self.reproducible:
+            held = self._holds(ledger, entry)
+            if held is not None:
+                return held
         if self.budgets is None:
             return ledger.charge(entry)
         return self.budgets.charge(ledger, [entry])[0]
+
+    def _holds(self, ledger: Ledger, entry: Entry) -> int | None:
+        for seq, _, old in ledger.entries(since=self._read):
+            self._read = seq
+            self._held[old.round, old.client] = seq, old
+        self._held = {key: row for key, row in self._held.items() if key[0] >= entry.round}
+        held = self._held.get((entry.round, entry.client))
+        return held[0] if held is not None and held[1] == entry else None
 
     def close(self) -> None:
         """Close this process's connection."""
@@ -53,4 +69,4 @@ class Till:
 
     def __getstate__(self) -> dict[str, Any]:
         fresh = None if self.budgets is None else Budgets(self.budgets.filter, self.budgets.scope, self.budgets.others)
-        return {"path": self.path, "budgets": fresh, "_ledger": None, "_pid": 0}
+        return {**self.__dict__, "budgets": fresh, "_ledger": None, "_pid": 0, "_read": 0, "_held": {}}

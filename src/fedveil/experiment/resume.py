@@ -1,0 +1,59 @@
+"""Going on with a run that was interrupted: which directory, which configuration, whether it is the same run."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil.errors import ConfigError
+from fedveil.experiment.config import Config, load_config
+
+if TYPE_CHECKING:
+    from fedveil.experiment.build import Prepared
+
+FREE = ("run.engine", "run.name", "data.data_dir", "data.download", "training.client_timeout")
+"""Keys that change no result, and so may change when a run is resumed."""
+
+
+def resumable(path: Path) -> Config:
+    """The configuration of the interrupted run in `path`; raises ConfigError if there is none, or if it is complete."""
+    if not (path / "config.toml").is_file() or not (path / "ledger.sqlite").is_file():
+        raise ConfigError(f"{path} holds no run that was begun: nothing to resume; start it with `fedveil run` and another --out")
+    if (path / "summary.json").exists():
+        raise ConfigError(f"the run in {path} has ended (see summary.json): nothing to resume")
+    return load_config(path / "config.toml")
+
+
+def same_run(saved: Config, given: Config, path: Path) -> None:
+    """Refuse a configuration that would give another result; the message shows what differs."""
+    before, now = _flat(saved.model_dump(mode="json")), _flat(given.model_dump(mode="json"))
+    keys = [k for k in sorted(before.keys() | now.keys()) if before.get(k) != now.get(k) and k not in FREE]
+    if keys:
+        shown = "; ".join(f"{k} was {before.get(k)!r} and is {now.get(k)!r}" for k in keys)
+        raise ConfigError(f"the run in {path} was begun with another configuration: {shown}. Resume with its own, or start anew")
+
+
+def run_id_of(path: Path) -> str:
+    """The name that the run's releases carry in its ledger."""
+    from fedveil.privacy.ledger import Ledger
+
+    with Ledger.open(path / "ledger.sqlite") as ledger:
+        return ledger.run
+
+
+def identity(run: str, prepared: Prepared) -> dict[str, Any]:
+    """What a checkpoint belongs to: the run, and a checksum of labels, sizes and some of the examples."""
+    clients = prepared.clients
+    parts = (clients.offsets, clients.y.numpy(), clients.x[:: max(1, len(clients.x) // 1000)].numpy())
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part.tobytes(), checksum)
+    return {"run": run, "data": checksum}
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {path: json.loads(json.dumps(value))}
+    return {k: v for key, part in value.items() for k, v in _flat(part, f"{path}.{key}" if path else key).items()}

@@ -95,7 +95,7 @@ class Trainer:
         vector = torch.stack([vector for vector, _ in released]).sum(0)
         return Upload(vector.numpy(), None if self.scope.view is not View.SERVER else released[0][1])
 
-    def _client(self, own: Tensor, common: Tensor, rng: np.random.Generator, quiet: bool) -> tuple[Tensor, np.ndarray]:  # type: ignore[type-arg]
+    def _client(self, own: Tensor, common: Tensor, rng: np.random.Generator, quiet: bool) -> tuple[Tensor, np.ndarray]:
         case, s = self.case, self.case.setting
         n = min(s.records, EXAMPLES)
         alone = s.scope.unit is Unit.RECORD

@@ -1,0 +1,192 @@
+"""Claimed, proven and audited epsilon of every method in the registry, in one small setting; writes the table and the figure.
+
+    python benchmarks/three_numbers.py                 # all rows: results, page and figure
+    python benchmarks/three_numbers.py fedanc          # prints the rows of one method only
+
+8 clients, 4 a round, 5 rounds, 3 local steps, delta 1e-3, target epsilon 2; layouts shrunk to about 400 coordinates.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import ConfigError
+from fedveil.experiment.audit import audit_config
+from fedveil.experiment.config import Config, parse
+from fedveil.experiment.rundir import plain
+from fedveil.methods.registry import METHODS
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "claimed-proven-audited.md"
+FIGURE = HERE.parent / "docs" / "figures" / "three-numbers.svg"
+START, END = "<!-- table: python benchmarks/three_numbers.py -->", "<!-- end of table -->"
+N = 300
+TRAINING = {
+    "rounds": 5,
+    "clients_per_round": 4,
+    "batch_size": 16,
+    "batch_clip": 1.0,
+    "local_steps": 3,
+    "sampling": "fixed",
+    "optimizer": {"name": "sgd", "lr": 0.1},
+}
+RECORD = {"unit": "record", "adjacency": "replace_one"}
+Row = tuple[dict[str, Any], dict[str, Any]]
+
+
+def configuration(method: dict[str, Any], privacy: dict[str, Any]) -> Config:
+    """The small setting."""
+    noise = {} if method["name"] == "fedavg" else {"epsilon": 2.0}
+    return parse(
+        {
+            "data": {"partition": {"kind": "iid", "clients": 8}},
+            "model": {"name": "linear"},
+            "method": method,
+            "training": TRAINING,
+            "privacy": {"delta": 1e-3, **noise, **privacy},
+        }
+    )
+
+
+def rows() -> list[Row]:
+    """Every method and variant, in both views where they exist; published variants in the view of their uploads."""
+    found: list[Row] = []
+    for name, kind in METHODS.items():
+        if "variant" in kind.model_fields and not name.startswith("noisy"):
+            found.append(({"name": name, "variant": "published"}, {"view": "server"} | ({} if "glp" in name else RECORD)))
+            if name == "ladp-fl":
+                found.append(({**found[-1][0], "threshold": 0.3}, found[-1][1]))
+        pace = {"pace": 1.5} if name == "fedanc" else {}
+        found += [({"name": name, **pace}, {"view": view}) for view in ("server", "aggregate")]
+    return found
+
+
+def measure(row: Row) -> list[dict[str, Any]]:
+    """One line for each view that has an audit."""
+    import torch
+
+    torch.set_num_threads(1)
+    method, privacy = row
+    try:
+        statement = audit_config(configuration(method, privacy), n=N)
+    except ConfigError as problem:
+        return [{"method": method, "privacy": privacy, "error": str(problem)}]
+    lines = []
+    for view in statement.views:
+        if not view.audits:
+            continue
+        best = max(view.audits, key=lambda audit: audit.epsilon)
+        claim = view.claimed
+        proven = view.proven
+        lines.append(
+            {
+                "method": method,
+                "privacy": privacy,
+                "view": str(view.view),
+                "unit": str(best.scope.unit),
+                "adjacency": str(best.scope.adjacency),
+                "delta": best.delta,
+                "claimed": None if claim is None else claim.epsilon,
+                "claimed_delta": None if claim is None else claim.delta,
+                "claimed_scope": None if claim is None else str(claim.scope),
+                "proven": proven.epsilon,
+                "audited": best.epsilon,
+                "test": best.test,
+                "n": best.n,
+                "confidence": best.confidence,
+                "notes": [audit.note for audit in view.audits],
+            }
+        )
+    return lines
+
+
+def label(line: dict[str, Any]) -> str:
+    """The row's name."""
+    method = line["method"]
+    extra = f", R = {method['threshold']}" if "threshold" in method else ""
+    kind = f" ({method.get('variant', 'proven')}{extra})" if "variant" in METHODS[method["name"]].model_fields else ""
+    return f"{method['name']}{kind}"
+
+
+def number(value: float | None) -> str:
+    """Three digits, or a dash."""
+    return "-" if value is None else "inf" if math.isinf(value) else f"{value:.3g}"
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """The Markdown table."""
+    head = ["method", "view", "unit", "adjacency", "delta", "claimed", "proven", "audited", "test", "n", "confidence"]
+    out = [f"| {' | '.join(head)} |", f"|{'-|' * len(head)}"]
+    for line in lines:
+        cells = [label(line), line["view"], line["unit"], line["adjacency"], f"{line['delta']:g}"]
+        cells += [number(line[key]) for key in ("claimed", "proven", "audited")]
+        if line["claimed"] is not None and line["claimed_delta"] != line["delta"]:
+            cells[5] += f" (delta {line['claimed_delta']:.2g})"
+        cells += [line["test"], str(line["n"]), f"{line['confidence']:.6g}"]
+        out.append(f"| {' | '.join(cells)} |")
+    return "\n".join(out)
+
+
+def draw(lines: list[dict[str, Any]]) -> None:
+    """One row per line, three marks on a log axis, inf at the right edge."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    low, edge = 0.05, 1000.0
+    styles = {"claimed": ("#E69F00", "D"), "proven": ("#0072B2", "|"), "audited": ("#D55E00", ">")}
+    mpl.rcParams["svg.hashsalt"] = "three-numbers"
+    figure, axes = plt.subplots(figsize=(8, 0.34 * len(lines) + 1.2), layout="constrained")
+    for key, (colour, mark) in styles.items():
+        points = [(min(max(line[key], low), edge), i) for i, line in enumerate(lines) if line[key] is not None]
+        size = 160 if key == "proven" else 46
+        thick = 2 if mark == "|" else 1
+        axes.scatter(*zip(*points, strict=True), c=colour, marker=mark, s=size, label=key, zorder=3, linewidths=thick)
+    axes.set_xscale("log")
+    axes.set_xlim(low * 0.8, edge * 1.5)
+    ticks = [low, 0.1, 1, 10, 100, edge]
+    axes.set_xticks(ticks, ["<= 0.05", "0.1", "1", "10", "100", "inf"])
+    axes.set_yticks(range(len(lines)), [f"{label(line)}, {line['view']}" for line in lines], fontsize=8)
+    axes.invert_yaxis()
+    axes.grid(axis="x", color="#dddddd")
+    axes.axvline(edge, color="#888888", lw=0.8)
+    axes.set_xlabel("epsilon (audited: lower bound; proven: upper bound)")
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    FIGURE.parent.mkdir(exist_ok=True)
+    figure.savefig(FIGURE, metadata={"Date": None})
+
+
+def main() -> None:
+    """All rows, or those of the methods named."""
+    wanted = sys.argv[1:]
+    chosen = [row for row in rows() if not wanted or row[0]["name"] in wanted]
+    order = sorted(chosen, key=lambda row: row[0].get("variant") != "published")
+    with ProcessPoolExecutor(2) as pool:
+        measured = dict(zip(map(str, order), pool.map(measure, order), strict=True))
+    results = [line for row in chosen for line in measured[str(row)]]
+    lines = [line for line in results if "error" not in line]
+    print(table(lines))
+    for line in results:
+        if "error" in line:
+            print(f"not audited: {line['method']} {line['privacy']}: {line['error']}")
+    if not wanted:
+        (HERE / "results" / "three_numbers.json").write_text(json.dumps(plain(results), indent=1) + "\n")
+        write(lines)
+
+
+def write(lines: list[dict[str, Any]]) -> None:
+    """The page's table and the figure."""
+    text = PAGE.read_text()
+    before, after = text.split(START)[0], text.split(END)[1]
+    PAGE.write_text(f"{before}{START}\n{table(lines)}\n{END}{after}")
+    draw(lines)
+
+
+if __name__ == "__main__":
+    main()

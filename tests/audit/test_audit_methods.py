@@ -1,0 +1,146 @@
+"""Audits of real methods: what is proven is never exceeded, and the published faults are found."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil.audit.adapter import Case, release_subject, run_score, worst_shift
+from fedveil.audit.linear_loss import NoisyFedAvg as LinearRun
+from fedveil.audit.linear_loss import audit_linear_loss
+from fedveil.audit.single_upload import single_upload
+from fedveil.audit.two_world import many_runs
+from fedveil.errors import ConfigError
+from fedveil.experiment.audit import audit, audit_config, audit_run
+from fedveil.experiment.config import Config, calibrated_setting, parse
+from fedveil.methods.registry import METHODS
+from fedveil.params import Layout
+from fedveil.privacy.types import View
+from fedveil.release.cost import plan_mu
+from fedveil.release.plan import Plan
+
+RECORD = {"unit": "record", "adjacency": "replace_one", "view": "server"}
+
+
+def small(method: dict[str, Any], rounds: int = 4, **privacy: Any) -> Config:
+    noise = {} if method["name"] == "fedavg" else {"epsilon": 2.0}
+    return parse(
+        {
+            "data": {"partition": {"kind": "iid", "clients": 8}},
+            "model": {"name": "linear"},
+            "method": method,
+            "training": {
+                "rounds": rounds,
+                "clients_per_round": 4,
+                "batch_size": 16,
+                "batch_clip": 1.0,
+                "local_steps": 2,
+                "sampling": "fixed",
+            },
+            "privacy": {"delta": 1e-3, **noise, **privacy},
+        }
+    )
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+@pytest.mark.parametrize("name", METHODS)
+def test_no_proven_number_is_exceeded(name: str, view: str) -> None:
+    pace = {"pace": 1.0} if name == "fedanc" else {}
+    statement = audit_config(small({"name": name, **pace}, view=view), n=60)
+    numbers = statement.view(View(view))
+    assert numbers.audits
+    assert all(found.epsilon <= numbers.proven.epsilon for found in numbers.audits)
+    assert not [c for c in statement.contradictions() if c.number == "proven"]
+    if name == "fedavg":
+        assert math.isinf(max(found.epsilon for found in numbers.audits))
+
+
+def test_half_the_noise_at_the_door_is_refuted() -> None:
+    method, setting = calibrated_setting(small({"name": "dp-fedavg"}, view="server"))
+    assert setting.noise_multiplier is not None
+    faulty = Case.of(method, replace(setting, noise_multiplier=setting.noise_multiplier / 2), dimension=100)
+    honest = Case.of(method, setting, dimension=100)
+    found = [
+        many_runs(run_score(case, 4), case.scope, np.random.default_rng(0), n=400, pilot=100, delta=1e-3, gaussian=True).epsilon
+        for case in (faulty, honest)
+    ]
+    assert found[0] > 2.0 >= found[1] > 0.5
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(clip=2.0, noise_std=torch.tensor([1.0, 3.0, 2.0])),
+        Plan(layer_clip=torch.tensor([1.0, 2.0, 0.5]), noise_std=torch.tensor([1.0, 3.0, 2.0])),
+        Plan(clip=1.2, layer_clip=torch.tensor([1.0, 2.0, 0.5]), noise_std=torch.tensor([1.0, 3.0, 2.0])),
+        Plan(clip=2.0, noise_std=1.5, support=torch.tensor([False] * 4 + [True] * 5)),
+    ],
+)
+def test_the_worst_shift_costs_what_the_plan_is_charged(plan: Plan) -> None:
+    layout = Layout(("a", "b", "c"), ((4,), (3,), (2,)))
+    std = plan.noise_std if isinstance(plan.noise_std, torch.Tensor) else torch.full((3,), plan.noise_std)
+    shift = worst_shift(plan, layout)
+    assert float((shift / layout.expand(std)).norm()) == pytest.approx(plan_mu(plan, layout, 1), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_ladp_with_an_unselected_layer_leaks_without_limit() -> None:
+    found = audit(small({"name": "ladp-fl", "variant": "published", "threshold": 0.3}, **RECORD), n=20)
+    assert any(math.isinf(one.epsilon) and "structural" in one.test for one in found)
+
+
+@pytest.mark.slow
+def test_fedanc_published_leaks_without_limit() -> None:
+    found = audit(small({"name": "fedanc", "variant": "published"}, rounds=1, **RECORD), n=20)
+    assert any(math.isinf(one.epsilon) and "structural" in one.test for one in found)
+
+
+@pytest.mark.slow
+def test_aldp_published_is_above_its_claim() -> None:
+    config = small({"name": "aldp-fl", "variant": "published"}, **RECORD)
+    statement = audit_config(config, n=60)
+    refuted = [c for c in statement.contradictions() if c.number == "claimed"]
+    assert refuted
+    assert refuted[0].label == "REFUTED"
+
+
+def test_theorem_3a_is_refuted_after_fifty_rounds() -> None:
+    run = LinearRun(rounds=50)
+    mu, found = audit_linear_loss(run, np.random.default_rng(0), n=2000)
+    assert run.claimed_mu < mu <= run.true_mu
+    assert found.epsilon > 8
+
+
+def test_one_release_of_a_method_is_structurally_clean() -> None:
+    method, setting = calibrated_setting(small({"name": "dp-fedavg"}, view="aggregate"))
+    case = Case.of(method, setting, dimension=60)
+    rng = np.random.default_rng(1)
+    assert not single_upload(release_subject(case, rng), rng, n=50, pilot=50).structure.leak
+
+
+def test_a_run_gets_its_audit(tmp_path: Path) -> None:
+    from fedveil.experiment.certify import certify_config
+    from fedveil.experiment.rundir import write_config
+
+    config = small({"name": "dp-fedavg"}, view="server")
+    write_config(tmp_path / "config.toml", config)
+    (tmp_path / "statement.json").write_text(json.dumps(certify_config(config).to_dict()))
+    audit_run(tmp_path, n=40)
+    written = json.loads((tmp_path / "statement.json").read_text())
+    assert len(written["views"][0]["audits"]) == 2
+    assert "canary in 4 of 4 rounds" in json.dumps(written)
+    assert (tmp_path / "statement.md").exists()
+
+
+def test_impossible_requests_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="n >= 10"):
+        audit(small({"name": "dp-fedavg"}), n=5)
+    with pytest.raises(ConfigError, match="not a run directory"):
+        audit_run(tmp_path)

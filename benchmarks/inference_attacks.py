@@ -141,36 +141,42 @@ def part_extraction() -> None:
 
 
 def part_gan() -> None:
-    """MNIST without the digit 5 at the attacker; 8 observed models of growing training, 100 steps each."""
-    x, y, tx, ty = data("mnist", 12000, 10000)
-    shape, private = (1, 28, 28), 5
+    """8x8 digits without the digit 5 at the attacker; 4 observed models of growing training, 60 steps each."""
+    x, y, tx, ty = data("digits", 1437, 360)
+    shape, private = (1, 8, 8), 5
     bounds = Bounds(shape, -1.0, 1.0)
     judge = registry.build("cnn2", shape, 10, 7)
-    fit(judge, x[6000:], y[6000:], seeded(7), epochs=4)
-    extractor, logits = from_classifier("mnist-cnn2", judge, bounds.inputs), classifier_logits(judge, bounds.inputs)
-    own = y[:6000] != private
+    fit(judge, x[700:], y[700:], seeded(7), epochs=15)
+    extractor, logits = from_classifier("digits-cnn2", judge, bounds.inputs), classifier_logits(judge, bounds.inputs)
+    mine = y[:700] != private
+    own = x[:700][mine], y[:700][mine]
+
+    def model() -> nn.Module:
+        return registry.build("cnn2", shape, 10, 0)
+
+    real_x, real_y = torch.cat([tx, x[700:]]), torch.cat([ty, y[700:]])
+    rows = []
     for train_head in (False, True):
-        config = gan.CuriousClient(private=(private,), steps=100, train_class_head=train_head)
-
-        def model() -> nn.Module:
-            return registry.build("lenet5", shape, 10, 0)
-
+        config = gan.CuriousClient(private=(private,), steps=60, lr=1e-3, train_class_head=train_head)
         attacker, module = gan.start(config, model, 10, bounds, seeded(0)), model()
-        for i in range(8):
-            fit(module, x[:6000], y[:6000], seeded(i), epochs=1)
-            gan.observe(attacker, config, model, module.state_dict(), (x[:6000][own], y[:6000][own]), seeded(100 + i))
+        for i in range(4):
+            fit(module, x[:700], y[:700], seeded(i), epochs=4)
+            gan.observe(attacker, config, model, module.state_dict(), own, seeded(100 + i))
         print(
             f"judge {accuracy(judge, tx, ty):.1%}, attacked model {accuracy(module, tx, ty):.1%}, class head learns: {train_head}"
         )
-        rows = []
         for label in (private, 3, 0):
-            real, others = split_by_class(bounds.images(tx), ty, label)
+            real, others = split_by_class(bounds.images(real_x), real_y, label)
             made = gan.generate(attacker, label, 400, seeded(1))
             print(f"class {label}: {class_scores(made, real, others[::10], label, extractor, logits)}", flush=True)
             rows.append((f"class {label}", made[:8]))
-        picture = Path("runs")
-        picture.mkdir(exist_ok=True)
-        save_comparison(picture / f"gan-{train_head}.png", split_by_class(bounds.images(tx), ty, private)[0][:8], rows)
+    print(save_gan(private, real_x, real_y, bounds, rows))
+
+
+def save_gan(label: int, x: Tensor, y: Tensor, bounds: Bounds, rows: Sequence[tuple[str, Tensor]]) -> Path:
+    """runs/gan-<label>.png: real images of a class above generated ones."""
+    Path("runs").mkdir(exist_ok=True)
+    return save_comparison(f"runs/gan-{label}.png", split_by_class(bounds.images(x), y, label)[0][:8], rows)
 
 
 PARTS = {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedveil.federation.clients import Clients
     from fedveil.federation.engine import Engine
     from fedveil.methods.base import Method, Setting
-    from fedveil.params import FlatModel
+    from fedveil.params import FlatModel, Layout
 
 Record = dict[str, Any]
 """One row of history: numbers, and lists of numbers per layer or client."""
@@ -126,10 +126,7 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
 
 
 def sample(federation: Federation, progress: Progress) -> list[int]:
-    """The clients of the coming round, in ascending order; from secret randomness unless noise is seeded.
-
-    Poisson sampling draws how many join, then who: the same distribution as a coin for each client, without N coins.
-    """
+    """The clients of the coming round, in ascending order; from secret randomness unless noise is seeded."""
     s = federation.setting
     draw = federation.context.randomness.secret("clients", progress.round)
     free: NDArray[np.int64] | None = None
@@ -137,9 +134,11 @@ def sample(federation: Federation, progress: Progress) -> list[int]:
         spent = [c for c, k in progress.seen.items() if k >= s.max_participations]
         free = np.setdiff1d(np.arange(s.clients), spent)
     among = s.clients if free is None else len(free)
-    size = int(draw.binomial(among, s.rate)) if s.sampling == "poisson" else min(s.cohort, among)
-    chosen = draw.choice(among, size=size, replace=False)
-    return sorted(int(c) for c in (chosen if free is None else free[chosen]))
+    if s.sampling == "poisson":
+        chosen = np.flatnonzero(draw.random(among) < s.rate)
+    else:
+        chosen = np.sort(draw.choice(among, size=min(s.cohort, among), replace=False))
+    return [int(c) for c in (chosen if free is None else free[chosen])]
 
 
 def _tasks(
@@ -209,11 +208,11 @@ def _measures(federation: Federation, uploads: list[Upload]) -> Record:
     stds = torch.stack([u.noise_std for u in uploads])
     weights = torch.tensor([u.weight for u in uploads]) / sum(u.weight for u in uploads)
     mean_std = ((stds * weights[:, None]) ** 2).sum(0).sqrt()
-    sizes = torch.tensor(layout.sizes, dtype=torch.float32)
+    counts = torch.stack([_counts(u, layout) for u in uploads])
     clips = torch.stack([_layer_clips(u.plan, len(layout)) for u in uploads])
     sent = [layout.dimension if u.support is None else int(u.support.sum()) for u in uploads]
     return {
-        "noise_norm": float((mean_std**2 * sizes).sum().sqrt()),
+        "noise_norm": float(((stds * weights[:, None]) ** 2 * counts).sum().sqrt()),
         "update_norm": float(torch.stack([u.vector for u in uploads]).mean(0).norm()),
         "clip": float(sum(u.plan.clip for u in uploads) / len(uploads)),
         "coordinates": sum(sent) / len(sent),
@@ -253,6 +252,13 @@ def _global_model(federation: Federation, progress: Progress) -> FlatModel:
     if progress.buffers is not None:
         model.load_buffers(progress.buffers)
     return model
+
+
+def _counts(upload: Upload, layout: Layout) -> Tensor:
+    """Coordinates sent of each layer [L]."""
+    if upload.support is None:
+        return torch.tensor(layout.sizes, dtype=torch.float32)
+    return torch.stack([part.sum() for part in layout.split(upload.support)]).float()
 
 
 def _layer_clips(plan: Plan, layers: int) -> Tensor:

@@ -35,7 +35,7 @@ class LedgerError(FedveilError):
 
 
 def nearest(word: str, among: Iterable[str]) -> str:
-    """" (did you mean 'x'?)" for the closest of the allowed words, or an empty string."""
+    """The hint " (did you mean 'x'?)" with the closest of the allowed words, or an empty string."""
     close = difflib.get_close_matches(word, list(among), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 

@@ -52,8 +52,7 @@ def small(method: dict[str, Any], rounds: int = 4, **privacy: Any) -> Config:
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 @pytest.mark.parametrize("name", METHODS)
 def test_no_proven_number_is_exceeded(name: str, view: str) -> None:
-    pace = {"pace": 1.0} if name == "fedanc" else {}
-    statement = audit_config(small({"name": name, **pace}, view=view), n=60)
+    statement = audit_config(small({"name": name}, view=view), n=60)
     numbers = statement.view(View(view))
     assert numbers.audits
     assert all(found.epsilon <= numbers.proven.epsilon for found in numbers.audits)

@@ -390,3 +390,25 @@ def test_presets_of_the_paper_calibrate(path: Path) -> None:
     assert method.name == "fedanc"
     assert method.releases(s, s.scope.view)
     assert (s.clients, s.cohort, s.local.batch_size) == (20, 10, 32)
+
+
+@pytest.mark.parametrize("controller_beta", [1e-3, 1.0, 1e3])
+def test_no_pace_spends_the_budget_before_the_last_round(controller_beta: float) -> None:
+    config = parse(
+        {
+            "data": {"partition": {"kind": "iid", "clients": 4}},
+            "model": {"name": "linear"},
+            "method": {"name": "fedanc", "pace": 4.0},
+            "training": {"rounds": 6},
+            "privacy": {"epsilon": 2.0, "delta": 1e-3, "view": "server"},
+        }
+    )
+    method, setting = calibrated_setting(config)
+    policy = method.policy(setting)
+    assert isinstance(policy, Budgeted)
+    spent = 0.0
+    for t in range(6):
+        mu = policy._mu(controller_beta, t, {"spent": spent, "rounds": t})
+        assert mu > 0
+        spent += mu**2
+    assert spent == pytest.approx(6 / setting.z**2, rel=1e-12)

@@ -126,10 +126,7 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
 
 
 def sample(federation: Federation, progress: Progress) -> list[int]:
-    """The clients of the coming round, in ascending order; from secret randomness unless noise is seeded.
-
-    Poisson sampling draws how many join, then who: the same distribution as a coin for each client, without N coins.
-    """
+    """The clients of the coming round, in ascending order; from secret randomness unless noise is seeded."""
     s = federation.setting
     draw = federation.context.randomness.secret("clients", progress.round)
     free: NDArray[np.int64] | None = None
@@ -137,9 +134,11 @@ def sample(federation: Federation, progress: Progress) -> list[int]:
         spent = [c for c, k in progress.seen.items() if k >= s.max_participations]
         free = np.setdiff1d(np.arange(s.clients), spent)
     among = s.clients if free is None else len(free)
-    size = int(draw.binomial(among, s.rate)) if s.sampling == "poisson" else min(s.cohort, among)
-    chosen = draw.choice(among, size=size, replace=False)
-    return sorted(int(c) for c in (chosen if free is None else free[chosen]))
+    if s.sampling == "poisson":
+        chosen = np.flatnonzero(draw.random(among) < s.rate)
+    else:
+        chosen = np.sort(draw.choice(among, size=min(s.cohort, among), replace=False))
+    return [int(c) for c in (chosen if free is None else free[chosen])]
 
 
 def _tasks(

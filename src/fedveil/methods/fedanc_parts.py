@@ -49,7 +49,7 @@ class Budgeted:
         mu = self._mu(b, released.round, state)
         movement = None if released.previous is None else released.model - released.previous
         chosen = self._support(movement, math.ceil(gamma * s.layout.dimension), released, state["releaser"])
-        std = 0.0 if s.z == 0 else s.scope.adjacency.factor * method.clip / mu
+        std = 0.0 if s.z == 0 else s.scope.update_factor * method.clip / mu
         return Plan(clip=method.clip, noise_std=std, support=chosen, place="sum" if sum_noise(s) else "upload")
 
     def observe(self, state: State, upload: Upload) -> State:
@@ -66,7 +66,7 @@ class Budgeted:
         )
         new = method.controller.learn(state, state["norm"], upload.public_loss or 0.0, objective)
         std = float(upload.plan.noise_std)
-        spent = state["spent"] + (self.setting.scope.adjacency.factor * method.clip / std) ** 2 if std else 0.0
+        spent = state["spent"] + (self.setting.scope.update_factor * method.clip / std) ** 2 if std else 0.0
         return {
             **new,
             "norm": norm,
@@ -85,13 +85,14 @@ class Budgeted:
         s, method = self.setting, self.method
         if s.z == 0:
             return math.inf
-        even = s.scope.adjacency.factor / s.z
+        even = s.scope.update_factor / s.z
         if sum_noise(s) and s.sampling == "poisson":
             return even
         left = max(s.participations * even**2 - state["spent"], 0.0)
         rounds = min(s.rounds - round, s.participations - (0 if sum_noise(s) else state["rounds"]))
         pace = min(max((REFERENCE / b) ** 2, 1 / method.pace), method.pace) if rounds > 1 else 1.0
-        return math.sqrt(min(left / max(rounds, 1) * pace, left))
+        most = 0.9 * left if rounds > 1 else left  # something must be left for the rounds to come
+        return math.sqrt(min(left / max(rounds, 1) * pace, most))
 
     def _support(self, movement: Tensor | None, k: int, released: Released, releaser: int) -> Tensor:
         """The k coordinates to send [d]: those that the global model moved most, and some at random."""

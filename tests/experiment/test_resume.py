@@ -60,16 +60,19 @@ def killed_after(given: Config, path: Path, resume: bool, seconds: float) -> boo
 
 def check_moments(tmp_path: Path, moments: int) -> None:
     draw, hits = random.Random(5), 0
+    lasts: dict[Path, float] = {}  # seconds of the uninterrupted run
     for i in range(moments):
         given = case(list(CASES)[i % len(CASES)])
         calm, path = tmp_path / f"calm{i % len(CASES)}", tmp_path / f"run{i}"
         if not calm.exists():
+            began = time.monotonic()
             go(given, calm)
-        hits += killed_after(given, path, False, draw.uniform(0.1, 1.5))
+            lasts[calm] = time.monotonic() - began
+        hits += killed_after(given, path, False, draw.uniform(0, lasts[calm]))
         if not (path / "ledger.sqlite").exists():
             continue
         if not (path / "summary.json").exists():
-            hits += killed_after(given, path, True, draw.uniform(0.05, 0.8))
+            hits += killed_after(given, path, True, draw.uniform(0, lasts[calm] / 2))
         if not (path / "summary.json").exists():
             go(given, path, resume=True)
         assert (path / "model.safetensors").read_bytes() == (calm / "model.safetensors").read_bytes()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _PER_CLIENT = ("client_accuracy", "personal_accuracy")
 LISTED_CLIENTS = 5000
 """So many clients at most are listed in `partition.json`."""
-PACKAGES = ("fedveil", "torch", "numpy", "scipy", "dp-accounting", "pydantic", "safetensors")
+PACKAGES = ("fedveil", "torch", "numpy", "scipy", "pydantic", "safetensors")
 
 
 def create(path: Path) -> Path:

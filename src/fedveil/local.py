@@ -227,6 +227,35 @@ class Plain:
         return local.model.vector - local.start
 
 
+@dataclass(frozen=True)
+class Trained:
+    """Any objective, with each client's model as local training left it kept in its private state, to be measured there."""
+
+    inner: Objective
+
+    def begin(self, local: Local) -> None:
+        """As the inner objective."""
+        self.inner.begin(local)
+
+    def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        """As the inner objective."""
+        return self.inner.step(local, x, y)
+
+    def finish(self, local: Local) -> Tensor:
+        """The inner objective's update; the trained model stays."""
+        local.state["trained"] = local.model.vector.clone()
+        return self.inner.finish(local)
+
+    def personal(self, model: Tensor, state: State) -> Tensor:
+        """What the client's last local training gave; the global model if it never took part."""
+        trained: Tensor = state.get("trained", model)
+        return trained
+
+    def measures(self, state: State) -> Mapping[str, float | list[float]]:
+        """Those of the inner objective."""
+        return self.inner.measures(state) if isinstance(self.inner, Measuring) else {}
+
+
 def clip_(vector: Tensor, bound: float) -> Tensor:
     """Scale `vector` in place to L2 norm at most `bound` and return its norm before; zero stays zero."""
     import torch

@@ -15,10 +15,12 @@ import torch
 from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options
 from fedveil.data.split import client_test_split, public_split, split_within_users
+from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config, Population, calibrated_setting
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import Federation
 from fedveil.federation.round import Context
+from fedveil.local import Objective, Personal, Trained
 from fedveil.methods.base import ROUNDING, Method, Setting
 from fedveil.models import registry as models
 from fedveil.params import FlatModel
@@ -101,7 +103,7 @@ def federation(config: Config, prepared: Prepared, ledger: Path, run: str) -> Fe
         model,
         prepared.clients,
         setting.local,
-        method.objective(setting),
+        objective(config, method, setting),
         method.policy(setting),
         door,
         randomness,
@@ -118,6 +120,18 @@ def federation(config: Config, prepared: Prepared, ledger: Path, run: str) -> Fe
         config.training.evaluate_every,
         prepared.public,
     )
+
+
+def objective(config: Config, method: Method, setting: Setting) -> Objective:
+    """The method's local training, with `training.measure_trained` around it where that is asked for."""
+    own = method.objective(setting)
+    if not config.training.measure_trained:
+        return own
+    if isinstance(own, Personal):
+        raise ConfigError(f"{method.name} measures personal models of its own: leave training.measure_trained out")
+    if not config.data.client_test_fraction:
+        raise ConfigError("training.measure_trained needs tests of the clients: set data.client_test_fraction, such as 0.2")
+    return Trained(own)
 
 
 def budgets(method: Method, setting: Setting) -> Budgets | None:

@@ -62,6 +62,7 @@ class TrainingSection(_Section):
     """Rounds and local training. `sampling` left out is poisson where privacy can use it, else fixed.
 
     client_timeout: seconds after which a client that has not answered is left out of its round.
+    measure_trained: measure each client's model as its local training left it on the client's own test examples.
     """
 
     rounds: int = Field(10, ge=1)
@@ -79,6 +80,7 @@ class TrainingSection(_Section):
     evaluate_every: int = Field(1, ge=1)
     max_update_norm: float = Field(1e6, gt=0)
     client_timeout: float | None = Field(None, gt=0, allow_inf_nan=False)
+    measure_trained: bool = False
 
 
 class PrivacySection(_Section):

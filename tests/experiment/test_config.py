@@ -62,6 +62,14 @@ def test_what_only_the_whole_configuration_can_tell(section: dict[str, Any], wor
         assert word in str(caught.value)
 
 
+def test_an_override_replaces_a_whole_section(tmp_path: Path) -> None:
+    config = parse({"method": {"name": "dp-fedavg", "clip": 0.5}}, ['method={name="fedavg"}', "training={rounds=3}"])
+    assert config.method == {"name": "fedavg"}
+    assert config.training.rounds == 3
+    with pytest.raises(ConfigError, match="whole section"):
+        parse({}, ["method=fedavg"])
+
+
 def test_overrides_and_their_errors(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text('[training]\nrounds = 3\n[data]\npartition = { kind = "iid", clients = 4 }\n')

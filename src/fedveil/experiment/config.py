@@ -119,7 +119,7 @@ class Config(_Section):
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file and apply overrides of the form `section.key=value`."""
+    """Read a TOML file and apply overrides: `section.key=value`, or `section={...}` for a whole section anew."""
     try:
         text = Path(path).read_text()
     except OSError as error:
@@ -144,12 +144,15 @@ def parse(raw: dict[str, Any], overrides: Sequence[str] = ()) -> Config:
 def _override(raw: dict[str, Any], item: str) -> None:
     path, equals, text = item.partition("=")
     keys = path.strip().split(".")
-    if not equals or len(keys) < 2 or not all(keys):
-        raise ConfigError(f"--set {item}: expected section.key=value, for instance --set training.rounds=5")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
+    if not equals or not all(keys) or (len(keys) < 2 and not isinstance(value, dict)):
+        raise ConfigError(
+            f"--set {item}: expected section.key=value, such as training.rounds=5, or a whole section, such as "
+            '\'method={name="fedavg"}\''
+        )
     target = raw
     for key in keys[:-1]:
         target = target.setdefault(key, {})

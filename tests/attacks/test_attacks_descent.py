@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks import IG, Bounds, Knowledge, Upload
-from fedveil.attacks.descent import adam, conclude, lbfgs
+from fedveil.attacks.case import Case
+from fedveil.attacks.descent import adam, lbfgs
 from fedveil.attacks.types import Trial
 
 UPLOAD = Upload({})
@@ -55,7 +56,8 @@ def test_the_smallest_matching_loss_wins_whatever_it_shows() -> None:
         Trial(torch.full((1, 2), float(i)), torch.tensor([i]), loss, 1, 1, "end")
         for i, loss in enumerate((0.3, float("nan"), 0.1))
     ]
-    result = conclude("ig", IG(), trials, [UPLOAD], Knowledge(n=1), Bounds((2,)), torch.Generator().manual_seed(9), 0.0)
+    case = Case([UPLOAD], [], 1, Knowledge(n=1), Bounds((2,)), torch.Generator().manual_seed(9), None)
+    result = case.conclude("ig", IG(), trials)
     assert result.chosen == 2
     assert result.x.tolist() == [[2.0, 2.0]]
     assert result.trial_losses == (0.3, float("inf"), 0.1)

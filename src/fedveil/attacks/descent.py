@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedveil.attacks.types import Bounds, Knowledge, Result, Trial, Upload
-from fedveil.errors import ConfigError
+from fedveil.attacks.case import Report
+from fedveil.attacks.types import Bounds
 
-Report = Callable[[int, float], None]
 LineSearch = Literal["strong_wolfe"] | None
-
-
-def examples(uploads: Sequence[Upload], knowledge: Knowledge) -> int:
-    """How many examples to reconstruct: what the attacker knows, else what the upload states."""
-    if knowledge.n is not None:
-        return knowledge.n
-    return len(knowledge.labels) if knowledge.labels is not None else uploads[0].n_examples
 
 
 def lbfgs(
@@ -100,39 +90,3 @@ def adam(
             x.copy_(torch.minimum(torch.maximum(x, low), high))
         report(step + 1, reached)
     return steps, "steps exhausted"
-
-
-def conclude(
-    name: str,
-    config: Any,
-    trials: Sequence[Trial],
-    uploads: Sequence[Upload],
-    knowledge: Knowledge,
-    bounds: Bounds,
-    rng: torch.Generator,
-    started: float,
-) -> Result:
-    """The trial with the smallest matching loss as a result; candidates of a loss that is not finite lose."""
-    if not trials:
-        raise ConfigError("an attack needs at least one start; set restarts >= 1")
-    losses = tuple(t.loss if math.isfinite(t.loss) else math.inf for t in trials)
-    chosen = min(range(len(trials)), key=losses.__getitem__)
-    best = trials[chosen]
-    settings: Mapping[str, Any] = asdict(config)
-    return Result(
-        attack=name,
-        x=best.x.detach(),
-        images=bounds.images(best.x),
-        y=best.y,
-        trial_losses=losses,
-        chosen=chosen,
-        steps=sum(t.steps for t in trials),
-        closures=sum(t.closures for t in trials),
-        seconds=time.perf_counter() - started,
-        stop_reason=best.stop_reason,
-        knowledge=knowledge.names,
-        adaptive=knowledge.adaptive,
-        seed=rng.initial_seed(),
-        noise_ratio=uploads[0].noise_ratio,
-        settings=settings,
-    )

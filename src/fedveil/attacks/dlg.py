@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks import labels
-from fedveil.attacks.descent import LineSearch, conclude, examples, lbfgs
-from fedveil.attacks.matching import Target, read, squared
-from fedveil.attacks.types import Bounds, Knowledge, ModelFn, OnStep, Progress, Result, Trial, Upload
+from fedveil.attacks.case import Case
+from fedveil.attacks.descent import LineSearch, lbfgs
+from fedveil.attacks.matching import squared
+from fedveil.attacks.types import Bounds, Knowledge, ModelFn, OnStep, Result, Trial, Upload
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,9 @@ class DLG:
         on_step: OnStep | None = None,
     ) -> Result:
         """Reconstruct the examples behind `uploads`; see `Attack.run`."""
-        started = time.perf_counter()
-        targets, n = read(uploads, model_fn, state, knowledge), examples(uploads, knowledge)
-        fixed = None if knowledge.labels is None else labels.infer(targets[0], n, knowledge, bounds, rng)
-        trials = _starts("dlg", self, targets, fixed, n, bounds, rng, on_step)
-        return conclude("dlg", self, trials, uploads, knowledge, bounds, rng, started)
+        case = Case.of(uploads, model_fn, state, knowledge, bounds, rng, on_step)
+        fixed = None if knowledge.labels is None else labels.infer(case.targets[0], case.n, knowledge, bounds, rng)
+        return case.conclude("dlg", self, _trials("dlg", self, case, fixed))
 
 
 @dataclass(frozen=True)
@@ -71,43 +69,28 @@ class IDLG:
         on_step: OnStep | None = None,
     ) -> Result:
         """Reconstruct the examples behind `uploads`; see `Attack.run`."""
-        started = time.perf_counter()
-        targets, n = read(uploads, model_fn, state, knowledge), examples(uploads, knowledge)
-        fixed = labels.infer(targets[0], n, knowledge, bounds, rng)
-        trials = _starts("idlg", self, targets, fixed, n, bounds, rng, on_step)
-        return conclude("idlg", self, trials, uploads, knowledge, bounds, rng, started)
+        case = Case.of(uploads, model_fn, state, knowledge, bounds, rng, on_step)
+        fixed = labels.infer(case.targets[0], case.n, knowledge, bounds, rng)
+        return case.conclude("idlg", self, _trials("idlg", self, case, fixed))
 
 
-def _starts(
-    name: str,
-    config: DLG | IDLG,
-    targets: Sequence[Target],
-    fixed: Tensor | None,
-    n: int,
-    bounds: Bounds,
-    rng: torch.Generator,
-    on_step: OnStep | None,
-) -> list[Trial]:
+def _trials(name: str, config: DLG | IDLG, case: Case, fixed: Tensor | None) -> list[Trial]:
+    """Starts until one is below the tolerance; without `fixed` labels these are variables too."""
     trials: list[Trial] = []
-    tolerance = config.tolerance * float(torch.stack([t.power() for t in targets]).mean())
+    tolerance = config.tolerance * float(torch.stack([t.power() for t in case.targets]).mean())
     for trial in range(config.restarts):
         if trials and trials[-1].loss < tolerance:
             break
-
-        def report(step: int, loss: float, trial: int = trial) -> None:
-            if on_step is not None:
-                on_step(Progress(name, trial, config.restarts, step, config.steps, loss))
-
-        x = torch.randn((n, *bounds.shape), generator=rng).requires_grad_(True)
-        variables = [x]
+        variables = [case.gaussian(case.n)]
         if fixed is None:
-            classes = targets[0].module(x[:1].detach()).shape[1]
-            variables.append(torch.randn((n, classes), generator=rng).requires_grad_(True))
+            classes = case.targets[0].module(variables[0][:1].detach()).shape[1]
+            variables.append(torch.randn((case.n, classes), generator=case.rng).requires_grad_(True))
 
         def loss(variables: Sequence[Tensor] = variables) -> Tensor:
             y = fixed if fixed is not None else variables[1].softmax(1)
-            return torch.stack([squared(t, t.simulate(variables[0], y)) for t in targets]).mean()
+            return torch.stack([squared(t, t.simulate(variables[0], y)) for t in case.targets]).mean()
 
+        report = case.reporter(name, trial, config.restarts, config.steps)
         values, reached, steps, closures, reason = lbfgs(loss, variables, config.steps, tolerance, config.line_search, report)
         y = fixed if fixed is not None else values[1].argmax(1)
         trials.append(Trial(values[0], y, reached, steps, closures, reason))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.attacks import labels
-from fedveil.attacks.descent import adam, conclude, examples
+from fedveil.attacks.case import Case
+from fedveil.attacks.descent import adam
 from fedveil.attacks.inverting import total_variation
-from fedveil.attacks.matching import Target, read, squared
-from fedveil.attacks.types import Bounds, Knowledge, ModelFn, OnStep, Progress, Result, Trial, Upload
+from fedveil.attacks.matching import Target, squared
+from fedveil.attacks.types import Bounds, Knowledge, ModelFn, OnStep, Result, Trial, Upload
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -54,30 +54,26 @@ class GradInversion:
         on_step: OnStep | None = None,
     ) -> Result:
         """Reconstruct the examples behind `uploads`; see `Attack.run`."""
-        started = time.perf_counter()
-        targets, n = read(uploads, model_fn, state, knowledge), examples(uploads, knowledge)
+        case = Case.of(uploads, model_fn, state, knowledge, bounds, rng, on_step)
         if self.unique and knowledge.labels is None:
-            y = labels.unique_labels(targets[0], n)
+            y = labels.unique_labels(case.targets[0], case.n)
         else:
-            y = labels.infer(targets[0], n, knowledge, bounds, rng)
-        x = torch.randn((self.seeds, n, *bounds.shape), generator=rng).requires_grad_(True)
+            y = labels.infer(case.targets[0], case.n, knowledge, bounds, rng)
+        return case.conclude("gradinversion", self, self._trials(case, y))
 
-        def report(step: int, loss: float) -> None:
-            if on_step is not None:
-                on_step(Progress("gradinversion", 0, self.seeds, step, self.steps, loss))
+    def _trials(self, case: Case, y: Tensor) -> list[Trial]:
+        x, targets = case.gaussian(self.seeds, case.n), case.targets
 
         def noise(step: int) -> Tensor:
-            return self.langevin * torch.randn(x.shape, generator=rng)
+            return self.langevin * torch.randn(x.shape, generator=case.rng)
 
         def loss() -> Tensor:
             return torch.stack([self._objective(targets, start, y) for start in x]).sum() + self.group * disagreement(x)
 
-        steps, reason = adam(
-            loss, x, self.steps, self._rate, bounds, report, signed=False, langevin=noise if self.langevin else None
-        )
+        report, langevin = case.reporter("gradinversion", 0, 1, self.steps), noise if self.langevin else None
+        steps, reason = adam(loss, x, self.steps, self._rate, case.bounds, report, signed=False, langevin=langevin)
         losses = [float(torch.stack([squared(t, t.simulate(start, y)) for t in targets]).mean().detach()) for start in x]
-        trials = [Trial(x[i].detach(), y, losses[i], steps, steps + 1, reason) for i in range(self.seeds)]
-        return conclude("gradinversion", self, trials, uploads, knowledge, bounds, rng, started)
+        return [Trial(x[i].detach(), y, losses[i], steps, steps + 1, reason) for i in range(self.seeds)]
 
     def _objective(self, targets: Sequence[Target], x: Tensor, y: Tensor) -> Tensor:
         match = torch.stack([squared(t, t.simulate(x, y)) for t in targets]).mean()

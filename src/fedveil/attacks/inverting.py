@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks import labels
-from fedveil.attacks.descent import adam, conclude, examples
-from fedveil.attacks.matching import Target, cosine, read
-from fedveil.attacks.types import Bounds, Knowledge, ModelFn, OnStep, Progress, Result, Trial, Upload
+from fedveil.attacks.case import Case
+from fedveil.attacks.descent import adam
+from fedveil.attacks.matching import Target, cosine
+from fedveil.attacks.types import Bounds, Knowledge, ModelFn, OnStep, Result, Trial, Upload
 
 
 def total_variation(x: Tensor) -> Tensor:
@@ -45,24 +45,19 @@ class IG:
         on_step: OnStep | None = None,
     ) -> Result:
         """Reconstruct the examples behind `uploads`; see `Attack.run`."""
-        started = time.perf_counter()
-        targets, n = read(uploads, model_fn, state, knowledge), examples(uploads, knowledge)
-        y = labels.infer(targets[0], n, knowledge, bounds, rng)
-        trials = []
-        for trial in range(self.restarts):
+        case = Case.of(uploads, model_fn, state, knowledge, bounds, rng, on_step)
+        y = labels.infer(case.targets[0], case.n, knowledge, bounds, rng)
+        return case.conclude("ig", self, [self._trial(case, y, trial) for trial in range(self.restarts)])
 
-            def report(step: int, loss: float, trial: int = trial) -> None:
-                if on_step is not None:
-                    on_step(Progress("ig", trial, self.restarts, step, self.steps, loss))
+    def _trial(self, case: Case, y: Tensor, trial: int) -> Trial:
+        x = case.gaussian(case.n)
 
-            x = torch.randn((n, *bounds.shape), generator=rng).requires_grad_(True)
+        def loss() -> Tensor:
+            return distance(case.targets, x, y) + (self.tv * total_variation(x) if self.tv else 0.0)
 
-            def loss(x: Tensor = x) -> Tensor:
-                return distance(targets, x, y) + (self.tv * total_variation(x) if self.tv else 0.0)
-
-            steps, reason = adam(loss, x, self.steps, self._rate, bounds, report, signed=True)
-            trials.append(Trial(x.detach(), y, float(distance(targets, x, y).detach()), steps, steps + 1, reason))
-        return conclude("ig", self, trials, uploads, knowledge, bounds, rng, started)
+        report = case.reporter("ig", trial, self.restarts, self.steps)
+        steps, reason = adam(loss, x, self.steps, self._rate, case.bounds, report, signed=True)
+        return Trial(x.detach(), y, float(distance(case.targets, x, y).detach()), steps, steps + 1, reason)
 
     def _rate(self, step: int) -> float:
         return self.lr * 0.1 ** sum(8 * step >= k * self.steps for k in (3, 5, 7))

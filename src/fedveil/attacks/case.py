@@ -1,0 +1,90 @@
+"""What every reconstruction attack shares: reading the uploads before, telling progress during, choosing a start after."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedveil.attacks.matching import Target, read
+from fedveil.attacks.types import Bounds, Knowledge, ModelFn, OnStep, Progress, Result, Trial, Upload
+from fedveil.errors import ConfigError
+
+Report = Callable[[int, float], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attack under way. targets: the uploads as gradients. n: examples to reconstruct. started: clock at the start, s."""
+
+    uploads: Sequence[Upload]
+    targets: Sequence[Target]
+    n: int
+    knowledge: Knowledge
+    bounds: Bounds
+    rng: torch.Generator
+    on_step: OnStep | None
+    started: float = field(default_factory=time.perf_counter)
+
+    @classmethod
+    def of(
+        cls,
+        uploads: Sequence[Upload],
+        model_fn: ModelFn,
+        state: Mapping[str, Tensor],
+        knowledge: Knowledge,
+        bounds: Bounds,
+        rng: torch.Generator,
+        on_step: OnStep | None,
+    ) -> Case:
+        """Read the uploads; the arguments are those of `Attack.run`."""
+        targets = read(uploads, model_fn, state, knowledge)
+        return cls(uploads, targets, examples(uploads, knowledge), knowledge, bounds, rng, on_step)
+
+    def gaussian(self, *shape: int) -> Tensor:
+        """A start from N(0, 1), (*shape, *example), that is to be optimised."""
+        return torch.randn((*shape, *self.bounds.shape), generator=self.rng).requires_grad_(True)
+
+    def reporter(self, name: str, trial: int, trials: int, steps: int) -> Report:
+        """What tells the caller about the steps of one start."""
+        tell = self.on_step
+        if tell is None:
+            return lambda step, loss: None
+        return lambda step, loss: tell(Progress(name, trial, trials, step, steps, loss))
+
+    def conclude(self, name: str, config: Any, trials: Sequence[Trial]) -> Result:
+        """The trial with the smallest matching loss as a result; candidates of a loss that is not finite lose."""
+        if not trials:
+            raise ConfigError("an attack needs at least one start; set restarts >= 1")
+        losses = tuple(t.loss if math.isfinite(t.loss) else math.inf for t in trials)
+        chosen = min(range(len(trials)), key=losses.__getitem__)
+        best = trials[chosen]
+        return Result(
+            attack=name,
+            x=best.x.detach(),
+            images=self.bounds.images(best.x),
+            y=best.y,
+            trial_losses=losses,
+            chosen=chosen,
+            steps=sum(t.steps for t in trials),
+            closures=sum(t.closures for t in trials),
+            seconds=time.perf_counter() - self.started,
+            stop_reason=best.stop_reason,
+            knowledge=self.knowledge.names,
+            adaptive=self.knowledge.adaptive,
+            seed=self.rng.initial_seed(),
+            noise_ratio=self.uploads[0].noise_ratio,
+            settings=asdict(config),
+        )
+
+
+def examples(uploads: Sequence[Upload], knowledge: Knowledge) -> int:
+    """How many examples to reconstruct: what the attacker knows, else what the upload states."""
+    if knowledge.n is not None:
+        return knowledge.n
+    return len(knowledge.labels) if knowledge.labels is not None else uploads[0].n_examples

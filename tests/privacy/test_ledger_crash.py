@@ -6,6 +6,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import NoReturn
@@ -248,3 +250,15 @@ def test_releases_lost_around_a_fork_stop_the_parent(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(LedgerError, match="removed or replaced"):
                 ledger.charge(entry(0, 1))
+
+
+def test_opening_it_twice_in_one_process_keeps_the_locks_of_the_first(tmp_path: Path) -> None:
+    """A process that closes any file descriptor of a file loses all its locks on it; another one would then remove the log."""
+    with Ledger.create(tmp_path / "ledger.db", "r1") as ledger:
+        ledger.charge(entry(0, 0))
+        for round in range(1, 4):
+            Ledger.open(ledger.path).close()
+            code = f"from fedveil.privacy.ledger import Ledger; Ledger.open({str(ledger.path)!r}).close()"
+            subprocess.run([sys.executable, "-c", code], check=True)
+            assert ledger.charge(entry(0, round)) == round + 1
+    assert check(tmp_path / "ledger.db", [(0, 3, 4)]) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
@@ -174,10 +175,12 @@ class _Damage(Exception):
 
 
 def _verify_header(path: Path) -> None:
-    """Recognise the file by its first 100 bytes before SQLite touches it: SQLite would replay a stray log into a foreign file."""
+    """Recognise the file by its header alone: opened in the ordinary way, SQLite would replay a stray log into a foreign file.
+
+    SQLite reads it, not we: closing a file drops all locks that this process holds on it, also those of its open ledgers.
+    """
     try:
-        with path.open("rb") as file:
-            header = file.read(100)
+        size = _size(path)
     except FileNotFoundError:
         lost = head_path(path).exists() or wal_path(path).exists()
         what_to_do = "but other files of it are, so it is lost: restore a backup" if lost else "create one for a new run"
@@ -186,15 +189,38 @@ def _verify_header(path: Path) -> None:
         raise LedgerError(
             f"cannot read the ledger {path} ({problem}): give the path of the file and check its permissions"
         ) from problem
-    if len(header) < 100 and head_path(path).exists():
-        raise LedgerError(f"the ledger {path} is damaged: only {len(header)} bytes of it are left. {_ADVICE}")
-    if not header.startswith(b"SQLite format 3\0") or int.from_bytes(header[68:72], "big") != APPLICATION_ID:
+    if size < 100 and head_path(path).exists():
+        raise LedgerError(f"the ledger {path} is damaged: only {size} bytes of it are left. {_ADVICE}")
+    application, version = _header(path)
+    if application != APPLICATION_ID:
         raise LedgerError(f"{path} is not a fedveil ledger, or its header is damaged: give the path of one, or restore a backup")
-    if (version := int.from_bytes(header[60:64], "big")) != SCHEMA:
+    if version != SCHEMA:
         raise LedgerError(
             f"the ledger {path} has schema {version} and fedveil {__version__} reads schema {SCHEMA}: use the fedveil that wrote "
             f"it, or a newer one"
         )
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file that may be read; raises OSError for anything else."""
+    size = path.stat().st_size
+    for wrong, code in ((path.is_dir(), errno.EISDIR), (not os.access(path, os.R_OK), errno.EACCES)):
+        if wrong:
+            raise OSError(code, os.strerror(code))
+    return size
+
+
+def _header(path: Path) -> tuple[int, int]:
+    """Application and schema number in the header, whatever a log says; zeros for what is no database."""
+    uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
+    try:
+        with closing(sqlite3.connect(uri, uri=True)) as connection:
+            application, schema = (
+                connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+            )
+    except sqlite3.DatabaseError:
+        return 0, 0
+    return application, schema
 
 
 def _verify_structure(connection: sqlite3.Connection) -> None:

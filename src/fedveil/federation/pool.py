@@ -6,6 +6,7 @@ equal to the bit for any number of workers. Big vectors travel in shared memory;
 
 from __future__ import annotations
 
+import math
 import multiprocessing as mp
 import os
 import sys
@@ -19,7 +20,8 @@ from typing import Any, Self
 
 import torch
 
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, FedveilError
+from fedveil.federation.interrupts import ends_on_interrupt, put_off
 from fedveil.federation.memory import keep_freed_memory, shared, shared_zeros
 from fedveil.federation.round import Context, Outcome, Task
 from fedveil.federation.worker import EMPTY, pack, unpack, work
@@ -29,17 +31,24 @@ from fedveil.release.plan import Plan, Released, Upload
 _TRIES = 2
 _END = 1.0
 """Seconds that workers are given to end before they are killed."""
+_START = 60.0
+"""Seconds that a new worker is given beyond a client's time-out: a spawned one imports everything first."""
+_DIED = "its worker process died"
 
 
 @dataclass
 class _Worker:
-    """`index`: of the task it works on, or -1. `since`: when it began. `planned`: the last round whose common plan it knows."""
+    """`index`: of the task it works on, or -1. `since`: when it began. `planned`: the last round whose common plan it knows.
+
+    `ready`: it has reported that it is up; a client's time counts from then on.
+    """
 
     process: BaseProcess
     pipe: Connection
     index: int = -1
     since: float = 0.0
     planned: int = -1
+    ready: bool = False
 
 
 class Pool:
@@ -72,6 +81,7 @@ class Pool:
         import torch._dynamo
 
         self._threads = torch.get_num_threads()
+        self._ends_on_interrupt = ends_on_interrupt()
         torch.set_num_threads(1)
         keep_freed_memory()
         return self
@@ -127,12 +137,13 @@ class Pool:
             self._end_all()
             self._rows = shared_zeros(tasks + tasks // 4, self._models.shape[1], inherited=self._forks)
         while len(self._workers) < min(self.count, tasks):
-            self._workers.append(self._hire())
+            with put_off():
+                self._workers.append(self._hire())
 
     def _hire(self) -> _Worker:
         ours, theirs = self.mp.Pipe()
         foreign = [ours, *(w.pipe for w in self._workers)] if self._forks else []
-        arguments = (self.context, self._models, self._rows, theirs, os.getpid(), foreign)
+        arguments = (self.context, self._models, self._rows, theirs, os.getpid(), self._ends_on_interrupt, foreign)
         process = self.mp.Process(target=work, args=arguments, daemon=True)  # type: ignore[attr-defined]
         process.start()
         theirs.close()
@@ -151,8 +162,7 @@ class Pool:
             try:
                 worker.pipe.send_bytes(message)
             except OSError:
-                _end([worker])
-                worker = self._workers[place] = self._hire()
+                worker = self._renewed(place)
                 worker.pipe.send_bytes(pack((waiting[0], replace(task, policy_state=todo[waiting[0]].policy_state))))
             worker.planned = slim.round if self.context.summed else -1
             worker.index, worker.since = waiting.popleft(), time.monotonic()
@@ -168,16 +178,16 @@ class Pool:
                 try:
                     answer = unpack(worker.pipe.recv_bytes())
                 except (EOFError, OSError):
-                    answers.append(self._replace(worker, tries, "its worker process died"))
+                    answers.append(self._replace(worker, tries, _DIED))
                     continue
                 if answer is None:
-                    worker.since = time.monotonic()
+                    worker.ready, worker.since = True, time.monotonic()
                 else:
                     answers.append((worker.index, answer))
                     worker.index = -1
             elif worker.process.sentinel in ready:
-                answers.append(self._replace(worker, tries, "its worker process died"))
-            elif self.timeout is not None and time.monotonic() - worker.since > self.timeout:
+                answers.append(self._replace(worker, tries, _DIED))
+            elif time.monotonic() > self._deadline(worker):
                 tries[worker.index] = _TRIES
                 answers.append(self._replace(worker, tries, f"no answer within {self.timeout:g} seconds"))
         return answers
@@ -185,15 +195,30 @@ class Pool:
     def _patience(self, busy: list[_Worker]) -> float | None:
         if self.timeout is None:
             return None
-        return max(0.0, min(w.since for w in busy) + self.timeout - time.monotonic()) + 0.01
+        return max(0.0, min(map(self._deadline, busy)) - time.monotonic()) + 0.01
+
+    def _deadline(self, worker: _Worker) -> float:
+        """When the client that this worker has is given up."""
+        return math.inf if self.timeout is None else worker.since + self.timeout + (0.0 if worker.ready else _START)
 
     def _replace(self, worker: _Worker, tries: list[int], why: str) -> tuple[int, Any]:
         index = worker.index
-        _end([worker])
-        self._workers[self._workers.index(worker)] = self._hire()
+        if tries[index] == _TRIES and not worker.ready:
+            raise FedveilError(
+                "worker processes do not come up (see above): a script must start its run under "
+                "`if __name__ == '__main__':`, and there must be memory for them; or set run.engine = 'inline'"
+            )
+        self._renewed(self._workers.index(worker))
         if tries[index] < _TRIES:
             return index, None
-        return index, Outcome(-1, None, {}, {}, error=f"{why} (tried {tries[index]} times)" if "died" in why else why)
+        return index, Outcome(-1, None, {}, {}, error=f"{why} (tried {tries[index]} times)" if why == _DIED else why)
+
+    def _renewed(self, place: int) -> _Worker:
+        """A new worker in place of one that is of no use any more."""
+        with put_off():
+            _end([self._workers[place]])
+            self._workers[place] = self._hire()
+        return self._workers[place]
 
     def _completed(self, outcome: Outcome, task: Task, index: int) -> Outcome:
         """Put back what did not travel: the vector from its row, common plan and state, a lost client's states."""
@@ -209,8 +234,9 @@ class Pool:
         return replace(outcome, release=release, policy_state=state)
 
     def _end_all(self) -> None:
-        workers, self._workers = self._workers, []
-        _end(workers)
+        with put_off():
+            workers, self._workers = self._workers, []
+            _end(workers)
 
 
 def available_cores() -> int:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fedveil.errors import FedveilError
+from fedveil.federation.interrupts import begin_worker
 from fedveil.federation.memory import keep_freed_memory
 from fedveil.federation.round import Context, Outcome, Task, client_round
 from fedveil.release.door import Contribution
@@ -31,16 +32,22 @@ _PR_SET_PDEATHSIG = 1
 
 
 def work(
-    context: Context, models: torch.Tensor, rows: torch.Tensor, pipe: Connection, parent: int, foreign: list[Connection]
+    context: Context,
+    models: torch.Tensor,
+    rows: torch.Tensor,
+    pipe: Connection,
+    parent: int,
+    ends_on_interrupt: bool,
+    foreign: list[Connection],
 ) -> None:
     """A worker's life: wait for a task, run it, write the vector into its row, answer; end when the parent has.
 
     Args:
         models: the global model and the one before it [2, d]. rows: one per task of a round [n, d].
-        parent: its process id. foreign: the parent's ends of pipes, which a forked worker must not hold open.
+        parent: its process id. ends_on_interrupt: whether Ctrl-C ends the parent's work, and so this worker.
+        foreign: the parent's ends of pipes, which a forked worker must not hold open.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    begin_worker(ends_on_interrupt)
     for connection in foreign:
         connection.close()
     _die_with(parent)

@@ -6,6 +6,7 @@ starts a grid needs no `if __name__ == "__main__"`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -51,7 +52,8 @@ class Workers:
         for w in self._workers:
             if kind is not None:
                 w.process.kill()
-            _pipe(w.process.stdin).close()
+            with contextlib.suppress(BrokenPipeError):
+                _pipe(w.process.stdin).close()
         for w in self._workers:
             try:
                 w.process.wait(_END)
@@ -75,12 +77,10 @@ class Workers:
         """Let an idle worker run a cell."""
         worker = next(w for w in self._workers if not w.cell)
         worker.cell = cell
-        try:
-            stdin = _pipe(worker.process.stdin)
+        stdin = _pipe(worker.process.stdin)
+        with contextlib.suppress(BrokenPipeError):  # it has died; `messages` says so
             stdin.write(json.dumps(task).encode() + b"\n")
             stdin.flush()
-        except BrokenPipeError:
-            pass  # it has died; `messages` says so
 
     def messages(self) -> Iterator[tuple[str, Message]]:
         """Wait for workers and give what they say, with the cell it is about; a worker that died is replaced, its cell failed."""
@@ -101,6 +101,8 @@ class Workers:
         stdout = _pipe(worker.process.stdout)
         self._selector.unregister(stdout)
         stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            _pipe(worker.process.stdin).close()
         status = worker.process.wait()
         self._workers.remove(worker)
         cause = f"was killed by signal {-status} (out of memory?)" if status < 0 else f"ended with status {status}"

@@ -7,6 +7,7 @@ A method brings an `Objective`; the loop brings batches, learning-rate schedules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -22,6 +23,7 @@ State = dict[str, Any]
 """Plain state: tensors, numbers and strings by name, so that it checkpoints without pickle."""
 
 Schedule = Literal["constant", "cyclic", "stage-wise", "iterative"]
+Precision = Literal["float32", "tf32", "bf16"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,8 @@ class OptimizerSpec:
         from torch import optim
 
         if self.name == "adam":
-            return optim.Adam([parameter], lr=self.lr, weight_decay=self.weight_decay)
-        return optim.SGD([parameter], lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+            return optim.Adam([parameter], lr=self.lr, weight_decay=self.weight_decay, foreach=False)
+        return optim.SGD([parameter], lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, foreach=False)
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class LocalSpec:
         batch_clip: V, the L2 bound on each batch gradient, or None.
         schedule: learning rate of step k (from 0) in round t (from 0) with K steps a round, as in paper 002, Theorem 3:
             constant lr; cyclic lr / (k + 1); stage-wise lr / (t + 1); iterative lr / (t K + k + 1).
+        precision: of the forward pass and what it sends back through the network; gradients, optimiser, clip and noise are
+            float32 always. `tf32` makes a difference on GPUs only, where the engine sets it.
     """
 
     epochs: int = 1
@@ -61,6 +65,7 @@ class LocalSpec:
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     batch_clip: float | None = None
     schedule: Schedule = "constant"
+    precision: Precision = "float32"
 
     def steps_for(self, examples: int) -> int:
         """K, the number of steps of a client with that many examples (0 for an empty client)."""
@@ -184,7 +189,9 @@ class BatchGradient:
         from torch.nn import functional as F
 
         local.model.grad.zero_()
-        loss = F.cross_entropy(local.model.module(x), y)
+        with forward_precision(local.spec, x.device):
+            logits = local.model.module(x)
+        loss = F.cross_entropy(logits.float(), y)
         loss.backward()  # type: ignore[no-untyped-call]
         if local.spec.batch_clip is not None:
             clip_(local.model.grad, local.spec.batch_clip)
@@ -200,6 +207,15 @@ class BatchGradient:
             pairs = list(zip(torch.split(x[order], size), torch.split(y[order], size), strict=True))
             yield from pairs[:left]
             left -= len(pairs)
+
+
+def forward_precision(spec: LocalSpec, device: torch.device) -> AbstractContextManager[object]:
+    """The context in which a network computes its logits."""
+    if spec.precision != "bf16":
+        return nullcontext()
+    import torch
+
+    return torch.autocast(device.type, torch.bfloat16)
 
 
 @dataclass(frozen=True)

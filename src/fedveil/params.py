@@ -6,6 +6,7 @@ per-layer norms are then a handful of vector operations.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from fedveil.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 
@@ -81,12 +83,15 @@ class FlatModel:
     The module is taken over: its parameters become views, so writing `vector` changes the module and the reverse.
     Floating-point buffers (the statistics of batch normalisation) are copied in and out by `buffers` and `load_buffers`;
     integer buffers stay where they are.
+
+    Args:
+        vector, grad: memory to use, [d] each, for instance rows of one tensor that holds many models; by default its own.
     """
 
     def __reduce__(self) -> tuple[type[FlatModel], tuple[nn.Module]]:
         return FlatModel, (self.module,)
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, vector: Tensor | None = None, grad: Tensor | None = None) -> None:
         import torch
 
         named = list(module.named_parameters())
@@ -98,13 +103,21 @@ class FlatModel:
         self.module = module
         self.layout = Layout.of({name: p.shape for name, p in named})
         device = named[0][1].device
-        self.vector = torch.empty(self.layout.dimension, device=device)
-        self.grad = torch.zeros(self.layout.dimension, device=device)
+        self.vector = torch.empty(self.layout.dimension, device=device) if vector is None else vector
+        self.grad = torch.zeros(self.layout.dimension, device=device) if grad is None else grad
         for (_, p), flat, grad in zip(named, self.layout.split(self.vector), self.layout.split(self.grad), strict=True):
             flat.copy_(p.detach().reshape(-1))
             p.data = flat.view(p.shape)
             p.grad = grad.view(p.shape)
         self._buffers = [b for b in module.buffers() if b.is_floating_point()]
+
+    def to(self, device: torch.device | str) -> FlatModel:
+        """This model if it is on `device`, else a copy of it there."""
+        import torch
+
+        if self.vector.device == torch.device(device):
+            return self
+        return FlatModel(copy.deepcopy(self.module).to(device))
 
     def load(self, vector: Tensor) -> None:
         """Set the parameters to `vector` [d]."""

@@ -41,11 +41,11 @@ class Scores:
 
 
 def predict(model: FlatModel, x: Tensor, batch_statistics: bool = False) -> Tensor:
-    """Logits [n, classes]; with `batch_statistics`, batch normalisation uses each batch's own (and keeps its buffers)."""
-    kept = model.buffers()
+    """Logits [n, classes], on the CPU; with `batch_statistics`, batch normalisation uses each batch's own (buffers stay)."""
+    kept, device = model.buffers(), model.vector.device
     model.module.train(batch_statistics)
     with torch.inference_mode():
-        logits = torch.cat([model.module(part) for part in torch.split(x, _BATCH)])
+        logits = torch.cat([model.module(part.to(device)) for part in torch.split(x, _BATCH)]).cpu()
     model.module.train()
     if kept.numel():
         model.load_buffers(kept)

@@ -74,7 +74,7 @@ class Federation:
 
 def start(federation: Federation) -> Progress:
     """The progress before the first round, from the context's freshly initialised model."""
-    return Progress(0, federation.context.model.vector.clone())
+    return Progress(0, federation.context.model.vector.to("cpu", copy=True))
 
 
 def fit(federation: Federation, engine: Engine, progress: Progress, after_round: Callable[[Progress], None] | None = None) -> str:

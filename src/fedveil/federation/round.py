@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from fedveil.errors import BudgetExhausted, LedgerError
 from fedveil.local import BatchGradient, GradientSource, Local, Objective, State, train
@@ -21,11 +24,17 @@ if TYPE_CHECKING:
     from fedveil.release.noise import Randomness
 
 
+def _itself(source: GradientSource) -> GradientSource:
+    return source
+
+
 @dataclass(frozen=True)
 class Context:
     """What all clients of a run share; nothing in it changes between rounds.
 
     `summed`: uploads are added before anyone sees them (aggregate and final view). `buffers`: the initial batch statistics.
+    `gradients`: what an engine makes of each client's source of gradients. Training happens where `model` and `clients` are;
+    plans, door and all states stay on the CPU.
     """
 
     model: FlatModel
@@ -37,6 +46,7 @@ class Context:
     randomness: Randomness
     summed: bool
     buffers: Tensor
+    gradients: Callable[[GradientSource], GradientSource] = _itself
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,18 @@ class Outcome:
     error: str = ""
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a client's training gave, before the door: all of it private, and on the CPU."""
+
+    plan: Plan | Raw
+    update: Tensor
+    loss: float
+    private: State
+    buffers: Tensor
+    examples: int
+
+
 def client_round(context: Context, task: Task) -> Outcome:
     """Plan before the data are touched, train, release through the door, observe what left.
 
@@ -79,10 +101,25 @@ def client_round(context: Context, task: Task) -> Outcome:
     """
     start = time.perf_counter()
     try:
-        plan = task.common if task.common is not None else context.policy.plan(task.released, task.policy_state)
-        update, loss, private, buffers, examples = _train(context, task, plan)
-        let_out = context.door.seal if context.summed else context.door.upload
-        release = let_out(update, plan, task.client, task.released.round, task.weight, buffers)
+        work: Work | Exception = trained(context, task, planned(context, task))
+    except Exception as error:
+        work = error
+    return let_out(context, task, work, start)
+
+
+def planned(context: Context, task: Task) -> Plan | Raw:
+    """The plan of the coming release, made before the data are touched."""
+    return task.common if task.common is not None else context.policy.plan(task.released, task.policy_state)
+
+
+def let_out(context: Context, task: Task, work: Work | Exception, start: float) -> Outcome:
+    """Release what training gave through the door, observe what left; `work` may be why there is nothing to release."""
+    try:
+        if isinstance(work, Exception):
+            raise work
+        release = (context.door.seal if context.summed else context.door.upload)(
+            work.update, work.plan, task.client, task.released.round, task.weight, work.buffers
+        )
     except (BudgetExhausted, LedgerError):
         raise
     except Exception as error:
@@ -92,7 +129,7 @@ def client_round(context: Context, task: Task) -> Outcome:
     state = task.policy_state
     if isinstance(release, Upload):
         state = context.policy.observe(state, seen(release, task.released))
-    return Outcome(task.client, release, state, private, loss, examples, time.perf_counter() - start)
+    return Outcome(task.client, release, state, work.private, work.loss, work.examples, time.perf_counter() - start)
 
 
 def seen(upload: Upload, released: Released) -> Upload:
@@ -100,42 +137,53 @@ def seen(upload: Upload, released: Released) -> Upload:
     return replace(upload, start=released.model, public_loss=released.public_loss)
 
 
-def _train(context: Context, task: Task, plan: Plan | Raw) -> tuple[Tensor, float, State, Tensor, int]:
+def trained(context: Context, task: Task, plan: Plan | Raw) -> Work:
+    """Local training under that plan, where the context's model is; `task.released.model` may be there already."""
     x, y = context.clients.examples(task.client)
     t = task.released.round
-    model = context.model
+    model, device = context.model, context.model.vector.device
     model.load_buffers(task.buffers if task.buffers is not None else task.private.get("buffers", context.buffers))
     executed = plan if isinstance(plan, Plan) else None
     source: GradientSource = BatchGradient()
     if executed is not None and executed.dp_sgd is not None:
         source = PerExampleGradient(executed.dp_sgd, context.randomness, (t, task.client))
+    support = None if executed is None else executed.support
     local = Local(
         model,
-        task.released.model,
+        task.released.model.to(device),
         context.spec,
-        source,
+        context.gradients(source),
         context.randomness.generator("batches", t, task.client),
         round=t,
-        support=None if executed is None else executed.support,
-        state=dict(task.private),
-        normal=_Normals(context.randomness, (t, task.client)),
+        support=None if support is None else support.to(device),
+        state=_on(device, task.private),
+        normal=_Normals(context.randomness, (t, task.client), device),
     )
     update, loss = train(local, x, y, context.objective)
     buffers = model.buffers()
     if buffers.numel():
         local.state["buffers"] = buffers
-    return update, loss, local.state, buffers, len(y)
+    return Work(plan, _on("cpu", update), loss, _on("cpu", local.state), buffers.to("cpu"), len(y))
+
+
+def _on(device: torch.device | str, value: Any) -> Any:
+    """Plain state with its tensors on `device`."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: _on(device, part) for key, part in value.items()}
+    return value
 
 
 class _Normals:
     """Standard normals for one client's round; each call draws fresh ones."""
 
-    def __init__(self, randomness: Randomness, key: tuple[int, int]) -> None:
-        self._randomness, self._key, self._calls = randomness, key, 0
+    def __init__(self, randomness: Randomness, key: tuple[int, int], device: torch.device) -> None:
+        self._randomness, self._key, self._device, self._calls = randomness, key, device, 0
 
     def __call__(self, n: int) -> Tensor:
         self._calls += 1
-        return self._randomness.normal(n, "training", *self._key, self._calls)
+        return self._randomness.normal(n, "training", *self._key, self._calls).to(self._device)
 
 
 def _reason(error: Exception) -> str:

@@ -147,7 +147,7 @@ def ranks(values: Tensor) -> Tensor:
 
     order = values.argsort(descending=True, stable=True)
     position = torch.empty_like(order)
-    position[order] = torch.arange(len(order))
+    position[order] = torch.arange(len(order), device=order.device)
     return position
 
 

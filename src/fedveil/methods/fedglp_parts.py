@@ -181,7 +181,7 @@ class TwoLosses:
         from fedveil.release.door import clipped
 
         state, layout, bound = local.state, local.model.layout, self.method.max_log_odds
-        h = state.get("log_odds", start_log_odds(layout, bound))
+        h = state.get("log_odds", start_log_odds(layout, bound).to(update.device))
         norms = layout.norms(update)
         clips = self.method.clip * clip_weights(h).sqrt()
         stds = sigma * clips * math.sqrt(len(layout) / self.setting.cohort)

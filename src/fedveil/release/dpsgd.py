@@ -50,7 +50,7 @@ class PerExampleGradient:
             torch.mv(flat.T, factors, out=model.grad)
             loss = losses.mean()
         noise = self.randomness.normal(len(model.grad), "step", *self.key, local.step)
-        model.grad.add_(noise, alpha=self.plan.noise_multiplier * self.plan.clip)
+        model.grad.add_(noise.to(model.grad.device), alpha=self.plan.noise_multiplier * self.plan.clip)
         model.grad.div_(self.plan.rate * max(local.examples, 1))
         return loss
 

@@ -1,6 +1,6 @@
 """Checkpoints: a run's progress on disk after each round, whole or not at all, without pickle.
 
-    head.json            the run, the round, what to read: replaced last, by renaming
+    head.json            the run, the round, what to read, the ledger's position: replaced last, by renaming
     journal.jsonl        one line a round: the history's row and who took part; only the length that the head names counts
     global-R.safetensors models, buffers, server optimiser and common policy state after round R
     states-R.safetensors states of the clients whose states changed in round R, kept while one of them is still current
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from safetensors.torch import save
 
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.fit import Progress
+from fedveil.privacy.ledger_head import read_head
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,10 +36,11 @@ class Checkpoints:
 
     Args:
         folder: made if absent. identity: what must be the same for the run to go on, plain JSON values.
+        ledger: whose position is saved with each round (see `ledger_position`), or None.
     """
 
-    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
-        self.folder, self.identity = folder, identity
+    def __init__(self, folder: Path, identity: dict[str, Any], ledger: Path | None = None) -> None:
+        self.folder, self.identity, self.ledger = folder, identity, ledger
         self._round, self._length = 0, 0
         self._current: dict[int, int] = {}
         self._seen: dict[int, int] = {}
@@ -97,7 +100,8 @@ class Checkpoints:
         rows = [] if not r else [{"record": progress.history[-1], "seen": took_part, "states": changed}]
         lines = "".join(json.dumps(encode(row, {}, "")) + "\n" for row in rows).encode()
         length = self._append(lines)
-        head = {"identity": self.identity, "round": r, "journal": length}
+        position = None if self.ledger is None else read_head(self.ledger)
+        head = {"identity": self.identity, "round": r, "journal": length, "ledger": position}
         _write(self.folder / _HEAD, json.dumps(head).encode())
         self._round, self._length, self._current = r, length, current
         self._seen.update({c: progress.seen[c] for c in took_part})
@@ -169,6 +173,17 @@ class Checkpoints:
         return tree
 
 
+def ledger_position(folder: Path) -> tuple[int, str]:
+    """Number and digest of the last release that the ledger held when the checkpoint in `folder` was saved; (0, "") if none."""
+    try:
+        seq, digest = json.loads((folder / _HEAD).read_text())["ledger"] or (0, "")
+    except FileNotFoundError:
+        return 0, ""
+    except (OSError, KeyError, ValueError, TypeError) as problem:
+        raise FedveilError(f"the checkpoint in {folder} is damaged ({problem!r}): start the run anew") from problem
+    return int(seq), str(digest)
+
+
 def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     """`value` as JSON, with its tensors moved to `tensors` under their path; raises FedveilError for what is not plain."""
     import numpy as np
@@ -206,11 +221,16 @@ def decode(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 def _write(path: Path, content: bytes) -> None:
     draft = path.with_name(path.name + ".part")
-    with draft.open("wb") as file:
-        file.write(content)
-        file.flush()
-        _sync(file.fileno())
-    draft.replace(path)
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            _sync(file.fileno())
+        draft.replace(path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink()
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         _sync(folder)

@@ -140,6 +140,13 @@ class Ledger:
             self._check_usable()
             return self._last()[0]
 
+    def holds(self, seq: int, digest: str) -> bool:
+        """Whether release `seq` is in the ledger and is the one with that digest; so then are all before it. 0 always is."""
+        with self._lock:
+            self._check_usable()
+            found = self._connection.execute("SELECT digest FROM release WHERE seq = ?", (seq,)).fetchone()
+        return seq == 0 or found == (digest,)
+
     def close(self) -> None:
         """Close the connection; the last one to close moves the log into the main file. Closing twice is fine."""
         with self._lock:

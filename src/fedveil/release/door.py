@@ -81,12 +81,13 @@ class Door:
         """
         self._check(update, client, round)
         plan, reads, reason = _settle(plan, update)
+        statistics = _statistics(buffers, plan, reason, client, round)
         vector = clipped(update, plan, self.layout)
         event = Unbounded(reason) if reason else event_of(plan, self.layout, self.scope, rate=self.rate)
         noisy = self._noised(vector, plan, client, round)
         self._charge(plan, event, client, round, 1, reads)
         stds = vector.new_tensor(per_layer(plan.noise_std, self.layout))
-        return Upload(client, round, noisy, stds, plan, plan.support, weight, buffers if _open(plan, reason) else None)
+        return Upload(client, round, noisy, stds, plan, plan.support, weight, statistics)
 
     def seal(
         self, update: Tensor, plan: Plan | Raw, client: int, round: int, weight: float = 1.0, buffers: Tensor | None = None
@@ -103,10 +104,11 @@ class Door:
             raise ConfigError(f"the weight of a contribution must lie in (0, 1] so that the clip still bounds it, got {weight}")
         self._check(update, client, round)
         plan, reads, reason = _settle(plan, update)
+        statistics = _statistics(buffers, plan, reason, client, round)
         vector = clipped(update, plan, self.layout).mul_(weight)
         if plan.place == "upload":
             vector = self._noised(vector, plan, client, round)
-        return Contribution(client, plan, reads, reason, weight, vector, buffers if _open(plan, reason) else None)
+        return Contribution(client, plan, reads, reason, weight, vector, statistics)
 
     def release_sum(self, contributions: Sequence[Contribution], plan: Plan | Raw, round: int, denominator: float) -> Upload:
         """Release the noisy sum of a round divided by a public denominator; charged once for all clients.
@@ -148,6 +150,9 @@ class Door:
         if not isinstance(update, torch.Tensor) or not update.is_floating_point() or update.dtype != torch.float32:
             given = getattr(update, "dtype", type(update).__name__)
             raise UpdateRefused(f"{where}: the update must be a float32 tensor, got {given}")
+        if update.layout != torch.strided or update.requires_grad:
+            given = "one that requires a gradient" if update.requires_grad else str(update.layout)
+            raise UpdateRefused(f"{where}: the update must be a plain dense tensor, got {given}")
         if tuple(update.shape) != (self.layout.dimension,):
             raise UpdateRefused(f"{where}: the update must have shape ({self.layout.dimension},), got {tuple(update.shape)}")
         norm = float(torch.linalg.vector_norm(update, dtype=torch.float64))
@@ -232,6 +237,17 @@ def _settle(plan: Plan | Raw, update: Tensor) -> tuple[Plan, tuple[str, ...], st
     if isinstance(plan, Raw):
         return plan.make(update), plan.reads, plan.reason
     return plan, (), plan.unproven
+
+
+def _statistics(buffers: Tensor | None, plan: Plan, reason: str, client: int, round: int) -> Tensor | None:
+    """The batch statistics that travel with a release, if any may; refused like an update when they are not finite."""
+    if buffers is None or not _open(plan, reason):
+        return None
+    if not bool(buffers.isfinite().all()):
+        raise UpdateRefused(
+            f"client {client} in round {round}: its batch statistics contain NaN or infinite values; it was left out"
+        )
+    return buffers
 
 
 def _open(plan: Plan, reason: str) -> bool:

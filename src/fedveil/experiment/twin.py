@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
     from fedveil.experiment.config import Config
-    from fedveil.federation.fit import Federation
+    from fedveil.federation.fit import Federation, Record
 
 Change = Literal["labels", "record", "absent"]
 
@@ -50,6 +50,18 @@ def twin_sensitivity(
 
     Source: paper 002, Section 5, "Sensitivity" (which record differs is not stated there).
     """
+    return twin_runs(config, client, change, data=data, partition=partition)[0]
+
+
+def twin_runs(
+    config: Config,
+    client: int,
+    change: Change = "labels",
+    *,
+    data: Dataset | None = None,
+    partition: Partition | None = None,
+) -> tuple[list[float], list[Record]]:
+    """The distances of `twin_sensitivity`, and the history of the run on unchanged data."""
     config = config.model_copy(update={"run": config.run.model_copy(update={"seeded_noise": True})})
     prepared = prepare(config, data, partition)
     other = neighbour(prepared, client, change)
@@ -84,7 +96,7 @@ def _job(config: Config, prepared: Prepared, path: Path) -> Federation:
     return replace(federation(config, prepared, path, "twin"), client_tests=None, evaluate_every=config.training.rounds)
 
 
-def _distances(first: Federation, second: Federation) -> list[float]:
+def _distances(first: Federation, second: Federation) -> tuple[list[float], list[Record]]:
     one, two = start(first), start(second)
     distances = []
     with Inline(first.context) as engine, Inline(second.context) as other:
@@ -92,4 +104,4 @@ def _distances(first: Federation, second: Federation) -> list[float]:
             one_round(first, engine, one)
             one_round(second, other, two)
             distances.append(float((one.model.double() - two.model.double()).norm()))
-    return distances
+    return distances, one.history

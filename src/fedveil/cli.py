@@ -61,6 +61,18 @@ def run(
 
 
 @app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="Name of the project; it becomes part of Python module names.")],
+    folder: Annotated[Path, typer.Option("--dir", help="Where to make it.")] = Path("."),
+) -> None:
+    """Write a starter project: configuration, a method and a data set of your own, and a test that runs them."""
+    from fedveil.experiment.new import new_project
+
+    project = new_project(name, folder)
+    typer.echo(f"project: {project} (what to do next: {project / 'README.md'})")
+
+
+@app.command()
 def demo(out: Annotated[Path | None, typer.Option(help="Run directory; must be new or empty.")] = None) -> None:
     """The main job on an embedded data set: train digits privately, see accuracy and the privacy statement."""
     from fedveil.experiment.demo import demo_config
@@ -116,6 +128,38 @@ def audit(
         from fedveil.experiment.certify_view import render
 
         render(statement, Console())
+
+
+@app.command()
+def attack(
+    target: Annotated[Path, typer.Argument(help="Configuration in TOML, or run directory.")],
+    kind: Annotated[str, typer.Option(help="Which attack; an unknown one is answered with those that there are.")],
+    images: Annotated[int | None, typer.Option(help="Examples attacked.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Examples behind each attacked upload.")] = None,
+    restarts: Annotated[int | None, typer.Option(help="Starts; the one of least matching loss counts.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of each start.")] = None,
+    seed: Annotated[int, typer.Option(help="Of everything random in the attack, the door's noise included.")] = 0,
+    round: Annotated[int | None, typer.Option("--round", help="Round attacked, from 0; earlier ones are trained first.")] = None,
+    knows: Annotated[
+        str | None, typer.Option(help="With commas: mask,noise,clip,aux (default), labels, others; or none.")
+    ] = None,
+    defence: Annotated[str, typer.Option(help="run: the configured method; none: raw updates, for comparison.")] = "run",
+    out: Annotated[Path | None, typer.Option(help="Folder for attack-KIND.json and .png; by default the run directory.")] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attack what a configuration or run lets out: reconstructions, labels, clients, attributes, with floors beside."""
+    from fedveil.experiment.attack_live import attack_live, options_of, render
+    from fedveil.experiment.rundir import plain
+
+    options = options_of(images, batch, restarts, steps, seed, round, knows, defence)
+    found = attack_live(target, kind, options, overrides or [], out, quiet=as_json)
+    if as_json:
+        _print_json(plain(found.record))
+    else:
+        from rich.console import Console
+
+        render(found, Console())
 
 
 @app.command()

@@ -17,6 +17,7 @@ from fedveil.data.partition import checked_options, from_options
 from fedveil.data.split import client_test_split, public_split, split_within_users
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config, Population, calibrated_setting
+from fedveil.experiment.plugins import load_plugins
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import Federation
 from fedveil.federation.round import Context
@@ -57,6 +58,7 @@ class Prepared:
 def prepare(config: Config, dataset: Dataset | None = None, dealt: Partition | None = None) -> Prepared:
     """Load the data and deal them out, unless they are given; tensors are made once."""
     section, seed = config.data, config.run.seed
+    load_plugins(config.run.plugins)
     if dataset is None:
         dataset = load(section.name, section.data_dir, section.download)
     if dealt is None and section.partition.get("kind") == "users" and dataset.users_test is not None:

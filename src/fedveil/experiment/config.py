@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedveil.data.catalogue import Info, info
 from fedveil.data.partition import checked_options
 from fedveil.errors import ConfigError, explain
+from fedveil.experiment.plugins import load_plugins
 from fedveil.local import LocalSpec, OptimizerSpec, Schedule
 from fedveil.methods.base import Method, MethodConfig, Setting
 from fedveil.methods.registry import method_from
@@ -99,12 +100,23 @@ class PrivacySection(_Section):
 
 
 class RunSection(_Section):
-    """How to run it. seeded_noise makes the noise reproducible, and therefore no protection: simulation only."""
+    """How to run it. seeded_noise makes the noise reproducible, and therefore no protection: simulation only.
+
+    plugins: files or modules with methods and data sets of one's own; track: trackers that follow the run.
+    """
 
     seed: int = Field(0, ge=0, lt=2**62)
     seeded_noise: bool = False
     engine: str = "auto"
     name: str = ""
+    plugins: tuple[str, ...] = ()
+    track: tuple[Literal["tensorboard", "mlflow"], ...] = ()
+
+    @field_validator("plugins")
+    @classmethod
+    def _whole(cls, plugins: tuple[str, ...]) -> tuple[str, ...]:
+        """Paths made absolute, so that a run directory finds them again."""
+        return tuple(str(Path(p).expanduser().resolve()) if p.endswith(".py") else p for p in plugins)
 
 
 class Config(_Section):
@@ -128,20 +140,28 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    given = raw.get("run")
+    if isinstance(given, dict) and isinstance(given.get("plugins"), list):
+        given["plugins"] = [_beside(Path(path), plugin) for plugin in given["plugins"]]
     return parse(raw, overrides)
+
+
+def _beside(config: Path, plugin: Any) -> Any:
+    return str(config.parent / Path(plugin).expanduser()) if isinstance(plugin, str) and plugin.endswith(".py") else plugin
 
 
 def parse(raw: dict[str, Any], overrides: Sequence[str] = ()) -> Config:
     """The checked configuration of a nested dict, after overrides."""
     for item in overrides:
-        _override(raw, item)
+        override(raw, item)
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
         raise ConfigError(explain(error, Config)) from None
 
 
-def _override(raw: dict[str, Any], item: str) -> None:
+def override(raw: dict[str, Any], item: str) -> None:
+    """Set `section.key=value` in a nested dict; raises ConfigError for what has another form."""
     path, equals, text = item.partition("=")
     keys = path.strip().split(".")
     try:
@@ -163,6 +183,7 @@ def _override(raw: dict[str, Any], item: str) -> None:
 
 def method_of(config: Config) -> Method:
     """The configured method."""
+    load_plugins(config.run.plugins)
     return method_from(dict(config.method))
 
 
@@ -181,6 +202,7 @@ class Population:
 
 def population_of(config: Config) -> Population:
     """The population of a configuration, from the catalogue alone."""
+    load_plugins(config.run.plugins)
     data, options = info(config.data.name), checked_options(config.data.partition)
     clients = int(getattr(options, "clients", None) or data.users)
     total: float = data.train_size

@@ -18,7 +18,14 @@ T = TypeVar("T")
 Row = dict[str, Any]
 """One line of a table: numbers as float, absent values as None, everything else as text."""
 
-_NOT_THE_EXPERIMENT = {("run", "seed"), ("run", "name"), ("run", "engine"), ("data", "data_dir"), ("data", "download")}
+_NOT_THE_EXPERIMENT = {
+    ("run", "seed"),
+    ("run", "name"),
+    ("run", "engine"),
+    ("run", "track"),
+    ("data", "data_dir"),
+    ("data", "download"),
+}
 """Configuration keys in which runs of one and the same experiment may differ."""
 
 

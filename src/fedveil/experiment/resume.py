@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import Config, load_config
+from fedveil.experiment.plugins import digests
 
 if TYPE_CHECKING:
     from fedveil.experiment.build import Prepared
 
-FREE = ("run.engine", "run.name", "data.data_dir", "data.download", "training.client_timeout")
-"""Keys that change no result, and so may change when a run is resumed."""
+FREE = ("run.engine", "run.name", "run.plugins", "run.track", "data.data_dir", "data.download", "training.client_timeout")
+"""Keys that change no result, and so may change when a run is resumed; what plugins contain is compared by `identity`."""
 
 
 def resumable(path: Path) -> Config:
@@ -43,14 +45,14 @@ def run_id_of(path: Path) -> str:
         return ledger.run
 
 
-def identity(run: str, prepared: Prepared) -> dict[str, Any]:
-    """What a checkpoint belongs to: the run, and a checksum of labels, sizes and some of the examples."""
+def identity(run: str, prepared: Prepared, plugins: Sequence[str] = ()) -> dict[str, Any]:
+    """What a checkpoint belongs to: the run, a checksum of labels, sizes and some of the examples, and the plugins' code."""
     clients = prepared.clients
     parts = (clients.offsets, clients.y.numpy(), clients.x[:: max(1, len(clients.x) // 1000)].numpy())
     checksum = 0
     for part in parts:
         checksum = zlib.crc32(part.tobytes(), checksum)
-    return {"run": run, "data": checksum}
+    return {"run": run, "data": checksum, **({"plugins": digests(plugins)} if plugins else {})}
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:

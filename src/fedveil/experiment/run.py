@@ -12,6 +12,7 @@ from fedveil.errors import ConfigError
 from fedveil.experiment.build import Prepared, federation, new_run_id, prepare
 from fedveil.experiment.certify import certify
 from fedveil.experiment.config import calibrated_setting
+from fedveil.experiment.plugins import digests
 from fedveil.experiment.resume import identity, resumable, run_id_of, same_run
 from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.engines import engine
@@ -82,7 +83,7 @@ def run(
     if not resume:
         _begin(path, config, prepared, statement, run_id, given=data is not None or partition is not None)
     job = federation(config, prepared, path / "ledger.sqlite", run_id)
-    saved = Checkpoints(path / "checkpoint", identity(run_id, prepared))
+    saved = Checkpoints(path / "checkpoint", identity(run_id, prepared, config.run.plugins))
     progress = saved.load() or start(job)
 
     def after(progress: Progress) -> None:
@@ -109,7 +110,7 @@ def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement,
     try:
         rundir.create(path)
         rundir.write_config(path / "config.toml", config)
-        rundir.write_versions(path / "versions.json")
+        rundir.write_versions(path / "versions.json", digests(config.run.plugins))
         _write_statement(path, statement)
         dealt, source = prepared.partition, prepared.dataset
         rundir.write_partition(path / "partition.json", dealt, source.y_train, source.info.classes, given=given)

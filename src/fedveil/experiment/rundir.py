@@ -61,9 +61,11 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
 
 
-def write_versions(path: Path) -> None:
-    """Versions of what decides a result (`versions.json`)."""
-    write_json(path, {"python": sys.version.split()[0], "platform": platform.platform(), **{p: version(p) for p in PACKAGES}})
+def write_versions(path: Path, plugins: Mapping[str, str] | None = None) -> None:
+    """Versions of what decides a result (`versions.json`), and the SHA-256 of each plugin."""
+    own = {f"plugin {name}": f"sha256 {digest}" for name, digest in (plugins or {}).items()}
+    known = {p: version(p) for p in PACKAGES}
+    write_json(path, {"python": sys.version.split()[0], "platform": platform.platform(), **known, **own})
 
 
 def write_partition(path: Path, partition: Partition, labels: NDArray[np.int64], classes: int, *, given: bool) -> None:
@@ -127,8 +129,15 @@ def _table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     with draft.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
-        writer.writerows({k: "" if v is None else v for k, v in row.items()} for row in rows)
+        writer.writerows({k: _cell(v) for k, v in row.items()} for row in rows)
     draft.replace(path)
+
+
+def _cell(value: Any) -> Any:
+    """Nothing as nothing; infinity as 1e999, which pandas, DuckDB and Python read as a number (DuckDB takes `inf` for a date)."""
+    if value is None:
+        return ""
+    return value if not isinstance(value, float) or not math.isinf(value) else f"{'-' if value < 0 else ''}1e999"
 
 
 def plain(value: Any) -> Any:

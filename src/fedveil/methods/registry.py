@@ -1,9 +1,9 @@
-"""The methods by name. Adding one is one file and one line here."""
+"""The methods by name. Adding one is one file and one line here; a project's own are registered by its plugins."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -18,6 +18,8 @@ from fedveil.methods.ladp_fl import LaDPFL
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
 from fedveil.methods.noisy_fedprox import NoisyFedProx
 
+Kind = TypeVar("Kind", bound=MethodConfig)
+
 METHODS: dict[str, type[MethodConfig]] = {
     "fedavg": FedAvg,
     "dp-fedavg": DPFedAvg,
@@ -28,6 +30,24 @@ METHODS: dict[str, type[MethodConfig]] = {
     "noisy-fedprox": NoisyFedProx,
     "aldp-fl": ALDPFL,
 }
+
+
+def register(kind: type[Kind]) -> type[Kind]:
+    """Make a method of one's own known by its name: a decorator of its configuration class.
+
+    Raises:
+        ConfigError: a part of `Method` is missing, or another method has the name.
+    """
+    parts = [part for part in vars(Method) if not part.startswith("_")]
+    missing = [part for part in parts if not hasattr(kind, part) and part not in kind.model_fields]
+    name = kind.model_fields["name"].default if "name" in kind.model_fields else None
+    if missing or not isinstance(name, str):
+        lacks = ", ".join(missing) or 'name: Literal["..."] = "..."'
+        raise ConfigError(f"{kind.__qualname__} is not a method yet: it lacks {lacks} (see fedveil.methods.base.Method)")
+    if name in METHODS and METHODS[name].__module__ != kind.__module__:
+        raise ConfigError(f"the name {name!r} of {kind.__qualname__} belongs to {METHODS[name].__qualname__}: choose another")
+    METHODS[name] = kind
+    return kind
 
 
 def method_from(options: dict[str, Any]) -> Method:
@@ -54,5 +74,8 @@ def described(name: str) -> str:
 
 def _kind(name: str) -> type[MethodConfig]:
     if name not in METHODS:
-        raise ConfigError(f"method.name = {name!r}: unknown method{nearest(name, METHODS)}; there are {', '.join(METHODS)}")
+        own = "a method of your own needs its file in run.plugins"
+        raise ConfigError(
+            f"method.name = {name!r}: unknown method{nearest(name, METHODS)}; there are {', '.join(METHODS)}; {own}"
+        )
     return METHODS[name]

@@ -86,10 +86,10 @@ def build_model(config: Config, prepared: Prepared) -> FlatModel:
     return FlatModel(models.build(name, info.input_shape, info.classes, Randomness(config.run.seed).derive("model"), **options))
 
 
-def federation(config: Config, prepared: Prepared, ledger: Path, run: str) -> Federation:
-    """Everything that a run of this configuration needs, with its releases charged to the ledger file."""
+def federation(config: Config, prepared: Prepared, ledger: Path, run: str, device: str = "cpu") -> Federation:
+    """Everything that a run of this configuration needs, with its releases charged to the ledger file; trains on `device`."""
     method, setting = calibrated_setting(config, prepared.population)
-    model = build_model(config, prepared)
+    model = build_model(config, prepared).to(device)
     randomness = Randomness(config.run.seed, config.run.seeded_noise)
     door = Door(
         model.layout,

@@ -17,7 +17,7 @@ from fedveil.data.catalogue import Info, info
 from fedveil.data.partition import checked_options
 from fedveil.errors import ConfigError, explain
 from fedveil.experiment.plugins import load_plugins
-from fedveil.local import LocalSpec, OptimizerSpec, Schedule
+from fedveil.local import LocalSpec, OptimizerSpec, Precision, Schedule
 from fedveil.methods.base import Method, MethodConfig, Setting
 from fedveil.methods.registry import method_from
 from fedveil.models import registry as models
@@ -108,6 +108,9 @@ class RunSection(_Section):
     seed: int = Field(0, ge=0, lt=2**62)
     seeded_noise: bool = False
     engine: str = "auto"
+    clients_at_once: int | None = Field(None, ge=1)
+    precision: Precision = "float32"
+    deterministic: bool = False
     name: str = ""
     plugins: tuple[str, ...] = ()
     track: tuple[Literal["tensorboard", "mlflow"], ...] = ()
@@ -237,7 +240,7 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
         cohort=cohort,
         rounds=t.rounds,
         sampling=sampling,
-        local=LocalSpec(t.local_epochs, t.local_steps, t.batch_size, t.optimizer.spec(), t.batch_clip, t.schedule),
+        local=local_spec(config),
         layout=layout_of(config, population.data),
         records=population.records,
         classes=population.data.classes,
@@ -251,6 +254,14 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
         max_participations=p.max_participations,
         server=t.server_optimizer.spec(),
     )
+
+
+def local_spec(config: Config) -> LocalSpec:
+    """What a client does in a round."""
+    t, precision = config.training, config.run.precision
+    if t.local == "dp-sgd" and precision == "bf16":
+        raise ConfigError("DP-SGD clips and noises in float32: leave run.precision at float32 with training.local = 'dp-sgd'")
+    return LocalSpec(t.local_epochs, t.local_steps, t.batch_size, t.optimizer.spec(), t.batch_clip, t.schedule, precision)
 
 
 def calibrated_setting(config: Config, population: Population | None = None) -> tuple[Method, Setting]:

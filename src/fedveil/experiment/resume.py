@@ -15,7 +15,7 @@ from fedveil.experiment.plugins import digests
 if TYPE_CHECKING:
     from fedveil.experiment.build import Prepared
 
-FREE = ("run.engine", "run.name", "run.plugins", "run.track", "data.data_dir", "data.download", "training.client_timeout")
+FREE = ("run.engine", "run.clients_at_once", "run.deterministic", "run.name", "run.plugins", "run.track", "data.data_dir", "data.download", "training.client_timeout")
 """Keys that change no result, and so may change when a run is resumed; what plugins contain is compared by `identity`."""
 
 

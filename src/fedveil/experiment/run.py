@@ -15,7 +15,7 @@ from fedveil.experiment.config import calibrated_setting
 from fedveil.experiment.plugins import digests
 from fedveil.experiment.resume import identity, resumable, run_id_of, same_run
 from fedveil.federation.checkpoint import Checkpoints
-from fedveil.federation.engines import engine
+from fedveil.federation.engines import engine, place
 from fedveil.federation.fit import Progress, Record, fit, start
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.statement import Statement
@@ -82,7 +82,9 @@ def run(
     path = Path(out) if out is not None else Path("runs") / f"{method.name}-{prepared.dataset.info.name}-{run_id}"
     if not resume:
         _begin(path, config, prepared, statement, run_id, given=data is not None or partition is not None)
-    job = federation(config, prepared, path / "ledger.sqlite", run_id)
+    section, timeout = config.run, config.training.client_timeout
+    job = federation(config, prepared, path / "ledger.sqlite", run_id, place(section.engine, timeout))
+    runner = engine(section.engine, job.context, timeout, at_once=section.clients_at_once, deterministic=section.deterministic)
     saved = Checkpoints(path / "checkpoint", identity(run_id, prepared, config.run.plugins))
     progress = saved.load() or start(job)
 
@@ -93,11 +95,11 @@ def run(
             on_round(progress.history[-1])
 
     try:
-        ended = fit(job, engine(config.run.engine, job.context, config.training.client_timeout), progress, after)
+        ended = fit(job, runner, progress, after)
     finally:
         if isinstance(job.context.door.ledger, Till):
             job.context.door.ledger.close()
-    model = job.context.model
+    model = job.context.model.to("cpu")
     model.load(progress.model)
     rundir.write_model(path / "model.safetensors", progress.model, model.layout)
     result = Result(model, progress.history, statement, path, ended)

@@ -20,6 +20,7 @@ from fedveil.errors import ConfigError
 from fedveil.federation.batched_gradient import Stack
 from fedveil.federation.batched_lane import InStep, Lane
 from fedveil.federation.clients import Clients
+from fedveil.federation.device import settings
 from fedveil.federation.memory import keep_freed_memory
 from fedveil.federation.round import Context, Outcome, Task, Work, let_out, planned, trained
 from fedveil.local import BatchGradient, GradientSource
@@ -36,9 +37,10 @@ class Batched:
 
     Args:
         at_once: clients that are trained at the same time; by default as many as memory holds (16 on a CPU).
+        deterministic: the same bits each time on the same device.
     """
 
-    def __init__(self, context: Context, at_once: int | None = None) -> None:
+    def __init__(self, context: Context, at_once: int | None = None, deterministic: bool = False) -> None:
         if at_once is not None and at_once < 1:
             raise ConfigError(f"run.clients_at_once must be at least 1, got {at_once}")
         self.device = context.model.vector.device
@@ -46,9 +48,10 @@ class Batched:
         clients = Clients(given.x.to(self.device), given.y.to(self.device), given.offsets)
         self.context, self.at_once = replace(context, clients=clients), at_once
         self._stack: Stack | None = None
-        self._settings = ExitStack()
+        self._deterministic, self._settings = deterministic, ExitStack()
 
     def __enter__(self) -> Self:
+        self._settings.enter_context(settings(self.device, self.context.spec.precision, self._deterministic))
         keep_freed_memory()
         return self
 

@@ -1,28 +1,64 @@
-"""The engines by name."""
+"""The engines by name, and where each of them trains."""
 
 from __future__ import annotations
 
+import logging
+
 from fedveil.errors import ConfigError, nearest
+from fedveil.federation.batched import Batched
+from fedveil.federation.device import GPU, gpu_in_machine, gpu_problem
 from fedveil.federation.engine import Engine, Inline
 from fedveil.federation.pool import Pool, available_cores
 from fedveil.federation.round import Context
 
-ENGINES = ("inline", "pool")
+ENGINES = ("inline", "pool", "batched", "cuda")
+_log = logging.getLogger(__name__)
 
 
-def engine(name: str, context: Context, timeout: float | None = None) -> Engine:
-    """The engine called `name`; `auto` is the pool when there is more than one core and more than one client.
+def place(name: str, timeout: float | None = None) -> str:
+    """The device on which the engine called `name` wants model and examples.
+
+    `auto` takes a GPU that works; one that does not is told of on the log.
+
+    Raises:
+        ConfigError: `cuda` without a GPU that works.
+    """
+    if name not in ("auto", "cuda") or (name == "auto" and timeout is not None):
+        return "cpu"
+    problem = gpu_problem()
+    if not problem:
+        return GPU
+    if name == "cuda":
+        raise ConfigError(f"run.engine = 'cuda', but {problem}: set run.engine to auto, pool, or batched (the same on a CPU)")
+    if gpu_in_machine():
+        _log.warning("this machine has a GPU, but %s: training on the CPU", problem)
+    return "cpu"
+
+
+def engine(
+    name: str,
+    context: Context,
+    timeout: float | None = None,
+    *,
+    at_once: int | None = None,
+    deterministic: bool = False,
+) -> Engine:
+    """The engine called `name`, for a context whose model is where `place` said.
+
+    `auto` is `cuda` when the model is on a GPU, else the pool when there is more than one core and more than one client.
 
     Args:
         timeout: seconds after which a client is given up, or None; needs the pool, because a process cannot leave itself.
+        at_once, deterministic: see `Batched`.
     """
     if name == "auto":
         worthwhile = timeout is not None or (available_cores() > 1 and len(context.clients) > 1)
-        name = "pool" if worthwhile else "inline"
+        on_gpu = context.model.vector.device.type == "cuda"
+        name = "cuda" if on_gpu else "pool" if worthwhile else "inline"
     if name not in ENGINES:
         raise ConfigError(f"run.engine = {name!r}: unknown engine{nearest(name, ENGINES)}; there are auto, {', '.join(ENGINES)}")
     if name == "pool":
         return Pool(context, timeout=timeout)
     if timeout is not None:
-        raise ConfigError("training.client_timeout needs run.engine = 'pool' (or 'auto'): inline cannot interrupt a client")
-    return Inline(context)
+        raise ConfigError(f"training.client_timeout needs run.engine = 'pool' (or 'auto'): {name} cannot interrupt a client")
+    return Inline(context) if name == "inline" else Batched(context, at_once, deterministic)

@@ -246,6 +246,28 @@ def report(
 
 
 @app.command()
+def reproduce(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe; left out, all of them are listed.")] = None,
+    scale: Annotated[str, typer.Option(help="small: minutes on two cores; paper: the paper's settings.")] = "small",
+    out: Annotated[Path, typer.Option(help="Folder of runs and results; recipes share it.")] = Path("reproduced"),
+    seeds: Annotated[int, typer.Option(help="Repetitions of each row.")] = 1,
+    data_dir: Annotated[Path | None, typer.Option(help="Directory that holds data sets.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default one a core.")] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """The papers' tables and figures as recipes: list them, or run one and see ours beside theirs."""
+    from fedveil.experiment.reproduce_live import list_live, reproduce_live
+
+    if recipe is None:
+        found = list_live(data_dir, as_json)
+    else:
+        found = reproduce_live(recipe, scale, out, seeds, data_dir, jobs, overrides or [], as_json)
+    if as_json:
+        _print_json(found)
+
+
+@app.command()
 def plot(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     what: Annotated[

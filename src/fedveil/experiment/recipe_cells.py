@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,12 +69,6 @@ def changes(recipe: Recipe) -> dict[str, Any]:
         f"{key} ({entry.label})": value for axis in recipe.axes for entry in axis.entries for key, value in entry.small.items()
     }
     return {**recipe.small.set, **own}
-
-
-def directory_of(index: int, row: Row, seed: int) -> str:
-    """The name of a row's run in the grid's directory."""
-    words = re.sub(r"[^a-z0-9.]+", "-", " ".join(row.labels).lower()).strip("-.")
-    return f"{index:03d}-{words[:60]}/seed-{seed}"
 
 
 def _put(raw: dict[str, Any], key: str, value: Any) -> None:

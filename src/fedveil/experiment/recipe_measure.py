@@ -53,10 +53,13 @@ def of_run(config: Config, run: Path | None, folder: Path) -> Measured:
 
 def of_statement(config: Config, run: Path | None, folder: Path) -> Measured:
     """Claimed epsilon, and the proven one in the configuration's own view."""
-    views = certify_config(config).views
-    own = {"proven_epsilon": v.proven.epsilon for v in views if v.view is config.privacy.view}
-    claimed = {"claimed_epsilon": v.claimed.epsilon for v in views if v.claimed is not None}
-    return {name: [(1, value)] for name, value in {**own, **claimed}.items()}
+    found = {}
+    for view in certify_config(config).views:
+        if view.view is config.privacy.view:
+            found["proven_epsilon"] = [(1, view.proven.epsilon)]
+        if view.claimed is not None:
+            found["claimed_epsilon"] = [(1, view.claimed.epsilon)]
+    return found
 
 
 def of_twins(config: Config, run: Path | None, folder: Path, *, client: int = 0, change: Change = "labels") -> Measured:

@@ -1,0 +1,37 @@
+"""Whether the data sets of a recipe are here, before anything is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Literal
+
+from fedveil.data.catalogue import info
+from fedveil.data.load import load
+from fedveil.data.remote import REMOTES
+from fedveil.errors import DataError
+
+Presence = Literal["here", "to download", "absent"]
+
+
+@cache
+def presence(name: str, data_dir: str | None = None) -> Presence:
+    """Whether a data set can be read; if not, whether `fedveil` knows where to download it from."""
+    try:
+        load(name, data_dir, download=False)
+    except DataError:
+        return "to download" if info(name).name in REMOTES else "absent"
+    return "here"
+
+
+def unavailable(names: Iterable[str], data_dir: str | None = None) -> dict[str, str]:
+    """The data sets that cannot be had, each with what to do; those that can be downloaded are."""
+    lacking = {}
+    for name in names:
+        if presence(name, data_dir) == "here":
+            continue
+        try:
+            load(name, data_dir)
+        except DataError as error:
+            lacking[name] = str(error)
+    return lacking

@@ -1,0 +1,223 @@
+"""Reproduce a recipe: run its rows, resumably, and put ours beside theirs.
+
+Runs lie under `OUT/runs`, one directory for each configuration, so that recipes which need the same run share it; the results of
+a recipe lie under `OUT/RECIPE/SCALE`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import DataError, FedveilError
+from fedveil.experiment.config import Config
+from fedveil.experiment.grid import Cell, CellState, run_grid
+from fedveil.experiment.recipe import Column, Recipe, Row, kept, load_recipe, number, rows
+from fedveil.experiment.recipe_cells import Job, Scale, job_of
+from fedveil.experiment.recipe_collect import Measured, collected
+from fedveil.experiment.recipe_data import unavailable
+from fedveil.experiment.recipe_measure import MEASURES
+from fedveil.experiment.resume import FREE
+from fedveil.experiment.rundir import plain, write_text
+
+OnCell = Callable[[CellState, float | None], None]
+OnMeasure = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one row.
+
+    Args:
+        values: by column, one number for each seed that gave one. problems: by column, why there is none (or of a seed).
+        problem: why the whole row was not run. measured: of the first seed. folders: where the runs and files of the row lie.
+    """
+
+    row: Row
+    values: tuple[tuple[float, ...], ...] = ()
+    problems: tuple[str, ...] = ()
+    problem: str = ""
+    measured: Measured = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
+
+    def mean(self, column: int) -> float | None:
+        """The mean over the seeds, or None."""
+        values = self.values[column] if self.values else ()
+        return sum(values) / len(values) if values else None
+
+    def difference(self, column: int) -> float | None:
+        """Ours less theirs, or None where one of them is no number."""
+        ours, theirs = self.mean(column), number(self.row.published[column])
+        return None if ours is None or theirs is None else ours - theirs
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A recipe's rows at one scale, with what came of them. left_out: rows of the paper's scale that this scale does not have."""
+
+    name: str
+    recipe: Recipe
+    scale: Scale
+    seeds: int
+    overrides: tuple[str, ...]
+    outcomes: tuple[Outcome, ...]
+    left_out: int
+    folder: Path
+
+
+def reproduce(
+    name: str | Path,
+    scale: Scale = "small",
+    out: str | Path = "reproduced",
+    *,
+    seeds: int = 1,
+    data_dir: str | Path | None = None,
+    jobs: int | None = None,
+    overrides: Sequence[str] = (),
+    on_cell: OnCell | None = None,
+    on_measure: OnMeasure | None = None,
+    on_plan: Callable[[Recipe, list[Config], Mapping[str, str]], None] | None = None,
+) -> Reproduction:
+    """Run what is not yet done of a recipe and return all of it.
+
+    Args:
+        name: of a recipe, or its file. out: the folder that recipes share. seeds: repetitions of each row.
+        overrides: `section.key=value`, for all rows, applied last.
+        on_plan: called before anything runs with the recipe, the configurations and the data sets that cannot be had.
+        on_cell, on_measure: called as runs and measurements go on.
+
+    Raises:
+        ConfigError: a row that cannot be. DataError: none of the rows has its data.
+    """
+    recipe, root = load_recipe(name), Path(out)
+    chosen = [row for row in rows(recipe) if kept(recipe, row, scale)]
+    todo = {
+        (i, seed): job_of(recipe, row, scale, seed=seed, data_dir=data_dir, overrides=overrides)
+        for i, row in enumerate(chosen)
+        for seed in range(seeds)
+        if not row.missing
+    }
+    lacking = unavailable(
+        dict.fromkeys(job.config.data.name for job in todo.values()), None if data_dir is None else str(data_dir)
+    )
+    if on_plan is not None:
+        on_plan(recipe, [job.config for job in todo.values()], lacking)
+    todo_here = {key: job for key, job in todo.items() if job.config.data.name not in lacking}
+    if todo and not todo_here:
+        raise DataError(" ".join(lacking.values()))
+    found = _measured(recipe, todo_here, root, jobs, on_cell, on_measure)
+    shares = {i: (job, job_of(recipe, chosen[i], "paper")) for (i, seed), job in todo_here.items() if seed == 0}
+    outcomes = []
+    for i, row in enumerate(chosen):
+        absent = todo[i, 0].config.data.name if (i, 0) in todo and (i, 0) not in todo_here else ""
+        problem = row.missing or (f"the data set {absent} is not here" if absent else "")
+        if problem:
+            outcomes.append(Outcome(row, problem=problem))
+        else:
+            outcomes.append(_outcome(recipe, row, [found[i, seed] for seed in range(seeds)], _upto(recipe.columns, *shares[i])))
+    path = root / (str(name) if Path(name).suffix != ".toml" else Path(name).stem) / scale
+    done = tuple(_with_relatives(recipe, outcomes))
+    return Reproduction(str(name), recipe, scale, seeds, tuple(overrides), done, len(rows(recipe)) - len(chosen), path)
+
+
+Found = tuple[Measured | str, str]
+"""A measurement or why there is none, and the folder that it is of."""
+
+
+def _measured(
+    recipe: Recipe,
+    todo: Mapping[tuple[int, int], Job],
+    root: Path,
+    jobs: int | None,
+    on_cell: OnCell | None,
+    on_measure: OnMeasure | None,
+) -> dict[tuple[int, int], Found]:
+    """Train what needs training, side by side; then measure row by row."""
+    measure = MEASURES[recipe.measure["name"]]
+    names = {key: _directory(job.config) for key, job in todo.items()}
+    states: dict[str, CellState] = {}
+    if measure.trains and todo:
+        cells = {names[key]: Cell(names[key], job.config) for key, job in todo.items()}
+        states = {s.cell.name: s for s in run_grid(list(cells.values()), root / "runs", jobs, on_cell)}
+    found: dict[tuple[int, int], Found] = {}
+    for i, (key, job) in enumerate(todo.items()):
+        state = states.get(names[key])
+        if state is not None and state.state == "failed":
+            found[key] = (f"failed: {state.error}", str(state.path))
+            continue
+        if on_measure is not None:
+            on_measure(i, len(todo), names[key])
+        run = None if state is None else state.path
+        name = recipe.measure["name"]
+        folder = root / "measured" / names[key] / f"{name}-{_digest(job.options)}"
+        try:
+            found[key] = (_series(name, job, run, folder), str(run or folder))
+        except FedveilError as problem:
+            found[key] = (f"failed: {problem}", str(run or folder))
+    return found
+
+
+def _series(name: str, job: Job, run: Path | None, folder: Path) -> Measured:
+    """The measurement, from its file if it was made before."""
+    if name == "run":
+        return MEASURES[name].series(job.config, run, folder, **job.options)
+    file = folder / "series.json"
+    if file.exists():
+        saved: dict[str, list[tuple[int, float]]] = json.loads(file.read_text())
+        return saved
+    series = MEASURES[name].series(job.config, run, folder, **job.options)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(file, json.dumps(series))
+    return series
+
+
+def _outcome(recipe: Recipe, row: Row, found: Sequence[Found], upto: Sequence[int | None]) -> Outcome:
+    values, problems = [], []
+    for column, last in zip(recipe.columns, upto, strict=True):
+        got = [m if isinstance(m, str) else collected(m, column.of, column.collect, last) for m, _ in found]
+        values.append(tuple(v * column.times for v in got if not isinstance(v, str)))
+        problems.append(column.missing or next((v for v in got if isinstance(v, str)), ""))
+    first = found[0][0]
+    return Outcome(
+        row, tuple(values), tuple(problems), measured={} if isinstance(first, str) else first, folders=tuple(f for _, f in found)
+    )
+
+
+def _with_relatives(recipe: Recipe, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The outcomes with relative columns divided by the row that they are relative to."""
+    by_label = {o.row.labels: o for o in outcomes}
+    done = []
+    for outcome in outcomes:
+        values = list(outcome.values)
+        for i, column in enumerate(recipe.columns):
+            if not column.relative or not values:
+                continue
+            labels = (column.relative.get(a.name, own) for a, own in zip(recipe.axes, outcome.row.labels, strict=True))
+            base = by_label.get(tuple(labels))
+            divisor = None if base is None else base.mean(i)
+            values[i] = tuple(v / divisor for v in outcome.values[i]) if divisor else ()
+        done.append(Outcome(**{**vars(outcome), "values": tuple(values)}))
+    return done
+
+
+def _upto(columns: Sequence[Column], job: Job, full: Job) -> list[int | None]:
+    """The last round of each column: as in the recipe, or at the same share of a shorter run."""
+    share = job.config.training.rounds / full.config.training.rounds
+    return [None if c.round is None else max(1, round(c.round * share)) for c in columns]
+
+
+def _directory(config: Config) -> str:
+    """One directory for each configuration, whatever row asks for it."""
+    flat: dict[str, Any] = plain(config.model_dump(mode="json"))
+    for key in FREE:
+        section, _, name = key.partition(".")
+        flat.get(section, {}).pop(name, None)
+    return f"{config.method['name']}-{config.data.name}-{_digest(flat)}"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -1,0 +1,150 @@
+"""Recipes in the terminal: the list of them, and one of them running, with ours beside theirs at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fedveil.errors import ConfigError, nearest
+from fedveil.experiment.config import Config
+from fedveil.experiment.grid import CellState
+from fedveil.experiment.recipe import PAPERS, Recipe, kept, load_recipe, recipe_names, rows
+from fedveil.experiment.recipe_cells import SCALES, Scale, job_of
+from fedveil.experiment.recipe_cost import seconds_of, spoken
+from fedveil.experiment.recipe_data import presence
+from fedveil.experiment.reproduce import Reproduction, reproduce
+from fedveil.experiment.reproduce_plot import plot_reproduction
+from fedveil.experiment.reproduce_table import as_json, body, header, remarks, scale_text, title, write_results
+
+Listed = dict[str, Any]
+
+
+def listed(data_dir: Path | None = None) -> list[Listed]:
+    """Every recipe: what it is, how much of it can be run, what it needs, about how long it takes."""
+    return [_listed(name, load_recipe(name), None if data_dir is None else str(data_dir)) for name in recipe_names()]
+
+
+def list_live(data_dir: Path | None, as_rows: bool = False) -> list[Listed]:
+    """Print the list of recipes, unless only its rows are wanted."""
+    console = Console()
+    with console.status("looking for data sets, timing two small networks"):
+        found = listed(data_dir)
+    if as_rows:
+        return found
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("recipe", "paper", "table", "what", "rows", "missing", "data", "small", "paper's scale"):
+        table.add_column(heading, overflow="fold", justify="right" if heading in ("rows", "missing") else "left")
+    for one in found:
+        data = ", ".join(f"{name}{'' if there == 'here' else f' ({there})'}" for name, there in one["data"].items())
+        cells = [one["recipe"], one["paper"], one["table"], one["title"], str(one["runnable"]), str(one["missing"]), data]
+        style = "dim" if not one["runnable"] else None
+        costs = [one["small"], one["full"]] if one["runnable"] else ["cannot be run", ""]
+        table.add_row(*cells, *costs, style=style)
+    console.print(table)
+    console.print(
+        "\nrows: that fedveil can run at the paper's scale; missing: methods that it does not have, kept for comparison. Times "
+        "are rough estimates for all cores of this machine.\nfedveil reproduce RECIPE [--scale small|paper] runs one.",
+        highlight=False,
+    )
+    return found
+
+
+def _listed(name: str, recipe: Recipe, data_dir: str | None) -> Listed:
+    every = rows(recipe)
+    runnable = [row for row in every if not row.missing]
+    needed = dict.fromkeys(job_of(recipe, row, "paper").config.data.name for row in runnable)
+    reasons = Counter(row.missing for row in every if row.missing)
+    return {
+        "recipe": name,
+        "paper": f"{recipe.paper} {PAPERS[recipe.paper]}",
+        "table": recipe.table,
+        "title": recipe.title,
+        "runnable": len(runnable),
+        "small_rows": sum(kept(recipe, row, "small") for row in runnable),
+        "missing": len(every) - len(runnable),
+        "reasons": dict(reasons),
+        "data": {data: presence(data, data_dir) for data in needed},
+        "small": spoken(seconds_of(recipe, "small")) if runnable else "",
+        "full": spoken(seconds_of(recipe, "paper")) if runnable else "",
+    }
+
+
+def reproduce_live(
+    name: str,
+    scale: str,
+    out: Path,
+    seeds: int,
+    data_dir: Path | None,
+    jobs: int | None,
+    overrides: Sequence[str],
+    as_rows: bool = False,
+) -> dict[str, Any]:
+    """Run a recipe with a progress bar; print ours beside theirs, and leave the results in files."""
+    if scale not in SCALES:
+        raise ConfigError(f"--scale {scale}: unknown{nearest(scale, SCALES)}; there are {', '.join(SCALES)}")
+    if seeds < 1:
+        raise ConfigError(f"--seeds {seeds}: at least 1")
+    console = Console(stderr=as_rows)
+    chosen: Scale = "paper" if scale == "paper" else "small"
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), TimeElapsedColumn())
+    bar = Progress(*columns, console=console, transient=True)
+    task = bar.add_task("", total=None, left="", visible=False)
+    rounds: dict[str, int] = {}
+
+    def plan(recipe: Recipe, configs: list[Config], lacking: Mapping[str, str]) -> None:
+        console.print(f"[bold]{recipe.table}: {recipe.title}[/] ({chosen} scale)", highlight=False)
+        needed = ", ".join(dict.fromkeys(config.data.name for config in configs)) or "none"
+        if configs:
+            bar.update(task, total=sum(config.training.rounds for config in configs))
+            console.print(f"{len(configs)} runs, {spoken(seconds_of(recipe, chosen) * seeds)}. Data: {needed}", highlight=False)
+        for missing, why in lacking.items():
+            console.print(f"[bold yellow]Not run, no copy of {missing}:[/] {why}", highlight=False)
+
+    def on_cell(state: CellState, left: float | None) -> None:
+        rounds[state.cell.name] = state.rounds
+        text = "" if left is None else f"{spoken(left)} left"
+        bar.update(task, visible=True, description=f"training {state.cell.name}", completed=sum(rounds.values()), left=text)
+
+    def on_measure(i: int, total: int, what: str) -> None:
+        bar.update(task, visible=True, description=f"measuring {what}", completed=i, total=total, left=f"{i} of {total}")
+
+    with bar:
+        done = reproduce(
+            name,
+            chosen,
+            out,
+            seeds=seeds,
+            data_dir=data_dir,
+            jobs=jobs,
+            overrides=overrides,
+            on_cell=on_cell,
+            on_measure=on_measure,
+            on_plan=plan,
+        )
+    folder = write_results(done)
+    picture = plot_reproduction(done)
+    if not as_rows:
+        render(done, console)
+        console.print(f"\nResults: {folder}" + (f", picture: {picture}" if picture else ""), highlight=False, soft_wrap=True)
+    return as_json(done)
+
+
+def render(done: Reproduction, console: Console) -> None:
+    """Title, scale, ours beside theirs, remarks."""
+    table = Table(title=title(done), title_justify="left", caption=scale_text(done), caption_justify="left", box=None)
+    head = header(done)
+    for i, name in enumerate(head):
+        table.add_column(name, justify="right" if i >= len(head) - 3 else "left", overflow="fold")
+    for cells in body(done):
+        ours = cells[-2]
+        table.add_row(*(c.replace("[", r"\[") for c in cells), style="dim" if ours.startswith("[") else None)
+    console.print(table)
+    for note in remarks(done):
+        console.print(f"- {note}", highlight=False, markup=False)

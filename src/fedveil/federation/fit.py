@@ -105,12 +105,12 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     plan = context.policy.plan(released, progress.common) if context.summed else None
     outcomes = list(engine.map(_tasks(federation, progress, released, chosen, plan)))
     failed = {o.client: o.error for o in outcomes if o.error}
-    if outcomes and len(failed) == len(outcomes) and len(outcomes) > 1:
+    if len(failed) == len(outcomes) > 1 and federation.setting.min_survivors is None:
         raise FedveilError(f"every client of round {t} failed; the first reason: {next(iter(failed.values()))}")
-    for o in outcomes:
-        _remember(progress, o)
     record: Record = {"round": t, "participants": len(outcomes) - len(failed), "failed": len(failed), "failures": failed}
     uploads = _uploads(federation, progress, outcomes, plan, released, record)
+    for o in outcomes:
+        _remember(progress, o)
     if uploads:
         _step(federation, progress, uploads)
         record.update(_measures(federation, uploads))

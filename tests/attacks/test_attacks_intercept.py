@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedveil.attacks import IG, Bounds, Knowledge, LocalSpec, Upload
-from fedveil.attacks.intercept import intercepted, save
+from fedveil.attacks import Clip, Knowledge, LocalSpec, Upload
+from fedveil.attacks.intercept import clip_of, intercepted
 from fedveil.attacks.matching import read
 from fedveil.params import Layout
 from fedveil.release.plan import Plan
@@ -35,18 +33,14 @@ def test_an_upload_of_the_door_becomes_a_gradient(
     assert upload.noise_ratio == pytest.approx(sum(i**2 * n for i, n in enumerate(sizes)) ** 0.5 / 2)
 
 
-def test_a_result_is_saved_with_scores_floors_and_picture(
-    tmp_path: Path, digits: tuple[Tensor, Tensor], relu_cnn: nn.Sequential, make_upload: Callable[..., Upload]
-) -> None:
-    x, y = digits
-    sent = make_upload(relu_cnn, x[:2], y[:2])
-    bounds, rng = Bounds((1, 28, 28)), torch.Generator().manual_seed(3)
-    result = IG(5).run([sent], lambda: relu_cnn, relu_cnn.state_dict(), Knowledge(labels=y[:2]), bounds, rng)
-    save(result, x[:2], x[100:200], tmp_path / "run")
-    record = json.loads((tmp_path / "run" / "attack-ig.json").read_text(encoding="utf-8"))
-    assert record["result"]["seed"] == 3
-    assert record["result"]["knowledge"] == ["labels"]
-    assert record["result"]["noise_ratio"] == 0
-    assert set(record["floors"]) == {"mean image", "other image", "uniform"}
-    assert record["scores"]["images"] == 2
-    assert (tmp_path / "run" / "attack-ig.png").stat().st_size > 3000
+def test_noise_lies_where_something_was_sent_and_bounds_are_named() -> None:
+    layout = Layout(("a", "b"), ((2, 1), (2,)))
+    support = torch.tensor([True, False, True, True])
+    plan = Plan(clip=3.0, noise_std=0.5, support=support, layer_clip=torch.tensor([1.0, 2.0]))
+    sent = Sent(0, 0, torch.ones(4), torch.tensor([0.5, 0.25]), plan, support)
+    upload = intercepted(sent, layout, 1, LocalSpec(1, 0.1), signal_norm=1.0)
+    assert upload.noise_std is not None
+    assert {k: torch.as_tensor(v).flatten().tolist() for k, v in upload.noise_std.items()} == {"a": [0.5, 0.0], "b": [0.25, 0.25]}
+    assert upload.noise_ratio == pytest.approx((0.25 + 2 * 0.0625) ** 0.5)
+    assert clip_of(plan, layout) == Clip(3.0, {"a": 1.0, "b": 2.0})
+    assert clip_of(Plan(clip=3.0), layout) == Clip(3.0)

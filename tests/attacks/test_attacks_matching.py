@@ -7,8 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.attacks.matching import Target, cosine, read, squared, trust, withheld_guess
-from fedveil.attacks.types import Knowledge, LocalSpec, Upload
+from fedveil.attacks.simulate import split
+from fedveil.attacks.types import Clip, Knowledge, LocalSpec, Upload
 from fedveil.errors import ConfigError
+from fedveil.params import Layout
+from fedveil.release.door import clipped
+from fedveil.release.plan import Plan
 
 
 def _net() -> nn.Module:
@@ -67,6 +71,23 @@ def test_noise_of_a_delta_is_scaled_to_the_gradient() -> None:
     assert delta[0].weight is not None
     assert plain[0].weight is not None
     assert torch.allclose(delta[0].weight, plain[0].weight, atol=1e-5)
+
+
+def test_a_candidate_passes_the_clip_as_an_update_does() -> None:
+    """Against the door's own clipping, on the same change of weights."""
+    x, y, lr = torch.randn((4, 2), generator=RNG), torch.tensor([0, 1, 1, 0]), 0.5
+    plain = read([Upload(GRADIENT)], _net, STATE, Knowledge())[0].simulate(x, y).detach()
+    layout = Layout.of({k: v.shape for k, v in STATE.items()})
+    norms = layout.norms(lr * plain)
+    support = torch.ones_like(plain, dtype=torch.bool)
+    support[:3] = False
+    plan = Plan(clip=0.6 * float(norms.norm()), layer_clip=torch.tensor([0.5, 2.0, 0.9, 1.0]) * norms, support=support)
+    expected = clipped(-lr * plain, plan, layout) / -lr
+    clip = Clip(plan.clip, dict(zip(layout.names, plan.layer_clip.tolist(), strict=True)))
+    knowledge = Knowledge(local=LocalSpec(1, lr), clip=clip, mask=split(support, dict(STATE)))
+    target = read([Upload({k: -lr * g for k, g in GRADIENT.items()}, kind="delta")], _net, STATE, knowledge)[0]
+    assert torch.allclose(target.simulate(x, y).detach(), expected, rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(plain, expected, rtol=0.05)
 
 
 def test_layers_that_were_not_sent_do_not_count() -> None:

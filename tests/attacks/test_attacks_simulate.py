@@ -25,11 +25,17 @@ def batch() -> tuple[Tensor, Tensor]:
 def _trained(net: nn.Module, x: Tensor, y: Tensor, local: LocalSpec, order: list[list[int]]) -> Tensor:
     """(w_0 - w_K) / (lr K) by torch's own optimizers."""
     before = flat([p.detach().clone() for p in net.parameters()])
-    makers = {"sgd": lambda p: torch.optim.SGD(p, local.lr), "adam": lambda p: torch.optim.Adam(p, local.lr)}
+    makers = {
+        "sgd": lambda p: torch.optim.SGD(p, local.lr, momentum=local.momentum, weight_decay=local.weight_decay),
+        "adam": lambda p: torch.optim.Adam(p, local.lr),
+    }
     optimizer = makers[local.optimizer](net.parameters())
-    for indices in order:
+    for indices, rate in zip(order, local.rates or [local.lr] * len(order), strict=True):
+        optimizer.param_groups[0]["lr"] = rate
         optimizer.zero_grad()
         F.cross_entropy(net(x[indices]), y[indices]).backward()
+        if local.batch_clip is not None:
+            torch.nn.utils.clip_grad_norm_(net.parameters(), local.batch_clip)
         optimizer.step()
     return (before - flat([p.detach() for p in net.parameters()])) / (local.lr * local.steps)
 
@@ -40,6 +46,9 @@ CASES = [
     (LocalSpec(3, 0.3, batch=4), [[0, 1, 2, 3], [4, 5], [0, 1, 2, 3]]),
     (LocalSpec(2, 0.3, order=((5, 1), (0, 3, 2))), [[5, 1], [0, 3, 2]]),
     (LocalSpec(1, 0.01, optimizer="adam"), [[0, 1, 2, 3, 4, 5]]),
+    (LocalSpec(3, 0.3, momentum=0.9, weight_decay=0.1), [[0, 1, 2, 3, 4, 5]] * 3),
+    (LocalSpec(2, 0.3, rates=(0.5, 0.1), batch_clip=0.4), [[0, 1, 2, 3, 4, 5]] * 2),
+    (LocalSpec(1, 0.3, batch_clip=0.2), [[0, 1, 2, 3, 4, 5]]),
     (LocalSpec(5, 0.01, batch=3, optimizer="adam"), [[0, 1, 2], [3, 4, 5]] * 2 + [[0, 1, 2]]),
 ]
 

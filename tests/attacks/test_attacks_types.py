@@ -50,6 +50,10 @@ def test_impossible_values_are_refused() -> None:
             LocalSpec(steps, lr, batch)
     with pytest.raises(ConfigError, match="one per step"):
         LocalSpec(2, 0.1, order=((0,),))
+    with pytest.raises(ConfigError, match="rates lists 1 entries for 2 steps"):
+        LocalSpec(2, 0.1, rates=(0.1,))
+    with pytest.raises(ConfigError, match="Adam is simulated without"):
+        LocalSpec(1, 0.1, optimizer="adam", momentum=0.9)
 
 
 def test_attacks_are_made_by_name() -> None:

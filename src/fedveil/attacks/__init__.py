@@ -6,7 +6,7 @@ from fedveil.attacks.dlg import DLG, IDLG
 from fedveil.attacks.gradinversion import GradInversion
 from fedveil.attacks.inverting import IG
 from fedveil.attacks.registry import ATTACKS, attack
-from fedveil.attacks.types import Attack, Bounds, Knowledge, LocalSpec, Progress, Result, Upload
+from fedveil.attacks.types import Attack, Bounds, Clip, Knowledge, LocalSpec, Progress, Result, Upload
 
 __all__ = [
     "ATTACKS",
@@ -15,6 +15,7 @@ __all__ = [
     "IG",
     "Attack",
     "Bounds",
+    "Clip",
     "GradInversion",
     "Knowledge",
     "LocalSpec",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedveil.attacks.simulate import Simulation, flat, prepared, simulation, split
-from fedveil.attacks.types import Knowledge, ModelFn, Noise, Upload
+from fedveil.attacks.simulate import Simulation, bounded, flat, prepared, simulation, split
+from fedveil.attacks.types import Clip, Knowledge, ModelFn, Noise, Upload
 from fedveil.errors import ConfigError
 
 
@@ -67,7 +67,26 @@ def _target(upload: Upload, model_fn: ModelFn, state: Mapping[str, Tensor], know
         received.append((value.to(parameter.dtype) - start) * scale)
     target = flat(received).detach()
     weight = trust(target, parameters, set(upload.tensors), knowledge, abs(scale))
-    return Target(module, target, weight, simulation(module, local if upload.kind != "gradient" else None))
+    simulate = simulation(module, local if upload.kind != "gradient" else None)
+    if knowledge.clip is not None:
+        simulate = _through_the_door(simulate, parameters, knowledge.clip, knowledge.mask or {}, abs(scale))
+    return Target(module, target, weight, simulate)
+
+
+def _through_the_door(
+    simulate: Simulation, parameters: Mapping[str, Tensor], clip: Clip, mask: Mapping[str, Tensor], scale: float
+) -> Simulation:
+    """A candidate's gradient as the door would let it out: restricted, clipped per parameter, then as a whole."""
+
+    def clipped(x: Tensor, y: Tensor) -> Tensor:
+        parts = split(simulate(x, y), parameters)
+        parts = {k: v * mask[k] if k in mask else v for k, v in parts.items()}
+        if clip.layers is not None:
+            parts = {k: bounded([v], clip.layers[k] * scale)[0] if k in clip.layers else v for k, v in parts.items()}
+        whole = list(parts.values())
+        return flat(bounded(whole, clip.whole * scale) if clip.whole < float("inf") else whole)
+
+    return clipped
 
 
 def effective_scale(upload: Upload, knowledge: Knowledge) -> float:
@@ -87,7 +106,7 @@ def trust(
     received: effective gradient (d,). scale: factor from the units of `knowledge.noise_std` to those of `received`.
     A floor common to all tensors instead of p makes an attacker worse than a naive one when most of the signal is noisy.
     """
-    if sent >= set(parameters) and not knowledge.adaptive:
+    if sent >= set(parameters) and knowledge.noise_std is None and knowledge.mask is None:
         return None
     seen, variance = [], []
     for name, parameter in parameters.items():

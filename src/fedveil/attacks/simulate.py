@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,12 @@ def gradient(module: nn.Module, x: Tensor, y: Tensor, create_graph: bool = False
     return flat(torch.autograd.grad(loss, tuple(module.parameters()), create_graph=create_graph))
 
 
+def bounded(tensors: Sequence[Tensor], bound: float) -> list[Tensor]:
+    """The tensors scaled by one factor to a joint L2 norm of at most `bound`, differentiably."""
+    norm = (torch.stack([t.square().sum() for t in tensors]).sum() + 1e-30).sqrt()
+    return [t * (bound / norm).clamp_max(1.0) for t in tensors]
+
+
 def batches(local: LocalSpec, n: int) -> list[Tensor]:
     """Indices of the examples of each local step: `local.order` if known, else consecutive batches, epoch after epoch."""
     if local.order is not None:
@@ -91,21 +97,24 @@ def simulation(module: nn.Module, local: LocalSpec | None) -> Simulation:
 def unrolled(module: nn.Module, start: Mapping[str, Tensor], x: Tensor, y: Tensor, local: LocalSpec) -> dict[str, Tensor]:
     """Parameters after `local.steps` steps, differentiable in x and y.
 
-    Adam puts eps inside the root: the derivative of sqrt at 0 is infinite.
+    Adam puts eps inside the root: the derivative of sqrt at 0 is infinite. SGD is torch's: first momentum, no dampening.
     """
+    rates = local.rates or (local.lr,) * local.steps
     params = dict(start)
     first = {name: torch.zeros_like(value) for name, value in params.items()}
     second = dict(first)
     for k, chosen in enumerate(batches(local, len(x)), 1):
         loss = F.cross_entropy(functional_call(module, params, (x[chosen],)), y[chosen])
-        grads = dict(zip(params, torch.autograd.grad(loss, tuple(params.values()), create_graph=True), strict=True))
+        made = torch.autograd.grad(loss, tuple(params.values()), create_graph=True)
+        grads = dict(zip(params, made if local.batch_clip is None else bounded(made, local.batch_clip), strict=True))
         if local.optimizer == "sgd":
-            params = {name: value - local.lr * grads[name] for name, value in params.items()}
+            first = {name: local.momentum * first[name] + g + local.weight_decay * params[name] for name, g in grads.items()}
+            params = {name: value - rates[k - 1] * first[name] for name, value in params.items()}
             continue
         first = {name: 0.9 * first[name] + 0.1 * g for name, g in grads.items()}
         second = {name: 0.999 * second[name] + 0.001 * g * g for name, g in grads.items()}
         params = {
-            name: value - local.lr * (first[name] / (1 - 0.9**k)) / torch.sqrt(second[name] / (1 - 0.999**k) + 1e-16)
+            name: value - rates[k - 1] * (first[name] / (1 - 0.9**k)) / torch.sqrt(second[name] / (1 - 0.999**k) + 1e-16)
             for name, value in params.items()
         }
     return params

@@ -25,6 +25,7 @@ class LocalSpec:
 
     steps: optimizer steps K >= 1. batch: examples per step, None = all of them. lr: learning rate > 0.
     order: indices of the examples of each step; None = consecutive batches, the same in every epoch (the order is unknown).
+    momentum, weight_decay: of SGD. batch_clip: L2 bound on each step's gradient. rates: the rate of each step, with mean `lr`.
     """
 
     steps: int
@@ -32,17 +33,33 @@ class LocalSpec:
     batch: int | None = None
     optimizer: Literal["sgd", "adam"] = "sgd"
     order: tuple[tuple[int, ...], ...] | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    batch_clip: float | None = None
+    rates: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 1 or not 0 < self.lr < float("inf") or (self.batch is not None and self.batch < 1):
             raise ConfigError(f"LocalSpec needs steps >= 1, lr > 0 and batch >= 1, got {self.steps}, {self.lr}, {self.batch}")
-        if self.order is not None and len(self.order) != self.steps:
-            raise ConfigError(f"LocalSpec.order lists {len(self.order)} batches for {self.steps} steps; give one per step")
+        for name, given in (("order", self.order), ("rates", self.rates)):
+            if given is not None and len(given) != self.steps:
+                raise ConfigError(f"LocalSpec.{name} lists {len(given)} entries for {self.steps} steps; give one per step")
+        if self.optimizer == "adam" and (self.momentum or self.weight_decay):
+            raise ConfigError("LocalSpec: Adam is simulated without momentum and weight_decay settings; leave them at 0")
 
     @property
     def plain(self) -> bool:
         """Whether the effective gradient is one gradient over all examples."""
-        return self.steps == 1 and self.optimizer == "sgd" and self.batch is None and self.order is None
+        once = self.steps == 1 and self.optimizer == "sgd" and self.batch is None and self.order is None
+        return once and not self.weight_decay and self.batch_clip is None
+
+
+@dataclass(frozen=True)
+class Clip:
+    """The bounds that the door puts on an update, in the units of the upload: L2 per parameter first, then as a whole."""
+
+    whole: float = float("inf")
+    layers: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,8 +106,8 @@ class Knowledge:
     """What the attacker is given besides the upload and the model it was computed from; None = not known.
 
     labels: class of each example, int64 (n,). n: number of examples. local: the client's training.
-    buffers: normalisation statistics of the client. noise_std, mask: as in `Upload`; they make an attack adaptive.
-    aux_inputs: examples from the same distribution, (m, *shape).
+    buffers: normalisation statistics of the client. noise_std, mask: as in `Upload`; clip: the bounds on the update; each of
+    these three makes an attack adaptive. aux_inputs: examples from the same distribution, (m, *shape).
     """
 
     labels: Tensor | None = None
@@ -99,6 +116,7 @@ class Knowledge:
     buffers: Mapping[str, Tensor] | None = None
     noise_std: Noise | None = None
     mask: Mapping[str, Tensor] | None = None
+    clip: Clip | None = None
     aux_inputs: Tensor | None = None
 
     @property
@@ -109,7 +127,7 @@ class Knowledge:
     @property
     def adaptive(self) -> bool:
         """Whether the attacker takes the defence into account."""
-        return self.noise_std is not None or self.mask is not None
+        return self.noise_std is not None or self.mask is not None or self.clip is not None
 
 
 @dataclass(frozen=True)

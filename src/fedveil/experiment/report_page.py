@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedveil.experiment.report_attacks import attack_values
 from fedveil.experiment.report_curves import constant, curve, last, layers, spread, thinned
 from fedveil.experiment.report_data import RunData, experiment_of, group_names, grouped
 from fedveil.experiment.report_privacy import privacy_values, spent_values
@@ -54,7 +52,7 @@ def _group(name: str, runs: list[RunData], room: list[int]) -> dict[str, Any]:
         "clients": _clients(runs),
         "partition": _partition(first.partition),
         "failures": _failures(runs),
-        "attacks": _attacks(runs, room),
+        "attacks": attack_values(runs, room),
         "configuration": first.config_text,
         "settings": {k: v for k, v in experiment_of(first).items() if not isinstance(v, dict)},
         "versions": first.versions,
@@ -125,36 +123,7 @@ def _failures(runs: list[RunData]) -> dict[str, Any]:
     return {"reasons": listed, "skipped": skipped[:20], "total": sum(reasons.values())}
 
 
-# --- attacks and how to repeat it ----------------------------------------------------------------------------------------
-
-
-def _attacks(runs: list[RunData], room: list[int]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for path in sorted(p for run in runs for p in run.path.glob("attack*") if p.suffix in (".png", ".json")):
-        if path.suffix == ".json":
-            found.append({"name": path.name, "figures": _figures(path)})
-            continue
-        data = path.read_bytes()
-        fits = len(data) <= room[0]
-        room[0] -= len(data) if fits else 0
-        picture = f"data:image/png;base64,{base64.b64encode(data).decode()}" if fits else None
-        found.append({"name": path.name, "picture": picture, "path": str(path)})
-    return found
-
-
-def _figures(path: Path) -> list[list[str]]:
-    """The single figures in an attack's JSON file; lists are left out."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return [["not readable", path.name]]
-    return [[k, f"{v:.4g}" if isinstance(v, float) else str(v)] for k, v in _leaves(value)][:60]
-
-
-def _leaves(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [leaf for k, v in value.items() for leaf in _leaves(v, f"{prefix}.{k}" if prefix else str(k))]
-    return [] if isinstance(value, list) or value is None else [(prefix or "value", value)]
+# --- how to repeat it --------------------------------------------------------------------------------------------------
 
 
 def _command(run: RunData) -> str:

@@ -316,9 +316,12 @@
 
   function attacks(g) {
     if (!g.attacks.length) return [];
-    const show = (a) => (a.picture ? el("figure", {}, el("img", { src: a.picture, alt: `Attack picture ${a.name}` }), el("figcaption", {}, a.name))
-      : a.figures ? el("figure", {}, el("figcaption", {}, a.name), el("dl.facts", {}, a.figures.map(([k, v]) => el("div", {}, el("dt", {}, k), el("dd", {}, v)))))
-        : el("p.about", {}, `${a.path} is too large to be shown here.`));
+    const facts = (pairs) => el("dl.facts", {}, pairs.map(([k, v]) => el("div", {}, el("dt", {}, k), el("dd", {}, v))));
+    const show = (a) => el("figure", {}, el("h3", {}, `Attack ${a.name}`),
+      a.picture ? el("img", { src: a.picture, alt: `Attack ${a.name}: originals on top, what the attacker made of them below; the figures follow as text` }) : null,
+      a.too_large ? el("p.about", {}, `${a.too_large} is too large to be shown here.`) : null,
+      a.figures ? facts(a.figures) : null,
+      a.assumptions?.length ? el("figcaption", {}, el("ul.list", {}, a.assumptions.map((text) => el("li", {}, text)))) : null);
     return [el("div.pictures", {}, g.attacks.map(show))];
   }
 

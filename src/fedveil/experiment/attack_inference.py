@@ -1,0 +1,254 @@
+"""Inference attacks on what the door let out: labels, identification, label-reconstruction, attribute, extraction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedveil.attacks import identification as ids
+from fedveil.attacks import label_reconstruction as single
+from fedveil.attacks.attribute import CIFAR10_ANIMALS, infer_attribute
+from fedveil.attacks.extraction import KnowledgeExtraction
+from fedveil.attacks.features import features
+from fedveil.attacks.inverting import IG
+from fedveil.attacks.labels import class_gradient, label_counts, mean_prediction
+from fedveil.attacks.matching import read
+from fedveil.attacks.simulate import prepared
+from fedveil.errors import ConfigError
+from fedveil.experiment.attack_door import Victim, caveats, interceptions, number
+from fedveil.experiment.attack_types import Options, Outcome, Tell
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fedveil.experiment.attack_scene import Scene
+
+ATTRIBUTES: dict[str, tuple[str, tuple[int, ...]]] = {
+    "cifar10": ("animal", CIFAR10_ANIMALS),
+    "fashion-mnist": ("footwear", (5, 7, 9)),
+    "mnist": ("even digit", (0, 2, 4, 6, 8)),
+    "digits": ("even digit", (0, 2, 4, 6, 8)),
+}
+"""What is inferred by default, as the classes that have it."""
+
+
+def taken(kind: str, options: Options, allowed: Mapping[str, Any]) -> dict[str, Any]:
+    """The kind's settings with the user's in them; raises ConfigError for one that it does not have."""
+    wrong = sorted(set(options.settings) - set(allowed))
+    if wrong:
+        there = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
+        raise ConfigError(f"--set attack.{wrong[0]}: attack {kind} has no such setting; {there}")
+    return {**allowed, **options.settings}
+
+
+def single_uploads(kind: str, scene: Scene, options: Options) -> None:
+    """Refuse to attack single uploads where none is visible."""
+    if scene.summed and "others" not in options.knows:
+        view = scene.federation.setting.scope.view
+        leaves = "a sum" if view == "aggregate" else "the last model"
+        raise ConfigError(
+            f"attack {kind} reads single uploads, but in the {view} view only {leaves} leaves: "
+            "no single upload is visible. Set privacy.view = 'server' to attack what the server receives, --knows others "
+            "for an adversary who knows every other contribution to the sum, or compare with --defence none"
+        )
+
+
+# --- labels --------------------------------------------------------------------------------------------------------------
+
+
+def labels(kind: str, scene: Scene, options: Options, tell: Tell) -> Outcome:
+    """How many examples of each class are behind a release, from the gradient of the last bias."""
+    taken(kind, options, {})
+    batch = options.batch or 32
+    count = -(-(options.images or 10 * batch) // batch)
+    total = number(scene, count, options.knows)
+    exact, hit, guessed, n, ratios = 0, 0, 0, 0, []
+    for i, seen in enumerate(interceptions(scene, count, batch, options.knows, options.seed)):
+        target = read([seen.upload], scene.make_model, scene.state, seen.known)[0]
+        prediction = mean_prediction(target.module, _auxiliary(scene, seen.known.aux_inputs, options.seed))
+        counts = label_counts(class_gradient(target), prediction, len(seen.y))
+        truth = seen.y.bincount(minlength=len(counts))
+        exact += int(torch.equal(counts, truth))
+        hit += int(torch.minimum(counts, truth).sum())
+        alike = label_counts(torch.zeros(len(counts)), torch.full((len(counts),), 1 / len(counts)), len(seen.y))
+        guessed += int(torch.minimum(alike, truth).sum())
+        n += len(seen.y)
+        ratios.append(seen.upload.noise_ratio)
+        tell(i + 1, total, f"release {i + 1}")
+    figures = {
+        "releases with every count right": f"{exact} of {total}",
+        "labels right": f"{hit / n:.1%} of {n}",
+        "floor: all classes alike": f"{guessed / n:.1%}",
+        "r = |noise| / |signal|": f"{np.median([r or 0.0 for r in ratios]):.3g} (median)",
+    }
+    record = {
+        "all_counts_right": exact / total,
+        "labels_right": hit / n,
+        "floors": {"all classes alike": guessed / n},
+        "noise_ratio": ratios,
+        "examples": n,
+    }
+    return Outcome(figures, record, [f"{n // total} examples behind each of {total} releases", *caveats(scene, batch)])
+
+
+def _auxiliary(scene: Scene, given: Tensor | None, seed: int) -> Tensor:
+    if given is not None:
+        return given
+    rng = torch.Generator().manual_seed(seed)
+    return scene.bounds.inputs(torch.rand((256, *scene.bounds.shape), generator=rng))
+
+
+def label_reconstruction(kind: str, scene: Scene, options: Options, tell: Tell) -> Outcome:
+    """Labels of single examples: read off their upload, and, for comparison, asked of the model."""
+    taken(kind, options, {})
+    single_uploads(kind, scene, options)
+    count = options.images or 100
+    uploads, truth, x, known, ratios = [], [], [], None, []
+    for i, seen in enumerate(interceptions(scene, count, 1, options.knows, options.seed)):
+        uploads.append(seen.upload)
+        truth.append(seen.y)
+        x.append(seen.x)
+        known = seen.known
+        ratios.append(seen.upload.noise_ratio)
+        tell(i + 1, count, f"upload {i + 1}")
+    assert known is not None
+    right, answers = torch.cat(truth), torch.cat(x)
+    gradient = single.from_gradients(uploads, right, scene.make_model, scene.state, replace(known, noise_std=None, mask=None))
+    output = single.from_outputs(answers, right, scene.make_model, scene.state)
+    figures = {
+        "rule 'gradient' (reads the upload)": f"{gradient.accuracy:.1%} of {count}",
+        "rule 'output' (asks the model)": f"{output.accuracy:.1%}",
+        "floor: constant guess": f"{gradient.constant_guess:.1%}",
+        "r = |noise| / |signal|": f"{np.median([r or 0.0 for r in ratios]):.3g} (median)",
+    }
+    record = {"gradient": asdict(gradient), "output": asdict(output), "noise_ratio": ratios}
+    words = ["one example behind each upload", "rule 'output' follows the model's accuracy and says nothing about an upload"]
+    return Outcome(figures, record, [*words, *caveats(scene, 1)])
+
+
+# --- clients --------------------------------------------------------------------------------------------------------------
+
+
+def identification(kind: str, scene: Scene, options: Options, tell: Tell) -> Outcome:
+    """Which of the intercepted uploads came from which of the targets, of whom the attacker holds probe images."""
+    given = taken(kind, options, {"rule": "gradient", "targets": 10, "probes": 10, "tv": 1e-3})
+    single_uploads(kind, scene, options)
+    if given["rule"] not in ("gradient", "inversion"):
+        raise ConfigError(f"--set attack.rule={given['rule']}: give gradient or inversion")
+    batch = options.batch or 50
+    count = options.images or min(100, len(scene.federation.context.clients))
+    targets, uploads, probes, known = min(int(given["targets"]), count), [], [], None
+    for i, seen in enumerate(interceptions(scene, count, batch, options.knows, options.seed)):
+        uploads.append(seen.upload)
+        known = seen.known
+        if i < targets:
+            victim: Victim = seen.victims[0]
+            probes.append((victim.x[: int(given["probes"])], victim.y[: int(given["probes"])]))
+        tell(i + 1, count, f"upload {i + 1}")
+    assert known is not None
+    if given["rule"] == "gradient":
+        scores = ids.gradient_scores(uploads, probes, scene.make_model, scene.state, known)
+    else:
+        config, rng = IG(steps=options.steps or 200, restarts=options.restarts or 1, tv=float(given["tv"])), _rng(options.seed)
+        steps, done = config.steps * config.restarts * count, [0]
+
+        def on_step(_: object) -> None:
+            done[0] += 1
+            tell(done[0], steps, "inverting")
+
+        one = replace(known, n=1, local=replace(known.local, batch=None) if known.local else None)
+        scores = ids.inversion_scores(uploads, probes, scene.make_model, scene.state, one, scene.bounds, config, rng, on_step)
+    result = ids.identify(scores, range(targets), given["rule"])
+    figures = {
+        "matched (one upload a target)": f"{result.matched:.0%} of {targets} targets, chance {result.chance_matched:.1%}",
+        f"own upload among the {result.flagged} best": f"{result.top:.0%}, chance {result.chance_top:.0%}",
+        "true pairs found at 1 % false alarms": f"{result.tpr:.0%}",
+        "r = |noise| / |signal|": f"{np.median([u.noise_ratio or 0.0 for u in uploads]):.3g} (median)",
+    }
+    record = {**asdict(result), "noise_ratio": [u.noise_ratio for u in uploads]}
+    words = [
+        f"{count} uploads of {batch} examples each; the attacker holds {given['probes']} of the training examples of each target",
+        f"matching rule '{given['rule']}', Hungarian assignment",
+    ]
+    return Outcome(figures, record, [*words, *caveats(scene, batch)])
+
+
+# --- the model ------------------------------------------------------------------------------------------------------------
+
+
+def attribute(kind: str, scene: Scene, options: Options, tell: Tell) -> Outcome:
+    """An attribute of training examples, by a logistic probe on the released model's penultimate features."""
+    name, classes = ATTRIBUTES.get(scene.info.name, ("", ()))
+    given = taken(kind, options, {"classes": classes, "auxiliary": 2000})
+    if "classes" in options.settings:
+        name = f"class in {list(given['classes'])}"
+    if not given["classes"]:
+        raise ConfigError(
+            f"{scene.info.name} has no attribute of its own: give --set attack.classes=[0, 1] (classes that have it)"
+        )
+    x, y = scene.federation.test
+    own = scene.federation.context.clients
+    rng = torch.Generator().manual_seed(options.seed)
+    n = min(options.images or 1000, len(own.y))
+    chosen = torch.randperm(len(own.y), generator=rng)[:n]
+    wanted, model = torch.tensor(list(given["classes"])), _model(scene)
+    aux = min(int(given["auxiliary"]), len(y))
+    found = infer_attribute(
+        features(model, x[:aux]),
+        torch.isin(y[:aux], wanted),
+        features(model, own.x[chosen]),
+        torch.isin(own.y[chosen], wanted),
+        options.seed % 2**31,
+    )
+    tell(1, 1, "probe")
+    figures = {
+        "balanced accuracy": f"{found.balanced_accuracy:.1%} (chance 50 %)",
+        "AUC": f"{found.auc:.3f}",
+        "accuracy": f"{found.accuracy:.1%} of {n}, constant guess {found.constant_guess:.1%}",
+        "advantage over the constant guess": f"{100 * found.advantage:+.1f} points",
+    }
+    words = [f"attribute '{name}' (classes {list(given['classes'])}), probe trained on {aux} public examples", _which(scene)]
+    return Outcome(figures, {**asdict(found), "attribute": name, "classes": list(given["classes"])}, words)
+
+
+def extraction(kind: str, scene: Scene, options: Options, tell: Tell) -> Outcome:
+    """A student trained on the released model's answers to public queries."""
+    given = taken(kind, options, {"epochs": 50, "lr": 1e-3, "patience": 5})
+    x, y = scene.federation.test
+    half = len(y) // 2
+    queries = x[: min(options.images or 2000, half)]
+    config = KnowledgeExtraction(epochs=int(given["epochs"]), lr=float(given["lr"]), patience=int(given["patience"]))
+    tell(0, 1, f"student on {len(queries)} queries")
+    _, found = config.run(_model(scene), scene.make_model, queries, (x[half:], y[half:]), _rng(options.seed))
+    tell(1, 1, "student")
+    figures = {
+        "student's accuracy": f"{found.student_accuracy:.1%}, victim's {found.victim_accuracy:.1%}",
+        "agreement with the victim": f"{found.agreement:.1%} of {len(y) - half}",
+        "queries, epochs": f"{found.queries}, {found.epochs}",
+        "KL on held-out queries": f"{found.held_out_kl:.3g} nats",
+    }
+    words = [
+        "the queried model is already noised: this measures what it is worth to a thief, not privacy",
+        f"queries are the first {len(queries)} public test examples, scores are on the last {len(y) - half}",
+        _which(scene),
+    ]
+    return Outcome(figures, asdict(found), words)
+
+
+def _model(scene: Scene) -> nn.Module:
+    """The released global model, in evaluation mode."""
+    model = scene.make_model()
+    module = prepared(lambda: model, scene.state, "eval", None)
+    return module.eval()
+
+
+def _which(scene: Scene) -> str:
+    return f"the model after {scene.progress.round} rounds, as released"
+
+
+def _rng(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

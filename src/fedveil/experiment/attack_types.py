@@ -1,0 +1,87 @@
+"""What a user asks of an attack, and what an attack answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedveil.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KNOWS = {
+    "mask": "which coordinates were sent",
+    "noise": "the noise std of each layer",
+    "clip": "the bounds on the update",
+    "aux": "500 public examples of the same distribution",
+    "labels": "the labels",
+    "others": "what every other participant contributed",
+}
+"""What an attacker may know besides; the first four are public in every run."""
+PUBLIC = ("mask", "noise", "clip", "aux")
+
+Tell = Callable[[int, int, str], None]
+"""Told (steps done, steps in all, what is going on)."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to attack; None stands for the default of the kind.
+
+    Args:
+        images: examples attacked. batch: examples behind each attacked upload. restarts, steps: of the attack, per upload.
+        seed: of the attack, of the choice of examples and of the noise of the door. round: whose model is attacked, from 0.
+        knows: names of `KNOWS`. defence: the run's own method, or none at all for comparison.
+        settings: further settings of the kind.
+    """
+
+    images: int | None = None
+    batch: int | None = None
+    restarts: int | None = None
+    steps: int | None = None
+    seed: int = 0
+    round: int | None = None
+    knows: tuple[str, ...] = PUBLIC
+    defence: Literal["run", "none"] = "run"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.knows:
+            if name not in KNOWS:
+                raise ConfigError(
+                    f"--knows {name}: unknown{nearest(name, KNOWS)}; an attacker may know {', '.join(KNOWS)}, or none"
+                )
+        if self.defence not in ("run", "none"):
+            raise ConfigError(f"--defence {self.defence}: give run (the configured method) or none (raw updates, for comparison)")
+        for name, least in (("images", 1), ("batch", 1), ("restarts", 1), ("steps", 1), ("round", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"--{name} {value}: give at least {least}")
+        if not 0 <= self.seed < 2**62:
+            raise ConfigError(f"--seed {self.seed}: give an integer from 0 to 2^62 - 1")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an attack found.
+
+    Args:
+        figures: the headline, name to value with its unit, for people. record: everything, ready for JSON.
+        assumptions: what the attacker was given and how to read the result, as sentences.
+        originals, rows: what to draw: images [n, 1 or 3, height, width] in [0, 1], and reconstructions of them by name.
+        paired: whether each image of a row stands for the original above it, and so has a PSNR.
+    """
+
+    figures: Mapping[str, str]
+    record: Mapping[str, Any]
+    assumptions: Sequence[str]
+    originals: Tensor | None = None
+    rows: Sequence[tuple[str, Tensor]] = ()
+    paired: bool = True
+
+
+def known_as(text: str) -> tuple[str, ...]:
+    """Names of `KNOWS` from a list with commas; "none" for an attacker who knows none of them."""
+    return () if text.strip() in ("", "none") else tuple(name.strip() for name in text.split(","))

@@ -44,6 +44,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Short for --set run.seed=N.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
     resume: Annotated[Path | None, typer.Option(help="Go on with the interrupted run in this directory.")] = None,
+    track: Annotated[list[str] | None, typer.Option(help="tensorboard or mlflow; may be repeated.")] = None,
 ) -> None:
     """Train as configured and leave a run directory."""
     from fedveil.experiment.config import load_config
@@ -56,7 +57,8 @@ def run(
 
         resumable(resume)
         config = resume / "config.toml"
-    given = load_config(chosen(config, preset), _with_seed(overrides, seed))
+    asked = [*(overrides or []), *([f"run.track={track}"] if track else [])]
+    given = load_config(chosen(config, preset), _with_seed(asked, seed))
     _train(given, resume or out, quiet, resume is not None)
 
 
@@ -78,6 +80,29 @@ def demo(out: Annotated[Path | None, typer.Option(help="Run directory; must be n
     from fedveil.experiment.demo import demo_config
 
     _train(demo_config(), out, quiet=False)
+
+
+@app.command("compare")
+def compare_methods(
+    methods: Annotated[str, typer.Option(help="With commas; options as name:key=value:key=value.")],
+    config: OptionalConfig = None,
+    preset: Preset = None,
+    epsilon: Annotated[str, typer.Option(help="Guarantees to compare at, with commas; inf is a run without noise.")] = "2,4,8",
+    seeds: Annotated[int, typer.Option(help="So many runs of each, from run.seed on.")] = 3,
+    partition: Annotated[str, typer.Option(help="With commas, each kind:key=value; the configured one by default.")] = "",
+    by: Annotated[str, typer.Option(help="Equal guarantee: proven, or claimed by the papers (published variants).")] = "proven",
+    metric: Annotated[str, typer.Option(help="test_accuracy, test_f1 or mean_personal_accuracy.")] = "test_accuracy",
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Directory; an interrupted comparison in it continues.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default one a core.")] = None,
+) -> None:
+    """Compare methods at equal guarantee over seeds: ranked tables with a test, pictures, and every run."""
+    from fedveil.experiment.compare_live import compare_live
+    from fedveil.experiment.config import load_config
+    from fedveil.experiment.preset import chosen
+
+    given = load_config(chosen(config, preset), overrides or [])
+    compare_live(given, methods, epsilon, seeds, partition, by, metric, out, jobs)
 
 
 @app.command()
@@ -259,10 +284,11 @@ def reproduce(
     """The papers' tables and figures as recipes: list them, or run one and see ours beside theirs."""
     from fedveil.experiment.reproduce_live import list_live, reproduce_live
 
-    if recipe is None:
-        found = list_live(data_dir, as_json)
-    else:
-        found = reproduce_live(recipe, scale, out, seeds, data_dir, jobs, overrides or [], as_json)
+    found = (
+        list_live(data_dir, as_json)
+        if recipe is None
+        else reproduce_live(recipe, scale, out, seeds, data_dir, jobs, overrides or [], as_json)
+    )
     if as_json:
         _print_json(found)
 

@@ -20,7 +20,7 @@ from fedveil.errors import ConfigError, explain, nearest
 from fedveil.experiment.preset import names as preset_names
 
 FOLDER = Path(__file__).parent / "recipes"
-PAPERS = {"000": "LaDP-FL", "001": "FedGLP-ADP", "002": "Convergent DP", "003": "FedANC", "004": "ALDP-FL"}
+PAPERS = {"000": "LaDP-FL", "001": "FedGLP-ADP", "002": "Noisy-FedAvg", "003": "FedANC", "004": "ALDP-FL"}
 """The five papers by their number, with the name of their method."""
 
 Value = float | str

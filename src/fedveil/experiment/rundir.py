@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,17 +45,27 @@ def create(path: Path) -> Path:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all: beside it, synced, renamed."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """As `write_text`; on failure no draft is left to fill the disk."""
     draft = path.with_name(path.name + ".part")
-    with draft.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink()
+        raise
 
 
 def write_config(path: Path, config: Config) -> None:
     """The resolved configuration as TOML (`config.toml`), without what was left open."""
-    write_text(path, tomli_w.dumps(_present(config.model_dump(mode="json"))))
+    write_text(path, tomli_w.dumps(present(config.model_dump(mode="json"))))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -87,10 +99,29 @@ def write_partition(path: Path, partition: Partition, labels: NDArray[np.int64],
 
 
 def write_history(folder: Path, history: Sequence[Record], layout: Layout) -> None:
-    """`history.csv` has one row a round; `layers.csv` one a round and layer; `clients.csv` one an evaluated round and client."""
-    scalars = [{k: v for k, v in row.items() if not isinstance(v, list | dict)} for row in history]
-    _table(folder / "history.csv", scalars)
-    _table(folder / "layers.csv", [cells for row in history for cells in _layer_rows(row, layout)])
+    """The history as tables, whole.
+
+    `history.csv` has one row a round; `layers.csv` one a round and layer; `clients.csv` one an evaluated round and client;
+    `failures.csv` one a client that was left out of a round.
+    """
+    for name, rows in _tables(history, layout).items():
+        write_text(folder / name, _table(rows, _columns(rows), header=True))
+
+
+def append_history(folder: Path, history: Sequence[Record], layout: Layout) -> None:
+    """Add the last round to the tables, which hold the rounds before it; a table that gets new columns is written anew."""
+    for name, rows in _tables(history[-1:], layout).items():
+        header = _header(folder / name)
+        if set(_columns(rows)) <= set(header):
+            with (folder / name).open("a", newline="") as file:
+                file.write(_table(rows, header, header=False))
+        else:
+            whole = _tables(history, layout)[name]
+            write_text(folder / name, _table(whole, _columns(whole), header=True))
+
+
+def _tables(history: Sequence[Record], layout: Layout) -> dict[str, list[Record]]:
+    """The rows of each table that has any."""
     clients = [
         {"round": row["round"], "client": i, "accuracy": a, **({"personal": own[i]} if own else {})}
         for row in history
@@ -98,10 +129,21 @@ def write_history(folder: Path, history: Sequence[Record], layout: Layout) -> No
         for i, a in enumerate(row.get("client_accuracy", []))
     ]
     failures = [{"round": row["round"], "client": c, "failure": why} for row in history for c, why in row["failures"].items()]
-    if clients:
-        _table(folder / "clients.csv", clients)
-    if failures:
-        _table(folder / "failures.csv", failures)
+    tables = {
+        "history.csv": [_scalars(row) for row in history],
+        "layers.csv": [cells for row in history for cells in _layer_rows(row, layout)],
+        "clients.csv": clients,
+        "failures.csv": failures,
+    }
+    return {name: rows for name, rows in tables.items() if rows}
+
+
+def _scalars(row: Record) -> Record:
+    """The numbers and words of a round, and who was left out and why."""
+    plain_cells = {k: v for k, v in row.items() if not isinstance(v, list | dict)}
+    if not row["failures"]:
+        return plain_cells
+    return {**plain_cells, "failures": "; ".join(f"{client}: {why}" for client, why in row["failures"].items())}
 
 
 def _layer_rows(row: Record, layout: Layout) -> list[Record]:
@@ -117,20 +159,32 @@ def _layer_rows(row: Record, layout: Layout) -> list[Record]:
 
 def write_model(path: Path, vector: torch.Tensor, layout: Layout) -> None:
     """The model's layers by name (`model.safetensors`)."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     parts = zip(layout.names, layout.shapes, layout.split(vector), strict=True)
-    save_file({name: part.reshape(shape).contiguous().clone() for name, shape, part in parts}, path)
+    write_bytes(path, save({name: part.reshape(shape).contiguous().clone() for name, shape, part in parts}))
 
 
-def _table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    draft = path.with_name(path.name + ".part")
-    with draft.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for row in rows for key in row))
+
+
+def _header(path: Path) -> list[str]:
+    """The columns of a table on disk; none when there is no such table yet."""
+    try:
+        with path.open(newline="") as file:
+            return next(csv.reader(file), [])
+    except FileNotFoundError:
+        return []
+
+
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, header: bool) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns)
+    if header:
         writer.writeheader()
-        writer.writerows({k: _cell(v) for k, v in row.items()} for row in rows)
-    draft.replace(path)
+    writer.writerows({k: _cell(v) for k, v in row.items()} for row in rows)
+    return text.getvalue()
 
 
 def _cell(value: Any) -> Any:
@@ -151,7 +205,8 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _present(value: Any) -> Any:
+def present(value: Any) -> Any:
+    """`value` without what is None, for TOML."""
     if isinstance(value, dict):
-        return {k: _present(v) for k, v in value.items() if v is not None}
+        return {k: present(v) for k, v in value.items() if v is not None}
     return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,8 @@ from fedveil.experiment.certify import certify
 from fedveil.experiment.config import calibrated_setting
 from fedveil.experiment.plugins import digests
 from fedveil.experiment.resume import identity, resumable, run_id_of, same_run
+from fedveil.experiment.tracker_values import Begun
+from fedveil.experiment.trackers import TRACKERS, Tracker, following
 from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.engines import engine, place
 from fedveil.federation.fit import Progress, Record, fit, start
@@ -57,6 +59,7 @@ def run(
     data: Dataset | None = None,
     partition: Partition | None = None,
     resume: bool = False,
+    track: Sequence[Tracker] = (),
 ) -> Result:
     """Train as configured.
 
@@ -65,10 +68,12 @@ def run(
         out: the run directory, which must be new or empty; by default runs/<method>-<data>-<id>.
         on_round: called with the history's new row after each round.
         resume: go on with the interrupted run in `out`, from its last finished round.
+        track: trackers that follow the run, besides those that the configuration names (see `trackers`).
 
     Raises:
         ConfigError, DataError: before anything is trained. FedveilError: the run directory cannot be written.
     """
+    trackers = [*track, *(TRACKERS[name]() for name in config.run.track)]
     if resume:
         if out is None:
             raise ConfigError("resuming needs the run directory: give out")
@@ -82,17 +87,28 @@ def run(
     path = Path(out) if out is not None else Path("runs") / f"{method.name}-{prepared.dataset.info.name}-{run_id}"
     if not resume:
         _begin(path, config, prepared, statement, run_id, given=data is not None or partition is not None)
-    section, timeout = config.run, config.training.client_timeout
-    job = federation(config, prepared, path / "ledger.sqlite", run_id, place(section.engine, timeout))
-    runner = engine(section.engine, job.context, timeout, at_once=section.clients_at_once, deterministic=section.deterministic)
     saved = Checkpoints(path / "checkpoint", identity(run_id, prepared, config.run.plugins))
-    progress = saved.load() or start(job)
+    progress = saved.load()
+    begun = Begun(run_id, path, config, statement, setting.layout.names, progress.history if progress is not None else [])
+    with following(trackers, begun) as told:
+        return _train(prepared, begun, saved, progress, [told] if on_round is None else [told, on_round])
+
+
+def _train(
+    prepared: Prepared, begun: Begun, saved: Checkpoints, progress: Progress | None, tell: Sequence[Callable[[Record], None]]
+) -> Result:
+    """Train to the end, saving and telling each round, and write what is left of the run directory."""
+    config, path = begun.config, begun.path
+    section, timeout = config.run, config.training.client_timeout
+    job = federation(config, prepared, path / "ledger.sqlite", begun.run, place(section.engine, timeout))
+    runner = engine(section.engine, job.context, timeout, at_once=section.clients_at_once, deterministic=section.deterministic)
+    progress = progress or start(job)
 
     def after(progress: Progress) -> None:
         saved.save(progress)
         rundir.write_history(path, progress.history, job.context.door.layout)
-        if on_round is not None:
-            on_round(progress.history[-1])
+        for listener in tell:
+            listener(progress.history[-1])
 
     try:
         ended = fit(job, runner, progress, after)
@@ -102,8 +118,8 @@ def run(
     model = job.context.model.to("cpu")
     model.load(progress.model)
     rundir.write_model(path / "model.safetensors", progress.model, model.layout)
-    result = Result(model, progress.history, statement, path, ended)
-    rundir.write_json(path / "summary.json", summary(result, run_id))
+    result = Result(model, progress.history, begun.statement, path, ended)
+    rundir.write_json(path / "summary.json", summary(result, begun.run))
     return result
 
 

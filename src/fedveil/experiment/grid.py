@@ -77,6 +77,7 @@ def run_grid(
     cells: Sequence[Cell],
     out: str | Path,
     jobs: int | None = None,
+    on_start: Callable[[Sequence[CellState]], None] | None = None,
     on_change: Callable[[CellState, float | None], None] | None = None,
 ) -> list[CellState]:
     """Run every cell that is not finished and return the states of all, in the given order; a failed cell stops no other.
@@ -84,6 +85,7 @@ def run_grid(
     Args:
         out: the grid's directory: new, empty, or that of a grid whose finished and begun cells are kept.
         jobs: cells at a time; by default the cores that this process may use.
+        on_start: called with the states before anything runs.
         on_change: called with each changed cell (a finished round, done, failed), and with the seconds that the whole grid is
             expected to need from now on, or None while nothing was measured.
 
@@ -98,6 +100,8 @@ def run_grid(
     with _locked(folder) as lock:
         states = {cell.name: state_of(cell, folder) for cell in cells}
         _remember(folder, states.values())
+        if on_start is not None:
+            on_start(list(states.values()))
         pace = Pace([(s.cell.config, s.rounds, s.seconds) for s in states.values()])
         with closing(_changes(states, pace, count, folder, lock)) as changes:
             for changed, measured in changes:

@@ -1,0 +1,231 @@
+"""What a comparison runs: each method at each guarantee with each seed, checked and calibrated before anything is trained."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedveil.data.partition import checked_options
+from fedveil.data.partition_options import PARTITIONS
+from fedveil.errors import ConfigError, FedveilError, nearest
+from fedveil.experiment.certify import certify_config
+from fedveil.experiment.compare_claims import at_claim
+from fedveil.experiment.config import Config, override, parse
+from fedveil.experiment.grid import Cell
+from fedveil.experiment.plugins import load_plugins
+from fedveil.methods.registry import METHODS, method_from
+from fedveil.privacy.statement import Statement
+
+By = Literal["proven", "claimed"]
+SLACK = 1e-4
+"""A proven epsilon may be this much above its target, relatively: noise is calibrated to rounding."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One row of the comparison, before it is run.
+
+    Args:
+        method: as it was asked for, options included. partition: likewise, or empty where there is one only.
+        epsilon: the guarantee it is compared at; inf for a run without noise. cells: one a seed, none if it cannot be run.
+        reason: why it cannot. statement: what it will promise.
+    """
+
+    method: str
+    partition: str
+    epsilon: float
+    cells: tuple[Cell, ...]
+    reason: str = ""
+    statement: Statement | None = None
+
+
+def plan(
+    config: Config,
+    methods: Sequence[str],
+    epsilons: Sequence[float],
+    seeds: Sequence[int],
+    partitions: Sequence[str] = (),
+    by: By = "proven",
+    on_step: Callable[[str], None] | None = None,
+) -> list[Planned]:
+    """The rows of the comparison, those that cannot be run with their reason.
+
+    A method that has no noise to calibrate is run once without any, as the reference.
+
+    Args:
+        methods: `name` or `name:key=value:key=value`; a key with a dot is one of another section.
+        partitions: `kind`, `kind:value` or `kind:key=value`, with the clients of the configuration.
+        on_step: told what is being checked.
+
+    Raises:
+        ConfigError: an unknown method, key, partition or value, or one given twice.
+    """
+    load_plugins(config.run.plugins)
+    _distinct("--methods", methods)
+    _distinct("--epsilon", [f"{e:g}" for e in epsilons])
+    _distinct("--seeds", [str(s) for s in seeds])
+    if bad := [e for e in epsilons if not e > 0]:
+        raise ConfigError(f"--epsilon {bad[0]:g}: an epsilon is a number above 0, or inf for no noise")
+    if by == "claimed" and math.inf in epsilons:
+        raise ConfigError("--epsilon inf is a run without noise, of which nothing is claimed: leave it out, or use --by proven")
+    rows: list[Planned] = []
+    for partition, base in _dealt(config, partitions):
+        for method in methods:
+            mine = configured(base, method, by)
+            if on_step is not None:
+                on_step(f"{method} {partition}".strip())
+            found = [_row(mine, method, partition, e, seeds, by) for e in epsilons if e < math.inf]
+            reference = None
+            if math.inf in epsilons or all(row.reason for row in found):
+                reference = _without_noise(mine, method, partition, seeds)
+            if reference is not None and math.inf not in epsilons:
+                found = []
+            rows += [*found, *([reference] if reference is not None else [])]
+    return rows
+
+
+# --- one row ------------------------------------------------------------------------------------------------------------
+
+
+def _row(config: Config, method: str, partition: str, epsilon: float, seeds: Sequence[int], by: By) -> Planned:
+    try:
+        given = _privacy(config, epsilon=epsilon) if by == "proven" else at_claim(config, epsilon)
+        statement = certify_config(given)
+        _same_guarantee(statement, epsilon, by)
+    except FedveilError as problem:
+        return Planned(method, partition, epsilon, (), str(problem))
+    name = f"{'claimed-' if by == 'claimed' else ''}eps-{epsilon:g}"
+    return Planned(method, partition, epsilon, _cells(given, method, partition, epsilon, name, seeds), "", statement)
+
+
+def _same_guarantee(statement: Statement, epsilon: float, by: By) -> None:
+    """Refuse what does not keep the promise that the rows are compared at."""
+    proven = statement.proven
+    if by == "proven" and not proven.epsilon <= epsilon * (1 + SLACK):
+        raise ConfigError(
+            f"proven is {'no bound' if math.isinf(proven.epsilon) else f'epsilon = {proven.epsilon:g}'}"
+            f"{f' ({proven.reason})' if proven.reason else ''}: not comparable at a proven epsilon of {epsilon:g}"
+        )
+
+
+def _without_noise(config: Config, method: str, partition: str, seeds: Sequence[int]) -> Planned | None:
+    """The method without noise, or None where it has no such form."""
+    for given in (_privacy(config), _privacy(config, noise_multiplier=0.0)):
+        try:
+            statement = certify_config(given)
+        except FedveilError:
+            continue
+        if math.isinf(statement.proven.epsilon):
+            return Planned(
+                method, partition, math.inf, _cells(given, method, partition, math.inf, "no-noise", seeds), "", statement
+            )
+    return None
+
+
+def _cells(config: Config, method: str, partition: str, epsilon: float, name: str, seeds: Sequence[int]) -> tuple[Cell, ...]:
+    labels: dict[str, str | float] = {"method": method, "partition": partition, "epsilon": epsilon}
+    folder = "/".join(filter(None, (_slug(method), _slug(partition), name)))
+    return tuple(
+        Cell(
+            f"{folder}/seed-{seed}",
+            config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})}),
+            {**labels, "seed": seed},
+        )
+        for seed in seeds
+    )
+
+
+def _privacy(config: Config, **promise: float) -> Config:
+    """The configuration with this promise and no other."""
+    section = config.privacy.model_copy(update={"epsilon": None, "noise_multiplier": None, **promise})
+    return config.model_copy(update={"privacy": section})
+
+
+# --- what was asked for -------------------------------------------------------------------------------------------------
+
+
+def configured(config: Config, method: str, by: By = "proven") -> Config:
+    """The configuration with another method: `name:key=value:...`; the configuration's own method keeps its options.
+
+    Raises:
+        ConfigError: an unknown method, or an option that cannot be.
+    """
+    name, *options = method.split(":")
+    if name not in METHODS:
+        raise ConfigError(f"--methods {method}: unknown method{nearest(name, METHODS)}; there are {', '.join(METHODS)}")
+    raw = config.model_dump(mode="json")
+    own = raw["method"] if raw["method"].get("name") == name else {}
+    fields = METHODS[name].model_fields
+    raw["method"] = {**own, "name": name}
+    if "variant" in fields:
+        raw["method"]["variant"] = "published" if by == "claimed" else "proven"
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or key in ("name", "run.seed", "privacy.epsilon", "privacy.noise_multiplier", "data.partition"):
+            raise ConfigError(
+                f"--methods {method}: {option!r} is not possible; give options as name:key=value:key=value, a key with a dot "
+                "for another section (training.optimizer.lr=0.1); epsilon, seeds and partitions have options of their own"
+            )
+        override(raw, f"{key if '.' in key else f'method.{key}'}={value}")
+    method_from(dict(raw["method"]))
+    return parse(raw)
+
+
+def _dealt(config: Config, partitions: Sequence[str]) -> list[tuple[str, Config]]:
+    """The configuration with each partition, under its name."""
+    _distinct("--partition", partitions)
+    if not partitions:
+        return [("", config)]
+    return [
+        (text, config.model_copy(update={"data": config.data.model_copy(update={"partition": partition_of(text, config)})}))
+        for text in partitions
+    ]
+
+
+def partition_of(text: str, config: Config) -> dict[str, Any]:
+    """The partition that `kind:value` or `kind:key=value:...` describes, among the configuration's clients unless told otherwise.
+
+    Raises:
+        ConfigError: an unknown kind or key, an impossible value.
+    """
+    kind, *parts = text.split(":")
+    raw: dict[str, Any] = {"partition": {"kind": kind}}
+    if (clients := config.data.partition.get("clients")) is not None:
+        raw["partition"]["clients"] = clients
+    for part in parts:
+        key, equals, value = part.partition("=")
+        override(raw, f"partition.{key}={value}" if equals else f"partition.{_main_option(kind)}={key}")
+    checked_options(raw["partition"])
+    return dict(raw["partition"])
+
+
+def _main_option(kind: str) -> str:
+    """The option that a bare value stands for: the first that the kind has of its own."""
+    fields = PARTITIONS[kind].model_fields if kind in PARTITIONS else {}
+    own = [key for key in fields if key not in ("kind", "clients")]
+    return own[0] if own else "clients"
+
+
+def split_list(text: str) -> list[str]:
+    """What stands between commas; commas in brackets or braces do not count."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "[{(") - (character in ")}]")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _distinct(option: str, given: Sequence[str]) -> None:
+    if len(set(given)) < len(given):
+        raise ConfigError(f"{option} names {next(g for g in given if list(given).count(g) > 1)} twice: give each once")
+
+
+def _slug(text: str) -> str:
+    """Text as a directory's name."""
+    return re.sub(r"[^A-Za-z0-9._=-]+", "-", text).strip("-")

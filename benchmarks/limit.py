@@ -8,7 +8,8 @@ processes wake each other through pipes. Each client's update is clipped, the su
     python benchmarks/limit.py --workload W1 --rounds 10
 
 prints one line of JSON; `seconds` is the median of a round, `cpu_seconds` what the processes computed per round (less
-dependent on what else the machine does). The examples are synthetic, of the shapes of the real ones.
+dependent on what else the machine does). With `--lines` it does one round for each line on standard input and answers with the
+round's seconds, so that another program can take turns with it. The examples are synthetic, of the shapes of the real ones.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 CLIP, NOISE_MULTIPLIER = 1.0, 1.0
+GO, END = b"x", b"."
 
 
 @dataclass(frozen=True)
@@ -165,21 +167,21 @@ def client(net: nn.Module, flat: Tensor, grad: Tensor, work: Workload, x: Tensor
 def worker(
     rank: int, mine: range, work: Workload, net: nn.Module, vectors: tuple[Tensor, Tensor], memory: Shared, r: int, w: int
 ) -> None:
-    """Train the clients in `mine` whenever a byte arrives on `r`, leave the sum of clipped updates, answer on `w`."""
+    """Train the clients in `mine` whenever GO arrives on `r`, leave the sum of clipped updates, answer on `w`."""
     flat, grad = vectors
     total = memory.sums[rank]
-    while os.read(r, 1):
+    while os.read(r, 1) == GO:
         total.zero_()
         for i in mine:
             flat.copy_(memory.model)
             client(net, flat, grad, work, memory.x[i], memory.y[i], torch.Generator().manual_seed(i))
             flat.sub_(memory.model)
             total.add_(flat, alpha=min(1.0, CLIP / max(flat.norm().item(), 1e-12)))
-        os.write(w, b"x")
+        os.write(w, GO)
 
 
-def rounds(work: Workload, count: int, processes: int, pool_first: bool, channels_last: bool) -> tuple[list[float], float]:
-    """Seconds of each of `count` rounds, after one that is not counted, and CPU seconds of the processes per round."""
+def rounds(work: Workload, processes: int, pool_first: bool, channels_last: bool) -> Iterator[float]:
+    """Do one round after the other and yield its seconds; the processes end when the generator is closed."""
     torch.manual_seed(1)
     net = network(work.model, pool_first)
     vectors = flatten(net, channels_last)
@@ -193,35 +195,39 @@ def rounds(work: Workload, count: int, processes: int, pool_first: bool, channel
         shared(size).copy_(vectors[0]),
         shared(processes, size),
     )
-    ends: list[tuple[int, int, int]] = []
-    for rank in range(processes):
-        (go_r, go_w), (done_r, done_w) = os.pipe(), os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            for _, go, done in ends:
-                os.close(go), os.close(done)
-            os.close(go_w), os.close(done_r)
-            worker(rank, range(rank, work.clients, processes), work, net, vectors, memory, go_r, done_w)
-            os._exit(0)
-        os.close(go_r), os.close(done_w)
-        ends.append((pid, go_w, done_r))
+    ends = [fork(rank, processes, work, net, vectors, memory) for rank in range(processes)]
     noise, draw = torch.empty(size), torch.Generator().manual_seed(2)
 
     def one() -> None:
         for _, go, _ in ends:
-            os.write(go, b"x")
+            os.write(go, GO)
         for _, _, done in ends:
             if not os.read(done, 1):
                 raise RuntimeError("a process ended")
         noise.normal_(generator=draw).mul_(NOISE_MULTIPLIER * CLIP)
         memory.model.add_(memory.sums.sum(0).add_(noise), alpha=1 / work.clients)
 
-    times = [timed(one) for _ in range(count + 1)][1:]
-    for pid, go, _ in ends:
-        os.close(go)
-        os.waitpid(pid, 0)
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return times, (spent.ru_utime + spent.ru_stime) / (count + 1)
+    try:
+        while True:
+            yield timed(one)
+    finally:
+        for pid, go, _ in ends:
+            os.write(go, END)
+            os.waitpid(pid, 0)
+
+
+def fork(
+    rank: int, processes: int, work: Workload, net: nn.Module, vectors: tuple[Tensor, Tensor], memory: Shared
+) -> tuple[int, int, int]:
+    """Start one process; its id, the pipe that wakes it and the pipe on which it answers."""
+    (go_r, go_w), (done_r, done_w) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(go_w), os.close(done_r)
+        worker(rank, range(rank, work.clients, processes), work, net, vectors, memory, go_r, done_w)
+        os._exit(0)
+    os.close(go_r), os.close(done_w)
+    return pid, go_w, done_r
 
 
 def timed(function: Callable[[], None]) -> float:
@@ -240,16 +246,26 @@ def main() -> None:
     parser.add_argument("--pool-first", action="store_true", help="max-pool before ReLU in LeNet-5: the same values, less work")
     parser.add_argument("--channels-last", action="store_true", help="ResNet-18 and its images in channels_last")
     parser.add_argument("--default-malloc", action="store_true", help="leave glibc's allocator as it is")
+    parser.add_argument("--lines", action="store_true", help="one round for each line on standard input")
     given = parser.parse_args()
     if not hasattr(os, "fork"):
         sys.exit("limit.py needs os.fork")
     kept = not given.default_malloc and keep_memory()
     torch.set_num_threads(1)
-    times, cpu = rounds(WORKLOADS[given.workload], given.rounds, given.processes, given.pool_first, given.channels_last)
+    turns = rounds(WORKLOADS[given.workload], given.processes, given.pool_first, given.channels_last)
+    next(turns)
+    if given.lines:
+        print("ready", flush=True)
+        for _ in sys.stdin:
+            print(next(turns), flush=True)
+        return
+    times = [next(turns) for _ in range(given.rounds)]
+    turns.close()
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     report = {
         "workload": given.workload,
         "seconds": statistics.median(times),
-        "cpu_seconds": cpu,
+        "cpu_seconds": (spent.ru_utime + spent.ru_stime) / (given.rounds + 1),
         "rounds": times,
         "mallopt": kept,
     }

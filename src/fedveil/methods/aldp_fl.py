@@ -24,6 +24,7 @@ from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
 if TYPE_CHECKING:
     from torch import Tensor
 
+_FAR = 9.0
 _REASON = "truncated noise has another support under a neighbour, and the clips are raw layer norms (paper 004)"
 
 
@@ -211,10 +212,13 @@ def bound_of(epsilon: float, eta: float) -> float:
 def truncated_normal(standard: Tensor, std: Tensor, bound: float) -> Tensor:
     """Centred Gaussian noise of std `std` [d] conditioned on [-bound, bound], from standard normals [d]; 0 where std is 0.
 
-    x = std Phi^-1(Phi(-b/std) + Phi(standard) (Phi(b/std) - Phi(-b/std))).
+    x = std Phi^-1(Phi(-b/std) + Phi(standard) (Phi(b/std) - Phi(-b/std))), which is std standard where the bound is beyond
+    `_FAR` std: what lies outside, 2 Phi(-9) < 1e-18, is lost in double precision as well.
     """
     import torch
 
+    if bound > _FAR * float(std.max()):
+        return (standard * std).clamp(-bound, bound)
     z, scale = standard.double(), std.double().clamp_min(1e-300)
     low = torch.special.ndtr(-bound / scale)
     x = scale * torch.special.ndtri(low + torch.special.ndtr(z) * (1 - 2 * low))

@@ -142,12 +142,16 @@ def _pretrained(c: Controller) -> Tensor:
 
 
 def ranks(values: Tensor) -> Tensor:
-    """Rank [d] of each value, 0 for the largest; of equals, the first comes first."""
+    """Rank [d] of each value (not negative, compared as float32), 0 for the largest; of equals, the first comes first.
+
+    Such floats sort as their bits do; with the index in the lower half, whole numbers are sorted, several times faster.
+    """
     import torch
 
-    order = values.argsort(descending=True, stable=True)
+    index = torch.arange(len(values), device=values.device)
+    order = ((~values.float().view(torch.int32)).long() * 2**32 + index).sort().values & (2**32 - 1)
     position = torch.empty_like(order)
-    position[order] = torch.arange(len(order), device=order.device)
+    position[order] = index
     return position
 
 

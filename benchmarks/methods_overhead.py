@@ -1,0 +1,108 @@
+"""A round of every method and variant beside a round of DP-FedAvg in the same view, in turns.
+
+    python benchmarks/methods_overhead.py --workloads W1 --rounds 10
+    python benchmarks/methods_overhead.py --workloads W1 --rounds 5 --only fedanc
+
+Writes benchmarks/results/methods.json. In the aggregate view the round's noise is added once to the sum, in the server view
+each client adds its own; so methods are compared within a view. `--profile NAME` shows where a method's round spends its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+from collections.abc import Mapping
+from typing import Any
+
+from limit import WORKLOADS
+from sides import Turns, federation, ours, save, setting, together
+
+from fedveil.federation.engine import Inline
+from fedveil.federation.fit import Federation
+from fedveil.methods.registry import METHODS, method_from
+from fedveil.privacy.types import View
+
+ROUNDS = {"W0": 100, "W1": 8, "W2": 3, "W3": 2, "many": 8}
+REFERENCE = "dp-fedavg"
+
+
+def variants() -> list[dict[str, Any]]:
+    """The options of every method, published and proven; paper 002's two train alike."""
+    found: list[dict[str, Any]] = []
+    for name, kind in METHODS.items():
+        both = "variant" in kind.model_fields and not name.startswith("noisy")
+        found += [{"name": name, "variant": v} for v in ("proven", "published")] if both else [{"name": name}]
+    return found
+
+
+def job(workload: str, options: Mapping[str, Any], view: View) -> Federation:
+    """A run of one method; it takes as many steps as the workload's epochs, and clips batch gradients where it must."""
+    name = str(options["name"])
+    changes: dict[str, Any] = {}
+    s = setting(workload, view)
+    if name.startswith("noisy") or options == {"name": "ladp-fl", "variant": "published"}:
+        steps = s.steps if name.startswith("noisy") else None
+        changes["local"] = type(s.local)(s.local.epochs, steps, s.local.batch_size, s.local.optimizer, batch_clip=1.0)
+    if options.get("variant") == "published":
+        changes |= {"epsilon": 6.0, "noise_multiplier": None}
+    if name == "fedavg":
+        changes["noise_multiplier"] = None
+    return federation(workload, method_from(dict(options)), setting(workload, view, **changes))
+
+
+def view_of(options: Mapping[str, Any]) -> View:
+    """Published variants send each upload to the server; the others are measured with one noise on the sum."""
+    return View.SERVER if options.get("variant") == "published" else View.AGGREGATE
+
+
+def label(options: Mapping[str, Any]) -> str:
+    """Name and variant."""
+    return " ".join(str(v) for v in options.values())
+
+
+def compare(workload: str, rounds: int, only: str, view: View) -> Turns:
+    """All methods of a view and DP-FedAvg in it."""
+    chosen = [o for o in variants() if only in label(o) and view_of(o) is view and label(o) != REFERENCE]
+    sides = {REFERENCE: ours(job(workload, {"name": REFERENCE}, view))}
+    return together(sides | {label(o): ours(job(workload, o, view)) for o in chosen}, rounds, warm=2)
+
+
+def profile(workload: str, only: str) -> None:
+    """Where one inline round goes, the third."""
+    for options in variants():
+        if only in label(options):
+            run = job(workload, options, view_of(options))
+            with ours(run, Inline(run.context)) as side:
+                side(), side()
+                with cProfile.Profile() as found:
+                    side()
+            print(label(options))
+            pstats.Stats(found).sort_stats("tottime").print_stats(25)
+
+
+def main() -> None:
+    """Measure and print the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=["W1", "W3"])
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--only", default="", help="methods whose name and variant contain this")
+    parser.add_argument("--profile", metavar="NAME", help="show where the time of these methods goes instead")
+    given = parser.parse_args()
+    table: dict[str, Any] = {}
+    for workload in given.workloads:
+        if given.profile:
+            profile(workload, given.profile)
+            continue
+        for view in (View.AGGREGATE, View.SERVER):
+            turns = compare(workload, given.rounds or ROUNDS[workload], given.only, view)
+            table.setdefault(workload, {})[view.value] = turns.table(REFERENCE)
+            print(f"{workload}, view {view.value}: beside {REFERENCE}")
+            for side in turns.seconds:
+                print(turns.line(side, REFERENCE), flush=True)
+    if not given.only and not given.profile:
+        save("methods", table)
+
+
+if __name__ == "__main__":
+    main()

@@ -24,8 +24,20 @@ from fedveil.experiment.recipe_measure import MEASURES
 from fedveil.experiment.resume import FREE
 from fedveil.experiment.rundir import plain, write_text
 
-OnCell = Callable[[CellState, float | None], None]
-OnMeasure = Callable[[int, int, str], None]
+
+@dataclass(frozen=True)
+class Watch:
+    """Who is told of what goes on.
+
+    Args:
+        plan: before anything runs, the recipe, the configurations, and the data sets that cannot be had with what to do.
+        start, change: see `run_grid`. measure: before each measurement: how many are done, of how many, and of what.
+    """
+
+    plan: Callable[[Recipe, list[Config], Mapping[str, str]], None] = lambda recipe, configs, lacking: None
+    start: Callable[[Sequence[CellState]], None] = lambda states: None
+    change: Callable[[CellState, float | None], None] = lambda state, left: None
+    measure: Callable[[int, int, str], None] = lambda done, total, what: None
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,7 @@ class Outcome:
     Args:
         values: by column, one number for each seed that gave one. problems: by column, why there is none (or of a seed).
         problem: why the whole row was not run. measured: of the first seed. folders: where the runs and files of the row lie.
+        ended: why a run of it stopped before its last round.
     """
 
     row: Row
@@ -43,6 +56,7 @@ class Outcome:
     problem: str = ""
     measured: Measured = field(default_factory=dict)
     folders: tuple[str, ...] = ()
+    ended: str = ""
 
     def mean(self, column: int) -> float | None:
         """The mean over the seeds, or None."""
@@ -78,22 +92,18 @@ def reproduce(
     data_dir: str | Path | None = None,
     jobs: int | None = None,
     overrides: Sequence[str] = (),
-    on_cell: OnCell | None = None,
-    on_measure: OnMeasure | None = None,
-    on_plan: Callable[[Recipe, list[Config], Mapping[str, str]], None] | None = None,
+    watch: Watch | None = None,
 ) -> Reproduction:
     """Run what is not yet done of a recipe and return all of it.
 
     Args:
         name: of a recipe, or its file. out: the folder that recipes share. seeds: repetitions of each row.
         overrides: `section.key=value`, for all rows, applied last.
-        on_plan: called before anything runs with the recipe, the configurations and the data sets that cannot be had.
-        on_cell, on_measure: called as runs and measurements go on.
 
     Raises:
         ConfigError: a row that cannot be. DataError: none of the rows has its data.
     """
-    recipe, root = load_recipe(name), Path(out)
+    recipe, root, watch = load_recipe(name), Path(out), watch or Watch()
     chosen = [row for row in rows(recipe) if kept(recipe, row, scale)]
     todo = {
         (i, seed): job_of(recipe, row, scale, seed=seed, data_dir=data_dir, overrides=overrides)
@@ -104,12 +114,11 @@ def reproduce(
     lacking = unavailable(
         dict.fromkeys(job.config.data.name for job in todo.values()), None if data_dir is None else str(data_dir)
     )
-    if on_plan is not None:
-        on_plan(recipe, [job.config for job in todo.values()], lacking)
     todo_here = {key: job for key, job in todo.items() if job.config.data.name not in lacking}
     if todo and not todo_here:
         raise DataError(" ".join(lacking.values()))
-    found = _measured(recipe, todo_here, root, jobs, on_cell, on_measure)
+    watch.plan(recipe, [job.config for job in todo_here.values()], lacking)
+    found = _measured(recipe, todo_here, root, jobs, watch)
     shares = {i: (job, job_of(recipe, chosen[i], "paper")) for (i, seed), job in todo_here.items() if seed == 0}
     outcomes = []
     for i, row in enumerate(chosen):
@@ -124,8 +133,13 @@ def reproduce(
     return Reproduction(str(name), recipe, scale, seeds, tuple(overrides), done, len(rows(recipe)) - len(chosen), path)
 
 
-Found = tuple[Measured | str, str]
-"""A measurement or why there is none, and the folder that it is of."""
+@dataclass(frozen=True)
+class Found:
+    """A measurement or why there is none, the folder of its files, and why its run ended before the last round if it did."""
+
+    measured: Measured | str
+    folder: str
+    ended: str = ""
 
 
 def _measured(
@@ -133,8 +147,7 @@ def _measured(
     todo: Mapping[tuple[int, int], Job],
     root: Path,
     jobs: int | None,
-    on_cell: OnCell | None,
-    on_measure: OnMeasure | None,
+    watch: Watch,
 ) -> dict[tuple[int, int], Found]:
     """Train what needs training, side by side; then measure row by row."""
     measure = MEASURES[recipe.measure["name"]]
@@ -142,22 +155,22 @@ def _measured(
     states: dict[str, CellState] = {}
     if measure.trains and todo:
         cells = {names[key]: Cell(names[key], job.config) for key, job in todo.items()}
-        states = {s.cell.name: s for s in run_grid(list(cells.values()), root / "runs", jobs, on_cell)}
+        states = {s.cell.name: s for s in run_grid(list(cells.values()), root / "runs", jobs, watch.start, watch.change)}
     found: dict[tuple[int, int], Found] = {}
     for i, (key, job) in enumerate(todo.items()):
         state = states.get(names[key])
         if state is not None and state.state == "failed":
-            found[key] = (f"failed: {state.error}", str(state.path))
+            found[key] = Found(f"failed: {state.error}", str(state.path))
             continue
-        if on_measure is not None:
-            on_measure(i, len(todo), names[key])
+        watch.measure(i, len(todo), names[key])
         run = None if state is None else state.path
         name = recipe.measure["name"]
         folder = root / "measured" / names[key] / f"{name}-{_digest(job.options)}"
+        place, ended = str(run if name == "run" else folder), "" if state is None else state.ended
         try:
-            found[key] = (_series(name, job, run, folder), str(run or folder))
+            found[key] = Found(_series(name, job, run, folder), place, ended)
         except FedveilError as problem:
-            found[key] = (f"failed: {problem}", str(run or folder))
+            found[key] = Found(f"failed: {problem}", place)
     return found
 
 
@@ -178,12 +191,17 @@ def _series(name: str, job: Job, run: Path | None, folder: Path) -> Measured:
 def _outcome(recipe: Recipe, row: Row, found: Sequence[Found], upto: Sequence[int | None]) -> Outcome:
     values, problems = [], []
     for column, last in zip(recipe.columns, upto, strict=True):
-        got = [m if isinstance(m, str) else collected(m, column.of, column.collect, last) for m, _ in found]
+        got = [m if isinstance(m, str) else collected(m, column.of, column.collect, last) for m in (f.measured for f in found)]
         values.append(tuple(v * column.times for v in got if not isinstance(v, str)))
         problems.append(column.missing or next((v for v in got if isinstance(v, str)), ""))
-    first = found[0][0]
+    first = found[0].measured
     return Outcome(
-        row, tuple(values), tuple(problems), measured={} if isinstance(first, str) else first, folders=tuple(f for _, f in found)
+        row,
+        tuple(values),
+        tuple(problems),
+        measured={} if isinstance(first, str) else first,
+        folders=tuple(f.folder for f in found),
+        ended=next((f.ended for f in found if f.ended), ""),
     )
 
 

@@ -18,7 +18,7 @@ from fedveil.experiment.recipe import PAPERS, Recipe, kept, load_recipe, recipe_
 from fedveil.experiment.recipe_cells import SCALES, Scale, job_of
 from fedveil.experiment.recipe_cost import seconds_of, spoken
 from fedveil.experiment.recipe_data import presence
-from fedveil.experiment.reproduce import Reproduction, reproduce
+from fedveil.experiment.reproduce import Reproduction, Watch, reproduce
 from fedveil.experiment.reproduce_plot import plot_reproduction
 from fedveil.experiment.reproduce_table import as_json, body, header, remarks, scale_text, title, write_results
 
@@ -100,34 +100,28 @@ def reproduce_live(
 
     def plan(recipe: Recipe, configs: list[Config], lacking: Mapping[str, str]) -> None:
         console.print(f"[bold]{recipe.table}: {recipe.title}[/] ({chosen} scale)", highlight=False)
-        needed = ", ".join(dict.fromkeys(config.data.name for config in configs)) or "none"
         if configs:
-            bar.update(task, total=sum(config.training.rounds for config in configs))
-            console.print(f"{len(configs)} runs, {spoken(seconds_of(recipe, chosen) * seeds)}. Data: {needed}", highlight=False)
+            needed = ", ".join(dict.fromkeys(config.data.name for config in configs))
+            cost = spoken(seconds_of(recipe, chosen) * seeds)
+            console.print(f"{len(configs)} rows to run, {cost} if none was run before. Data: {needed}.", highlight=False)
         for missing, why in lacking.items():
             console.print(f"[bold yellow]Not run, no copy of {missing}:[/] {why}", highlight=False)
 
-    def on_cell(state: CellState, left: float | None) -> None:
+    def start(states: Sequence[CellState]) -> None:
+        rounds.update({state.cell.name: state.rounds for state in states})
+        bar.update(task, visible=True, total=sum(state.total for state in states), completed=sum(rounds.values()))
+
+    def change(state: CellState, left: float | None) -> None:
         rounds[state.cell.name] = state.rounds
         text = "" if left is None else f"{spoken(left)} left"
-        bar.update(task, visible=True, description=f"training {state.cell.name}", completed=sum(rounds.values()), left=text)
+        bar.update(task, description=f"training {state.cell.name}", completed=sum(rounds.values()), left=text)
 
-    def on_measure(i: int, total: int, what: str) -> None:
-        bar.update(task, visible=True, description=f"measuring {what}", completed=i, total=total, left=f"{i} of {total}")
+    def measure(done: int, total: int, what: str) -> None:
+        bar.update(task, visible=True, description=f"measuring {what}", completed=done, total=total, left=f"{done} of {total}")
 
+    watch = Watch(plan, start, change, measure)
     with bar:
-        done = reproduce(
-            name,
-            chosen,
-            out,
-            seeds=seeds,
-            data_dir=data_dir,
-            jobs=jobs,
-            overrides=overrides,
-            on_cell=on_cell,
-            on_measure=on_measure,
-            on_plan=plan,
-        )
+        done = reproduce(name, chosen, out, seeds=seeds, data_dir=data_dir, jobs=jobs, overrides=overrides, watch=watch)
     folder = write_results(done)
     picture = plot_reproduction(done)
     if not as_rows:
@@ -143,8 +137,7 @@ def render(done: Reproduction, console: Console) -> None:
     for i, name in enumerate(head):
         table.add_column(name, justify="right" if i >= len(head) - 3 else "left", overflow="fold")
     for cells in body(done):
-        ours = cells[-2]
-        table.add_row(*(c.replace("[", r"\[") for c in cells), style="dim" if ours.startswith("[") else None)
+        table.add_row(*(c.replace("[", r"\[") for c in cells), style="dim" if cells[-2].startswith("[") else None)
     console.print(table)
     for note in remarks(done):
         console.print(f"- {note}", highlight=False, markup=False)

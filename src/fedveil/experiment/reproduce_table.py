@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,14 @@ class Line:
     difference: float | None
     why: str
 
-    def cells(self) -> tuple[str, str, str]:
-        """Theirs, ours and the difference as text; in place of ours why there is none."""
+    def cells(self, footnotes: Sequence[str]) -> tuple[str, str, str]:
+        """Theirs, ours and the difference as text; in place of ours the number of the footnote that says why there is none."""
         ours = "" if self.ours is None else digits(self.ours)
         if self.spread is not None:
             ours += f" ± {digits(self.spread)}"
-        return shown(self.theirs), ours or f"[{self.why}]", "" if self.difference is None else signed(self.difference)
+        if self.why:
+            ours = f"{ours} [{footnotes.index(self.why) + 1}]".lstrip()
+        return shown(self.theirs), ours, "" if self.difference is None else signed(self.difference)
 
 
 def lines(done: Reproduction) -> Iterator[Line]:
@@ -57,8 +59,13 @@ def header(done: Reproduction) -> list[str]:
 
 def body(done: Reproduction) -> list[list[str]]:
     """The lines of a table, as text under `header`."""
-    several = len(done.recipe.columns) > 1
-    return [[*line.labels, *([line.column] if several else []), *line.cells()] for line in lines(done)]
+    several, why = len(done.recipe.columns) > 1, footnotes(done)
+    return [[*line.labels, *([line.column] if several else []), *line.cells(why)] for line in lines(done)]
+
+
+def footnotes(done: Reproduction) -> list[str]:
+    """Why values of ours are missing, each reason once."""
+    return list(dict.fromkeys(line.why for line in lines(done) if line.why))
 
 
 def scale_text(done: Reproduction) -> str:
@@ -78,10 +85,12 @@ def scale_text(done: Reproduction) -> str:
 
 
 def remarks(done: Reproduction) -> list[str]:
-    """Notes of the recipe and of the rows that were shown, and what the paper states besides."""
+    """Why values are missing, notes of the recipe and of the rows that were shown, and what the paper states besides."""
+    missing = [f"[{i}] {why}." for i, why in enumerate(footnotes(done), 1)]
+    ended = [f"{', '.join(o.row.labels)}: the run ended early: {o.ended}." for o in done.outcomes if o.ended]
     entries = [entry for outcome in done.outcomes for entry in outcome.row.entries if entry.note]
     notes = [*done.recipe.notes, *dict.fromkeys(f"{entry.label}: {entry.note}." for entry in entries)]
-    return [*notes, *(f"The paper also states: {s.what}: {shown(s.value)}." for s in done.recipe.stated)]
+    return [*missing, *ended, *notes, *(f"The paper also states: {s.what}: {shown(s.value)}." for s in done.recipe.stated)]
 
 
 def title(done: Reproduction) -> str:

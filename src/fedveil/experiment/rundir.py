@@ -165,6 +165,11 @@ def write_model(path: Path, vector: torch.Tensor, layout: Layout) -> None:
     write_bytes(path, save({name: part.reshape(shape).contiguous().clone() for name, shape, part in parts}))
 
 
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows as CSV with the columns of all of them."""
+    write_text(path, _table(rows, _columns(rows), header=True))
+
+
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row))
 

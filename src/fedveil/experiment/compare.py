@@ -11,7 +11,7 @@ from pathlib import Path
 from fedveil.errors import ConfigError
 from fedveil.experiment.compare_plan import By, Planned, plan
 from fedveil.experiment.compare_rows import Row, blocks, rows_of
-from fedveil.experiment.compare_words import promise_sentences, sample_sentences
+from fedveil.experiment.compare_words import promise_sentences, sample_sentences, short_names
 from fedveil.experiment.config import Config
 from fedveil.experiment.grid import CellState, run_grid
 
@@ -28,16 +28,25 @@ class Comparison:
     """What a comparison found.
 
     Args:
-        path: its directory, with a run directory for each cell. config: that all methods share. by: which guarantee is equal.
-        metric: the column compared. seeds: of the sample. rows: one a method, partition and epsilon, in the asked order.
+        path: its directory, with a run directory for each cell. config: what all methods share. by: which guarantee is equal.
+        metric: the column compared. methods, epsilons, partitions, seeds: as asked for.
+        rows: one a method, partition and epsilon, in the asked order.
     """
 
     path: Path
     config: Config
     by: By
     metric: str
+    methods: tuple[str, ...]
+    epsilons: tuple[float, ...]
+    partitions: tuple[str, ...]
     seeds: tuple[int, ...]
     rows: tuple[Row, ...]
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The methods under short names."""
+        return short_names(self.methods)
 
     @property
     def what(self) -> str:
@@ -111,7 +120,7 @@ def compare(
 
     states = run_grid(cells, folder, jobs, begin, on_change)
     rows = rows_of(planned, {s.cell.name: s for s in states}, metric)
-    return Comparison(folder, config, by, metric, tuple(seeds), tuple(rows))
+    return Comparison(folder, config, by, metric, tuple(methods), tuple(epsilons), tuple(partitions), tuple(seeds), tuple(rows))
 
 
 def default_out(config: Config) -> Path:

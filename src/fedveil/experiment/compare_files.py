@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +17,10 @@ from fedveil.experiment.compare_words import (
     percent,
     problems,
     proven,
-    short_names,
     verdict,
 )
 from fedveil.experiment.report import MOST_RUNS, write_report
-from fedveil.experiment.rundir import write_config, write_json, write_text
+from fedveil.experiment.rundir import write_config, write_json, write_table, write_text
 
 FORMAT = "fedveil-compare/1"
 
@@ -33,8 +29,8 @@ def write_files(found: Comparison) -> dict[str, Path]:
     """Write tables, pictures and pages into the comparison's directory and return their paths by what they are."""
     folder = found.path
     write_config(folder / "base.toml", found.config)
-    _write_csv(folder / "compare.csv", [row_values(row) for row in found.rows])
-    _write_csv(folder / "cells.csv", cell_values(found))
+    write_table(folder / "compare.csv", [row_values(row) for row in found.rows])
+    write_table(folder / "cells.csv", cell_values(found))
     write_json(folder / "compare.json", values(found))
     paths = {"table": folder / "compare.csv", "cells": folder / "cells.csv", "json": folder / "compare.json"}
     if any(row.values for row in found.rows):
@@ -43,7 +39,8 @@ def write_files(found: Comparison) -> dict[str, Path]:
     if 1 < len(runs) <= MOST_RUNS:
         paths["runs"] = write_report(runs, folder / "runs.html")
     write_text(folder / "compare.md", markdown(found))
-    return {"page": write_page(found, folder / "compare.html"), "markdown": folder / "compare.md", **paths}
+    page = write_page(found, folder / "compare.html", paths.get("picture"), paths.get("runs"))
+    return {"page": page, "markdown": folder / "compare.md", **paths}
 
 
 def row_values(row: Row) -> dict[str, Any]:
@@ -57,11 +54,11 @@ def row_values(row: Row) -> dict[str, Any]:
         "epsilon": row.epsilon,
         "seeds": len(row.values),
         "seeds_asked": row.seeds,
-        "mean": row.mean,
-        "sd": row.sd,
-        "ci95": row.interval,
-        "least": min(row.values.values(), default=math.nan),
-        "largest": max(row.values.values(), default=math.nan),
+        "mean": _known(row.mean),
+        "sd": _known(row.sd),
+        "ci95": _known(row.interval),
+        "least": min(row.values.values(), default=None),
+        "largest": max(row.values.values(), default=None),
         "rank": row.rank,
         "claimed_epsilon": claim.epsilon if claim else None,
         "claimed_delta": claim.delta if claim else None,
@@ -107,14 +104,14 @@ def values(found: Comparison) -> dict[str, Any]:
         "metric": found.metric,
         "seeds": list(found.seeds),
         "notes": found.sentences,
-        "rows": [{k: _known(v) for k, v in row_values(row).items()} | {"problems": list(row.problems)} for row in found.rows],
-        "cells": [{k: _known(v) for k, v in cell.items()} for cell in cell_values(found)],
+        "rows": [row_values(row) | {"problems": list(row.problems)} for row in found.rows],
+        "cells": cell_values(found),
     }
 
 
 def markdown(found: Comparison) -> str:
     """The comparison as a Markdown page."""
-    names = short_names(list(dict.fromkeys(row.method for row in found.rows)))
+    names = found.names
     lines = [
         f"# Comparison on {found.config.data.name}",
         "",
@@ -160,20 +157,5 @@ def _line(row: Row, name: str) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def _known(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Absent values are empty; infinity is 1e999, which every reader takes for a number."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({k: _cell(v) for k, v in row.items()} for row in rows)
-    write_text(path, text.getvalue())
-
-
-def _cell(value: Any) -> Any:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    return "1e999" if isinstance(value, float) and math.isinf(value) else value
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -153,7 +153,7 @@ def compare_live(
 
 def render(found: Comparison, console: Console) -> None:
     """Print the ranked tables, what went wrong, and what the numbers rest on."""
-    names = short_names(list(dict.fromkeys(row.method for row in found.rows)))
+    names = found.names
     console.print(f"\n[bold]{escape(found.what[0].upper() + found.what[1:])}[/]: mean ± sample standard deviation over seeds")
     for (partition, at), block in found.blocks.items():
         table = Table(title=escape(guarantee(partition, at, found.by)), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

@@ -2,13 +2,205 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import math
+import shlex
+from collections.abc import Iterable, Mapping
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+
+from fedveil.experiment.compare_rows import Row
+from fedveil.experiment.compare_words import (
+    claimed,
+    guarantee,
+    mean_and_sd,
+    percent,
+    problems,
+    proven,
+    verdict,
+)
+from fedveil.experiment.explore import inline, web_file
+from fedveil.experiment.rundir import plain, present, write_text
 
 if TYPE_CHECKING:
     from fedveil.experiment.compare import Comparison
 
+COLUMNS = ("Rank", "Method", "Mean ± sd", "95 % interval", "Seeds", "Claimed ε", "Proven ε", "Against the best")
 
-def write_page(found: Comparison, path: Path) -> Path:
-    """Write the page and return its path."""
+
+def write_page(found: Comparison, path: Path, picture: Path | None = None, runs: Path | None = None) -> Path:
+    """Write the page and return its path.
+
+    Args:
+        picture: shown where there is one epsilon only, and so no curve. runs: the report of the runs, to link to.
+    """
+    names = found.names
+    charts = _charts(found, names)
+    sections = {
+        "Result": [*(_p(text, "sentence") for text in headlines(found, names)), _drawn(charts, picture)],
+        "Tables": [_table(guarantee(*block, found.by), rows, names, i) for i, (block, rows) in enumerate(found.blocks.items())],
+        "Not compared": [_list(f"{line} ({', '.join(where)})" for line, where in problems(found).items())],
+        "How to read it": [_p(text, "words") for text in found.sentences],
+        "How to repeat it": _repeat(found, runs),
+    }
+    kept = {title: "".join(parts) for title, parts in sections.items() if any(parts)}
+    ids = {title: title.lower().replace(" ", "-") for title in kept}
+    seeds = f"{len(found.seeds)} seed{'s' * (len(found.seeds) != 1)}"
+    data = json.dumps(plain({"charts": charts}), allow_nan=False, ensure_ascii=False)
+    fill = {
+        "title": escape(f"Methods compared on {found.config.data.name}"),
+        "lead": escape(f"{found.what[0].upper()}{found.what[1:]}, {seeds}, at equal {found.by} epsilon."),
+        "jump": "".join(f'<li><a href="#{ids[t]}">{t}</a></li>' for t in kept),
+        "sections": "".join(
+            f'<section id="{ids[t]}" aria-labelledby="{ids[t]}-title"><h2 id="{ids[t]}-title">{t}</h2>{body}</section>'
+            for t, body in kept.items()
+        ),
+        "data": data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"),
+    }
+    page = inline(web_file("compare.html"))
+    for key in ("title", "lead", "jump", "data", "sections"):
+        page = page.replace(f"[[{key}]]", fill[key])
+    write_text(path, page)
     return path
+
+
+def headlines(found: Comparison, names: Mapping[str, str]) -> list[str]:
+    """For each guarantee the best method, and what the next best is told apart by."""
+    said = []
+    for (partition, at), block in found.blocks.items():
+        ranked = [row for row in block if row.values]
+        if not ranked:
+            continue
+        best, *others = ranked
+        where = guarantee(partition, at, found.by)
+        text = f"{where[0].upper()}{where[1:]}: {names[best.method]} {mean_and_sd(best)}"
+        if others:
+            text += f"; next {names[others[0].method]} {mean_and_sd(others[0])} ({verdict(others[0])})"
+        said.append(f"{text}.")
+    return said
+
+
+# --- charts -------------------------------------------------------------------------------------------------------------
+
+
+def _charts(found: Comparison, names: Mapping[str, str]) -> list[dict[str, Any]]:
+    """One chart a partition, as values of the page's charts; none over a single epsilon."""
+    rows = [row for row in found.rows if row.values]
+    finite = sorted({row.epsilon for row in rows if math.isfinite(row.epsilon)})
+    if len(finite) < 2:
+        return []
+    partitions = list(dict.fromkeys(row.partition for row in rows))
+    room = (finite[-1] / finite[0]) ** 0.06
+    x = {
+        "label": f"{found.by} ε",
+        "scale": "log",
+        "ticks": finite,
+        "min": finite[0] / room,
+        "max": finite[-1] * room,
+        "snap": False,
+    }
+    label = f"{found.metric.replace('_', ' ')} (%)"
+    return [
+        {
+            "title": partition or label[0].upper() + label[1:],
+            "x": x,
+            "y": {"label": label},
+            "height": 400 if len(partitions) == 1 else 300,
+            "series": [
+                series
+                for i, method in enumerate(names)
+                for series in _series(
+                    [r for r in rows if (r.method, r.partition) == (method, partition)], names[method], i, finite
+                )
+            ],
+        }
+        for partition in partitions
+    ]
+
+
+def _series(rows: list[Row], name: str, colour: int, epsilons: list[float]) -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = []
+    mine = sorted((r for r in rows if math.isfinite(r.epsilon)), key=lambda r: r.epsilon)
+    if mine:
+        around = [(r.epsilon, 100 * r.mean, 0.0 if math.isnan(r.sd) else 100 * r.sd) for r in mine]
+        points, band = [[e, m] for e, m, _ in around], [[e, m - s, m + s] for e, m, s in around]
+        made.append({"name": name, "color": colour, "points": points, "band": band})
+    for row in (r for r in rows if math.isinf(r.epsilon)):
+        level = [[e, 100 * row.mean] for e in (epsilons[0], epsilons[-1])]
+        made.append({"name": f"{name}, no noise", "color": colour, "points": level, "dashed": True})
+    return made
+
+
+def _drawn(charts: list[dict[str, Any]], picture: Path | None) -> str:
+    note = '<p class="scope">Bands: plus and minus one sample standard deviation over the seeds.</p>'
+    if charts:
+        wide = ' style="grid-template-columns: minmax(0, 1fr)"' if len(charts) == 1 else ""
+        cells = "".join(f'<div class="chart-cell"><div id="chart-{i}"></div>{note}</div>' for i in range(len(charts)))
+        return f'<div class="charts"{wide}>{cells}</div>'
+    if picture is None:
+        return ""
+    data = base64.b64encode(picture.read_bytes()).decode()
+    alt = "The methods below each other: mean, standard deviation and single seeds"
+    return f'<div class="pictures"><figure><img alt="{alt}" src="data:image/png;base64,{data}"></figure></div>'
+
+
+# --- text ---------------------------------------------------------------------------------------------------------------
+
+
+def _table(title: str, rows: list[Row], names: Mapping[str, str], index: int) -> str:
+    lines = "".join(_line(row, names[row.method]) for row in rows if row.values)
+    if not lines:
+        return ""
+    head = "".join(f'<th scope="col">{c}</th>' for c in COLUMNS)
+    heading = f'<h3 id="table-{index}">{escape(title[0].upper() + title[1:])}</h3>'
+    body = f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody>"
+    return f'{heading}<div class="scroll"><table aria-labelledby="table-{index}">{body}</table></div>'
+
+
+def _line(row: Row, name: str) -> str:
+    around = "–" if math.isnan(row.interval) else f"± {percent(row.interval)}"
+    given = row.method.partition(":")[2].replace(":", ", ")
+    options = f"<br><small>{escape(given)}</small>" if given and given not in name else ""
+    claim = row.statement.claimed if row.statement else None
+    scope = f"<small>{escape(f'{claim.scope}, delta = {claim.delta:.3g}')}</small>" if claim else ""
+    cells = {
+        "Mean ± sd": mean_and_sd(row),
+        "95 % interval": around,
+        "Seeds": f"{len(row.values)} of {row.seeds}",
+        "Claimed ε": claimed(row),
+        "Proven ε": proven(row),
+        "Against the best": verdict(row),
+    }
+    text = "".join(
+        f'<td class="number" data-label="{label}">{escape(value)}{scope if label == "Claimed ε" else ""}</td>'
+        for label, value in cells.items()
+    )
+    own = ' class="own"' if row.rank == 1 else ""
+    first = f'<td class="number" data-label="Rank">{row.rank or "–"}</td><th scope="row">{escape(name)}{options}</th>'
+    return f"<tr{own}>{first}{text}</tr>"
+
+
+def _repeat(found: Comparison, runs: Path | None) -> list[str]:
+    command = ["fedveil", "compare", str(found.path / "base.toml"), "--methods", ",".join(found.methods)]
+    command += ["--epsilon", ",".join(f"{e:g}" for e in found.epsilons), "--seeds", str(len(found.seeds)), "--by", found.by]
+    command += ["--metric", found.metric, *(["--partition", ",".join(found.partitions)] if found.partitions else [])]
+    text = tomli_w.dumps(present(found.config.model_dump(mode="json")))
+    link = f'<p><a href="{escape(runs.name)}">Every run: curves, privacy, settings</a></p>' if runs is not None else ""
+    return [
+        f'<pre class="command">{escape(shlex.join([*command, "--out", f"{found.path}-again"]))}</pre>',
+        link,
+        f"<details><summary>What all methods share</summary><pre>{escape(text)}</pre></details>",
+    ]
+
+
+def _list(lines: Iterable[str]) -> str:
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f'<ul class="list">{items}</ul>' if items else ""
+
+
+def _p(text: str, kind: str) -> str:
+    return f'<p class="{kind}">{escape(text)}</p>'

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.experiment.compare_rows import Row
-from fedveil.experiment.compare_words import short_names
 from fedveil.experiment.plots import COLOURS, INK, MUTED
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def plot(found: Comparison, path: Path) -> Path:
 
     rows = [row for row in found.rows if row.values]
     partitions = list(dict.fromkeys(row.partition for row in rows))
-    names = short_names(list(dict.fromkeys(row.method for row in found.rows)))
+    names = found.names
     finite = sorted({row.epsilon for row in rows if math.isfinite(row.epsilon)})
     margin = 0.085 * max(len(names[row.method]) for row in rows) + 0.9
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedveil", "font.size": 10}):

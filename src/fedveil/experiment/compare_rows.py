@@ -70,9 +70,12 @@ def rows_of(planned: Sequence[Planned], states: Mapping[str, CellState], metric:
 
 
 def blocks(rows: Iterable[Row]) -> dict[tuple[str, float], list[Row]]:
-    """Rows that may be compared with each other, each block from its best to its worst, those without a result last."""
+    """Rows that may be compared with each other, each from the best to the worst, those without a result last.
+
+    Blocks come in the order of epsilon, runs without noise last.
+    """
     found: dict[tuple[str, float], list[Row]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda r: r.epsilon):
         found.setdefault(row.block, []).append(row)
     return {block: sorted(found[block], key=lambda r: (r.rank is None, r.rank)) for block in found}
 

@@ -68,7 +68,7 @@ def guarantee(partition: str, at: float, by: str) -> str:
 
 def problems(found: Comparison) -> dict[str, list[str]]:
     """What was not run or went wrong, each with the guarantees at which it did."""
-    names = short_names(list(dict.fromkeys(row.method for row in found.rows)))
+    names = found.names
     said: dict[str, list[str]] = {}
     for row in found.rows:
         for problem in row.problems:

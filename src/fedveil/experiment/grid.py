@@ -131,8 +131,8 @@ def state_of(cell: Cell, out: str | Path) -> CellState:
         return _finished(state) if (path / "summary.json").exists() else state
     history = read_run(path).history
     accuracy = next((float(r["test_accuracy"]) for r in reversed(history) if r.get("test_accuracy") is not None), None)
-    seconds = sum(float(r["seconds"]) for r in history)
-    state = replace(state, rounds=len(history), seconds=seconds, accuracy=accuracy)
+    seconds = sum(float(r.get("seconds") or 0.0) for r in history)
+    state = replace(state, rounds=min(len(history), state.total), seconds=seconds, accuracy=accuracy)
     return _finished(state) if (path / "summary.json").exists() else state
 
 

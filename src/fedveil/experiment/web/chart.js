@@ -1,7 +1,7 @@
 // Small accessible SVG charts without dependencies: veilChart(element, spec) draws, and draws again in place on every later call.
 //
 // spec = { title, height?, x: {label, scale?, min?, max?}, y: {...}, series: [...], marks: [{x?, y?, label}] }
-// scale: "linear" | "log" | "band" (x only: categories). whole: ticks at whole numbers only.
+// scale: "linear" | "log" | "band" (x only: categories). whole: ticks at whole numbers only; ticks: these and no others.
 // series = { name, points: [[x, y]...], band: [[x, low, high]...], kind: "line" | "scatter" | "bar" | "area", dashed, color, stacked }
 // y may be Infinity or "inf": drawn as a line at the top, labelled "no bound". null and NaN are gaps.
 "use strict";
@@ -104,7 +104,7 @@ globalThis.veilChart = (() => {
     const [from, to] = [place(low), place(high)];
     return {
       at: (v) => start + ((place(Math.max(v, log ? low : -Infinity)) - from) / (to - from)) * (end - start),
-      ticks: log ? logTicks(low, high, count) : linearTicks(low, high, count).filter((t) => !axis.whole || Number.isInteger(t)),
+      ticks: axis.ticks ?? (log ? logTicks(low, high, count) : linearTicks(low, high, count).filter((t) => !axis.whole || Number.isInteger(t))),
     };
   }
 

@@ -61,7 +61,9 @@ class Stack:
             self._stacked(part)
         except torch.OutOfMemoryError:
             self.together = len(part) // 2
-            _log.warning("memory ran out: %d clients at once from now on (run.clients_at_once)", self.together)
+            _log.warning(
+                "memory ran out: %d clients at once from now on (run.clients_at_once lowers it from the start)", self.together
+            )
             return False
         except Exception as error:
             for request in part:
@@ -98,7 +100,7 @@ def padded(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tensor, Tensor, 
     Short batches are filled up with their own first example, at weight 0. No batch may be empty.
     """
     longest = max(map(len, ys))
-    sizes = torch.tensor([len(y) for y in ys])
+    sizes = torch.tensor([len(y) for y in ys], dtype=torch.float64)
     places = torch.arange(longest)
     weights = torch.where(places < sizes[:, None], 1.0 / sizes[:, None], 0.0)
     return *(torch.stack([_filled(part, longest) for part in parts]) for parts in (xs, ys)), weights.to(xs[0])  # type: ignore[return-value]

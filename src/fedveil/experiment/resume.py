@@ -8,20 +8,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, LedgerError
 from fedveil.experiment.config import Config, load_config
 from fedveil.experiment.plugins import digests
+from fedveil.federation.checkpoint import ledger_position
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger_head import head_path
 
 if TYPE_CHECKING:
     from fedveil.experiment.build import Prepared
 
-FREE = ("run.engine", "run.clients_at_once", "run.deterministic", "run.name", "run.plugins", "run.track", "data.data_dir", "data.download", "training.client_timeout")
+FREE = (
+    "run.engine",
+    "run.clients_at_once",
+    "run.deterministic",
+    "run.name",
+    "run.plugins",
+    "run.track",
+    "data.data_dir",
+    "data.download",
+    "training.client_timeout",
+)
 """Keys that change no result, and so may change when a run is resumed; what plugins contain is compared by `identity`."""
 
 
 def resumable(path: Path) -> Config:
     """The configuration of the interrupted run in `path`; raises ConfigError if there is none, or if it is complete."""
-    if not (path / "config.toml").is_file() or not (path / "ledger.sqlite").is_file():
+    begun = (path / "ledger.sqlite").exists() or head_path(path / "ledger.sqlite").exists()
+    if not (path / "config.toml").is_file() or not begun:
         raise ConfigError(f"{path} holds no run that was begun: nothing to resume; start it with `fedveil run` and another --out")
     if (path / "summary.json").exists():
         raise ConfigError(f"the run in {path} has ended (see summary.json): nothing to resume")
@@ -38,10 +52,18 @@ def same_run(saved: Config, given: Config, path: Path) -> None:
 
 
 def run_id_of(path: Path) -> str:
-    """The name that the run's releases carry in its ledger."""
-    from fedveil.privacy.ledger import Ledger
+    """The name that the run's releases carry in its ledger; raises LedgerError if that is not the one the checkpoint knew.
 
+    A ledger that is ahead of the checkpoint is right: the interrupted round's releases count.
+    """
+    seq, digest = ledger_position(path / "checkpoint")
     with Ledger.open(path / "ledger.sqlite") as ledger:
+        if not ledger.holds(seq, digest):
+            raise LedgerError(
+                f"the ledger of {path} is behind its checkpoint: it holds {len(ledger)} releases, and not the one with number "
+                f"{seq} that was its last when the checkpoint was saved (was an older copy put in place?). Restore the newer one; "
+                f"without it, count the budget as spent and release nothing more of these data"
+            )
         return ledger.run
 
 

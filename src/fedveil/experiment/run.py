@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedveil.experiment.rundir as rundir
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, FedveilError
 from fedveil.experiment.build import Prepared, federation, new_run_id, prepare
 from fedveil.experiment.certify import certify
 from fedveil.experiment.config import calibrated_setting
+from fedveil.experiment.lock import claimed
 from fedveil.experiment.plugins import digests
 from fedveil.experiment.resume import identity, resumable, run_id_of, same_run
 from fedveil.experiment.tracker_values import Begun
@@ -78,20 +80,27 @@ def run(
         if out is None:
             raise ConfigError("resuming needs the run directory: give out")
         same_run(resumable(Path(out)), config, Path(out))
-    run_id = run_id_of(Path(out)) if resume and out is not None else new_run_id()
     prepared = prepare(config, data, partition)
     method, setting = calibrated_setting(config, prepared.population)
     vacuous, seeded = config.privacy.allow_vacuous_delta, config.run.seeded_noise
     batch_norm = config.model.get("norm") == "batch"
     statement = certify(method, setting, seeded_noise=seeded, allow_vacuous_delta=vacuous, batch_norm=batch_norm)
+    run_id = new_run_id()
     path = Path(out) if out is not None else Path("runs") / f"{method.name}-{prepared.dataset.info.name}-{run_id}"
     if not resume:
-        _begin(path, config, prepared, statement, run_id, given=data is not None or partition is not None)
-    saved = Checkpoints(path / "checkpoint", identity(run_id, prepared, config.run.plugins))
-    progress = saved.load()
-    begun = Begun(run_id, path, config, statement, setting.layout.names, progress.history if progress is not None else [])
-    with following(trackers, begun) as told:
-        return _train(prepared, begun, saved, progress, [told] if on_round is None else [told, on_round])
+        with _writable(path):
+            rundir.create(path)
+    with claimed(path):
+        if resume:
+            resumable(path)
+            run_id = run_id_of(path)
+        else:
+            _begin(path, config, prepared, statement, run_id, given=data is not None or partition is not None)
+        saved = Checkpoints(path / "checkpoint", identity(run_id, prepared, config.run.plugins), path / "ledger.sqlite")
+        progress = saved.load()
+        begun = Begun(run_id, path, config, statement, setting.layout.names, progress.history if progress is not None else [])
+        with following(trackers, begun) as told:
+            return _train(prepared, begun, saved, progress, [told] if on_round is None else [told, on_round])
 
 
 def _train(
@@ -103,38 +112,65 @@ def _train(
     job = federation(config, prepared, path / "ledger.sqlite", begun.run, place(section.engine, timeout))
     runner = engine(section.engine, job.context, timeout, at_once=section.clients_at_once, deterministic=section.deterministic)
     progress = progress or start(job)
+    layout = job.context.door.layout
+    with _safe(path):
+        rundir.write_history(path, progress.history, layout)
 
     def after(progress: Progress) -> None:
         saved.save(progress)
-        rundir.write_history(path, progress.history, job.context.door.layout)
+        with _safe(path):
+            rundir.append_history(path, progress.history, layout)
         for listener in tell:
             listener(progress.history[-1])
 
     try:
         ended = fit(job, runner, progress, after)
+    except KeyboardInterrupt as stop:
+        stop.add_note(f"interrupted; {saved.rounds} rounds are saved: fedveil run --resume {path} goes on from there")
+        raise
     finally:
         if isinstance(job.context.door.ledger, Till):
             job.context.door.ledger.close()
     model = job.context.model.to("cpu")
     model.load(progress.model)
-    rundir.write_model(path / "model.safetensors", progress.model, model.layout)
     result = Result(model, progress.history, begun.statement, path, ended)
-    rundir.write_json(path / "summary.json", summary(result, begun.run))
+    with _safe(path):
+        rundir.write_history(path, progress.history, layout)
+        rundir.write_model(path / "model.safetensors", progress.model, layout)
+        rundir.write_json(path / "summary.json", summary(result, begun.run))
     return result
 
 
 def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement, run_id: str, given: bool) -> None:
     """Make the run directory; the ledger comes last, and with it the run can be resumed."""
-    try:
+    with _writable(path):
         rundir.create(path)
         rundir.write_config(path / "config.toml", config)
         rundir.write_versions(path / "versions.json", digests(config.run.plugins))
         _write_statement(path, statement)
         dealt, source = prepared.partition, prepared.dataset
         rundir.write_partition(path / "partition.json", dealt, source.y_train, source.info.classes, given=given)
+    Ledger.create(path / "ledger.sqlite", run_id, {"method": str(config.method["name"])}).close()
+
+
+@contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as problem:
         raise ConfigError(f"cannot write the run directory {path}: {problem.strerror}; choose another --out") from problem
-    Ledger.create(path / "ledger.sqlite", run_id, {"method": str(config.method["name"])}).close()
+
+
+@contextmanager
+def _safe(path: Path) -> Iterator[None]:
+    """Say what a failed write means once rounds are saved: nothing is lost."""
+    try:
+        yield
+    except OSError as problem:
+        raise FedveilError(
+            f"cannot write {problem.filename or path}: {problem.strerror or problem}; all finished rounds are safe in "
+            f"{path / 'checkpoint'}: make room or give permission, then go on with fedveil run --resume {path}"
+        ) from problem
 
 
 def summary(result: Result, run_id: str) -> dict[str, Any]:

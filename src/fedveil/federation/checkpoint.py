@@ -45,6 +45,11 @@ class Checkpoints:
         self._current: dict[int, int] = {}
         self._seen: dict[int, int] = {}
 
+    @property
+    def rounds(self) -> int:
+        """Rounds that are saved."""
+        return self._round
+
     def save(self, progress: Progress) -> None:
         """Write what the last round changed; when this returns, the run can go on from here, whatever happens.
 

@@ -342,6 +342,11 @@ def main() -> None:
             raise
         typer.echo(f"fedveil: {error}", err=True)
         sys.exit(2)
+    except OSError as error:
+        if "--debug" in sys.argv:
+            raise
+        typer.echo(f"fedveil: cannot read or write {error.filename or 'a file'}: {error.strerror or error}", err=True)
+        sys.exit(2)
     except KeyboardInterrupt:
         typer.echo("fedveil: interrupted", err=True)
         sys.exit(130)

@@ -39,7 +39,12 @@ def run_live(config: Config, out: Path | None, quiet: bool, resume: bool = False
                 bar.update(task, accuracy=f"accuracy {record['test_accuracy']:.1%}")
             bar.update(task, completed=record["round"] + 1)
 
-        result = run(config, out, on_round, resume=resume)
+        try:
+            result = run(config, out, on_round, resume=resume)
+        except KeyboardInterrupt as stop:
+            bar.stop()
+            Console(stderr=True).print(*getattr(stop, "__notes__", ["interrupted"]), highlight=False, soft_wrap=True)
+            raise
     _summary(result, console)
     return result
 

@@ -61,8 +61,8 @@ def run_id_of(path: Path) -> str:
         if not ledger.holds(seq, digest):
             raise LedgerError(
                 f"the ledger of {path} is behind its checkpoint: it holds {len(ledger)} releases, and not the one with number "
-                f"{seq} that was its last when the checkpoint was saved (was an older copy put in place?). Restore the newer one; "
-                f"without it, count the budget as spent and release nothing more of these data"
+                f"{seq} that was its last when the checkpoint was saved (was an older copy put in place?). Restore the newer "
+                f"one; without it, count the budget as spent and release nothing more of these data"
             )
         return ledger.run
 

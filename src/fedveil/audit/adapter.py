@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from fedveil.audit.mechanism import Floats, Subject, Upload
-from fedveil.errors import ConfigError
 from fedveil.federation.round import seen
 from fedveil.params import Layout
 from fedveil.privacy.ledger import Entry
@@ -138,14 +137,9 @@ def worst_pair(plan: Plan, case: Case) -> tuple[Tensor, Tensor]:
     return (torch.zeros_like(shift) if one_sided else -shift), shift
 
 
-def proven_kind(case: Case) -> bool:
-    """Whether the method's plans are made before the data are touched, so that neighbours are two updates at the door."""
-    plan = case.policy.plan(case.released(0), case.policy.start())
-    if isinstance(plan, Plan) and plan.dp_sgd is not None:
-        raise ConfigError(
-            "DP-SGD inside clients has no upload with noise of its own to audit: use fedveil.audit.one_run with canary examples"
-        )
-    return isinstance(plan, Plan)
+def first_plan(case: Case) -> Plan | Raw:
+    """The plan of the first release: it tells which audit fits the method."""
+    return case.policy.plan(case.released(0), case.policy.start())
 
 
 # --- one release -------------------------------------------------------------------------------------------------------

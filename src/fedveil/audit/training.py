@@ -7,18 +7,18 @@ method's own code. Several consecutive rounds of the client are one subject, sin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedveil.audit.adapter import Case
+from fedveil.audit.linear import LinearLoss, linear_model
 from fedveil.audit.mechanism import Floats, Subject, Upload
-from fedveil.local import BatchGradient, Local, State, clip_, train
-from fedveil.params import FlatModel, Layout
+from fedveil.local import Local, State, train
+from fedveil.params import Layout
 from fedveil.privacy.types import Adjacency, Scope, Unit, View
 from fedveil.release.plan import Released
 
@@ -33,32 +33,6 @@ class Neighbours:
     name: str
     common: Tensor
     own: tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class LinearLoss:
-    """The gradient source of linear losses: an example is the row of its gradient; clipped to V where the spec says so."""
-
-    gradients: Tensor
-
-    def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
-        """Write the mean gradient of the batch; the loss is its inner product with the model."""
-        local.model.grad.copy_(self.gradients[y].mean(0))
-        loss = local.model.grad @ local.model.vector
-        if local.spec.batch_clip is not None:
-            clip_(local.model.grad, local.spec.batch_clip)
-        return loss
-
-    def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """As for any loss."""
-        return BatchGradient().batches(local, x, y)
-
-
-def _model(layout: Layout) -> FlatModel:
-    module = nn.Module()
-    for name, shape in zip(layout.names, layout.shapes, strict=True):
-        module.register_parameter(name.replace(".", "_"), nn.Parameter(torch.zeros(shape)))
-    return FlatModel(module)
 
 
 def pairs(case: Case) -> list[Neighbours]:
@@ -100,7 +74,7 @@ class Trainer:
         n = min(s.records, EXAMPLES)
         alone = s.scope.unit is Unit.RECORD
         rows = torch.stack([common if alone and i else own for i in range(n)])
-        y, model, objective = torch.arange(n), _model(s.layout), case.method.objective(s)
+        y, model, objective = torch.arange(n), linear_model(s.layout), case.method.objective(s)
         private: State = {}
         state, vectors, masks = case.policy.start(), [], []
         noise = torch.Generator().manual_seed(int(rng.integers(2**62)))

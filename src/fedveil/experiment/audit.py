@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedveil.audit.adapter import Case, gaussian_run, proven_kind, release_subject, run_score
+from fedveil.audit import dpsgd
+from fedveil.audit.adapter import Case, first_plan, gaussian_run, release_subject, run_score
 from fedveil.audit.single_upload import single_upload
 from fedveil.audit.training import pairs, training_subject
 from fedveil.audit.two_world import many_runs
 from fedveil.errors import ConfigError
-from fedveil.privacy.types import Audit, Unbounded, View
+from fedveil.privacy.types import Audit, Unbounded, Unit, View
+from fedveil.release.plan import Plan
 
 if TYPE_CHECKING:
     from fedveil.experiment.config import Config
@@ -26,6 +28,9 @@ ROUNDS = 10
 """Rounds of a run that are audited at most: a bound for part of a run is one for the whole."""
 PRIVATE_ROUNDS = 3
 """The same for methods with noise inside training, whose every release needs local training."""
+
+EXAMPLE_DIMENSION, CANARIES = 60, 1000
+"""Coordinates of the layout on which one example of a DP-SGD client is told apart, and (one for each canary) of one run."""
 
 Step = Callable[[str], None]
 
@@ -48,15 +53,18 @@ def audit_setting(
         on_step: told what is about to be attacked.
 
     Raises:
-        ConfigError: n or confidence out of range, or DP-SGD inside clients, which this audit does not cover.
+        ConfigError: n or confidence out of range, or DP-SGD inside clients where clients are to be protected.
     """
     if n < 10 or not 0.5 <= confidence < 1:
         raise ConfigError(f"an audit needs n >= 10 and a confidence in [0.5, 1), got n = {n}, confidence = {confidence}")
     case, rng, alpha = Case.of(method, setting), np.random.default_rng(seed), 1 - confidence
     tell = on_step or (lambda what: None)
-    if proven_kind(case):
-        return _at_the_door(case, rng, n, alpha, tell)
-    return _in_training(case, rng, n, alpha, tell)
+    plan = first_plan(case)
+    if not isinstance(plan, Plan):
+        return _in_training(case, rng, n, alpha, tell)
+    if plan.dp_sgd is not None:
+        return _dp_sgd(method, setting, rng, n, alpha, tell)
+    return _at_the_door(case, rng, n, alpha, tell)
 
 
 def _at_the_door(case: Case, rng: np.random.Generator, n: int, alpha: float, tell: Step) -> list[Audit]:
@@ -86,6 +94,20 @@ def _whole_run(case: Case, rounds: int, rng: np.random.Generator, n: int, alpha:
         gaussian=gaussian,
         note=note,
     )
+
+
+def _dp_sgd(method: Method, setting: Setting, rng: np.random.Generator, n: int, alpha: float, tell: Step) -> list[Audit]:
+    """Two worlds, and one run with canaries; each at half of alpha, so that the larger is a bound too."""
+    if setting.scope.unit is not Unit.RECORD:
+        raise ConfigError("DP-SGD inside clients protects records: set privacy.unit = 'record' to audit what it promises")
+    rounds = min(setting.participations, ROUNDS)
+    small, wide = (dpsgd.Client(Case.of(method, setting, dimension=d), rounds) for d in (EXAMPLE_DIMENSION, CANARIES))
+    tell(f"{rounds} rounds of DP-SGD, one example")
+    found = [dpsgd.audit_two_worlds(small, rng, n=n, delta=setting.delta, alpha=alpha / 2)]
+    if small.step.noise_multiplier:
+        tell(f"{rounds} rounds of DP-SGD, {wide.case.setting.layout.dimension} canary examples")
+        found.append(dpsgd.audit_canaries(wide, rng, delta=setting.delta, alpha=alpha / 2))
+    return found
 
 
 def _in_training(case: Case, rng: np.random.Generator, n: int, alpha: float, tell: Step) -> list[Audit]:

@@ -1,0 +1,66 @@
+"""Poisson-sampled Gaussians as a family: error rates bound the noise through the very curve that the accountant proves.
+
+Where a mechanism is a composition of sampled Gaussian releases with unknown noise, refuting the curve of noise multiplier z
+shows that the noise is less than z. This is far sharper than counting, as Gaussian DP is for plain Gaussians.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fedveil.audit.intervals import clopper_pearson_upper
+from fedveil.audit.mechanism import Floats
+from fedveil.audit.two_world import Rates, Tradeoff, midpoint, tradeoff_of_profile
+from fedveil.privacy import pld
+from fedveil.privacy.types import Adjacency, SampledGaussian
+
+
+def curve_of(event: SampledGaussian, delta: float, adjacency: Adjacency) -> Tradeoff:
+    """The trade-off curve that the accountant proves for this event: refuting it refutes the noise that was charged."""
+    releases = [pld.Sampled(event.rate, event.noise_multiplier, event.count)]
+    distributions = pld.composed(releases, 1e-3 * delta, adjacency)
+    top = max(pld.epsilon(one, 1e-3) for one in distributions)
+    grid = np.linspace(0.0, 20.0 if math.isinf(top) else 2 * top + 0.1, 200)
+    return tradeoff_of_profile(grid, [max(pld.delta(one, e) for one in distributions) for e in grid])
+
+
+def largest_noise(counts: Rates, event: SampledGaussian, delta: float, adjacency: Adjacency, alpha: float = 0.05) -> float:
+    """An upper confidence bound on the noise multiplier: the least one whose proven curve the counts refute; inf if none.
+
+    Args:
+        counts: of a test of runs whose cost is `event` but for its noise multiplier.
+        delta: sets the accuracy of the curves. adjacency: of the two worlds. alpha: error probability.
+    """
+
+    def refuted(z: float) -> bool:
+        return counts.refutes(curve_of(replace(event, noise_multiplier=z), delta, adjacency), alpha)
+
+    low, high = 0.1 * event.noise_multiplier, 100 * event.noise_multiplier
+    if not refuted(high):
+        return math.inf
+    while high > low * 1.002:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if refuted(middle) else (middle, high)
+    return high
+
+
+def choose_cut(
+    pilots: Sequence[Floats], event: SampledGaussian, n: int, delta: float, adjacency: Adjacency, alpha: float
+) -> float:
+    """The threshold that promises to refute the least noise in n runs per world, judged on pilot scores."""
+    s0, s1 = (np.sort(scores) for scores in pilots)
+    points = np.unique(np.concatenate([s0, s1]))
+    cuts = (points[:-1] + points[1:]) / 2
+    fpr = (s0.size - np.searchsorted(s0, cuts, side="right") + 0.5) / (s0.size + 1)
+    fnr = (np.searchsorted(s1, cuts, side="right") + 0.5) / (s1.size + 1)
+    upper = [clopper_pearson_upper(n * rate, n, alpha / 2) for rate in (fpr, fnr)]
+    for factor in np.geomspace(0.3, 100.0, 30):
+        curve = curve_of(replace(event, noise_multiplier=factor * event.noise_multiplier), delta, adjacency)
+        margins = [curve(p) - q for p, q in zip(*upper, strict=True)]
+        if max(margins) > 0:
+            return float(cuts[int(np.argmax(margins))])
+    return midpoint(s0, s1)

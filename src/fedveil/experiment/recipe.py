@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation, ValidationError
 
 from fedveil.errors import ConfigError, explain, nearest
 from fedveil.experiment.preset import names as preset_names
@@ -22,6 +22,18 @@ from fedveil.experiment.preset import names as preset_names
 FOLDER = Path(__file__).parent / "recipes"
 PAPERS = {"000": "LaDP-FL", "001": "FedGLP-ADP", "002": "Noisy-FedAvg", "003": "FedANC", "004": "ALDP-FL"}
 """The five papers by their number, with the name of their method."""
+
+
+class Printed(float):
+    """A number that remembers how it was printed, such as 0.30."""
+
+    text: str
+
+    def __new__(cls, text: str | float) -> Printed:
+        number = super().__new__(cls, text)
+        number.text = str(text)
+        return number
+
 
 Value = float | str
 """A published value: a number, or what the table says instead (a dash, a spread, a bound); empty where it says nothing."""
@@ -84,7 +96,7 @@ class Stated(_Part):
     """A figure that the paper's text gives and that belongs to no single row."""
 
     what: str
-    value: Value
+    value: SkipValidation[Value]
 
 
 class Recipe(_Part):
@@ -147,7 +159,9 @@ def load_recipe(name: str | Path) -> Recipe:
             )
         path = FOLDER / f"{name}.toml"
     try:
-        recipe = Recipe.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        text = path.read_text(encoding="utf-8")
+        as_printed = {k: v for k, v in tomllib.loads(text, parse_float=Printed).items() if k in ("published", "stated")}
+        recipe = Recipe.model_validate({**tomllib.loads(text), **as_printed})
     except OSError as error:
         raise ConfigError(f"cannot read the recipe {path}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
@@ -187,8 +201,10 @@ def number(value: Value | None) -> float | None:
 
 
 def shown(value: Value | None) -> str:
-    """A published value as text; numbers keep the digits that they have."""
-    return "" if value is None else value if isinstance(value, str) else f"{value:,.10g}"
+    """A published value as text, with the digits that the paper prints."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return value.text if isinstance(value, Printed) else f"{value:,.10g}"
 
 
 def _published(recipe: Recipe, indices: tuple[int, ...]) -> tuple[Value | None, ...]:

@@ -61,7 +61,7 @@ def _dots(axis: Axes, done: Reproduction, column: int, *, first: bool) -> None:
         if there:
             axis.scatter([v for v, _ in there], [y for _, y in there], s=24, label=name, zorder=2, **style)  # type: ignore[arg-type]
     axis.set_yticks(list(places), [", ".join(o.row.labels) if first else "" for o in done.outcomes], fontsize=7)
-    axis.invert_yaxis()
+    axis.set_ylim(len(done.outcomes) - 0.4, -0.6)
     axis.set_xlabel(done.recipe.columns[column].label, fontsize=8)
     _quiet(axis)
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation_runs import charged, config, every_method, job
+from federation_runs import charged, config, every_method, job, prepared
+from pretend_gpu import PretendGpu
 from test_federation_pool import finished
 from test_federation_round import ONE, TWO
 from test_federation_round import federation as by_hand
@@ -20,10 +21,12 @@ from test_federation_round import federation as by_hand
 import fedveil.federation.batched_gradient as batched_gradient
 import fedveil.federation.engines as engines
 from fedveil.errors import BudgetExhausted, ConfigError
+from fedveil.experiment.build import federation
 from fedveil.experiment.config import Config
 from fedveil.experiment.run import run as run_experiment
 from fedveil.federation.batched import Batched
 from fedveil.federation.batched_gradient import gradients, padded
+from fedveil.federation.batched_lane import Lane
 from fedveil.federation.device import gpu_problem, settings
 from fedveil.federation.engine import Inline
 from fedveil.federation.engines import engine, place
@@ -33,6 +36,7 @@ from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.models import registry
 from fedveil.params import Layout
+from fedveil.privacy.ledger import Ledger
 from fedveil.release.plan import Upload
 
 RUNS = dict(every_method())
@@ -469,11 +473,6 @@ def test_a_deterministic_run_by_configuration(tmp_path: Path, caplog: pytest.Log
 @pytest.mark.skipif(bool(gpu_problem()), reason=f"needs a GPU: {gpu_problem()}")
 @pytest.mark.parametrize("name", [n for n in RUNS if n.endswith("server") and n != RANKED])
 def test_a_gpu_agrees_with_inline(name: str, tmp_path: Path) -> None:
-    from federation_runs import prepared
-
-    from fedveil.experiment.build import federation
-    from fedveil.privacy.ledger import Ledger
-
     one = job(RUNS[name], tmp_path / "inline")
     (tmp_path / "gpu").mkdir()
     Ledger.create(tmp_path / "gpu" / "ledger.sqlite", "r", {}).close()
@@ -484,3 +483,66 @@ def test_a_gpu_agrees_with_inline(name: str, tmp_path: Path) -> None:
     assert all(t.device.type == "cpu" for t in [progress.model, *tensors])
     with Batched(two.context) as runner:
         one_round(two, runner, start(two))
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGpu]:
+    """A GPU that only checks that nothing is mixed with the CPU's memory; the vectorised pass is trusted."""
+    gpu = PretendGpu()
+
+    def pass_(*given: Any) -> Any:
+        assert gpu.holds(given[3])
+        assert all(map(gpu.holds, given[4:]))
+        with torch._C.DisableTorchFunction():
+            out = gradients(*given)
+        return gpu.place(out)
+
+    def alive(lane: Lane) -> None:
+        with gpu:
+            run(lane)
+
+    run = Lane._run
+    monkeypatch.setattr(batched_gradient, "gradients", pass_)
+    monkeypatch.setattr(Lane, "_run", alive)
+    with gpu:
+        yield gpu
+
+
+@pytest.mark.parametrize("name", [n for n in RUNS if not n.endswith("final")])
+def test_no_method_mixes_devices(name: str, pretended: PretendGpu, tmp_path: Path) -> None:
+    given = replace_rounds(RUNS[name], 2)
+    (tmp_path / "gpu").mkdir()
+    Ledger.create(tmp_path / "gpu" / "ledger.sqlite", "r", {}).close()
+    run = federation(given, prepared(given), tmp_path / "gpu" / "ledger.sqlite", "r", "cuda:0")
+    assert pretended.holds(run.context.model.vector)
+    progress = finished(run, Batched(run.context, 4))
+    assert [row["failures"] for row in progress.history] == [{}, {}]
+    states = [progress.common, progress.server, *progress.policies.values(), *progress.privates.values()]
+    tensors = [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
+    assert not any(map(pretended.holds, [progress.model, *tensors]))
+    with torch._C.DisableTorchFunction():
+        one = job(given, tmp_path / "inline")
+        reference = finished(one, Inline(one.context))
+        assert name == RANKED or apart(reference.model, progress.model) < CLOSE
+
+
+def test_the_pretended_gpu_finds_mixed_devices() -> None:
+    with PretendGpu() as gpu:
+        here, there = torch.ones(3), torch.ones(3, device="cuda:0")
+        assert there.device == torch.device("cuda:0")
+        assert here.device == here.to("cuda:0").cpu().device == torch.device("cpu")
+        assert all(map(gpu.holds, [there[1:].view(2, 1), there + torch.tensor(2.0), there.new_zeros(2)]))
+        for mixed in (
+            lambda: there + here,
+            lambda: there.add_(here),
+            lambda: torch.stack([there, here]),
+            lambda: here[there > 0],
+        ):
+            with pytest.raises(RuntimeError, match="same device"):
+                mixed()
+        with pytest.raises(TypeError, match="copy it to the CPU"):
+            there.numpy()
+        assert there.copy_(here).tolist() == [1, 1, 1]

@@ -196,6 +196,24 @@ def test_infinity_never_becomes_a_large_number(tmp_path: Path, store: str) -> No
     assert max(found.data.metrics.values()) < 1e6
 
 
+def test_a_server_that_is_not_there_ends_the_run_before_training(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(FedveilError, match=r"MLflow cannot follow the run: .*127.0.0.1.*nothing was trained"):
+        run(config(), tmp_path / "run", track=[trackers.mlflow("http://127.0.0.1:9")])
+    assert not (tmp_path / "run" / "history.csv").exists()
+
+
+def test_mlflow_reports_to_nobody_else_unless_the_user_says_so(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)
+    trackers.mlflow(store)
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "false")
+    trackers.mlflow(store)
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "false"
+
+
 # --- resuming, failing ------------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
+_MLFLOW = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
+"""MLflow's settings where the environment has none: tell nobody else; give up an absent server in seconds instead of minutes."""
+
+
 class Tracker(Protocol):
     """Something that follows a run. What `begin` raises ends the run before training; afterwards it costs the tracker only."""
 
@@ -69,7 +73,8 @@ def mlflow(uri: str | None = None, experiment: str | None = None) -> Tracker:
     Raises:
         ConfigError: MLflow is not installed.
     """
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    for variable, value in _MLFLOW.items():
+        os.environ.setdefault(variable, value)
     library = _library("mlflow", "mlflow")
     return Mlflow(library, uri, experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "fedveil")
 

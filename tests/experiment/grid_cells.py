@@ -1,14 +1,13 @@
-"""Small cells for the tests of grids and comparisons, and a program that runs them, to be killed."""
+"""Small cells for the tests of grids and comparisons."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from fedveil.experiment.config import Config, configure
-from fedveil.experiment.grid import Cell, CellState, run_grid
+from fedveil.experiment.grid import Cell
 from fedveil.privacy.ledger import Ledger
 
 
@@ -42,16 +41,3 @@ def content(path: Path) -> dict[str, Any]:
         "ledger": charged,
         "summary": {k: v for k, v in json.loads((path / "summary.json").read_text()).items() if k in ("rounds", "ended")},
     }
-
-
-def main(out: str, rounds: str) -> None:
-    """Run `cells()` and print a line for each change."""
-
-    def tell(changed: CellState, left: float | None) -> None:
-        print(changed.cell.name, changed.state, changed.rounds, flush=True)
-
-    run_grid(cells(rounds=int(rounds)), out, jobs=2, on_change=tell)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -6,12 +6,12 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from grid_cells import cells, content, small
 
 import fedveil.experiment.grid as grid
 from fedveil.errors import ConfigError
@@ -19,8 +19,7 @@ from fedveil.experiment.grid import Cell, CellState, run_grid, state_of
 from fedveil.experiment.grid_schedule import Pace
 from fedveil.experiment.run import run
 
-sys.path.insert(0, str(Path(__file__).parent))
-from grid_cells import cells, content, small
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its victims")
 
 
 @pytest.fixture(scope="module")
@@ -31,18 +30,31 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def started(out: Path, rounds: int = 3) -> subprocess.Popen[str]:
-    """The grid in a process of its own, a line for each change."""
-    program = [sys.executable, str(Path(__file__).parent / "grid_cells.py"), str(out), str(rounds)]
-    return subprocess.Popen(program, stdout=subprocess.PIPE, text=True, start_new_session=True)
+class Forked:
+    """The grid in a process of its own, to be interrupted."""
+
+    def __init__(self, given: list[Cell], out: Path, jobs: int) -> None:
+        reading, writing = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            try:
+                run_grid(given, out, jobs, on_change=lambda s, _: void(os.write(writing, f"{s.state} {s.rounds}\n".encode())))
+            finally:
+                os._exit(130 if isinstance(sys.exception(), KeyboardInterrupt) else 0)
+        os.close(writing)
+        self.lines = os.fdopen(reading)
+
+    def end(self, after: str, sign: int) -> int:
+        """Send the signal to its group after that line, and return how it ended."""
+        with self.lines:
+            assert any(line.strip() == after for line in self.lines), "the grid ended before it could be interrupted"
+            (os.killpg if sign == signal.SIGINT else os.kill)(self.pid, sign)
+            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def lines_until(process: subprocess.Popen[str], word: str, times: int) -> None:
-    assert process.stdout is not None
-    while times:
-        line = process.stdout.readline()
-        assert line, "the grid ended before it could be interrupted"
-        times -= word in line
+def void(_: object) -> None:
+    """For callbacks that return nothing."""
 
 
 def is_free(out: Path) -> bool:
@@ -66,28 +78,21 @@ def test_cells_are_the_runs_that_run_makes(calm: Path, tmp_path: Path) -> None:
         assert state.summary["rounds"] == 3
 
 
+@forks
 def test_a_killed_grid_continues_to_the_same_cells(calm: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
-    process = started(out)
-    lines_until(process, "running 2", 1)
-    process.kill()
-    process.wait()
-    process.stdout.close()  # type: ignore[union-attr]
+    assert Forked(cells(), out, jobs=2).end("running 2", signal.SIGKILL) == -signal.SIGKILL
     assert any(state_of(cell, out).state == "waiting" for cell in cells())
     assert [s.state for s in run_grid(cells(), out, jobs=1)] == ["done"] * 4
     for cell in cells():
         assert content(out / "cells" / cell.name) == content(calm / "cells" / cell.name)
 
 
+@forks
 def test_ctrl_c_ends_every_worker(tmp_path: Path) -> None:
-    out = tmp_path / "interrupted"
-    process = started(out, rounds=10_000)
-    lines_until(process, "running 1", 1)
-    os.killpg(process.pid, signal.SIGINT)
-    _, _ = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGINT
-    assert is_free(out)
-    assert {row["state"] for row in json.loads((out / "grid.json").read_text())["cells"]} <= {"waiting", "running"}
+    assert Forked(cells(rounds=10_000), tmp_path, jobs=1).end("running 1", signal.SIGINT) == 130
+    assert is_free(tmp_path)
+    assert {row["state"] for row in json.loads((tmp_path / "grid.json").read_text())["cells"]} <= {"waiting", "running"}
 
 
 def test_finished_cells_are_kept_and_more_are_welcome(calm: Path) -> None:
@@ -124,7 +129,7 @@ def test_a_failed_cell_has_its_reason_and_stops_no_other(tmp_path: Path) -> None
     assert failed.error.startswith("fedavg adds no noise")
     assert "fedavg adds no noise" in (tmp_path / "grid.json").read_text()
     repaired = Cell("bad/seed-1", small("dp-fedavg"), {})
-    assert run_grid([repaired], tmp_path, jobs=1)[0].state == "done"
+    assert state_of(repaired, tmp_path).state == "waiting"
 
 
 def test_a_worker_that_dies_fails_its_cell_only(tmp_path: Path) -> None:

@@ -101,9 +101,30 @@ def test_trust_is_signal_over_signal_and_noise() -> None:
     parameters = {"a": torch.zeros(2), "b": torch.zeros(2)}
     received = torch.tensor([1.0, 1.0, 2.0, 2.0])
     weight = trust(received, parameters, {"a", "b"}, Knowledge(noise_std={"b": torch.tensor([0.5, 0.1])}))
-    power = 4 - (0.25 + 0.01) / 2
+    power = 4 - 0.01
     assert weight is not None
     assert weight.tolist() == pytest.approx([1.0, 1.0, power / (0.25 + power), power / (0.01 + power)])
+
+
+@pytest.mark.parametrize("size", [1, 10, 1000])
+def test_noise_in_a_small_tensor_is_rarely_taken_for_signal(size: int) -> None:
+    """At most 1 in 4,300 by the rule; two standard errors would let some 4 % of ten entries pass."""
+    rng = torch.Generator().manual_seed(0)
+    parameters, knowledge = {"a": torch.zeros(1), "b": torch.zeros(size)}, Knowledge(noise_std={"b": 3.0})
+    passed = 0
+    for _ in range(1000):
+        weight = trust(torch.cat([torch.ones(1), 3 * torch.randn(size, generator=rng)]), parameters, {"a", "b"}, knowledge)
+        assert weight is not None
+        passed += int(weight[1] > 0)
+    assert passed <= 4
+
+
+def test_signal_is_estimated_where_there_is_no_noise() -> None:
+    """Noise on the largest entries alone must not hide the tensor's clean ones."""
+    parameters, std = {"a": torch.zeros(4)}, torch.tensor([0.0, 0.0, 0.0, 100.0])
+    weight = trust(torch.tensor([2.0, 2.0, 2.0, 150.0]), parameters, {"a"}, Knowledge(noise_std={"a": std}))
+    assert weight is not None
+    assert weight.tolist() == pytest.approx([1.0, 1.0, 1.0, 4 / 10_004])
 
 
 def test_only_noise_is_seen_as_swamped() -> None:

@@ -9,7 +9,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedveil.attacks import DLG, IDLG, IG, Attack, Bounds, GradInversion, Knowledge, LocalSpec, Progress, Result, Upload, attack
+from fedveil.attacks import (
+    DLG,
+    IDLG,
+    IG,
+    Attack,
+    Bounds,
+    Clip,
+    GradInversion,
+    Knowledge,
+    LocalSpec,
+    Progress,
+    Result,
+    Upload,
+    attack,
+)
 from fedveil.attacks.gradinversion import disagreement, statistics_distance
 from fedveil.attacks.metrics import matched, psnr
 from fedveil.errors import ConfigError
@@ -36,6 +50,20 @@ def test_dlg_on_a_sigmoid_network(
         assert psnr(result.images, x[i : i + 1]).item() > 40
         assert result.y.tolist() == [y[i]]
         assert result.steps_per_second > 0
+
+
+def test_a_small_gradient_tells_as_much_as_a_large_one(digits: Digits, sigmoid_lenet: nn.Sequential, make_upload: Make) -> None:
+    """A clip makes gradients small, not secret: the matching loss is in units of the gradient."""
+    x, y = digits
+    sent = make_upload(sigmoid_lenet, x[:1], y[:1])
+
+    def found(kind: str, norm: float, **settings: int) -> Tensor:
+        scaled = Upload({k: norm / (sent.signal_norm or 0.0) * v for k, v in sent.tensors.items()})
+        return _run(attack(kind, **settings), scaled, sigmoid_lenet, Knowledge(labels=y[:1], clip=Clip(norm))).images
+
+    assert psnr(found("dlg", 1e-3, steps=30, restarts=1), x[:1]).item() > 40
+    one, small = (found("gradinversion", norm, steps=15, seeds=1) for norm in (1.0, 1e-3))
+    assert torch.allclose(one, small, atol=1e-3)
 
 
 def test_ig_on_a_relu_network(digits: Digits, relu_cnn: nn.Sequential, make_upload: Make) -> None:

@@ -75,11 +75,15 @@ class IDLG:
 
 
 def _trials(name: str, config: DLG | IDLG, case: Case, fixed: Tensor | None) -> list[Trial]:
-    """Starts until one is below the tolerance; without `fixed` labels these are variables too."""
+    """Starts until one is below the tolerance; without `fixed` labels these are variables too.
+
+    L-BFGS stops at absolute changes, so a gradient of norm below 1 (a clipped one) is matched in units of its own.
+    """
     trials: list[Trial] = []
-    tolerance = config.tolerance * float(torch.stack([t.power() for t in case.targets]).mean())
+    power = float(torch.stack([t.power() for t in case.targets]).mean())
+    tolerance, scale = config.tolerance * max(power, 1.0), 1 / min(max(power, 1e-30), 1.0)
     for trial in range(config.restarts):
-        if trials and trials[-1].loss < tolerance:
+        if trials and trials[-1].loss * scale < tolerance:
             break
         variables = [case.gaussian(case.n)]
         if fixed is None:
@@ -88,10 +92,10 @@ def _trials(name: str, config: DLG | IDLG, case: Case, fixed: Tensor | None) -> 
 
         def loss(variables: Sequence[Tensor] = variables) -> Tensor:
             y = fixed if fixed is not None else variables[1].softmax(1)
-            return torch.stack([squared(t, t.simulate(variables[0], y)) for t in case.targets]).mean()
+            return scale * torch.stack([squared(t, t.simulate(variables[0], y)) for t in case.targets]).mean()
 
         report = case.reporter(name, trial, config.restarts, config.steps)
         values, reached, steps, closures, reason = lbfgs(loss, variables, config.steps, tolerance, config.line_search, report)
         y = fixed if fixed is not None else values[1].argmax(1)
-        trials.append(Trial(values[0], y, reached, steps, closures, reason))
+        trials.append(Trial(values[0], y, reached / scale, steps, closures, reason))
     return trials

@@ -27,6 +27,7 @@ class GradInversion:
     langevin: noise per step in units of the rate (0.2 published, 0.01 in a public implementation).
     matching, tv, l2, bn, group: weights >= 0 of the terms; the first batch normalisation counts ten times. The
     published weight of `matching` is 1e-4, for large networks; on small ones its gradient would not outweigh the priors'.
+    A gradient of norm below 1 (a clipped one) is matched in units of its own, for the same reason.
     unique: labels are the classes of smallest min_j dW[c, j] (no label twice); else label counts.
     The group term uses the pixel mean of the starts, without registration. Starts are ranked by the matching term alone.
     """
@@ -78,7 +79,8 @@ class GradInversion:
     def _objective(self, targets: Sequence[Target], x: Tensor, y: Tensor) -> Tensor:
         match = torch.stack([squared(t, t.simulate(x, y)) for t in targets]).mean()
         priors = self.tv * total_variation(x) + self.l2 * (x.square().sum() + 1e-12).sqrt()
-        return self.matching * match + priors + self.bn * statistics_distance(targets[0].module, x)
+        power = torch.stack([t.power() for t in targets]).mean().clamp(1e-30, 1.0)
+        return self.matching * match / power + priors + self.bn * statistics_distance(targets[0].module, x)
 
     def _rate(self, step: int) -> float:
         if step < self.warmup:

@@ -12,6 +12,9 @@ from fedveil.attacks.simulate import Simulation, bounded, flat, prepared, simula
 from fedveil.attacks.types import Clip, Knowledge, ModelFn, Noise, Upload
 from fedveil.errors import ConfigError
 
+SURPRISE = 3.5
+"""Standard deviations above pure noise at which a tensor counts as carrying signal (one-sided chance 1 in 4,300)."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -101,8 +104,9 @@ def trust(
 ) -> Tensor | None:
     """Weight of each coordinate in [0, 1]: p / (noise variance + p), and 0 where it was withheld or noise swamps it.
 
-    p is the mean square of the tensor's signal, estimated as that of the received entries minus the noise. A tensor is
-    swamped when this estimate is not two of its standard errors above 0; if all are, weights are 1 / noise variance.
+    p is the mean square of the tensor's signal, estimated from the entries of least noise as what exceeds it. A tensor is
+    swamped when noise alone would give this estimate in at least one of some 4,000 cases; if all are, weights are 1 / noise
+    variance. (A threshold at two standard errors let noise in through small tensors, where it outweighs everything.)
     received: effective gradient (d,). scale: factor from the units of `knowledge.noise_std` to those of `received`.
     A floor common to all tensors instead of p makes an attacker worse than a naive one when most of the signal is noisy.
     """
@@ -164,10 +168,19 @@ def _shaped(value: float | Tensor, parameter: Tensor, name: str, what: str) -> T
 
 
 def _signal_power(received: Tensor, variance: Tensor, seen: Tensor) -> float:
-    """Mean square of the signal in the entries received; 0 when noise alone would explain it."""
-    count = float(seen.sum())
+    """Mean square of the signal in the entries received with the least noise; 0 when noise alone would explain it.
+
+    The cube root of a chi-square over its degrees of freedom n is nearly normal, N(1 - 2/(9n), 2/(9n)) (Wilson and Hilferty
+    1931); unlike the standard error it holds for the ten entries of a bias too.
+    """
+    least = float(variance[seen > 0].min()) if bool(seen.any()) else 0.0
+    quiet = seen * (variance <= least * (1 + 1e-6))
+    count = float(quiet.sum())
     if count == 0:
         return 0.0
-    estimate = float(((received.square() - variance) * seen).sum()) / count
-    error = float((2 * variance.square() * seen).sum()) ** 0.5 / count
-    return estimate if estimate > 2 * error else 0.0
+    power = float((received.square() * quiet).sum()) / count
+    if least == 0:
+        return power
+    spread = 2 / (9 * count)
+    surprise = ((power / least) ** (1 / 3) - (1 - spread)) / spread**0.5
+    return power - least if surprise > SURPRISE else 0.0

@@ -31,7 +31,7 @@ def save_comparison(
     figure = Figure(figsize=(width, 1.42 * (len(rows) + 1) + 0.1 + 0.18 * len(lines)), layout="constrained")
     figure.suptitle("\n".join(lines), fontsize=9)
     axes = figure.subplots(len(rows) + 1, n, squeeze=False)
-    for line, (name, images) in zip(axes, [("original", originals), *rows], strict=True):
+    for line, (name, images) in zip(axes, [("original" if paired else "real", originals), *rows], strict=True):
         captions = _captions(images, originals) if paired and images is not originals else [""] * n
         for axis, image, caption in zip(line, images, captions, strict=True):
             axis.imshow(image.permute(1, 2, 0).numpy().squeeze(), cmap="gray", vmin=0, vmax=1)

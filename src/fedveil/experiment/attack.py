@@ -100,10 +100,11 @@ def _scene(target: Path, overrides: Sequence[str], chosen: Kind, options: Option
 
 
 def name_of(kind: str, chosen: Kind, options: Options) -> str:
-    """Of the files: attacks that differ in defence or knowledge lie beside each other."""
+    """Of the files: attacks that differ in round, defence or knowledge lie beside each other."""
     name = f"attack-{kind}"
     if "knows" in chosen.takes and set(options.knows) != set(PUBLIC):
         name += "-knows-" + ("-".join(k for k in KNOWS if k in options.knows) or "nothing")
+    name += "" if options.round is None else f"-round-{options.round}"
     return name + ("-no-defence" if options.defence == "none" else "")
 
 
@@ -117,10 +118,8 @@ def _checked(kind: str, options: Options) -> Kind:
     }
     wrong = sorted(given - set(KINDS[kind].takes))
     if wrong:
-        takes = ", ".join(f"--{t}" for t in KINDS[kind].takes)
-        raise ConfigError(
-            f"attack {kind} takes no --{wrong[0]}; " + (f"it takes {takes}" if takes else "it has none of these options")
-        )
+        takes = ", ".join(f"--{t}" for t in KINDS[kind].takes) or "none of these options"
+        raise ConfigError(f"attack {kind} takes no --{wrong[0]}; it takes {takes}")
     return KINDS[kind]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedveil.attacks.intercept import clip_of, intercepted
-from fedveil.attacks.types import Knowledge, LocalSpec, Upload
+from fedveil.attacks.types import Knowledge, LocalSpec, Noise, Upload
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import sample
@@ -253,12 +253,19 @@ def _read(scene: Scene, sent: release.Upload, clean: Tensor, behind: tuple[Victi
         n=n,
         local=local,
         labels=torch.cat([v.y for v in behind]) if "labels" in knows else None,
-        noise_std=upload.noise_std if "noise" in knows else None,
+        noise_std=_noise(scene, sent, upload, knows),
         mask=upload.sent_mask if "mask" in knows else None,
         clip=clip_of(sent.plan, scene.layout) if "clip" in knows and len(behind) == 1 else None,
         aux_inputs=scene.federation.test[0][:AUXILIARY] if "aux" in knows else None,
     )
     return Interception(upload, known, behind)
+
+
+def _noise(scene: Scene, sent: release.Upload, upload: Upload, knows: Sequence[str]) -> Noise | None:
+    """By coordinate where the mask is known, else by layer: it would give the mask away."""
+    if "noise" not in knows:
+        return None
+    return upload.noise_std if "mask" in knows else dict(zip(scene.layout.names, sent.noise_std.tolist(), strict=True))
 
 
 def local_spec(spec: Training, examples: int, round: int) -> LocalSpec:

@@ -132,7 +132,7 @@ def _judged(
     return Outcome(
         figures,
         record,
-        [_behind(releases, batch), *caveats(scene, batch)],
+        [_behind(releases, batch), _effort(found[0]), *caveats(scene, batch)],
         truth[:10] if show else None,
         [(kind, ordered[:10])] if show else (),
     )
@@ -148,6 +148,12 @@ def _behind(releases: Sequence[Interception], batch: int) -> str:
     steps = local.steps if local is not None else 1
     who = f"{together} clients summed, each" if together > 1 else "one client"
     return f"each attacked release is of {who} with {_plural(batch, 'example')} and {_plural(steps, 'local step')}"
+
+
+def _effort(result: Result) -> str:
+    starts = len(result.trial_losses)
+    settings = ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in result.settings.items())
+    return f"the best of {_plural(starts, 'start')} by its matching loss counts; settings: {settings}"
 
 
 def _plural(n: int, noun: str) -> str:

@@ -107,7 +107,7 @@ def scene_of(
         ConfigError: a round that there is not, overrides for a run, or a run whose data the configuration does not make.
     """
     if not target.is_dir():
-        return _of_config(load_config(target, overrides), round, seed, last, on_round)
+        return scene_of_config(load_config(target, overrides), round, seed, last, on_round)
     if overrides:
         raise ConfigError(
             f"--set does not go with a run directory, which is attacked as it was configured: attack {target / 'config.toml'} "
@@ -116,7 +116,10 @@ def scene_of(
     return _of_run(target, round, seed, last)
 
 
-def _of_config(config: Config, round: int | None, seed: int, last: bool, on_round: OnRound | None) -> Scene:
+def scene_of_config(
+    config: Config, round: int | None = None, seed: int = 0, last: bool = False, on_round: OnRound | None = None
+) -> Scene:
+    """The scene of a configuration, trained up to the round; arguments and errors as `scene_of`."""
     job, prepared = _job(config, seed)
     rounds = job.setting.rounds
     until = round if round is not None else (rounds if last else 0)
@@ -145,7 +148,7 @@ def _of_run(run: Path, round: int | None, seed: int, last: bool) -> Scene:
     job, prepared = _job(config, seed)
     if round == 0 or (round is None and not last):
         return Scene(config, prepared, job, start(job))
-    progress = Checkpoints(run / "checkpoint", identity(run_id_of(run / "ledger.sqlite"), prepared)).load()
+    progress = Checkpoints(run / "checkpoint", identity(run_id_of(run), prepared)).load()
     if progress is None or round not in (None, progress.round):
         end = "no finished round" if progress is None else f"round {progress.round}, the one after its end"
         raise ConfigError(f"--round {round}: {run} keeps the models of round 0 and of {end}; give one of these")

@@ -17,8 +17,8 @@ def attack_values(runs: list[RunData], room: list[int]) -> list[Values]:
 
     room: bytes left for pictures, in a list of one, which is counted down.
     """
-    files = sorted(p for run in runs for p in run.path.glob("attack*") if p.suffix in (".png", ".json"))
-    return [_attack(stem, room) for stem in dict.fromkeys(p.with_suffix("") for p in files)]
+    stems = {p.with_suffix("") for run in runs for p in run.path.glob("attack*") if p.suffix in (".png", ".json")}
+    return [_attack(stem, room) for stem in sorted(stems)]
 
 
 def _attack(stem: Path, room: list[int]) -> Values:

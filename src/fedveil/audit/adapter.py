@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 WARM = 2
 """Rounds of synthetic releases before a single upload is audited."""
 
+CROWD = 4
+
 
 @dataclass(frozen=True)
 class Unlimited:
@@ -90,15 +92,24 @@ class Case:
         now = self.model + sum(drift[1:], torch.zeros_like(self.model))
         return Released(round, now, None if round == 0 else now - drift[round], 0.5)
 
-    def release(self, update: Tensor, plan: Plan | Raw, round: int, rng: np.random.Generator) -> Release:
-        """One upload, or the noisy sum of the canary's update and zero updates, through the door."""
+    def release(
+        self, update: Tensor, plan: Plan | Raw, round: int, rng: np.random.Generator, denominator: float = 1.0
+    ) -> Release:
+        """One upload, or the noisy sum of the canary's update and zero updates by `denominator`, through the door.
+
+        The noise that more than `CROWD` others add is drawn at once.
+        """
         door = self.door(rng)
         if not self.summed:
             return door.upload(update, plan, 0, round)
         others = self.setting.sharers - 1 if isinstance(plan, Plan) and plan.place == "upload" else 0
         zero = torch.zeros_like(update)
-        parts = [door.seal(u, plan, i, round) for i, u in enumerate([update, *[zero] * others])]
-        return door.release_sum(parts, plan, round, 1.0)
+        alone = others if others <= CROWD else 1
+        parts = [door.seal(u, plan, i, round) for i, u in enumerate([update, *[zero] * alone])]
+        if others > CROWD:
+            parts[1] = replace(parts[1], sealed=parts[1].sealed * math.sqrt(others))
+        released = door.release_sum(parts, plan, round, denominator)
+        return replace(released, noise_std=released.noise_std * math.sqrt((1 + others) / len(parts)))
 
 
 # --- the worst pair ----------------------------------------------------------------------------------------------------

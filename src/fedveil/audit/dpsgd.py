@@ -37,11 +37,12 @@ from fedveil.federation.round import seen
 from fedveil.local import Local, State, train
 from fedveil.privacy.accountant import bound
 from fedveil.privacy.types import Adjacency, Audit, SampledGaussian
-from fedveil.release.dpsgd import PerExampleGradient, per_example_gradients
+from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
+from fedveil.release.per_example import Block, per_example_gradients
 from fedveil.release.plan import DpSgd, Plan
 
-GradientOf = Callable[[torch.nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]
+GradientOf = Callable[[torch.nn.Module, Tensor, Tensor], tuple[list[Block], Tensor]]
 TALL = 10.0
 """Crafted gradients have this multiple of the clip as their norm, so that a clip that does not hold shows."""
 
@@ -123,9 +124,9 @@ class Client:
         return float(np.sum(density(1.0) - density(self.offset)))
 
 
-def crafted(module: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def crafted(module: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[list[Block], Tensor]:
     """Linear losses without automatic differentiation: the gradient of example x is -x, as that of `linear_model`."""
-    return -x, x.new_zeros(len(x))
+    return [-x], x.new_zeros(len(x))
 
 
 # --- two worlds --------------------------------------------------------------------------------------------------------

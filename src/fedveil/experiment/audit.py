@@ -12,6 +12,7 @@ import numpy as np
 
 from fedveil.audit import dpsgd
 from fedveil.audit.adapter import Case, first_plan, gaussian_run, release_subject, run_score
+from fedveil.audit.last_model import audit_last_model
 from fedveil.audit.single_upload import single_upload
 from fedveil.audit.training import pairs, training_subject
 from fedveil.audit.two_world import many_runs
@@ -31,6 +32,7 @@ PRIVATE_ROUNDS = 3
 
 EXAMPLE_DIMENSION, CANARIES = 60, 1000
 """Coordinates of the layout on which one example of a DP-SGD client is told apart, and (one for each canary) of one run."""
+LAST_MODEL_DIMENSION = 40
 
 Step = Callable[[str], None]
 
@@ -64,6 +66,10 @@ def audit_setting(
         return _in_training(case, rng, n, alpha, tell)
     if plan.dp_sgd is not None:
         return _dp_sgd(method, setting, rng, n, alpha, tell)
+    if setting.scope.view is View.FINAL:
+        tell(f"the last model of {setting.rounds} rounds")
+        small = Case.of(method, setting, dimension=LAST_MODEL_DIMENSION)
+        return [audit_last_model(small, rng, n=n, delta=setting.delta, alpha=alpha)]
     return _at_the_door(case, rng, n, alpha, tell)
 
 

@@ -148,7 +148,7 @@ def _of_run(run: Path, round: int | None, seed: int, last: bool) -> Scene:
     job, prepared = _job(config, seed)
     if round == 0 or (round is None and not last):
         return Scene(config, prepared, job, start(job))
-    progress = Checkpoints(run / "checkpoint", identity(run_id_of(run), prepared)).load()
+    progress = Checkpoints(run / "checkpoint", identity(run_id_of(run), prepared, config.run.plugins)).load()
     if progress is None or round not in (None, progress.round):
         end = "no finished round" if progress is None else f"round {progress.round}, the one after its end"
         raise ConfigError(f"--round {round}: {run} keeps the models of round 0 and of {end}; give one of these")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch.func import functional_call, grad_and_value, vmap
-from torch.nn import functional as F
+
+from fedveil.release.per_example import Block, norms, per_example_gradients, weighted_sum
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,31 +22,19 @@ if TYPE_CHECKING:
     from fedveil.release.plan import DpSgd
 
 
-def per_example_gradients(module: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The flat gradient [n, d] and the loss [n] of each example."""
-    params = {name: p.detach() for name, p in module.named_parameters()}
-    buffers = dict(module.named_buffers())
-
-    def loss(p: dict[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(module, (p, buffers), (one.unsqueeze(0),)), label.unsqueeze(0))
-
-    gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0))(params, x, y)
-    return torch.cat([g.flatten(1) for g in gradients.values()], dim=1), losses
-
-
 @dataclass(frozen=True)
 class PerExampleGradient:
     """The gradient source of DP-SGD (see `fedveil.local.GradientSource`).
 
     Args:
         plan: what each step does. randomness: of batches and noise. key: (round, client).
-        gradients: (module, x, y) -> gradient [n, d] and loss [n] of each example.
+        gradients: (module, x, y) -> the gradient of each example in blocks, and the loss [n] of each.
     """
 
     plan: DpSgd
     randomness: Randomness
     key: tuple[int, int]
-    gradients: Callable[[torch.nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]] = per_example_gradients
+    gradients: Callable[[torch.nn.Module, Tensor, Tensor], tuple[list[Block], Tensor]] = per_example_gradients
 
     def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Poisson batches: each example joins each of the planned steps with the planned rate; a batch may be empty."""
@@ -62,10 +50,9 @@ class PerExampleGradient:
         model.grad.zero_()
         loss = model.vector.new_zeros(())
         if len(y):
-            flat, losses = self.gradients(model.module, x, y)
-            norms = flat.norm(dim=1)
-            factors = (self.plan.clip / norms.clamp_min(1e-30)).clamp_max(1.0) * (1 - 1e-6)
-            torch.mv(flat.T, factors, out=model.grad)
+            blocks, losses = self.gradients(model.module, x, y)
+            factors = (self.plan.clip / norms(blocks).clamp_min(1e-30)).clamp_max(1.0) * (1 - 1e-6)
+            model.grad.copy_(weighted_sum(blocks, factors))
             loss = losses.mean()
         noise = self.randomness.normal(len(model.grad), "step", *self.key, local.step)
         model.grad.add_(noise.to(model.grad.device), alpha=self.plan.noise_multiplier * self.plan.clip)

@@ -14,7 +14,9 @@ import pytest
 from grid_cells import small
 from rich.console import Console
 from scipy import stats
+from typer.testing import CliRunner
 
+from fedveil.cli import app
 from fedveil.errors import ConfigError
 from fedveil.experiment.compare import Comparison, compare, default_out
 from fedveil.experiment.compare_files import write_files
@@ -155,6 +157,20 @@ def test_the_final_table(found: Comparison) -> None:
     assert f"{100 * best.mean:.1f} ± {100 * best.sd:.1f} %" in text
     assert "noisy-fedavg: paper 002" in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_command_ends_with_the_same_table(found: Comparison) -> None:
+    write_files(found)
+    arguments = ["compare", str(found.path / "base.toml"), "--methods", ",".join(METHODS), "--epsilon", "2,8", "--seeds", "3"]
+    told = CliRunner().invoke(app, [*arguments, "--out", str(found.path)])
+    assert told.exit_code == 0, told.output
+    assert "done" not in told.output  # nothing was left to run
+    best = row(found, "dp-fedavg", 8.0)
+    assert f"{100 * best.mean:.1f} ± {100 * best.sd:.1f} %" in told.output
+    assert str(found.path / "compare.html") in told.output
+    for wrong, message in ((["--epsilon", "two"], "give numbers with commas"), (["--by", "proof"], "proven and claimed")):
+        refused = CliRunner().invoke(app, [*arguments, *wrong])
+        assert message in str(refused.exception)
 
 
 def test_refusals() -> None:

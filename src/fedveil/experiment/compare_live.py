@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedveil.errors import ConfigError
-from fedveil.experiment.compare import Comparison, compare
+from fedveil.experiment.compare import Comparison, compare, default_out
 from fedveil.experiment.compare_files import write_files
 from fedveil.experiment.compare_plan import By, Planned, split_list
 from fedveil.experiment.compare_rows import Row
@@ -108,8 +108,11 @@ def compare_live(
         methods, epsilons, partitions: lists with commas, as on the command line.
     """
     console = Console()
+    if by not in ("claimed", "proven"):
+        raise ConfigError(f"--by {by}: there are proven and claimed")
+    kind: By = "claimed" if by == "claimed" else "proven"
+    folder = out or default_out(config)
     boards: list[Board] = []
-    told = split_list(partitions)
     with Live(Text("checking what each method can promise"), console=console, refresh_per_second=4, transient=True) as live:
 
         def on_step(what: str) -> None:
@@ -125,23 +128,24 @@ def compare_live(
                 score = "" if state.accuracy is None else f" accuracy {state.accuracy:.1%}"
                 console.print(f"{state.cell.name}: {state.state}{score} {state.error}".rstrip(), highlight=False, markup=False)
 
-        kind: By = "claimed" if by == "claimed" else "proven"
-        if by not in ("claimed", "proven"):
-            raise ConfigError(f"--by {by}: there are proven and claimed")
-        found = compare(
-            config,
-            split_list(methods),
-            [_number(text) for text in split_list(epsilons)],
-            seeds,
-            partitions=told,
-            by=kind,
-            metric=metric,
-            out=out,
-            jobs=jobs,
-            on_step=on_step,
-            on_start=on_start,
-            on_change=on_change,
-        )
+        try:
+            found = compare(
+                config,
+                split_list(methods),
+                [_number(text) for text in split_list(epsilons)],
+                seeds,
+                partitions=split_list(partitions),
+                by=kind,
+                metric=metric,
+                out=folder,
+                jobs=jobs,
+                on_step=on_step,
+                on_start=on_start,
+                on_change=on_change,
+            )
+        except KeyboardInterrupt:
+            console.print(f"interrupted; the same command goes on where it was (--out {folder})", highlight=False, soft_wrap=True)
+            raise
         live.update(Text("writing tables and pictures"))
         paths = write_files(found)
     render(found, console)

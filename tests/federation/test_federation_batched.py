@@ -25,17 +25,17 @@ from fedveil.experiment.build import federation
 from fedveil.experiment.config import Config
 from fedveil.experiment.run import run as run_experiment
 from fedveil.federation.batched import Batched
-from fedveil.federation.batched_gradient import gradients, padded
-from fedveil.federation.batched_lane import Lane
+from fedveil.federation.batched_gradient import Stack, gradients, padded
+from fedveil.federation.batched_lane import Lane, Request
 from fedveil.federation.device import gpu_problem, settings
 from fedveil.federation.engine import Inline
 from fedveil.federation.engines import engine, place
 from fedveil.federation.fit import Federation, Progress, fit, one_round, start
-from fedveil.local import Local, LocalSpec, Plain
+from fedveil.local import BatchGradient, Local, LocalSpec, Plain
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.models import registry
-from fedveil.params import Layout
+from fedveil.params import FlatModel, Layout
 from fedveil.privacy.ledger import Ledger
 from fedveil.release.plan import Upload
 
@@ -96,16 +96,40 @@ def test_padding_weighs_nothing_and_holds_only_the_clients_own_examples() -> Non
     assert y[1].tolist() == [2, 2, 2]
 
 
+@pytest.mark.parametrize("rows", [(2, 0, 1), (1, 0), (2, 1)])
+def test_requests_may_come_in_any_order_and_from_some_of_the_models(rows: tuple[int, ...]) -> None:
+    model = FlatModel(registry.build("mlp", (4,), 3, 0, hidden=[5]))
+    stack, alone = Stack(model, LocalSpec(), 3), Stack(model, LocalSpec(), 3)
+    generator = torch.Generator().manual_seed(1)
+    both = []
+    for part in (stack, alone):
+        generator.manual_seed(1)
+        part.vectors.normal_(generator=generator)
+        batches = {row: (torch.randn(row + 1, 4, generator=generator), torch.arange(row + 1) % 3) for row in range(3)}
+        both.append([Request(row, local_on(part.models[row]), BatchGradient(), *batches[row]) for row in rows])
+    stack.answer(both[0])
+    for request in both[1]:
+        alone.answer([request])
+    for together, single in zip(*both, strict=True):
+        assert float(together.answer) == pytest.approx(float(single.answer), rel=1e-5)  # type: ignore[arg-type]
+    assert apart(alone.grads, stack.grads) < 1e-6
+
+
+def local_on(model: FlatModel) -> Local:
+    return Local(model, model.vector, LocalSpec(), BatchGradient(), torch.Generator())
+
+
 # --- whole runs -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [n for n in RUNS if not n.endswith("final") and n != RANKED])
-def test_every_method_agrees_with_inline(name: str, tmp_path: Path) -> None:
+def test_every_method_agrees_with_inline(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one, two = job(RUNS[name], tmp_path / "inline"), job(RUNS[name], tmp_path / "batched")
     assert_close(finished(one, Inline(one.context)), finished(two, Batched(two.context)))
     mine, theirs = charged(tmp_path / "inline"), charged(tmp_path / "batched")
     assert [(e.round, e.client, e.participants) for e in mine] == [(e.round, e.client, e.participants) for e in theirs]
     assert [e.clip for e in mine] == [pytest.approx(e.clip, rel=1e-3) for e in theirs]
+    assert not caplog.records  # nothing fell back to one client at a time
 
 
 def test_a_method_that_ranks_coordinates_agrees_for_a_round(tmp_path: Path) -> None:
@@ -129,7 +153,7 @@ UNEQUAL = {"data": {"partition": {"kind": "dirichlet", "clients": 6, "alpha": 0.
         {"name": "adam", "lr": 0.01},
     ],
 )
-@pytest.mark.parametrize("at_once", [1, 2, 4, None])
+@pytest.mark.parametrize("at_once", [1, 2, 3, 4, None])
 def test_unequal_clients_do_their_own_steps(optimizer: dict[str, Any], at_once: int | None, tmp_path: Path) -> None:
     training = {"local_steps": None, "local_epochs": 2, "optimizer": optimizer, "clients_per_round": 6, "schedule": "iterative"}
     given = config({"name": "dp-fedavg", "clip": 0.5}, "server", **UNEQUAL, training=training)
@@ -505,14 +529,18 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGpu]:
             run(lane)
 
     run = Lane._run
+    batched_gradient._weights.cache_clear()
+    batched_gradient._on_device.cache_clear()
     monkeypatch.setattr(batched_gradient, "gradients", pass_)
     monkeypatch.setattr(Lane, "_run", alive)
     with gpu:
         yield gpu
+    batched_gradient._weights.cache_clear()
+    batched_gradient._on_device.cache_clear()
 
 
 @pytest.mark.parametrize("name", [n for n in RUNS if not n.endswith("final")])
-def test_no_method_mixes_devices(name: str, pretended: PretendGpu, tmp_path: Path) -> None:
+def test_no_method_mixes_devices(name: str, pretended: PretendGpu, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = replace_rounds(RUNS[name], 2)
     (tmp_path / "gpu").mkdir()
     Ledger.create(tmp_path / "gpu" / "ledger.sqlite", "r", {}).close()
@@ -520,6 +548,7 @@ def test_no_method_mixes_devices(name: str, pretended: PretendGpu, tmp_path: Pat
     assert pretended.holds(run.context.model.vector)
     progress = finished(run, Batched(run.context, 4))
     assert [row["failures"] for row in progress.history] == [{}, {}]
+    assert not caplog.records
     states = [progress.common, progress.server, *progress.policies.values(), *progress.privates.values()]
     tensors = [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
     assert not any(map(pretended.holds, [progress.model, *tensors]))

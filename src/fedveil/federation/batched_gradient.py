@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,11 +47,11 @@ class Stack:
 
     def answer(self, requests: Sequence[Request]) -> None:
         """Write each request's gradient into its model and its loss (or what went wrong) into the request."""
-        done = 0
-        while done < len(requests):
-            part = requests[done : done + self.together]
+        left = sorted(requests, key=lambda request: request.row)
+        while left:
+            part = left[: self.together]
             if self._answered(part):
-                done += len(part)
+                left = left[len(part) :]
 
     def _answered(self, part: Sequence[Request]) -> bool:
         """Whether this part was answered; if memory ran out, fewer are to be tried."""
@@ -74,9 +75,8 @@ class Stack:
 
     def _stacked(self, part: Sequence[Request]) -> None:
         x, y, weights = padded([r.x for r in part], [r.y for r in part])
-        rows = torch.tensor([r.row for r in part], device=self.vectors.device)
-        everyone = len(part) == len(self.vectors)
-        vectors = self.vectors if everyone else self.vectors[rows]
+        rows = _on_device(tuple(r.row for r in part), self.vectors.device)
+        vectors = self.vectors if len(part) == len(self.vectors) else self.vectors[rows]
         losses, grads = gradients(self.module, self.layout, self.spec, vectors, x, y, weights)
         self.grads.index_copy_(0, rows, grads)
         for request, loss in zip(part, losses.unbind(), strict=True):
@@ -99,11 +99,21 @@ def padded(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tensor, Tensor, 
 
     Short batches are filled up with their own first example, at weight 0. No batch may be empty.
     """
-    longest = max(map(len, ys))
-    sizes = torch.tensor([len(y) for y in ys], dtype=torch.float64)
-    places = torch.arange(longest)
-    weights = torch.where(places < sizes[:, None], 1.0 / sizes[:, None], 0.0)
-    return *(torch.stack([_filled(part, longest) for part in parts]) for parts in (xs, ys)), weights.to(xs[0])  # type: ignore[return-value]
+    sizes = tuple(map(len, ys))
+    x, y = (torch.stack([_filled(part, max(sizes)) for part in parts]) for parts in (xs, ys))
+    return x, y, _weights(sizes, x.dtype, x.device)
+
+
+@lru_cache(maxsize=64)
+def _weights(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """1 / size at the first `size` places of each row [n, longest]; kept, so that a GPU need not wait for it at each step."""
+    lengths = torch.tensor(sizes, dtype=torch.float64).unsqueeze(1)
+    return torch.where(torch.arange(max(sizes)) < lengths, 1.0 / lengths, 0.0).to(device, dtype)
+
+
+@lru_cache(maxsize=64)
+def _on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, device=device)
 
 
 def _filled(part: Tensor, length: int) -> Tensor:

@@ -12,8 +12,9 @@ import pytest
 from fedveil.errors import ConfigError
 from fedveil.experiment.certify import certify_config
 from fedveil.experiment.config import setting_of
-from fedveil.experiment.recipe import Recipe, Value, kept, load_recipe, number, recipe_names, rows, shown
+from fedveil.experiment.recipe import Recipe, Value, kept, number, rows, shown
 from fedveil.experiment.recipe_cells import SCALES, job_of
+from fedveil.experiment.recipe_load import load_recipe, recipe_names
 from fedveil.experiment.recipe_measure import MEASURES
 
 TABLES = {
@@ -188,7 +189,7 @@ of = "test_accuracy"
         ('label = "y"', 'label = "x"', "labels that differ"),
         ('of = "test_accuracy"', 'of = "test_accuracy"\ncollect = "most"', "'most'"),
         ('of = "test_accuracy"', 'of = "test_accuracy"\nrelative = { b = "x" }', "no such axis"),
-        ('of = "test_accuracy"', "", "why it is missing"),
+        ('of = "test_accuracy"', "", "why the recipe is missing"),
         ("published", 'measure = { name = "runs" }\npublished', "'runs'"),
         ('paper = "000"', 'paper = "005"', "paper"),
         ("published", "published = ", "not valid TOML"),

@@ -6,38 +6,17 @@ a recipe lie under `OUT/RECIPE/SCALE`.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from fedveil.errors import DataError, FedveilError
-from fedveil.experiment.config import Config
-from fedveil.experiment.grid import Cell, CellState, run_grid
-from fedveil.experiment.recipe import Column, Recipe, Row, kept, load_recipe, number, rows
+from fedveil.errors import DataError
+from fedveil.experiment.recipe import Column, Recipe, Row, kept, number, rows
 from fedveil.experiment.recipe_cells import Job, Scale, job_of
 from fedveil.experiment.recipe_collect import Measured, collected
 from fedveil.experiment.recipe_data import unavailable
-from fedveil.experiment.recipe_measure import MEASURES
-from fedveil.experiment.resume import FREE
-from fedveil.experiment.rundir import plain, write_text
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Who is told of what goes on.
-
-    Args:
-        plan: before anything runs, the recipe, the configurations, and the data sets that cannot be had with what to do.
-        start, change: see `run_grid`. measure: before each measurement: how many are done, of how many, and of what.
-    """
-
-    plan: Callable[[Recipe, list[Config], Mapping[str, str]], None] = lambda recipe, configs, lacking: None
-    start: Callable[[Sequence[CellState]], None] = lambda states: None
-    change: Callable[[CellState, float | None], None] = lambda state, left: None
-    measure: Callable[[int, int, str], None] = lambda done, total, what: None
+from fedveil.experiment.recipe_load import load_recipe
+from fedveil.experiment.reproduce_work import Found, Watch, measured
 
 
 @dataclass(frozen=True)
@@ -118,7 +97,7 @@ def reproduce(
     if todo and not todo_here:
         raise DataError(" ".join(lacking.values()))
     watch.plan(recipe, [job.config for job in todo_here.values()], lacking)
-    found = _measured(recipe, todo_here, root, jobs, watch)
+    found = measured(recipe, todo_here, root, jobs, watch)
     shares = {i: (job, job_of(recipe, chosen[i], "paper")) for (i, seed), job in todo_here.items() if seed == 0}
     outcomes = []
     for i, row in enumerate(chosen):
@@ -133,67 +112,12 @@ def reproduce(
     return Reproduction(str(name), recipe, scale, seeds, tuple(overrides), done, len(rows(recipe)) - len(chosen), path)
 
 
-@dataclass(frozen=True)
-class Found:
-    """A measurement or why there is none, the folder of its files, and why its run ended before the last round if it did."""
-
-    measured: Measured | str
-    folder: str
-    ended: str = ""
-
-
-def _measured(
-    recipe: Recipe,
-    todo: Mapping[tuple[int, int], Job],
-    root: Path,
-    jobs: int | None,
-    watch: Watch,
-) -> dict[tuple[int, int], Found]:
-    """Train what needs training, side by side; then measure row by row."""
-    measure = MEASURES[recipe.measure["name"]]
-    names = {key: _directory(job.config) for key, job in todo.items()}
-    states: dict[str, CellState] = {}
-    if measure.trains and todo:
-        cells = {names[key]: Cell(names[key], job.config) for key, job in todo.items()}
-        states = {s.cell.name: s for s in run_grid(list(cells.values()), root / "runs", jobs, watch.start, watch.change)}
-    found: dict[tuple[int, int], Found] = {}
-    for i, (key, job) in enumerate(todo.items()):
-        state = states.get(names[key])
-        if state is not None and state.state == "failed":
-            found[key] = Found(f"failed: {state.error}", str(state.path))
-            continue
-        watch.measure(i, len(todo), names[key])
-        run = None if state is None else state.path
-        name = recipe.measure["name"]
-        folder = root / "measured" / names[key] / f"{name}-{_digest(job.options)}"
-        place, ended = str(run if name == "run" else folder), "" if state is None else state.ended
-        try:
-            found[key] = Found(_series(name, job, run, folder), place, ended)
-        except FedveilError as problem:
-            found[key] = Found(f"failed: {problem}", place)
-    return found
-
-
-def _series(name: str, job: Job, run: Path | None, folder: Path) -> Measured:
-    """The measurement, from its file if it was made before."""
-    if name == "run":
-        return MEASURES[name].series(job.config, run, folder, **job.options)
-    file = folder / "series.json"
-    if file.exists():
-        saved: dict[str, list[tuple[int, float]]] = json.loads(file.read_text())
-        return saved
-    series = MEASURES[name].series(job.config, run, folder, **job.options)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(file, json.dumps(series))
-    return series
-
-
 def _outcome(recipe: Recipe, row: Row, found: Sequence[Found], upto: Sequence[int | None]) -> Outcome:
     values, problems = [], []
     for column, last in zip(recipe.columns, upto, strict=True):
         got = [m if isinstance(m, str) else collected(m, column.of, column.collect, last) for m in (f.measured for f in found)]
         values.append(tuple(v * column.times for v in got if not isinstance(v, str)))
-        problems.append(column.missing or next((v for v in got if isinstance(v, str)), ""))
+        problems.append(next((v for v in got if isinstance(v, str)), ""))
     first = found[0].measured
     return Outcome(
         row,
@@ -226,16 +150,3 @@ def _upto(columns: Sequence[Column], job: Job, full: Job) -> list[int | None]:
     """The last round of each column: as in the recipe, or at the same share of a shorter run."""
     share = job.config.training.rounds / full.config.training.rounds
     return [None if c.round is None else max(1, round(c.round * share)) for c in columns]
-
-
-def _directory(config: Config) -> str:
-    """One directory for each configuration, whatever row asks for it."""
-    flat: dict[str, Any] = plain(config.model_dump(mode="json"))
-    for key in FREE:
-        section, _, name = key.partition(".")
-        flat.get(section, {}).pop(name, None)
-    return f"{config.method['name']}-{config.data.name}-{_digest(flat)}"
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -14,13 +14,15 @@ from rich.table import Table
 from fedveil.errors import ConfigError, nearest
 from fedveil.experiment.config import Config
 from fedveil.experiment.grid import CellState
-from fedveil.experiment.recipe import PAPERS, Recipe, kept, load_recipe, recipe_names, rows
+from fedveil.experiment.recipe import PAPERS, Recipe, kept, rows
 from fedveil.experiment.recipe_cells import SCALES, Scale, job_of
 from fedveil.experiment.recipe_cost import seconds_of, spoken
 from fedveil.experiment.recipe_data import presence
-from fedveil.experiment.reproduce import Reproduction, Watch, reproduce
+from fedveil.experiment.recipe_load import load_recipe, recipe_names
+from fedveil.experiment.reproduce import Reproduction, reproduce
 from fedveil.experiment.reproduce_plot import plot_reproduction
 from fedveil.experiment.reproduce_table import as_json, body, header, remarks, scale_text, title, write_results
+from fedveil.experiment.reproduce_work import Watch
 
 Listed = dict[str, Any]
 

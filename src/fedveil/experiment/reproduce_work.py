@@ -1,0 +1,103 @@
+"""The work of a recipe: runs side by side, then measurements; what was made before is found again by its configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import FedveilError
+from fedveil.experiment.config import Config
+from fedveil.experiment.grid import Cell, CellState, run_grid
+from fedveil.experiment.recipe import Recipe
+from fedveil.experiment.recipe_cells import Job
+from fedveil.experiment.recipe_collect import Measured
+from fedveil.experiment.recipe_measure import MEASURES
+from fedveil.experiment.resume import FREE
+from fedveil.experiment.rundir import plain, write_text
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who is told of what goes on.
+
+    Args:
+        plan: before anything runs, the recipe, the configurations, and the data sets that cannot be had with what to do.
+        start, change: see `run_grid`. measure: before each measurement: how many are done, of how many, and of what.
+    """
+
+    plan: Callable[[Recipe, list[Config], Mapping[str, str]], None] = lambda recipe, configs, lacking: None
+    start: Callable[[Sequence[CellState]], None] = lambda states: None
+    change: Callable[[CellState, float | None], None] = lambda state, left: None
+    measure: Callable[[int, int, str], None] = lambda done, total, what: None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A measurement or why there is none, the folder of its files, and why its run ended before the last round if it did."""
+
+    measured: Measured | str
+    folder: str
+    ended: str = ""
+
+
+def measured(
+    recipe: Recipe,
+    todo: Mapping[tuple[int, int], Job],
+    root: Path,
+    jobs: int | None,
+    watch: Watch,
+) -> dict[tuple[int, int], Found]:
+    """Train what needs training, side by side; then measure row by row."""
+    measure = MEASURES[recipe.measure["name"]]
+    names = {key: _directory(job.config) for key, job in todo.items()}
+    states: dict[str, CellState] = {}
+    if measure.trains and todo:
+        cells = {names[key]: Cell(names[key], job.config) for key, job in todo.items()}
+        states = {s.cell.name: s for s in run_grid(list(cells.values()), root / "runs", jobs, watch.start, watch.change)}
+    found: dict[tuple[int, int], Found] = {}
+    for i, (key, job) in enumerate(todo.items()):
+        state = states.get(names[key])
+        if state is not None and state.state == "failed":
+            found[key] = Found(f"failed: {state.error}", str(state.path))
+            continue
+        watch.measure(i, len(todo), names[key])
+        run = None if state is None else state.path
+        name = recipe.measure["name"]
+        folder = root / "measured" / names[key] / f"{name}-{_digest(job.options)}"
+        place, ended = str(run if name == "run" else folder), "" if state is None else state.ended
+        try:
+            found[key] = Found(_series(name, job, run, folder), place, ended)
+        except FedveilError as problem:
+            found[key] = Found(f"failed: {problem}", place)
+    return found
+
+
+def _series(name: str, job: Job, run: Path | None, folder: Path) -> Measured:
+    """The measurement, from its file if it was made before."""
+    if name == "run":
+        return MEASURES[name].series(job.config, run, folder, **job.options)
+    file = folder / "series.json"
+    if file.exists():
+        saved: dict[str, list[tuple[int, float]]] = json.loads(file.read_text())
+        return saved
+    series = MEASURES[name].series(job.config, run, folder, **job.options)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(file, json.dumps(series))
+    return series
+
+
+def _directory(config: Config) -> str:
+    """One directory for each configuration, whatever row asks for it."""
+    flat: dict[str, Any] = plain(config.model_dump(mode="json"))
+    for key in FREE:
+        section, _, name = key.partition(".")
+        flat.get(section, {}).pop(name, None)
+    return f"{config.method['name']}-{config.data.name}-{_digest(flat)}"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:12]

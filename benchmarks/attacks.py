@@ -2,14 +2,15 @@
 
     FEDVEIL_DATA=/path/to/data python benchmarks/attacks.py [part ...]
 
-Parts: dlg, ig, noise, adaptive, labels, local, gradinversion, networks, picture (default: all). One thread; image i has seed i.
-Images are the first of the test split of MNIST and CIFAR-10: standardised for the ReLU
-networks, in [0, 1] for the sigmoid LeNet; scores are always of images in [0, 1].
+Parts: dlg, ig, noise, adaptive, labels, local, gradinversion, networks, speed, picture (default: all). One thread; image i has
+seed i. Images are the first of the test split of MNIST and CIFAR-10: standardised for the ReLU networks, in [0, 1] for the sigmoid
+LeNet; scores are always of images in [0, 1].
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -255,6 +256,36 @@ def part_gradinversion() -> None:
         print(f"{line}, {found.steps_per_second:.0f} steps/s", flush=True)
 
 
+def part_speed() -> None:
+    """Steps per second, and the time of a step over that of the bare passes it cannot do without, taken in turns.
+
+    Bare: forward, gradient with its graph, distance, gradient by the image. Medians of 9 turns, so that other work on the
+    machine slows both sides alike.
+    """
+    for name, shape in (("mnist", (1, 28, 28)), ("cifar10", (3, 32, 32))):
+        _speed(f"IG, ReLU CNN, {name}", IG(60), relu_cnn(shape), images(name, 1), bounds_of(shape))
+    _speed("DLG, sigmoid LeNet, mnist", DLG(5, 1), sigmoid_lenet((1, 28, 28)), images("mnist", 1), Bounds((1, 28, 28)))
+
+
+def _speed(label: str, config: Attack, module: nn.Module, data: tuple[Tensor, Tensor], bounds: Bounds) -> None:
+    x, y = bounds.inputs(data[0]), data[1]
+    sent, state = upload(module, x, y, {}, 0), module.state_dict()
+    bare = prepared(lambda: module, state, "eval", None)
+    target = torch.cat([t.flatten() for t in sent.tensors.values()])
+    ratios, speeds = [], []
+    for turn in range(9):
+        result = config.run([sent], lambda: module, state, Knowledge(labels=y), bounds, torch.Generator().manual_seed(turn))
+        passes = result.closures
+        guess = torch.randn(x.shape, generator=torch.Generator().manual_seed(turn)).requires_grad_(True)
+        began = time.perf_counter()
+        for _ in range(passes):
+            torch.autograd.grad((gradient(bare, guess, y, create_graph=True) - target).square().sum(), guess)
+        ratios.append(result.seconds / (time.perf_counter() - began))
+        speeds.append(passes / result.seconds)
+    spread = f"{min(speeds):.0f} to {max(speeds):.0f}"
+    print(f"{label}: {np.median(speeds):.0f} passes/s ({spread}), {np.median(ratios):.2f} times the bare passes", flush=True)
+
+
 def part_picture() -> None:
     """docs/attacks.png: six CIFAR-10 images and what IG makes of their gradients."""
     truth, y = images("cifar10", 6)
@@ -289,6 +320,7 @@ PARTS = {
     "local": part_local,
     "gradinversion": part_gradinversion,
     "networks": part_networks,
+    "speed": part_speed,
     "picture": part_picture,
 }
 

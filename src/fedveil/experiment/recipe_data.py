@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from typing import Literal
 
 from fedveil.data.catalogue import info
@@ -14,7 +13,6 @@ from fedveil.errors import DataError
 Presence = Literal["here", "to download", "absent"]
 
 
-@cache
 def presence(name: str, data_dir: str | None = None) -> Presence:
     """Whether a data set can be read; if not, whether `fedveil` knows where to download it from."""
     try:

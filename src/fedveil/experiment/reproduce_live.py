@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedveil.experiment.grid import CellState
 from fedveil.experiment.recipe import PAPERS, Recipe, kept, rows
 from fedveil.experiment.recipe_cells import SCALES, Scale, job_of
 from fedveil.experiment.recipe_cost import seconds_of, spoken
-from fedveil.experiment.recipe_data import presence
+from fedveil.experiment.recipe_data import Presence, presence
 from fedveil.experiment.recipe_load import load_recipe, recipe_names
 from fedveil.experiment.reproduce import Reproduction, reproduce
 from fedveil.experiment.reproduce_plot import plot_reproduction
@@ -29,7 +30,8 @@ Listed = dict[str, Any]
 
 def listed(data_dir: Path | None = None) -> list[Listed]:
     """Every recipe: what it is, how much of it can be run, what it needs, about how long it takes."""
-    return [_listed(name, load_recipe(name), None if data_dir is None else str(data_dir)) for name in recipe_names()]
+    there = cache(lambda name: presence(name, None if data_dir is None else str(data_dir)))
+    return [_listed(name, load_recipe(name), there) for name in recipe_names()]
 
 
 def list_live(data_dir: Path | None, as_rows: bool = False) -> list[Listed]:
@@ -57,7 +59,7 @@ def list_live(data_dir: Path | None, as_rows: bool = False) -> list[Listed]:
     return found
 
 
-def _listed(name: str, recipe: Recipe, data_dir: str | None) -> Listed:
+def _listed(name: str, recipe: Recipe, there: Callable[[str], Presence]) -> Listed:
     every = rows(recipe)
     runnable = [row for row in every if not row.missing]
     needed = dict.fromkeys(job_of(recipe, row, "paper").config.data.name for row in runnable)
@@ -71,7 +73,7 @@ def _listed(name: str, recipe: Recipe, data_dir: str | None) -> Listed:
         "small_rows": sum(kept(recipe, row, "small") for row in runnable),
         "missing": len(every) - len(runnable),
         "reasons": dict(reasons),
-        "data": {data: presence(data, data_dir) for data in needed},
+        "data": {data: there(data) for data in needed},
         "small": spoken(seconds_of(recipe, "small")) if runnable else "",
         "full": spoken(seconds_of(recipe, "paper")) if runnable else "",
     }

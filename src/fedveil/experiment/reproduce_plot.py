@@ -60,7 +60,7 @@ def _dots(axis: Axes, done: Reproduction, column: int, *, first: bool) -> None:
         there = [(v, y) for v, y in zip(values, places, strict=True) if v is not None]
         if there:
             axis.scatter([v for v, _ in there], [y for _, y in there], s=24, label=name, zorder=2, **style)  # type: ignore[arg-type]
-    axis.set_yticks(list(places), [", ".join(o.row.labels) if first else "" for o in done.outcomes], fontsize=7)
+    axis.set_yticks(list(places), [_name(done, o) if first else "" for o in done.outcomes], fontsize=7)
     axis.set_ylim(len(done.outcomes) - 0.4, -0.6)
     axis.set_xlabel(done.recipe.columns[column].label, fontsize=8)
     _quiet(axis)
@@ -73,7 +73,7 @@ def _curves(axis: Axes, done: Reproduction, column: int, *, first: bool) -> None
     for k, outcome in enumerate(drawn):
         colour = COLOURS[k % len(COLOURS)]
         series = outcome.measured.get(spec.of, ())
-        name = ", ".join(outcome.row.labels)
+        name = _name(done, outcome)
         if series:
             style = DASHES[k // len(COLOURS) % len(DASHES)]
             marker = "." if len(series) < 12 else ""
@@ -85,6 +85,12 @@ def _curves(axis: Axes, done: Reproduction, column: int, *, first: bool) -> None
     axis.set(title=spec.label, xlabel="round")
     axis.title.set_fontsize(9)
     _quiet(axis)
+
+
+def _name(done: Reproduction, outcome: Outcome) -> str:
+    """The labels of a row; a bare number with the name of its axis."""
+    named = zip(done.recipe.axes, outcome.row.labels, strict=True)
+    return ", ".join(f"{axis.name} {label}" if number(label) is not None else label for axis, label in named)
 
 
 def _any(done: Reproduction, column: int) -> bool:

@@ -36,7 +36,7 @@ def listed(data_dir: Path | None = None) -> list[Listed]:
 
 def list_live(data_dir: Path | None, as_rows: bool = False) -> list[Listed]:
     """Print the list of recipes, unless only its rows are wanted."""
-    console = Console()
+    console = Console(stderr=as_rows)
     with console.status("looking for data sets, timing two small networks"):
         found = listed(data_dir)
     if as_rows:

@@ -205,6 +205,22 @@ def test_a_server_that_is_not_there_ends_the_run_before_training(
     assert not (tmp_path / "run" / "history.csv").exists()
 
 
+@pytest.mark.slow
+def test_runs_that_begin_together_share_a_new_database(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///together.db")
+    (tmp_path / "c.toml").write_text('[model]\nname = "linear"\n[training]\nrounds = 1\n[run]\nengine = "inline"\n')
+    ask = [sys.executable, "-m", "fedveil", "run", "c.toml", "--track", "mlflow", "--quiet", "--out"]
+    started = [subprocess.Popen([*ask, f"run-{i}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for i in range(3)]
+    told = [p.communicate()[1] for p in started]
+    assert [p.returncode for p in started] == [0, 0, 0], told
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    experiment = client.get_experiment_by_name(os.environ["MLFLOW_EXPERIMENT_NAME"])
+    assert sorted(run.info.run_name for run in client.search_runs([experiment.experiment_id])) == ["run-0", "run-1", "run-2"]
+
+
 def test_mlflow_reports_to_nobody_else_unless_the_user_says_so(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY", raising=False)
     trackers.mlflow(store)

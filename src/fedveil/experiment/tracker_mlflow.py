@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
+import os
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.experiment.tracker_values import Begun, epsilons, numbers, settings
@@ -26,9 +31,11 @@ class Mlflow:
         self._library, self._uri, self._experiment = library, uri, experiment
 
     def begin(self, begun: Begun) -> None:
-        self._begun, self._client = begun, self._library.MlflowClient(tracking_uri=self._uri)
-        known = self._client.get_experiment_by_name(self._experiment)
-        where = self._client.create_experiment(self._experiment) if known is None else known.experiment_id
+        self._begun = begun
+        with _one_at_a_time():
+            self._client = self._library.MlflowClient(tracking_uri=self._uri)
+            known = self._client.get_experiment_by_name(self._experiment)
+            where = self._client.create_experiment(self._experiment) if known is None else known.experiment_id
         before = self._client.search_runs([where], f"tags.`fedveil.run` = '{begun.run}'") if begun.history else []
         self._run = before[0].info.run_id if before else self._new(where)
         steps = [m.step for m in self._client.get_metric_history(self._run, "participants")] if before else []
@@ -68,3 +75,11 @@ class Mlflow:
     def _log(self, kind: Any, field: str, rows: Iterator[tuple[Any, ...]], most: int) -> None:
         while batch := [kind(*row) for row in islice(rows, most)]:
             self._client.log_batch(self._run, **{field: batch})
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Runs that begin together do so one after another: MLflow fails where two make its database or an experiment at once."""
+    with (Path(tempfile.gettempdir()) / f"fedveil-mlflow-{os.getuid()}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

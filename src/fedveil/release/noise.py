@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SUMMANDS = 2
+_BLOCK = 2**18
 
 
 def _secure_normal(n: int) -> Tensor:
-    """n standard normals from a cryptographic source, each the scaled sum of independent float64 Box-Muller draws.
+    """n standard normals [n] from a cryptographic source, drawn in blocks by as many threads as torch may use here."""
+    blocks = [min(_BLOCK, n - start) for start in range(0, n, _BLOCK)]
+    threads = min(torch.get_num_threads(), len(blocks))
+    if threads < 2:
+        return torch.cat([_secure_block(size) for size in blocks]) if blocks else torch.empty(0)
+    with ThreadPoolExecutor(threads) as pool:
+        return torch.cat(list(pool.map(_secure_block, blocks)))
+
+
+def _secure_block(n: int) -> Tensor:
+    """n standard normals, each the scaled sum of independent float64 Box-Muller draws.
 
     A single draw leaves floating-point traces by which noise can be told from signal (Mironov 2012; Holohan and Braghin 2021,
     who propose such sums).

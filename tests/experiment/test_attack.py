@@ -131,6 +131,18 @@ def test_noise_and_clip_of_an_upload_are_those_of_the_method(config: Path) -> No
     assert seen.upload.noise_ratio == pytest.approx(math.sqrt(scene.layout.dimension), rel=1e-4)
 
 
+def test_noise_inside_local_training_is_counted(config: Path) -> None:
+    """The door of such a method adds nothing, so its own account of noise would say r = 0."""
+    method = ["method={name='fedglp-adp', variant='published'}", "privacy={epsilon=4.0, delta=1e-3, view='server'}"]
+    scene = at(config, *method)
+    (seen,) = interceptions(scene, 1, 1, ("noise",), seed=0)
+    (clear,) = interceptions(scene.without_defence(), 1, 1, (), seed=0)
+    noise = torch.cat([t.flatten() for t in seen.upload.tensors.values()]).norm() ** 2 - (seen.upload.signal_norm or 0) ** 2
+    assert seen.upload.noise_ratio == pytest.approx(float(noise) ** 0.5 / (seen.upload.signal_norm or 0), rel=0.05)
+    assert seen.upload.noise_ratio > 1
+    assert clear.upload.noise_ratio == 0
+
+
 def test_the_seed_of_an_attack_fixes_the_noise_and_another_seed_changes_it(config: Path) -> None:
     first, again, other = (next(interceptions(at(config, seed=s), 1, 1, PUBLIC, seed=0)) for s in (1, 1, 2))
     assert torch.equal(first.x, other.x)

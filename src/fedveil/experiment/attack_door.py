@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from fedveil.experiment.attack_scene import Scene
     from fedveil.local import LocalSpec as Training
+    from fedveil.release.noise import Randomness
 
 AUXILIARY = 500
 
@@ -88,6 +89,29 @@ class Watched:
         sealed = self.door.seal(update, plan, client, round, weight, buffers)
         self.clean.append(clipped(update, sealed.plan, self.door.layout))
         return sealed
+
+
+@dataclass(frozen=True)
+class Silent:
+    """The run's randomness with every noise at zero: what a client would send if nothing were added anywhere."""
+
+    own: Randomness
+
+    def derive(self, *key: object) -> int:
+        """As the run's."""
+        return self.own.derive(*key)
+
+    def generator(self, *key: object) -> torch.Generator:
+        """As the run's."""
+        return self.own.generator(*key)
+
+    def normal(self, n: int, *key: object) -> Tensor:
+        """Zeros [n]."""
+        return torch.zeros(n)
+
+    def secret(self, *key: object) -> np.random.Generator:
+        """As the run's."""
+        return self.own.secret(*key)
 
 
 def victims(scene: Scene, count: int, batch: int, rng: np.random.Generator) -> list[Victim]:
@@ -155,7 +179,21 @@ def number(scene: Scene, count: int, knows: Sequence[str]) -> int:
 def _single(scene: Scene, victim: Victim, knows: Sequence[str]) -> Interception:
     sent, clean = _client(scene, victim, None)
     assert isinstance(sent, release.Upload)
-    return _read(scene, sent, clean, (victim,), knows)
+    return _read(scene, *_with_training_noise(scene, victim, sent, clean), (victim,), knows)
+
+
+def _with_training_noise(scene: Scene, victim: Victim, sent: release.Upload, clean: Tensor) -> tuple[release.Upload, Tensor]:
+    """The upload with the noise that the method adds inside local training counted too, and the update without any noise.
+
+    Who knows the method knows the size of that noise; here it is the root mean square of what silence changes in a layer.
+    """
+    s = scene.federation
+    if isinstance(s.context.objective, Plain) and s.setting.example_clip is None:
+        return sent, clean
+    _, quiet = _client(scene, victim, None, silent=True)
+    sizes = torch.tensor([float(n) for n in scene.layout.sizes])
+    inside = scene.layout.norms(clean - quiet) / sizes.sqrt()
+    return replace(sent, noise_std=(sent.noise_std.square() + inside.square()).sqrt()), quiet
 
 
 def _together(scene: Scene, members: Sequence[Victim], knows: Sequence[str]) -> Interception:
@@ -212,10 +250,13 @@ def _common(scene: Scene) -> release.Plan | release.Raw:
 
 
 def _client(
-    scene: Scene, victim: Victim, plan: release.Plan | release.Raw | None
+    scene: Scene, victim: Victim, plan: release.Plan | release.Raw | None, *, silent: bool = False
 ) -> tuple[release.Upload | Contribution, Tensor]:
-    """What one client lets out, and its clipped update before noise [d]; the same code as in training."""
+    """What one client lets out, and its clipped update before the door's noise [d]; the same code as in training."""
     context, progress = scene.federation.context, scene.progress
+    if silent:
+        quiet = cast("Randomness", Silent(context.randomness))
+        context = replace(context, randomness=quiet, door=replace(context.door, randomness=quiet))
     watched = Watched(context.door)
     held: Context = replace(context, clients=_holding(victim, len(context.clients)), door=watched)  # type: ignore[arg-type]
     state = progress.common or context.policy.start() if plan is not None else progress.policies.get(victim.client)
@@ -290,11 +331,12 @@ def caveats(scene: Scene, batch: int) -> list[str]:
     own, steps = context.objective, scene.federation.setting.local.steps_for(batch)
     if not isinstance(own, Plain):
         found.append(f"the attacker assumes plain local steps; the method's own ({type(own).__name__}) are not simulated")
-        found.append("r counts the noise of the door alone, none that the method adds inside local training")
+        if scene.summed:
+            found.append("r counts the noise of the door alone, none that the method adds inside local training")
     elif own.penalty is not None and steps > 1:
         found.append("the attacker does not simulate the penalty of local training, which acts from the second step on")
-    if scene.federation.setting.example_clip is not None and context.policy is not None:
-        found.append("the attacker does not simulate DP-SGD's clipping and sampling; r does not count its noise")
+    if scene.federation.setting.example_clip is not None:
+        found.append("the attacker does not simulate DP-SGD's clipping and sampling")
     if scene.federation.setting.local.optimizer.name == "adam" and scene.federation.setting.local.optimizer.weight_decay:
         found.append("the attacker does not simulate Adam's weight decay")
     if steps > 1 and batch > scene.federation.setting.local.batch_size:

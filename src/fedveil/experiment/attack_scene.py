@@ -91,7 +91,8 @@ class Scene:
         """The same place with plain local training, and uploads that leave as they are."""
         s = self.federation
         context = replace(s.context, policy=Fixed(Plan()), objective=Plain(), summed=False)
-        return replace(self, federation=replace(s, context=context), progress=replace(self.progress, policies={}, privates={}))
+        raw = replace(s, context=context, setting=replace(s.setting, example_clip=None))
+        return replace(self, federation=raw, progress=replace(self.progress, policies={}, privates={}))
 
 
 def scene_of(

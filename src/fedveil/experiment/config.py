@@ -174,7 +174,7 @@ def override(raw: dict[str, Any], item: str) -> None:
     if not equals or not all(keys) or (len(keys) < 2 and not isinstance(value, dict)):
         raise ConfigError(
             f"--set {item}: expected section.key=value, such as training.rounds=5, or a whole section, such as "
-            '\'method={name="fedavg"}\''
+            "'method={name=\"fedavg\"}'"
         )
     target = raw
     for key in keys[:-1]:

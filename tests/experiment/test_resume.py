@@ -87,6 +87,7 @@ def test_killed_runs_resume_to_the_same_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its victims")
 def test_killed_runs_resume_to_the_same_bits_at_fifty_moments(tmp_path: Path) -> None:
     check_moments(tmp_path, 50)

@@ -165,7 +165,8 @@ def test_the_noise_is_right_for_the_survivors(
     entries = charged(tmp_path)
     if std is None:  # noise in shares: the sum of four holds four; the plan says how much each one is, the ledger what it costs
         plan = run.context.policy.plan(Released(0, models[0], None), run.context.policy.start())
-        assert isinstance(plan, Plan) and plan.place == "upload"
+        assert isinstance(plan, Plan)
+        assert plan.place == "upload"
         std = plan.noise_std * math.sqrt(4) / 6
         factor = run.setting.scope.update_factor
         mus = [e.event.mu for e in entries if isinstance(e.event, Gaussian)]

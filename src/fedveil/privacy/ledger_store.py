@@ -62,6 +62,14 @@ _TRIGGERS = (
     "CREATE TRIGGER release_only_next BEFORE INSERT ON release "
     f"WHEN NEW.seq IS NOT (SELECT coalesce(max(seq), 0) + 1 FROM release) {_NEVER}",
 )
+_CIRCUMSTANCES = frozenset(
+    getattr(sqlite3, f"SQLITE_{name}")
+    for name in (
+        *("PERM", "BUSY", "NOMEM", "FULL", "CANTOPEN", "READONLY", "READONLY_CANTINIT", "READONLY_DIRECTORY"),
+        *("IOERR_WRITE", "IOERR_FSYNC", "IOERR_TRUNCATE", "IOERR_LOCK", "IOERR_SHMOPEN", "IOERR_SHMSIZE", "IOERR_SHMMAP"),
+    )
+)
+"""Errors of SQLite that come from around a file, not from what is in it."""
 _ADVICE = "Restore its files from a backup; without one, count the budget as spent and release nothing more of these data"
 
 
@@ -161,6 +169,11 @@ def verify(path: Path) -> dict[str, str]:
             seq = _verify_chain(genesis(meta), connection.execute(f"{SELECT} ORDER BY seq"), head, digest)
             counted = connection.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence").fetchone()[0]
     except (sqlite3.Error, UnicodeDecodeError, TypeError, ValueError, _Damage) as problem:
+        if getattr(problem, "sqlite_errorcode", None) in _CIRCUMSTANCES:
+            raise LedgerError(
+                f"cannot open the ledger {path} ({problem}): check free space, and the permissions of the file and its folder, "
+                f"then try again; nothing is wrong with its content as far as it was read"
+            ) from problem
         raise LedgerError(f"the ledger {path} is damaged: {problem}. {_ADVICE}") from problem
     if not head <= seq == counted:
         raise LedgerError(

@@ -3,8 +3,8 @@
 A few releases per world are compared bit by bit. A feature (a coordinate, the pattern of what was sent, dtype, shape, a side
 channel) that is constant in both worlds with different values, or a point mass in one world where the other never takes that
 value, tells the worlds apart with certainty: no epsilon exists at any delta < 1. Random masks and coarse noise look constant
-over few releases, so releases are added until a chance constant anywhere has probability below 1e-6; every leak is then
-confirmed on fresh releases.
+over few releases, so while anything looks like a leak releases are added until a chance constant anywhere has probability below
+1e-6; every leak is then confirmed on fresh releases.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def structural(
     Args:
         mechanism: between two neighbouring worlds.
         rng: source of all randomness.
-        releases: per world to start with, >= 2; doubled while a chance constant is likelier than 1e-6.
+        releases: per world to start with, >= 2; doubled while something looks constant and may do so by a chance above 1e-6.
         most: releases per world at which doubling stops.
         confirm: fresh releases per world on which a leak is confirmed, >= 1.
     """
@@ -141,7 +141,7 @@ def structural(
     for seen, uploads in zip(worlds, drawn, strict=True):
         for upload in uploads:
             seen.add(features(upload))
-    while max(seen.chance() for seen in worlds) >= FALSE_CONSTANT and worlds[0].n < most:
+    while any(map(np.any, _suspects(*worlds))) and max(seen.chance() for seen in worlds) >= FALSE_CONSTANT and worlds[0].n < most:
         more = min(worlds[0].n, most - worlds[0].n)
         for world, seen in enumerate(worlds):
             for _ in range(more):
@@ -149,10 +149,19 @@ def structural(
     return _compare(mechanism, worlds[0], worlds[1], drawn[0][0].vector.size, confirm, rng)
 
 
-def _compare(mechanism: Mechanism, a: _World, b: _World, d: int, confirm: int, rng: np.random.Generator) -> Structural:
+def _suspects(a: _World, b: _World) -> tuple[Mask, Mask, Mask]:
+    """Features constant in both worlds with different values, and in one only, at a value the other never took.
+
+    More releases never add a suspect, so where there is none they are not needed.
+    """
     both = a.constant & b.constant & (a.first != b.first)
     only_a = a.constant & ~b.constant & (b.met == 0)
     only_b = b.constant & ~a.constant & (a.met == 0)
+    return both, only_a, only_b
+
+
+def _compare(mechanism: Mechanism, a: _World, b: _World, d: int, confirm: int, rng: np.random.Generator) -> Structural:
+    both, only_a, only_b = _suspects(a, b)
     chance = max(a.chance(), b.chance())
     deterministic = int(np.sum((a.constant & b.constant)[:d]))
     if not (both.any() or only_a.any() or only_b.any()):

@@ -8,6 +8,7 @@ method's own code. Several consecutive rounds of the client are one subject, sin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -17,35 +18,59 @@ from torch import Tensor
 from fedveil.audit.adapter import Case
 from fedveil.audit.linear import LinearLoss, linear_model
 from fedveil.audit.mechanism import Floats, Subject, Upload
-from fedveil.local import Local, State, train
-from fedveil.params import Layout
+from fedveil.local import Local, Objective, State, train
+from fedveil.params import FlatModel, Layout
 from fedveil.privacy.types import Adjacency, Scope, Unit, View
-from fedveil.release.plan import Released
+from fedveil.release.door import clipped
+from fedveil.release.plan import Plan, Raw, Released
 
-PILOTS = 64
+PILOTS = 16
 EXAMPLES = 16
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Two data sets with linear losses: gradients [d] of the differing examples in each world, and of the common ones."""
+    """Two data sets with linear losses: gradients of the differing examples in each world, and of the common ones.
+
+    Each is [d], or [rounds, d] where the losses' gradients change from round to round, as the global model does.
+    """
 
     name: str
     common: Tensor
     own: tuple[Tensor, Tensor]
 
 
-def pairs(case: Case) -> list[Neighbours]:
-    """Neighbours that show the weak places: opposite gradients among common ones, and one example among flat losses."""
-    layout = case.setting.layout
-    d, generator = layout.dimension, torch.Generator().manual_seed(1)
-    scale = case.setting.local.batch_clip or 1.0
-    common, own = (v * (scale / v.norm()) for v in torch.randn(2, d, generator=generator).unbind())
-    scope = case.setting.scope
-    flat = torch.zeros(d)
-    one_sided = scope.unit is Unit.CLIENT and scope.adjacency is Adjacency.ZERO_OUT
-    opposite = (flat if one_sided else -own, own)
-    return [Neighbours("opposite gradients", common, opposite), Neighbours("others flat", flat, (flat, own))]
+def pairs(case: Case, rounds: int) -> list[Neighbours]:
+    """Neighbours that show the weak places, two for each unit of privacy.
+
+    Records: opposite gradients among common ones, and one gradient among flat losses; each outweighs all others of its batch.
+    Clients: opposite gradients (or none against some), and a small layer whose norm grows from round to round or does not.
+    """
+    s, layout = case.setting, case.setting.layout
+    generator = torch.Generator().manual_seed(1)
+    scale = s.local.batch_clip or 1.0
+    common, own = (v * (scale / v.norm()) for v in torch.randn(2, layout.dimension, generator=generator).unbind())
+    flat = torch.zeros(layout.dimension)
+    if s.scope.unit is Unit.RECORD:
+        own = own * min(s.records, EXAMPLES)
+        return [Neighbours("opposite gradients", common, (-own, own)), Neighbours("others flat", flat, (flat, own))]
+    one_sided = s.scope.adjacency is Adjacency.ZERO_OUT
+    grows, shrinks = (_moving_layer(own, layout, rounds, grows=up) for up in (True, False))
+    return [
+        Neighbours("no gradients against some" if one_sided else "opposite gradients", flat, (flat if one_sided else -own, own)),
+        Neighbours("a growing layer", flat, (flat if one_sided else shrinks, grows)),
+    ]
+
+
+def _moving_layer(own: Tensor, layout: Layout, rounds: int, *, grows: bool) -> Tensor:
+    """`own` in each round [rounds, d] with the share of the smallest layer growing or shrinking, the others' the other way."""
+    out = own.repeat(rounds, 1)
+    smallest = min(range(len(layout)), key=lambda i: layout.sizes[i])
+    for t, row in enumerate(out):
+        share = (0.1 + 0.8 * t / max(rounds - 1, 1)) if grows else (0.9 - 0.8 * t / max(rounds - 1, 1))
+        for i, part in enumerate(layout.split(row)):
+            part.mul_(float(own.norm() / part.norm()) * (share if i == smallest else (1 - share**2) ** 0.5 / len(layout)))
+    return out
 
 
 @dataclass(frozen=True)
@@ -61,10 +86,20 @@ class Trainer:
     scope: Scope
     peers: int = 0
 
+    @cached_property
+    def model(self) -> FlatModel:
+        """The network that every client of these runs trains, one after the other."""
+        return linear_model(self.case.setting.layout)
+
+    @cached_property
+    def objective(self) -> Objective:
+        """What local training does."""
+        return self.case.method.objective(self.case.setting)
+
     def __call__(self, world: int, rng: np.random.Generator, /, quiet: bool = False) -> Upload:
-        """All rounds, one after the other; `quiet` takes all noise inside training to be 0."""
+        """All rounds, one after the other; `quiet` takes all noise, inside training and at the door, to be 0."""
         released = [self._client(self.neighbours.own[world], self.neighbours.common, rng, quiet)]
-        flat = torch.zeros_like(self.neighbours.common)
+        flat = torch.zeros_like(self.case.model)
         released += [self._client(flat, flat, rng, quiet) for _ in range(self.peers)]
         vector = torch.stack([vector for vector, _ in released]).sum(0)
         return Upload(vector.numpy(), None if self.scope.view is not View.SERVER else released[0][1])
@@ -73,16 +108,16 @@ class Trainer:
         case, s = self.case, self.case.setting
         n = min(s.records, EXAMPLES)
         alone = s.scope.unit is Unit.RECORD
-        rows = torch.stack([common if alone and i else own for i in range(n)])
-        y, model, objective = torch.arange(n), linear_model(s.layout), case.method.objective(s)
+        y = torch.arange(n)
         private: State = {}
         state, vectors, masks = case.policy.start(), [], []
         noise = torch.Generator().manual_seed(int(rng.integers(2**62)))
         for t in range(self.rounds):
             public = Released(t, case.model, None, 0.5)
             plan = case.policy.plan(public, state)
+            rows = torch.stack([_in_round(common if alone and i else own, t) for i in range(n)])
             local = Local(
-                model,
+                self.model,
                 case.model,
                 s.local,
                 LinearLoss(rows),
@@ -91,12 +126,25 @@ class Trainer:
                 state=private,
                 normal=(lambda k: torch.zeros(k)) if quiet else (lambda k: torch.randn(k, generator=noise)),
             )
-            update, _ = train(local, y[:, None].float(), y, objective)
+            update, _ = train(local, y[:, None].float(), y, self.objective)
             private = local.state
-            upload = case.door(rng).upload(update, plan, 0, t)
-            vectors.append(upload.vector)
-            masks.append(torch.ones(len(update), dtype=torch.bool) if upload.support is None else upload.support)
+            vector, support = self._let_out(update, plan, t, rng, quiet)
+            vectors.append(vector)
+            masks.append(torch.ones(len(update), dtype=torch.bool) if support is None else support)
         return torch.cat(vectors), torch.cat(masks).numpy()
+
+    def _let_out(
+        self, update: Tensor, plan: Plan | Raw, round: int, rng: np.random.Generator, quiet: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        if quiet:
+            made = plan.make(update) if isinstance(plan, Raw) else plan
+            return clipped(update, made, self.case.setting.layout), made.support
+        upload = self.case.door(rng).upload(update, plan, 0, round)
+        return upload.vector, upload.support
+
+
+def _in_round(gradient: Tensor, round: int) -> Tensor:
+    return gradient[round] if gradient.dim() == 2 else gradient
 
 
 def training_subject(case: Case, neighbours: Neighbours, rng: np.random.Generator, *, rounds: int, peers: int = 0) -> Subject:

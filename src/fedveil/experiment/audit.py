@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ROUNDS = 10
 """Rounds of a run that are audited at most: a bound for part of a run is one for the whole."""
-PRIVATE_ROUNDS = 3
+PRIVATE_ROUNDS = 5
 """The same for methods with noise inside training, whose every release needs local training."""
 
 EXAMPLE_DIMENSION, CANARIES = 60, 1000
@@ -121,12 +121,12 @@ def _in_training(case: Case, rng: np.random.Generator, n: int, alpha: float, tel
     rounds = min(case.setting.participations, PRIVATE_ROUNDS)
     claim = case.method.claim(case.setting)
     views = [0] + ([case.setting.cohort - 1] if claim is not None and claim.scope.view is not View.SERVER else [])
-    found, attacks = [], [(neighbours, peers) for neighbours in pairs(case) for peers in views]
+    found, attacks = [], [(neighbours, peers) for neighbours in pairs(case, rounds) for peers in views]
     for neighbours, peers in attacks:
         tell(f"{rounds} rounds, {neighbours.name}{', summed' if peers else ''}")
         subject = training_subject(case, neighbours, rng, rounds=rounds, peers=peers)
         share = alpha / len(attacks)
-        one = single_upload(subject, rng, n=n, pilot=max(n // 2, 50), delta=case.setting.delta, alpha=share).headline
+        one = single_upload(subject, rng, n=n, pilot=max(n // 4, 50), delta=case.setting.delta, alpha=share).headline
         found.append(replace(one, note=f"{neighbours.name} through local training, {rounds} rounds; {one.note}"))
     return found
 

@@ -68,28 +68,28 @@ class Batched:
             yield let_out(self.context, task, works[i], start)
 
     def _train(self, todo: list[Task]) -> dict[int, Work | Exception]:
+        """What each task's training gave; longest clients first, a row is given to the next client as soon as it is free."""
+        if not todo:
+            return {}
         stack, clients = self._room(len(todo)), self.context.clients
+        start = todo[0].released.model.to(self.device)
         waiting = deque(sorted(range(len(todo)), key=lambda i: -clients.size(todo[i].client)))
-        start = todo[0].released.model.to(self.device) if todo else torch.empty(0)
+        free = list(range(len(stack.models)))
         running: dict[int, tuple[int, Lane]] = {}
         works: dict[int, Work | Exception] = {}
         try:
             while waiting or running:
-                for row in range(len(stack.models)):
-                    while waiting and row not in running:
-                        index = waiting.popleft()
-                        lane = Lane(partial(self._client, task=todo[index], start=start, row=row))
-                        if lane.result is None:
-                            running[row] = index, lane
-                        else:
-                            works[index] = _result(lane)
-                requests = [lane.request for _, lane in running.values() if lane.request is not None]
-                stack.answer(requests)
+                while waiting and free:
+                    row, index = free.pop(), waiting.popleft()
+                    running[row] = index, Lane(partial(self._client, task=todo[index], start=start, row=row))
                 for row, (index, lane) in list(running.items()):
-                    lane.resume()
                     if lane.result is not None:
                         del running[row]
+                        free.append(row)
                         works[index] = _result(lane)
+                stack.answer([lane.request for _, lane in running.values() if lane.request is not None])
+                for _, lane in running.values():
+                    lane.resume()
         finally:
             for _, lane in running.values():
                 lane.give_up()

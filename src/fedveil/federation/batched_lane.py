@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -46,21 +47,22 @@ class Lane:
         self.request: Request | None = None
         self.result: Work | BaseException | None = None
         self._work, self._given_up = work, False
-        self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
+        self._go: SimpleQueue[None] = SimpleQueue()
+        self._stopped: SimpleQueue[None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         self.resume()
 
     def resume(self) -> None:
         """Let it run, with its request answered, until it asks again or ends."""
-        self._go.release()
-        self._stopped.acquire()
+        self._go.put(None)
+        self._stopped.get()
 
     def gradient(self, request: Request) -> Tensor:
         """Called inside the lane: stop until the request is answered."""
         self.request = request
-        self._stopped.release()
-        self._go.acquire()
+        self._stopped.put(None)
+        self._go.get()
         if self._given_up:
             raise _Abandoned
         self.request = None
@@ -72,16 +74,16 @@ class Lane:
     def give_up(self) -> None:
         """End the thread where it stands."""
         self._given_up = True
-        self._go.release()
+        self._go.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        self._go.acquire()
+        self._go.get()
         try:
             self.result = self._work(self)
         except BaseException as error:
             self.result = error
-        self._stopped.release()
+        self._stopped.put(None)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ method's own code. Several consecutive rounds of the client are one subject, sin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -105,33 +106,33 @@ class Trainer:
         return Upload(vector.numpy(), None if self.scope.view is not View.SERVER else released[0][1])
 
     def _client(self, own: Tensor, common: Tensor, rng: np.random.Generator, quiet: bool) -> tuple[Tensor, np.ndarray]:
-        case, s = self.case, self.case.setting
-        n = min(s.records, EXAMPLES)
-        alone = s.scope.unit is Unit.RECORD
-        y = torch.arange(n)
         private: State = {}
-        state, vectors, masks = case.policy.start(), [], []
+        state, vectors, masks = self.case.policy.start(), [], []
         noise = torch.Generator().manual_seed(int(rng.integers(2**62)))
+        normal = (lambda k: torch.zeros(k)) if quiet else (lambda k: torch.randn(k, generator=noise))
         for t in range(self.rounds):
-            public = Released(t, case.model, None, 0.5)
-            plan = case.policy.plan(public, state)
-            rows = torch.stack([_in_round(common if alone and i else own, t) for i in range(n)])
-            local = Local(
-                self.model,
-                case.model,
-                s.local,
-                LinearLoss(rows),
-                torch.Generator().manual_seed(t),
-                round=t,
-                state=private,
-                normal=(lambda k: torch.zeros(k)) if quiet else (lambda k: torch.randn(k, generator=noise)),
-            )
-            update, _ = train(local, y[:, None].float(), y, self.objective)
-            private = local.state
+            plan = self.case.policy.plan(Released(t, self.case.model, None, 0.5), state)
+            update, private = self.train(own, common, t, private, normal)
             vector, support = self._let_out(update, plan, t, rng, quiet)
             vectors.append(vector)
             masks.append(torch.ones(len(update), dtype=torch.bool) if support is None else support)
         return torch.cat(vectors), torch.cat(masks).numpy()
+
+    def train(
+        self, own: Tensor, common: Tensor, round: int, private: State, normal: Callable[[int], Tensor]
+    ) -> tuple[Tensor, State]:
+        """The update [d] and the private state after a round of training on a world's gradients, with noise from `normal`."""
+        s = self.case.setting
+        n = min(s.records, EXAMPLES)
+        alone = s.scope.unit is Unit.RECORD
+        y = torch.arange(n)
+        rows = torch.stack([_in_round(common if alone and i else own, round) for i in range(n)])
+        batches = torch.Generator().manual_seed(round)
+        local = Local(
+            self.model, self.case.model, s.local, LinearLoss(rows), batches, round=round, state=dict(private), normal=normal
+        )
+        update, _ = train(local, y[:, None].float(), y, self.objective)
+        return update, local.state
 
     def _let_out(
         self, update: Tensor, plan: Plan | Raw, round: int, rng: np.random.Generator, quiet: bool

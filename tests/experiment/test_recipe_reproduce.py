@@ -32,7 +32,7 @@ paper = "001"
 table = "Table 0"
 preset = "fedglp-adp/fashion-mnist"
 notes = ["A note."]
-published = [[50.5, "> 40"], ["60.0 ± 1.0", ""], [70.25, 1000]]
+published = [[50.5, "> 40", ""], ["60.0 ± 1.0", "", 1.5], [70.25, 1000, ""]]
 
 [set]
 "data" = { name = "digits", partition = { kind = "iid", clients = 4 } }
@@ -62,6 +62,11 @@ label = "half way"
 of = "test_accuracy"
 round = 2
 times = 100
+
+[[columns]]
+label = "times slow"
+of = "test_accuracy"
+relative = { method = "slow" }
 
 [[stated]]
 what = "something else"
@@ -94,6 +99,9 @@ def test_ours_stand_beside_theirs(done: Reproduction) -> None:
     assert first.difference(0) == pytest.approx(first.mean(0) - 50.5)  # type: ignore[operator]
     assert slow.difference(0) == pytest.approx(slow.mean(0) - 60.0)  # type: ignore[operator]
     assert first.difference(1) is None
+    assert slow.mean(2) == 1.0
+    assert slow.difference(2) == -0.5
+    assert first.mean(2) == pytest.approx(first.mean(0) / slow.mean(0))  # type: ignore[operator]
     assert absent.mean(0) is None
     assert absent.problem == "fedveil does not have this method"
 
@@ -106,9 +114,10 @@ def test_the_table_shows_everything_and_says_its_scale(done: Reproduction) -> No
     assert table[0] == ["FedAvg", "accuracy (%)", "50.5", f"{ours:.4g}", f"{ours - 50.5:+.4g}"]
     assert table[1][2] == "> 40"
     assert table[1][4] == ""
-    assert table[3][2] == ""
-    assert table[4] == ["absent", "accuracy (%)", "70.25", "[1]", ""]
-    assert table[5][2] == "1,000"
+    assert table[4][2] == ""
+    assert table[6] == ["absent", "accuracy (%)", "70.25", "[1]", ""]
+    assert table[7][2] == "1,000"
+    assert len(table) == 8
     assert remarks(done) == [
         "[1] fedveil does not have this method.",
         "A note.",
@@ -127,9 +136,9 @@ def test_files_and_picture(done: Reproduction) -> None:
     assert saved["rows"][2]["problem"]
     with (folder / "result.csv").open() as file:
         lines = list(csv.DictReader(file))
-    assert [line["method"] for line in lines] == ["FedAvg", "FedAvg", "slow", "slow", "absent", "absent"]
+    assert [line["method"] for line in lines] == ["FedAvg"] * 3 + ["slow"] * 3 + ["absent"] * 2
     assert float(lines[0]["difference"]) == done.outcomes[0].difference(0)
-    assert lines[4]["problem"] == "fedveil does not have this method"
+    assert lines[6]["problem"] == "fedveil does not have this method"
     picture = plot_reproduction(done)
     assert picture is not None
     assert picture.read_bytes()[:4] == b"\x89PNG"
@@ -154,17 +163,19 @@ def test_what_is_done_is_not_done_again(recipe: Path, done: Reproduction) -> Non
     assert "Settings of the user: training.optimizer.lr=0.5" in scale_text(two)
 
 
-def test_relative_columns_and_failed_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("measure", ["statement", pytest.param("run", marks=pytest.mark.slow)])
+def test_a_row_that_fails_says_why_and_stops_no_other(tmp_path: Path, measure: str) -> None:
     file = tmp_path / "r.toml"
-    text = TINY.replace("round = 2\ntimes = 100", 'relative = { method = "slow" }')
-    text = text.replace('missing = "fedveil does not have this method"', 'set = { "method" = { name = "dp-fedavg" } }')
-    file.write_text(text)
+    text = TINY.replace("[set]", f'measure = {{ name = "{measure}" }}\n[set]', 1).replace("test_accuracy", "proven_epsilon")
+    reason = 'missing = "fedveil does not have this method"'
+    file.write_text(text.replace(reason, 'set = { "method" = { name = "dp-fedavg" } }'))
     done = reproduce(file, "small", tmp_path / "out", jobs=1)
-    first, slow, failed = done.outcomes
-    assert slow.mean(1) == 1.0
-    assert first.mean(1) == pytest.approx(first.mean(0) / slow.mean(0))  # type: ignore[operator]
-    assert failed.mean(0) is None
-    assert "privacy.epsilon or privacy.noise_multiplier" in failed.problems[0]
+    assert "privacy.epsilon or privacy.noise_multiplier" in done.outcomes[2].problems[0]
+    assert done.outcomes[2].mean(0) is None
+    if measure == "statement":
+        assert done.outcomes[0].mean(0) == math.inf
+    else:
+        assert done.outcomes[0].problems[0] == "this run has no proven_epsilon"
 
 
 def test_absent_data_are_told_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

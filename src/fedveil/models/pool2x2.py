@@ -27,12 +27,13 @@ class MaxPool2x2(nn.Module):
 def max_pool_2x2(x: Tensor) -> Tensor:
     """Maximum over the 2x2 windows of images: `F.max_pool2d(x, 2)`, gradients of every order included.
 
-    x: [batch, channels, height, width]. torch's own kernel does the work for odd sides, other devices, memory formats and
-    precisions. A window with NaN gives NaN, as in torch; its gradient may go to another coordinate. Forward-mode
-    differentiation is not supported.
+    x: [batch, channels, height, width]. torch's own kernel does the work for odd sides, other memory formats and precisions, and
+    on GPUs, unless results must be deterministic, which its gradient there is not. A window with NaN gives NaN, as in torch; its
+    gradient may go to another coordinate. Forward-mode differentiation is not supported.
     """
     height, width = x.shape[-2:]
-    suits = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and x.is_contiguous()
+    here = x.device.type == "cpu" or torch.are_deterministic_algorithms_enabled()
+    suits = here and x.dtype in (torch.float32, torch.float64) and x.is_contiguous()
     if not suits or height % 2 or width % 2:
         return F.max_pool2d(x, 2)
     pooled: Tensor = _UnderTransforms.apply(x)[0] if _transformed() else _MaxPool.apply(x)  # type: ignore[no-untyped-call]

@@ -54,8 +54,8 @@ class Turns:
         return min(self.seconds[side]) / min(self.seconds[to])
 
     def work_ratio(self, side: str, to: str) -> float:
-        """The same of the cores' work, which waiting for a core does not lengthen; it hides idle cores."""
-        return min(self.work[side]) / min(self.work[to])
+        """The cores' work in all rounds over that of `to`: waiting for a core does not lengthen it; it hides idle cores."""
+        return sum(self.work[side]) / (sum(self.work[to]) or math.nan)
 
     def table(self, to: str) -> dict[str, Any]:
         """Everything, with ratios to one side."""
@@ -88,13 +88,13 @@ def take_turns(sides: Mapping[str, Side], rounds: int, warm: int = 1) -> Turns:
 
 
 def worked(processes: Iterable[int]) -> float:
-    """Seconds that cores have worked for all threads of these processes (Linux)."""
-    total = 0
+    """Seconds that cores have worked for these processes (Linux), in the steps of the system's clock (10 ms)."""
+    ticks = 0
     for pid in processes:
-        for status in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-            with suppress(OSError):
-                total += int(status.read_text().split()[0])
-    return total / 1e9 or math.nan
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK") or math.nan
 
 
 def descendants(pid: int) -> list[int]:

@@ -13,7 +13,6 @@ import os
 import re
 import subprocess
 import sys
-import venv
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +61,7 @@ def interpreter(peer: str) -> Path:
 def install(name: str) -> None:
     """Make or renew one environment."""
     peer, folder = PEERS[name], ROOT / name
-    venv.create(folder, with_pip=True)
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     torch = next(line for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q"]
     subprocess.run([*pip, torch], check=True)

@@ -1,0 +1,57 @@
+"""Rounds of fedveil's pool and of other libraries, each in its own environment, in turns.
+
+    python benchmarks/peers/install.py
+    python benchmarks/peers/compare.py --workloads W0 W1 --rounds 10
+
+Writes benchmarks/results/peers.json. One session for each peer, with ours and the limit program in it, so that no peer's idle
+processes disturb another's rounds. Ours clips and adds noise, the peers only train and average. How each is run: the docstring
+of its program. Ratios are to ours: above 1 is slower than fedveil.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from peers.install import interpreter
+from sides import HERE, Turns, federation, ours, program, save, setting, together
+
+from fedveil.methods.dp_fedavg import DPFedAvg
+
+PEERS = ("blazefl", "pfl", "fluke", "flower")
+ROUNDS = {"W0": 100, "W1": 10, "W2": 3, "W3": 2}
+
+
+def compare(peer: str, workload: str, rounds: int) -> Turns:
+    """One session."""
+    theirs = [interpreter(peer), HERE / "peers" / f"{peer}_rounds.py", "--workload", workload]
+    limit = [sys.executable, HERE / "limit.py", "--lines", "--workload", workload]
+    job = federation(workload, DPFedAvg(), setting(workload))
+    return together({"fedveil": ours(job), "limit": program(limit), peer: program(theirs)}, rounds)
+
+
+def main() -> None:
+    """Measure and print the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
+    parser.add_argument("--workloads", nargs="+", choices=list(ROUNDS), default=["W0", "W1"])
+    parser.add_argument("--rounds", type=int)
+    given = parser.parse_args()
+    table: dict[str, Any] = {}
+    for workload in given.workloads:
+        for peer in given.peers:
+            try:
+                turns = compare(peer, workload, given.rounds or ROUNDS[workload])
+            except (FileNotFoundError, RuntimeError) as error:
+                print(f"{workload} {peer}: not measured: {error}", flush=True)
+                continue
+            table.setdefault(workload, {})[peer] = turns.table("fedveil")
+            print(f"{workload}{turns.line(peer, 'fedveil')}", flush=True)
+    save("peers", table)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from fedveil.errors import ConfigError, nearest
 from fedveil.experiment import attack_inference as inference
+from fedveil.experiment import attack_model as model
 from fedveil.experiment import rundir
 from fedveil.experiment.attack_gan import curious_client
 from fedveil.experiment.attack_reconstruction import reconstruction
@@ -41,8 +42,8 @@ KINDS: dict[str, Kind] = {
     "labels": Kind(inference.labels, ("batch", "knows", "defence")),
     "label-reconstruction": Kind(inference.label_reconstruction, ("knows", "defence")),
     "identification": Kind(inference.identification, _PICTURES),
-    "attribute": Kind(inference.attribute, place="last"),
-    "extraction": Kind(inference.extraction, place="last"),
+    "attribute": Kind(model.attribute, place="last"),
+    "extraction": Kind(model.extraction, place="last"),
     "gan": Kind(curious_client, ("steps", "batch", "defence"), place="watched"),
 }
 

@@ -17,8 +17,7 @@ from fedveil.attacks import gan
 from fedveil.attacks.features import fit, predictions
 from fedveil.attacks.frechet import ClassScores, class_scores, classifier_logits, from_classifier, split_by_class
 from fedveil.errors import ConfigError
-from fedveil.experiment.attack_inference import taken
-from fedveil.experiment.attack_types import Options, Outcome, Tell
+from fedveil.experiment.attack_types import Options, Outcome, Tell, taken
 from fedveil.federation.engine import Inline
 from fedveil.federation.fit import evaluate, one_round
 from fedveil.models import registry

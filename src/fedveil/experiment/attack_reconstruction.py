@@ -11,7 +11,8 @@ import torch
 from fedveil.attacks.metrics import Scores, floors, matched, score
 from fedveil.attacks.registry import attack
 from fedveil.attacks.types import Progress, Result
-from fedveil.experiment.attack_door import Interception, caveats, interceptions, number
+from fedveil.experiment.attack_door import interceptions, number
+from fedveil.experiment.attack_told import Interception, caveats
 from fedveil.experiment.attack_types import Options, Outcome, Tell
 
 if TYPE_CHECKING:

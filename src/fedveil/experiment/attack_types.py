@@ -85,3 +85,12 @@ class Outcome:
 def known_as(text: str) -> tuple[str, ...]:
     """Names of `KNOWS` from a list with commas; "none" for an attacker who knows none of them."""
     return () if text.strip() in ("", "none") else tuple(name.strip() for name in text.split(","))
+
+
+def taken(kind: str, options: Options, allowed: Mapping[str, Any]) -> dict[str, Any]:
+    """The kind's settings with the user's in them; raises ConfigError for one that it does not have."""
+    wrong = sorted(set(options.settings) - set(allowed))
+    if wrong:
+        there = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
+        raise ConfigError(f"--set attack.{wrong[0]}: attack {kind} has no such setting; {there}")
+    return {**allowed, **options.settings}

@@ -162,10 +162,10 @@ def render(found: Comparison, console: Console) -> None:
     for (partition, at), block in found.blocks.items():
         table = Table(title=escape(guarantee(partition, at, found.by)), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("rank", justify="right")
-        table.add_column("method", overflow="fold")
+        table.add_column("method", overflow="fold", min_width=min(14, max(len(names[row.method]) for row in block)))
         for heading in ("mean ± sd", "claimed ε", "proven ε"):
             table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("against the best", no_wrap=True)
+        table.add_column("against the best", min_width=18)
         for row in (row for row in block if row.values):
             table.add_row(*_cells(row, names[row.method]), style="bold" if row.rank == 1 else "")
         if table.row_count:

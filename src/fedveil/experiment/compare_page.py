@@ -79,7 +79,8 @@ def headlines(found: Comparison, names: Mapping[str, str]) -> list[str]:
         where = guarantee(partition, at, found.by)
         text = f"{where[0].upper()}{where[1:]}: {names[best.method]} {mean_and_sd(best)}"
         if others:
-            text += f"; next {names[others[0].method]} {mean_and_sd(others[0])} ({verdict(others[0])})"
+            told = verdict(others[0]).replace(" = ", "\u00a0=\u00a0")
+            text += f"; next {names[others[0].method]} {mean_and_sd(others[0])} ({told})"
         said.append(f"{text}.")
     return said
 
@@ -164,24 +165,21 @@ def _table(title: str, rows: list[Row], names: Mapping[str, str], index: int) ->
 def _line(row: Row, name: str) -> str:
     around = "–" if math.isnan(row.interval) else f"± {percent(row.interval)}"
     given = row.method.partition(":")[2].replace(":", ", ")
-    options = f"<br><small>{escape(given)}</small>" if given and given not in name else ""
+    options = f'<br><small style="font-weight: 400">{escape(given)}</small>' if given and given not in name else ""
     claim = row.statement.claimed if row.statement else None
     scope = f"<small>{escape(f'{claim.scope}, delta = {claim.delta:.3g}')}</small>" if claim else ""
     cells = {
         "Mean ± sd": mean_and_sd(row),
         "95 % interval": around,
         "Seeds": f"{len(row.values)} of {row.seeds}",
-        "Claimed ε": claimed(row),
-        "Proven ε": proven(row),
-        "Against the best": verdict(row),
     }
-    text = "".join(
-        f'<td class="number" data-label="{label}">{escape(value)}{scope if label == "Claimed ε" else ""}</td>'
-        for label, value in cells.items()
-    )
+    text = "".join(f'<td class="number" data-label="{label}">{escape(value)}</td>' for label, value in cells.items())
+    claims = f'<td data-label="Claimed ε">{escape(claimed(row))}{scope}</td>'
+    proofs = f'<td class="number" data-label="Proven ε">{escape(proven(row))}</td>'
+    told = f'<td class="number" data-label="Against the best">{escape(verdict(row))}</td>'
     own = ' class="own"' if row.rank == 1 else ""
     first = f'<td class="number" data-label="Rank">{row.rank or "–"}</td><th scope="row">{escape(name)}{options}</th>'
-    return f"<tr{own}>{first}{text}</tr>"
+    return f"<tr{own}>{first}{text}{claims}{proofs}{told}</tr>"
 
 
 def _repeat(found: Comparison, runs: Path | None) -> list[str]:

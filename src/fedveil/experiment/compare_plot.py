@@ -6,6 +6,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from scipy.optimize import isotonic_regression
+
 from fedveil.experiment.compare_rows import Row
 from fedveil.experiment.plots import COLOURS, INK, MUTED
 
@@ -95,25 +98,20 @@ def _name_ends(axis: Axes, ends: list[tuple[float, str, str]]) -> None:
     """Write each name at the right end of its line, pushed apart where they would cover each other."""
     low, high = axis.get_ylim()
     gap = (high - low) * 0.058
-    places: list[float] = []
     ordered = sorted(ends)
-    for y, _, _ in ordered:
-        places.append(max(y, places[-1] + gap) if places else y)
-    over = max(0.0, places[-1] - high) if places else 0.0
-    for i in range(len(places) - 1, -1, -1):
-        limit = places[i + 1] - gap if i + 1 < len(places) else high
-        places[i] = min(places[i], limit) if over else places[i]
+    # the places at least a gap apart that are nearest to the ends (least squares)
+    places = isotonic_regression([y - i * gap for i, (y, _, _) in enumerate(ordered)]).x + gap * np.arange(len(ordered))
     for place, (y, name, colour) in zip(places, ordered, strict=True):
         axis.annotate(
             name,
             xy=(1, y),
-            xytext=(1.035, place),
+            xytext=(1.05, place),
             xycoords=("axes fraction", "data"),
             textcoords=("axes fraction", "data"),
             va="center",
             fontsize=9,
             color=INK,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 1.4, "shrinkA": 1, "shrinkB": 0},
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 1.4, "shrinkA": 2, "shrinkB": 0, "relpos": (0, 0.5)},
             annotation_clip=False,
         )
 

@@ -53,11 +53,11 @@ def verdict(row: Row) -> str:
     if not row.values:
         return "no result"
     if row.rank is None:
-        return "nothing to compare with"
+        return "alone"
     if row.against is None:
         return "best" if row.rank == 1 else "not tested"
     p = f"p = {row.against.holm:.3f}" if row.against.holm >= 0.001 else "p < 0.001"
-    return f"{'worse' if row.against.holm < LEVEL else 'not told apart'}, {p}"
+    return f"{'worse' if row.against.holm < LEVEL else 'unclear'}, {p}"
 
 
 def guarantee(partition: str, at: float, by: str) -> str:

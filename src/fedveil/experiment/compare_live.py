@@ -160,7 +160,13 @@ def render(found: Comparison, console: Console) -> None:
     names = found.names
     console.print(f"\n[bold]{escape(found.what[0].upper() + found.what[1:])}[/]: mean ± sample standard deviation over seeds")
     for (partition, at), block in found.blocks.items():
-        table = Table(title=escape(guarantee(partition, at, found.by)), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(
+            title=escape(guarantee(partition, at, found.by)),
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+        )
         table.add_column("rank", justify="right")
         table.add_column("method", overflow="fold", min_width=min(14, max(len(names[row.method]) for row in block)))
         for heading in ("mean ± sd", "claimed ε", "proven ε"):

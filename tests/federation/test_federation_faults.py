@@ -6,7 +6,9 @@ import copy
 import csv
 import itertools
 import math
+import os
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,9 +23,11 @@ from test_federation_round import federation as by_hand
 
 from fedveil.errors import FedveilError
 from fedveil.experiment.rundir import write_history
+from fedveil.federation import pool
 from fedveil.federation.engine import Engine, Inline
 from fedveil.federation.fit import Federation, Progress, fit, start
 from fedveil.federation.pool import Pool
+from fedveil.federation.worker import work
 from fedveil.local import Local
 from fedveil.methods.fedavg import FedAvg
 from fedveil.privacy.types import Gaussian
@@ -251,3 +255,26 @@ def test_batch_statistics_that_are_not_finite_are_refused_where_they_would_leave
     assert "client 2 in round 0: its batch statistics contain NaN or infinite values" in progress.history[0]["failures"][2]
     assert progress.buffers is not None
     assert torch.isfinite(progress.buffers).all()
+
+
+def test_workers_that_never_come_up_end_the_run_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "work", lambda *_: os._exit(3))
+    run = job(RUNS["dp-fedavg-aggregate"], tmp_path)
+    engine = Pool(run.context, 2)
+    with pytest.raises(FedveilError, match=r"worker processes do not come up .*if __name__ == '__main__'"):
+        fit(run, engine, start(run))
+    assert engine._workers == []
+
+
+def test_a_client_s_time_does_not_count_while_its_worker_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spawned worker imports for seconds before it can take a client."""
+
+    def late(*arguments: Any) -> None:
+        time.sleep(3.0)
+        work(*arguments)
+
+    monkeypatch.setattr(pool, "work", late)
+    run = job(RUNS["dp-fedavg-aggregate"], tmp_path)
+    progress = start(run)
+    assert fit(run, Pool(run.context, 2, timeout=2.5), progress) == ""
+    assert [row["failed"] for row in progress.history] == [0, 0, 0]

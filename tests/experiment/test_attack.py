@@ -145,6 +145,17 @@ def test_noise_inside_local_training_is_counted(config: Path) -> None:
     assert clear.upload.noise_ratio == 0
 
 
+def test_coordinates_that_a_client_leaves_out_are_seen_as_left_out(config: Path) -> None:
+    """Published FedANC sends the coordinates that it noised; the door is not told which."""
+    scene = at(config, "method={name='fedanc', variant='published'}", "privacy={epsilon=4.0, delta=1e-3, view='server'}")
+    (seen,) = interceptions(scene, 1, 1, ("mask", "noise"), seed=0)
+    assert seen.known.mask is not None
+    share = torch.cat([m.flatten() for m in seen.known.mask.values()]).float().mean()
+    assert 0 < float(share) < 1
+    for name, mask in seen.known.mask.items():
+        assert torch.equal(mask, seen.upload.tensors[name] != 0)
+
+
 def test_the_seed_of_an_attack_fixes_the_noise_and_another_seed_changes_it(config: Path) -> None:
     first, again, other = (next(interceptions(at(config, seed=s), 1, 1, PUBLIC, seed=0)) for s in (1, 1, 2))
     assert torch.equal(first.x, other.x)

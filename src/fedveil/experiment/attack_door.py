@@ -79,15 +79,19 @@ def _single(scene: Scene, victim: Victim, knows: Sequence[str]) -> Interception:
 def _with_training_noise(scene: Scene, victim: Victim, sent: release.Upload, clean: Tensor) -> tuple[release.Upload, Tensor]:
     """The upload with the noise that the method adds inside local training counted too, and the update without any noise.
 
-    Who knows the method knows the size of that noise; here it is the root mean square of what silence changes in a layer.
+    Who knows the method knows the size of that noise; here it is the root mean square of what silence changes in a layer. Under
+    noise an exact zero was not sent, which everyone sees.
     """
     s = scene.federation
     if isinstance(s.context.objective, Plain) and s.setting.example_clip is None:
         return sent, clean
     _, quiet = let_out(scene, victim, None, silent=True)
-    sizes = torch.tensor([float(n) for n in scene.layout.sizes])
-    inside = scene.layout.norms(clean - quiet) / sizes.sqrt()
-    return replace(sent, noise_std=(sent.noise_std.square() + inside.square()).sqrt()), quiet
+    received = sent.vector != 0
+    counts = torch.stack([part.sum() for part in scene.layout.split(received)]).clamp_min(1)
+    inside = scene.layout.norms(clean - quiet) / counts.sqrt()
+    noisy = replace(sent, noise_std=(sent.noise_std.square() + inside.square()).sqrt())
+    visible = sent.support is None and bool(inside.any()) and not bool(received.all())
+    return (replace(noisy, support=received) if visible else noisy), quiet
 
 
 def _together(scene: Scene, members: Sequence[Victim], knows: Sequence[str]) -> Interception:

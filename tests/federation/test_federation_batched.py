@@ -463,6 +463,14 @@ def test_engines_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
     assert (place("auto"), place("cuda"), place("auto", timeout=1.0), place("pool")) == ("cuda:0", "cuda:0", "cpu", "cpu")
 
 
+@pytest.mark.parametrize("name", ["cuda", "pol"])
+def test_an_engine_that_cannot_be_had_leaves_no_run_directory(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "gpu_problem", lambda: "it is broken")
+    with pytest.raises(ConfigError, match=f"run.engine = '{name}'"):
+        run_experiment(config({"name": "fedavg"}, run={"engine": name}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_settings_are_put_back() -> None:
     def now() -> tuple[Any, ...]:
         cudnn = torch.backends.cudnn

@@ -76,6 +76,7 @@ def run(
         ConfigError, DataError: before anything is trained. FedveilError: the run directory cannot be written.
     """
     trackers = [*track, *(TRACKERS[name]() for name in config.run.track)]
+    device = place(config.run.engine, config.training.client_timeout)
     if resume:
         if out is None:
             raise ConfigError("resuming needs the run directory: give out")
@@ -100,16 +101,21 @@ def run(
         progress = saved.load()
         begun = Begun(run_id, path, config, statement, setting.layout.names, progress.history if progress is not None else [])
         with following(trackers, begun) as told:
-            return _train(prepared, begun, saved, progress, [told] if on_round is None else [told, on_round])
+            return _train(prepared, device, begun, saved, progress, [told] if on_round is None else [told, on_round])
 
 
 def _train(
-    prepared: Prepared, begun: Begun, saved: Checkpoints, progress: Progress | None, tell: Sequence[Callable[[Record], None]]
+    prepared: Prepared,
+    device: str,
+    begun: Begun,
+    saved: Checkpoints,
+    progress: Progress | None,
+    tell: Sequence[Callable[[Record], None]],
 ) -> Result:
     """Train to the end, saving and telling each round, and write what is left of the run directory."""
     config, path = begun.config, begun.path
     section, timeout = config.run, config.training.client_timeout
-    job = federation(config, prepared, path / "ledger.sqlite", begun.run, place(section.engine, timeout))
+    job = federation(config, prepared, path / "ledger.sqlite", begun.run, device)
     runner = engine(section.engine, job.context, timeout, at_once=section.clients_at_once, deterministic=section.deterministic)
     progress = progress or start(job)
     layout = job.context.door.layout

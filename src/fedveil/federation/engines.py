@@ -21,8 +21,9 @@ def place(name: str, timeout: float | None = None) -> str:
     `auto` takes a GPU that works; one that does not is told of on the log.
 
     Raises:
-        ConfigError: `cuda` without a GPU that works.
+        ConfigError: an unknown engine, or `cuda` without a GPU that works.
     """
+    _check(name)
     if name not in ("auto", "cuda") or (name == "auto" and timeout is not None):
         return "cpu"
     problem = gpu_problem()
@@ -51,14 +52,18 @@ def engine(
         timeout: seconds after which a client is given up, or None; needs the pool, because a process cannot leave itself.
         at_once, deterministic: see `Batched`.
     """
+    _check(name)
     if name == "auto":
         worthwhile = timeout is not None or (available_cores() > 1 and len(context.clients) > 1)
         on_gpu = context.model.vector.device.type == "cuda"
         name = "cuda" if on_gpu else "pool" if worthwhile else "inline"
-    if name not in ENGINES:
-        raise ConfigError(f"run.engine = {name!r}: unknown engine{nearest(name, ENGINES)}; there are auto, {', '.join(ENGINES)}")
     if name == "pool":
         return Pool(context, timeout=timeout)
     if timeout is not None:
         raise ConfigError(f"training.client_timeout needs run.engine = 'pool' (or 'auto'): {name} cannot interrupt a client")
     return Inline(context) if name == "inline" else Batched(context, at_once, deterministic)
+
+
+def _check(name: str) -> None:
+    if name not in ("auto", *ENGINES):
+        raise ConfigError(f"run.engine = {name!r}: unknown engine{nearest(name, ENGINES)}; there are auto, {', '.join(ENGINES)}")

@@ -146,7 +146,11 @@ class GradientSource(Protocol):
 
 
 class Objective(Protocol):
-    """What a method makes of local training; see `Plain` for the ordinary one."""
+    """What a method makes of local training; see `Plain` for the ordinary one.
+
+    One object serves all clients, and an engine may take their batches in turns: what a client needs from one batch to the next
+    is in its `Local`. Tensors are where `local.start` is, which may be a GPU.
+    """
 
     def begin(self, local: Local) -> None:
         """Set the starting point; `local.model.vector` holds the global model."""

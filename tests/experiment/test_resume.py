@@ -27,6 +27,8 @@ CASES = {
     "aldp-fl published": ({"name": "aldp-fl", "variant": "published"}, "server", "pool"),
     "aldp-fl proven": ({"name": "aldp-fl"}, "aggregate", "pool"),
     "noisy-fedavg": ({"name": "noisy-fedavg"}, "server", "inline"),
+    "fedglp-adp": ({"name": "fedglp-adp"}, "server", "pool"),
+    "fedanc": ({"name": "fedanc"}, "server", "inline"),
 }
 
 

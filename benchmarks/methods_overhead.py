@@ -65,7 +65,7 @@ def compare(workload: str, rounds: int, only: str, view: View) -> Turns:
     """All methods of a view and DP-FedAvg in it."""
     chosen = [o for o in variants() if only in label(o) and view_of(o) is view and label(o) != REFERENCE]
     sides = {REFERENCE: ours(job(workload, {"name": REFERENCE}, view))}
-    return together(sides | {label(o): ours(job(workload, o, view)) for o in chosen}, rounds, warm=2)
+    return together(sides | {label(o): ours(job(workload, o, view)) for o in chosen}, rounds, warm=1)
 
 
 def profile(workload: str, only: str) -> None:
@@ -89,19 +89,17 @@ def main() -> None:
     parser.add_argument("--only", default="", help="methods whose name and variant contain this")
     parser.add_argument("--profile", metavar="NAME", help="show where the time of these methods goes instead")
     given = parser.parse_args()
-    table: dict[str, Any] = {}
     for workload in given.workloads:
         if given.profile:
             profile(workload, given.profile)
             continue
         for view in (View.AGGREGATE, View.SERVER):
             turns = compare(workload, given.rounds or ROUNDS[workload], given.only, view)
-            table.setdefault(workload, {})[view.value] = turns.table(REFERENCE)
+            if not given.only:
+                save("methods", {f"{workload} {view.value}": turns.table(REFERENCE)})
             print(f"{workload}, view {view.value}: beside {REFERENCE}")
             for side in turns.seconds:
                 print(turns.line(side, REFERENCE), flush=True)
-    if not given.only and not given.profile:
-        save("methods", table)
 
 
 if __name__ == "__main__":

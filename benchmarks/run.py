@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
 from limit import WORKLOADS
 from sides import HERE, Turns, federation, ours, program, save, setting, together
@@ -33,12 +32,10 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--rounds", type=int)
     given = parser.parse_args()
-    table: dict[str, Any] = {}
     for name in given.workloads:
         turns = compare(name, given.rounds or ROUNDS[name])
-        table[name] = turns.table("limit")
+        save("engine", {name: turns.table("limit")})
         print(f"{name:>5}{turns.line('pool', 'limit')}", flush=True)
-    save("engine", table)
 
 
 if __name__ == "__main__":

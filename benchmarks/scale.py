@@ -1,9 +1,11 @@
 """Time and memory against the number of clients: 100 a round, a tiny model, both cores.
 
-    python benchmarks/scale.py --clients 1000000 --rounds 20
+    python benchmarks/scale.py                                  # 10^2 to 10^6: table and figure
+    python benchmarks/scale.py --clients 1000000 --rounds 20    # one line of JSON
 
-prints one line of JSON; `rss_mb` is the largest resident size of the main process, `workers_mb` that of its largest worker
-(which counts memory shared with the main process again).
+`rss_mb` is the largest resident size of the main process, `workers_mb` that of its largest worker (which counts memory shared
+with the main process again). Several numbers run one after the other, each in a process of its own, and are written to
+benchmarks/results/scale.json and docs/figures/scale.svg.
 """
 
 from __future__ import annotations
@@ -12,11 +14,15 @@ import argparse
 import json
 import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from sides import HERE, save
 
 from fedveil.data.catalogue import info
 from fedveil.data.dataset import Dataset
@@ -26,21 +32,55 @@ from fedveil.experiment.run import run
 
 
 def main() -> None:
-    """Measure one number of clients."""
+    """Measure one number of clients here, several each in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=1_000_000)
+    parser.add_argument("--clients", type=int, nargs="+", default=[10**k for k in range(2, 7)])
     parser.add_argument("--rounds", type=int, default=20)
     given = parser.parse_args()
-    n = given.clients
-    draw, digits = np.random.default_rng(0), info("digits")
-    x = draw.integers(0, 17, (n, *digits.input_shape)).astype(np.uint8)
-    y = draw.integers(0, 10, n)
+    if len(given.clients) == 1:
+        print(json.dumps(measure(given.clients[0], given.rounds)))
+        return
+    table: dict[str, Any] = {}
+    for n in given.clients:
+        command = [sys.executable, __file__, "--clients", str(n), "--rounds", str(given.rounds)]
+        line = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        table[str(n)] = json.loads(line.splitlines()[-1])
+        print(line.strip(), flush=True)
+    save("scale", table)
+    draw(list(table.values()))
+
+
+def draw(rows: list[dict[str, Any]]) -> None:
+    """Round time and memory against the number of clients."""
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
+    clients = [row["clients"] for row in rows]
+    least = rows[0]["round_seconds_least"]
+    axes[0].semilogx(clients, [row["round_seconds_least"] / least for row in rows], "o-")
+    axes[0].set(xlabel="clients", ylabel=f"fastest round / that of {clients[0]} clients", ylim=(0, None))
+    axes[1].semilogx(clients, [row["rss_mb"] for row in rows], "o-")
+    axes[1].axhline(2000, color="grey", linestyle="--", linewidth=1)
+    axes[1].set(xlabel="clients", ylabel="largest resident size, MB", ylim=(0, None))
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", alpha=0.3)
+    path = HERE.parent / "docs" / "figures" / "scale.svg"
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def measure(n: int, rounds: int) -> dict[str, Any]:
+    """One run with n clients."""
+    random, digits = np.random.default_rng(0), info("digits")
+    x = random.integers(0, 17, (n, *digits.input_shape)).astype(np.uint8)
+    y = random.integers(0, 10, n)
     data = Dataset(digits, x, y, x[:500], y[:500])
     config = configure(
         data={"name": "digits", "partition": {"kind": "iid", "clients": n}},
         model={"name": "linear"},
         method={"name": "dp-fedavg"},
-        training={"rounds": given.rounds, "clients_per_round": min(100, n), "evaluate_every": given.rounds},
+        training={"rounds": rounds, "clients_per_round": min(100, n), "evaluate_every": rounds},
         privacy={"noise_multiplier": 1.0, "delta": 0.1 / n},
         run={"engine": "pool"},
     )
@@ -50,19 +90,15 @@ def main() -> None:
         result = run(config, Path(folder) / "run", data=data, partition=partition)
     seconds = [row["seconds"] for row in result.history]
     sizes = [resource.getrusage(who).ru_maxrss // 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    print(
-        json.dumps(
-            {
-                "clients": n,
-                "rounds": len(seconds),
-                "total_seconds": time.perf_counter() - start,
-                "round_seconds": statistics.median(seconds),
-                "round_seconds_least": min(seconds),
-                "rss_mb": sizes[0],
-                "workers_mb": sizes[1],
-            }
-        )
-    )
+    return {
+        "clients": n,
+        "rounds": len(seconds),
+        "total_seconds": time.perf_counter() - start,
+        "round_seconds": statistics.median(seconds),
+        "round_seconds_least": min(seconds),
+        "rss_mb": sizes[0],
+        "workers_mb": sizes[1],
+    }
 
 
 if __name__ == "__main__":

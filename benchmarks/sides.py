@@ -38,6 +38,8 @@ from fedveil.release.noise import Randomness
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+BEFORE = os.getloadavg()[0]
+"""Processes that wanted a core before this benchmark began; seconds mean little where that is above a half."""
 Side = Callable[[], tuple[float, float]]
 """One round: seconds on the clock, and seconds that cores worked for it (NaN where the system does not tell)."""
 
@@ -228,7 +230,7 @@ def together(sides: Mapping[str, Any], rounds: int, warm: int = 1) -> Turns:
 
 
 def machine() -> dict[str, Any]:
-    """What was measured on, with which versions, and how busy it was besides."""
+    """What was measured on, with which versions."""
     cpu = platform.processor()
     if Path("/proc/cpuinfo").exists():
         names = [
@@ -248,23 +250,23 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": packages,
         "threads": torch.get_num_threads(),
-        "load": [round(x, 2) for x in os.getloadavg()],
     }
 
 
-def save(name: str, table: Any) -> None:
-    """Write benchmarks/results/<name>.json with the machine."""
+def save(name: str, table: Mapping[str, Any]) -> None:
+    """Put these entries into benchmarks/results/<name>.json, with the machine and how busy it was before each was measured."""
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps({"machine": machine(), "table": table}, indent=1) + "\n")
+    held = loaded(name)
+    whole = {
+        "machine": machine(),
+        "table": {**held["table"], **table},
+        "load": {**held["load"], **dict.fromkeys(table, round(BEFORE, 1))},
+    }
+    (RESULTS / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
 
 
-def loaded(name: str) -> Any:
-    """The table of benchmarks/results/<name>.json, or None where it was not measured."""
+def loaded(name: str) -> dict[str, Any]:
+    """What benchmarks/results/<name>.json holds: `table`, and `load` for each of its entries."""
     path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text())["table"] if path.exists() else None
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
-    lines = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
-    return "\n".join(lines) + "\n"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return {"table": {}, "load": {}} | found

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from peers.install import interpreter
@@ -40,7 +39,6 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=list(ROUNDS), default=["W0", "W1"])
     parser.add_argument("--rounds", type=int)
     given = parser.parse_args()
-    table: dict[str, Any] = {}
     for workload in given.workloads:
         for peer in given.peers:
             try:
@@ -48,9 +46,8 @@ def main() -> None:
             except (FileNotFoundError, RuntimeError) as error:
                 print(f"{workload} {peer}: not measured: {error}", flush=True)
                 continue
-            table.setdefault(workload, {})[peer] = turns.table("fedveil")
+            save("peers", {f"{workload} {peer}": turns.table("fedveil")})
             print(f"{workload}{turns.line(peer, 'fedveil')}", flush=True)
-    save("peers", table)
 
 
 if __name__ == "__main__":

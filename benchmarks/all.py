@@ -1,0 +1,182 @@
+"""Everything that docs/performance.md says about speed and memory, by one command.
+
+    python benchmarks/peers/install.py      # once: opacus and the other libraries, each in its own environment
+    python benchmarks/all.py                # about half an hour on two idle cores; then writes the tables of the page
+    python benchmarks/all.py --only engine methods
+    python benchmarks/all.py --page         # only writes the tables again, from benchmarks/results/
+
+Ratios are of the fastest of several rounds that took turns; in brackets those of the cores' work. Seconds are left out of a table
+where another program wanted a core when the measurement began.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sides import HERE, loaded
+
+PAGE = HERE.parent / "docs" / "performance.md"
+IDLE = 0.5
+"""Load average up to which seconds are shown."""
+PARTS = {
+    "engine": ["run.py"],
+    "methods": ["methods_overhead.py", "--workloads", "W1", "W3"],
+    "per_example": ["per_example.py"],
+    "scale": ["scale.py"],
+    "first_round": ["first_round.py"],
+    "peers": ["peers/compare.py"],
+}
+Held = dict[str, Any]
+
+
+def idle(held: Held, key: str) -> bool:
+    """Whether this entry was measured on an idle machine."""
+    load = held["load"].get(key)
+    return load is None or load <= IDLE
+
+
+def cell(side: Held) -> str:
+    """Ratio of the fastest rounds, and of the cores' work where the system tells it."""
+    work = side.get("work_ratio")
+    return f"{side['ratio']:.2f}" + (f" ({work:.2f})" if work and work == work else "")
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def least(values: Sequence[float]) -> str:
+    """The fastest, in seconds."""
+    return f"{min(values):.4f}" if min(values) < 0.1 else f"{min(values):.3f}"
+
+
+# --- tables ------------------------------------------------------------------------------------------------------------
+
+
+def engine(held: Held) -> str:
+    """Pool beside the limit."""
+    rows = []
+    for name, sides in held["table"].items():
+        shown = [least(sides[side]["seconds"]) if idle(held, name) else "busy" for side in ("pool", "limit")]
+        rows.append([name, cell(sides["pool"]), *shown, f"{len(sides['pool']['seconds'])}"])
+    return markdown(["workload", "pool / limit (work)", "pool, s", "limit, s", "rounds"], rows)
+
+
+def methods(held: Held) -> str:
+    """Each method beside DP-FedAvg in its view."""
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for key, sides in held["table"].items():
+        workload, view = key.split()
+        for name, side in sides.items():
+            if name != "dp-fedavg":
+                cells.setdefault((name, view), {})[workload] = cell(side)
+    workloads = list(dict.fromkeys(key.split()[0] for key in held["table"]))
+    rows = [[*names, *(found.get(w, "") for w in workloads)] for names, found in cells.items()]
+    return markdown(["method", "view", *(f"{w} (work)" for w in workloads)], rows)
+
+
+def per_example(held: Held) -> str:
+    """DP-SGD steps beside plain ones."""
+    return markdown(["step of LeNet-5, batch 32", "/ plain (work)"], [[name, cell(side)] for name, side in held["table"].items()])
+
+
+def scale(held: Held) -> str:
+    """Rounds and memory against the number of clients."""
+    rows = list(held["table"].values())
+    first = rows[0]["round_seconds_least"]
+    shown = [
+        [
+            f"{row['clients']:,}",
+            f"{row['round_seconds_least'] / first:.2f}",
+            f"{row['round_seconds_least']:.3f}" if idle(held, str(row["clients"])) else "busy",
+            f"{row['total_seconds']:.1f}" if idle(held, str(row["clients"])) else "busy",
+            f"{row['rss_mb']:,}",
+        ]
+        for row in rows
+    ]
+    relative = f"fastest round / that of {rows[0]['clients']}"
+    head = ["clients", relative, "fastest round, s", "whole run, s", "largest resident size, MB"]
+    return markdown(head, shown)
+
+
+def first_round(held: Held) -> str:
+    """Commands beside `import torch`."""
+    torch = min(held["table"]["import torch"]["seconds"])
+    rows = [
+        [name, f"{min(entry['seconds']) / torch:.2f}", f"{min(entry['seconds']):.2f}" if idle(held, name) else "busy"]
+        for name, entry in held["table"].items()
+    ]
+    return markdown(["command", "/ import torch", "s"], rows)
+
+
+def peers(held: Held) -> str:
+    """Other libraries beside ours."""
+    found = {tuple(key.split()): sides for key, sides in held["table"].items()}
+    workloads, names = (list(dict.fromkeys(part)) for part in zip(*found, strict=True))
+    rows = [[n, *(cell(found[w, n][n]) if (w, n) in found else "" for w in workloads)] for n in names]
+    return markdown(["library", *(f"{w}: its round / ours (work)" for w in workloads)], rows)
+
+
+TABLES: dict[str, Callable[[Held], str]] = {
+    "engine": engine,
+    "methods": methods,
+    "per_example": per_example,
+    "scale": scale,
+    "first_round": first_round,
+    "peers": peers,
+}
+
+
+def busy(held: Held) -> str:
+    """How busy the machine was."""
+    loads = [load for load in held["load"].values() if load is not None]
+    if not loads or max(loads) <= IDLE:
+        return ""
+    return f"\n\nOn 2 cores shared with other programs: {min(loads):g} to {max(loads):g} processes wanted a core besides."
+
+
+def page() -> None:
+    """Put each table between its marks."""
+    text = PAGE.read_text()
+    for name, table in TABLES.items():
+        held = loaded(name)
+        if not held["table"]:
+            continue
+        start, end = f"<!-- table: {name} -->", "<!-- end of table -->"
+        pattern = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
+        if not pattern.search(text):
+            sys.exit(f"{PAGE} has no place for the table {name}: put {start} and {end} there")
+        new = f"{start}\n{table(held)}{busy(held)}\n{end}"
+        text = pattern.sub(lambda _, new=new: new, text, count=1)
+    PAGE.write_text(text)
+
+
+def main() -> None:
+    """Measure, then write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--page", action="store_true", help="measure nothing")
+    given = parser.parse_args()
+    failed = []
+    for name in [] if given.page else given.only:
+        script, *arguments = PARTS[name]
+        print(f"--- {name}", flush=True)
+        if subprocess.run([sys.executable, str(HERE / script), *arguments]).returncode:
+            failed.append(name)
+    page()
+    for name in TABLES:
+        held = loaded(name)
+        if held["table"]:
+            print(f"\n{name}\n{TABLES[name](held)}{busy(held)}")
+    if failed:
+        sys.exit(f"not measured: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

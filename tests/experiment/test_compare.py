@@ -22,7 +22,7 @@ from fedveil.experiment.compare import Comparison, compare, default_out
 from fedveil.experiment.compare_files import write_files
 from fedveil.experiment.compare_live import Board, render
 from fedveil.experiment.compare_plan import Planned
-from fedveil.experiment.compare_rows import Row
+from fedveil.experiment.compare_rows import Row, blocks, rows_of
 from fedveil.experiment.grid import CellState
 from fedveil.experiment.run import run
 
@@ -68,6 +68,11 @@ def test_ranks_and_tests_within_a_guarantee(found: Comparison) -> None:
         theirs = float(stats.ttest_rel([a for a, _ in pairs], [b for _, b in pairs]).pvalue)
         assert other.against.holm == pytest.approx(theirs, rel=1e-9)
         assert (other.against.n, other.against.wilcoxon) == (3, 0.25)
+
+
+def test_blocks_come_by_partition_then_epsilon() -> None:
+    rows = [Row("m", p, e, 0) for e in (math.inf, 8.0, 2.0) for p in ("b", "a")]
+    assert list(blocks(rows)) == [(p, e) for p in ("b", "a") for e in (2.0, 8.0, math.inf)]
 
 
 def test_a_method_that_cannot_be_run_is_a_row_with_its_reason(found: Comparison) -> None:
@@ -193,8 +198,6 @@ def test_the_default_directory_belongs_to_the_configuration() -> None:
 
 
 def test_a_failed_cell_is_left_out_and_told(found: Comparison) -> None:
-    from fedveil.experiment.compare_rows import rows_of
-
     good = row(found, "dp-fedavg", 8.0)
     states = {s.cell.name: s for s in good.states}
     broken = good.states[0]

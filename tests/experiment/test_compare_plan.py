@@ -73,7 +73,7 @@ def test_claims_are_made_equal(method: str) -> None:
 
 def test_claims_need_not_follow_epsilon() -> None:
     rows = plan(base("server"), ["fedanc", "dp-fedavg"], [3], [1], by="claimed")
-    assert "no privacy.epsilon makes its claim 3" in rows[0].reason
+    assert "no privacy.epsilon was found at which the paper claims 3" in rows[0].reason
     assert rows[1].statement is not None
     assert rows[1].statement.proven.epsilon == pytest.approx(3.0, rel=1e-3)  # no claim beside its proof
     assert rows[1].cells[0].name == "dp-fedavg/claimed-eps-3/seed-1"

@@ -33,8 +33,8 @@ def at_claim(config: Config, epsilon: float) -> Config:
         if math.isclose(_claimed(config, found) or 0.0, epsilon, rel_tol=CLOSE):
             return _at(config, found)
     raise ConfigError(
-        f"no privacy.epsilon makes its claim {epsilon:g}: at privacy.epsilon = {epsilon:g} the paper claims {first:.4g}, "
-        "whatever is set, or jumps past it"
+        f"no privacy.epsilon was found at which the paper claims {epsilon:g}: "
+        f"at privacy.epsilon = {epsilon:g} it claims {first:.4g}, and it does not follow"
     )
 
 

@@ -72,10 +72,12 @@ def rows_of(planned: Sequence[Planned], states: Mapping[str, CellState], metric:
 def blocks(rows: Iterable[Row]) -> dict[tuple[str, float], list[Row]]:
     """Rows that may be compared with each other, each from the best to the worst, those without a result last.
 
-    Blocks come in the order of epsilon, runs without noise last.
+    Blocks come by partition, then by epsilon, runs without noise last.
     """
+    given = list(rows)
+    partitions = list(dict.fromkeys(row.partition for row in given))
     found: dict[tuple[str, float], list[Row]] = {}
-    for row in sorted(rows, key=lambda r: r.epsilon):
+    for row in sorted(given, key=lambda r: (partitions.index(r.partition), r.epsilon)):
         found.setdefault(row.block, []).append(row)
     return {block: sorted(found[block], key=lambda r: (r.rank is None, r.rank)) for block in found}
 

@@ -67,7 +67,10 @@ def test_tables_tell_claimed_and_proven_and_the_test(open_page: Callable[..., An
         *("Proven epsilon = 2", "Proven epsilon = 8", "Without noise (no guarantee)")
     ]
     result = browser.execute_script(TEXTS, "#result .sentence")
-    assert result[0] == "Proven epsilon = 2: dp-fedavg 71.0 ± 1.4 %; next dp-fedavg clip=0.01 52.0 ± 2.8 % (worse, p\u00a0=\u00a00.040)."
+    assert (
+        result[0]
+        == "Proven epsilon = 2: dp-fedavg 71.0 ± 1.4 %; next dp-fedavg clip=0.01 52.0 ± 2.8 % (worse, p\u00a0=\u00a00.040)."
+    )
     assert "<b>set</b> training.batch_clip" in browser.execute_script(TEXTS, "#not-compared li")[0]
     assert "with 2 seeds they cannot reach 0.05" in " ".join(browser.execute_script(TEXTS, "#how-to-read-it p"))
     (command,) = browser.execute_script(TEXTS, "pre.command")

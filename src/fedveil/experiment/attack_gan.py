@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
     "lr": 2e-4,
     "latent": 100,
     "class_head": False,
-    "judge_epochs": 10,
+    "judge_epochs": None,
 }
 """private: the class wanted. fakes: mislabelled images a round (active), from round `warm` on. class_head: does it learn?"""
 
@@ -90,7 +90,7 @@ def curious_client(kind: str, scene: Scene, options: Options, tell: Tell) -> Out
     )
     attacker, joined = _attacked(scene, config, own, given, options, tell)
     images = options.images or 400
-    judge = Judge.of(scene, int(given["judge_epochs"]), options.seed)
+    judge = Judge.of(scene, given["judge_epochs"], options.seed)
     owned = int(own[1].bincount().argmax())
     made = {c: gan.generate(attacker, c, images, _rng(options.seed + 1)) for c in (private, owned)}
     scores = {c: judge.scores(made[c], c) for c in made}
@@ -189,13 +189,14 @@ class Judge:
     accuracy: float
 
     @classmethod
-    def of(cls, scene: Scene, epochs: int, seed: int) -> Judge:
-        """Trained on the first half of the public test set, scored on the second."""
+    def of(cls, scene: Scene, epochs: int | None, seed: int) -> Judge:
+        """Trained on the first half of the public test set (by default 10 passes, 20,000 examples at least), scored on the rest."""
         name = "cnn2"
         module = registry.build(name, scene.info.input_shape, scene.info.classes, seed)
         x, y = scene.federation.test
         half, clients = len(y) // 2, scene.federation.context.clients
-        fit(module, x[:half], y[:half], _rng(seed + 3), epochs=epochs)
+        passes = max(10, -(-20_000 // half)) if epochs is None else int(epochs)
+        fit(module, x[:half], y[:half], _rng(seed + 3), epochs=passes)
         accuracy = float((predictions(module, x[half:]).argmax(1) == y[half:]).double().mean())
         images = scene.bounds.images(torch.cat([clients.x, x[half:]]))
         return cls(name, module, scene, images, torch.cat([clients.y, y[half:]]), accuracy)

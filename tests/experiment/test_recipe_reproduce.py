@@ -178,6 +178,19 @@ def test_a_row_that_fails_says_why_and_stops_no_other(tmp_path: Path, measure: s
         assert done.outcomes[0].problems[0] == "this run has no proven_epsilon"
 
 
+@pytest.mark.slow
+def test_measurements_side_by_side_give_what_one_after_the_other_gives(tmp_path: Path) -> None:
+    file = tmp_path / "r.toml"
+    text = TINY.replace("[set]", 'measure = { name = "twin" }\n[set]', 1).replace("test_accuracy", "sensitivity")
+    reason = 'missing = "fedveil does not have this method"'
+    file.write_text(text.replace(reason, 'set = { "method" = { name = "dp-fedavg" } }'))
+    side_by_side = reproduce(file, "small", tmp_path / "two", jobs=2)
+    one_by_one = reproduce(file, "small", tmp_path / "one", jobs=1)
+    assert side_by_side.outcomes[0].mean(0) == one_by_one.outcomes[0].mean(0) != side_by_side.outcomes[1].mean(0)
+    assert side_by_side.outcomes[2].problems == one_by_one.outcomes[2].problems
+    assert side_by_side.outcomes[2].problems[0].startswith("failed: ")
+
+
 def test_absent_data_are_told_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDVEIL_DATA", raising=False)
     file = tmp_path / "r.toml"

@@ -136,12 +136,14 @@ def reproduce_live(
 
 def render(done: Reproduction, console: Console) -> None:
     """Title, scale, ours beside theirs, remarks."""
-    table = Table(title=title(done), title_justify="left", caption=scale_text(done), caption_justify="left", box=None)
+    table = Table(box=None, pad_edge=False, header_style="bold")
     head = header(done)
     for i, name in enumerate(head):
         table.add_column(name, justify="right" if i >= len(head) - 3 else "left", overflow="fold")
     for cells in body(done):
         table.add_row(*(c.replace("[", r"\[") for c in cells), style="dim" if cells[-2].startswith("[") else None)
+    console.print(f"[bold]{title(done)}[/]", highlight=False)
     console.print(table)
+    console.print(f"\n{scale_text(done)}\n", highlight=False, markup=False)
     for note in remarks(done):
         console.print(f"- {note}", highlight=False, markup=False)

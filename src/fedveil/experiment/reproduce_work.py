@@ -6,18 +6,20 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import FedveilError
 from fedveil.experiment.config import Config
 from fedveil.experiment.grid import Cell, CellState, run_grid
 from fedveil.experiment.recipe import Recipe
 from fedveil.experiment.recipe_cells import Job
 from fedveil.experiment.recipe_collect import Measured
 from fedveil.experiment.recipe_measure import MEASURES
+from fedveil.experiment.reproduce_measure import Task, all_of
 from fedveil.experiment.resume import FREE
-from fedveil.experiment.rundir import plain, write_text
+from fedveil.experiment.rundir import plain
+from fedveil.federation.pool import available_cores
 
 
 @dataclass(frozen=True)
@@ -51,43 +53,31 @@ def measured(
     jobs: int | None,
     watch: Watch,
 ) -> dict[tuple[int, int], Found]:
-    """Train what needs training, side by side; then measure row by row."""
+    """Train what needs training, then measure, `jobs` at a time (by default as many as there are cores)."""
+    count = available_cores() if jobs is None else jobs
     measure = MEASURES[recipe.measure["name"]]
     names = {key: _directory(job.config) for key, job in todo.items()}
     states: dict[str, CellState] = {}
     if measure.trains and todo:
         cells = {names[key]: Cell(names[key], job.config) for key, job in todo.items()}
-        states = {s.cell.name: s for s in run_grid(list(cells.values()), root / "runs", jobs, watch.start, watch.change)}
-    found: dict[tuple[int, int], Found] = {}
-    for i, (key, job) in enumerate(todo.items()):
+        states = {s.cell.name: s for s in run_grid(list(cells.values()), root / "runs", count, watch.start, watch.change)}
+    name, tasks, found = recipe.measure["name"], {}, {}
+    for key, job in todo.items():
         state = states.get(names[key])
         if state is not None and state.state == "failed":
             found[key] = Found(f"failed: {state.error}", str(state.path))
             continue
-        watch.measure(i, len(todo), names[key])
-        run = None if state is None else state.path
-        name = recipe.measure["name"]
         folder = root / "measured" / names[key] / f"{name}-{_digest(job.options)}"
-        place, ended = str(run if name == "run" else folder), "" if state is None else state.ended
-        try:
-            found[key] = Found(_series(name, job, run, folder), place, ended)
-        except FedveilError as problem:
-            found[key] = Found(f"failed: {problem}", place)
+        tasks[key] = Task(name, job.config, job.options, None if state is None else state.path, folder)
+    tell = partial(_tell, watch, len(tasks))
+    for (key, task), series in zip(tasks.items(), all_of(list(tasks.values()), count, tell), strict=True):
+        ended = states[names[key]].ended if names[key] in states else ""
+        found[key] = Found(series, str(task.run if name == "run" else task.folder), ended)
     return found
 
 
-def _series(name: str, job: Job, run: Path | None, folder: Path) -> Measured:
-    """The measurement, from its file if it was made before."""
-    if name == "run":
-        return MEASURES[name].series(job.config, run, folder, **job.options)
-    file = folder / "series.json"
-    if file.exists():
-        saved: dict[str, list[tuple[int, float]]] = json.loads(file.read_text())
-        return saved
-    series = MEASURES[name].series(job.config, run, folder, **job.options)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(file, json.dumps(series))
-    return series
+def _tell(watch: Watch, total: int, done: int, task: Task) -> None:
+    watch.measure(done, total, f"{task.name} of {task.config.method['name']}")
 
 
 def _directory(config: Config) -> str:

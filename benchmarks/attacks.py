@@ -3,8 +3,8 @@
     FEDVEIL_DATA=/path/to/data python benchmarks/attacks.py [part ...]
 
 Parts: dlg, ig, noise, adaptive, labels, local, gradinversion, networks, speed, picture (default: all). One thread; image i has
-seed i. Images are the first of the test split of MNIST and CIFAR-10: standardised for the ReLU networks, in [0, 1] for the sigmoid
-LeNet; scores are always of images in [0, 1].
+seed i. Images are the first of the test split of MNIST and CIFAR-10: standardised for the ReLU networks, in [0, 1] for the
+sigmoid LeNet; scores are always of images in [0, 1].
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class Judge:
 
     @classmethod
     def of(cls, scene: Scene, epochs: int | None, seed: int) -> Judge:
-        """Trained on the first half of the public test set (by default 10 passes, 20,000 examples at least), scored on the rest."""
+        """Trained on the first half of the public test set (10 passes, and 20,000 examples, at least), scored on the rest."""
         name = "cnn2"
         module = registry.build(name, scene.info.input_shape, scene.info.classes, seed)
         x, y = scene.federation.test

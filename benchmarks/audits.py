@@ -3,8 +3,8 @@
     python benchmarks/audits.py            # all tables, about a minute on one core
     python benchmarks/audits.py one_run    # one of them
 
-Tables: single_upload, two_worlds, power, one_run, client_canaries, linear_loss, soundness, ceilings. Each prints Markdown; a
-measured cell is mean +- standard deviation over the stated number of repeats; "ref" is the figure it is held against.
+Tables: single_upload, two_worlds, power, one_run, client_canaries, linear_loss, dp_sgd, masks, soundness, ceilings. Each prints
+Markdown; a measured cell is mean +- standard deviation over the stated number of repeats; "ref" is the figure it is held against.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from fedveil.audit import worlds
+from fedveil.audit.adapter import Case
+from fedveil.audit.coupling import supports_given_releases
+from fedveil.audit.dpsgd import Client, audit_canaries, audit_two_worlds
 from fedveil.audit.intervals import epsilon_ceiling
 from fedveil.audit.linear_loss import NoisyFedAvg, audit_linear_loss
 from fedveil.audit.one_run import (
@@ -30,7 +34,9 @@ from fedveil.audit.one_run import (
 )
 from fedveil.audit.one_shot import canaries, estimate, final_scores, threshold_bound
 from fedveil.audit.single_upload import single_upload
+from fedveil.audit.training import Trainer, pairs
 from fedveil.audit.two_world import Rates, choose_threshold, rates
+from fedveil.experiment.config import calibrated_setting, parse
 from fedveil.privacy import gaussian
 
 DELTA = 1e-5
@@ -211,6 +217,57 @@ def soundness() -> None:
     )
 
 
+def dp_sgd() -> None:
+    rows = []
+    for batch, steps in ((1000, 1), (64, 1), (64, 3)):
+        config = parse(
+            {
+                "data": {"partition": {"kind": "iid", "clients": 8}},
+                "model": {"name": "linear"},
+                "method": {"name": "dp-fedavg"},
+                "training": {"rounds": 5, "batch_size": batch, "local_steps": steps, "local": "dp-sgd"},
+                "privacy": {"delta": 5e-4, "epsilon": 2.0, "unit": "record", "view": "server"},
+            }
+        )
+        method, setting = calibrated_setting(config)
+        for factor in (1.0, 0.5):
+            noised = replace(setting, noise_multiplier=setting.z * factor)
+            small, wide = (Client(Case.of(method, noised, dimension=d), 5) for d in (60, 1000))
+            worlds_ = audit_two_worlds(small, np.random.default_rng(0), n=500, delta=5e-4)
+            canary = audit_canaries(wide, np.random.default_rng(0), delta=5e-4)
+            test = worlds_.test.removeprefix("two worlds, ")
+            rows.append([f"{small.step.rate:.2f}", steps, factor, f"{worlds_.epsilon:.2f} ({test})", f"{canary.epsilon:.2f}"])
+    show(
+        "DP-SGD inside a client, 5 rounds, charged epsilon 2, n = 500 + 500, 650 canaries, delta 5e-4, one seed",
+        ["rate", "steps a round", "noise / charged noise", "two worlds", "one run, canaries"],
+        rows,
+    )
+
+
+def masks() -> None:
+    config = parse(
+        {
+            "data": {"partition": {"kind": "iid", "clients": 8}},
+            "model": {"name": "linear"},
+            "method": {"name": "fedglp-adp", "variant": "published"},
+            "training": {"rounds": 6, "clients_per_round": 4, "batch_size": 16, "batch_clip": 1.0, "local_steps": 2},
+            "privacy": {"delta": 1e-3, "epsilon": 2.0, "view": "server"},
+        }
+    )
+    case = Case.of(*calibrated_setting(config), dimension=200)
+    trainer, rng, d = Trainer(case, pairs(case, 6)[0], 6, case.scope), np.random.default_rng(0), len(case.model)
+    coupled = supports_given_releases(trainer, rng)
+    free = [np.asarray(trainer(world, rng).sent).reshape(6, d) for world in (0, 1)]
+    rows = [
+        [t + 1, one.sent, one.differs, f"{one.gap:.0e}", int(np.sum(free[0][t] != free[1][t]))] for t, one in enumerate(coupled)
+    ]
+    show(
+        "Masks of FedGLP-ADP (published) in two worlds",
+        ["round", f"sent of {d}", "differ, coupled", "rounding", "differ, not coupled"],
+        rows,
+    )
+
+
 def ceilings() -> None:
     expected = {100: "3.28", 500: "4.91", 1000: "5.60", 5000: "7.21", 50000: "9.51"}
     rows = [[n, f"{epsilon_ceiling(n):.2f}", f"{Rates(0, n, 0, n).epsilon(DELTA):.2f}", ref] for n, ref in expected.items()]
@@ -229,6 +286,8 @@ TABLES: dict[str, Callable[[], None]] = {
     "one_run": one_run,
     "client_canaries": client_canaries,
     "linear_loss": linear_loss,
+    "dp_sgd": dp_sgd,
+    "masks": masks,
     "soundness": soundness,
     "ceilings": ceilings,
 }

@@ -72,6 +72,8 @@ def scale_text(done: Reproduction) -> str:
     """At which scale this is, and what that means, in one sentence or two."""
     seeds = f"{done.seeds} seed{'s' if done.seeds > 1 else ''}"
     own = f" Settings of the user: {', '.join(done.overrides)}." if done.overrides else ""
+    if all(outcome.problem for outcome in done.outcomes):
+        return "Nothing of it was run."
     if done.scale == "paper":
         return f"Scale: the paper's settings, as far as it states them ({seeds}).{own}"
     made = [f"{key} = {_toml(value)}" for key, value in changes(done.recipe).items()]

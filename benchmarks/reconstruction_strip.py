@@ -134,13 +134,13 @@ def draw(found: dict[str, Any], path: Path) -> None:
         axis.set_title(label, fontsize=8.5)
     for axis, ratio in zip(axes[-1], [None, *[c["noise_ratio"] for c in columns]], strict=True):
         if ratio is not None:
-            axis.set_xlabel(f"{axis.get_xlabel()}\nr = {ratio:.3g}", fontsize=8, labelpad=2)
+            axis.set_xlabel(f"{axis.get_xlabel()}\nr = {ratio:,.{0 if ratio >= 10 else 2}f}", fontsize=8, labelpad=2)
     mean, other = found["floors"]["mean image"], found["floors"]["other image"]
     figure.supxlabel(
         "Inverting Gradients on one upload of one example, first round, server view, network mlp 784-100-10; target epsilon 8, "
         "delta 1e-5, 50 rounds of 10 of 20 clients.\nThe attacker knows model, local step, clip, mask and noise std. "
         f"PSNR under each (from 20 dB in green); floors: mean image {mean:.1f} dB, another image {other:.1f} dB. "
-        "r = |door's noise| / |clipped update|.",
+        "r = |noise| / |update without noise|, median.",
         fontsize=8,
     )
     figure.savefig(path, dpi=110)

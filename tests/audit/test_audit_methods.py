@@ -16,6 +16,7 @@ from fedveil.audit.adapter import Case, release_subject, run_score, worst_shift
 from fedveil.audit.linear_loss import NoisyFedAvg as LinearRun
 from fedveil.audit.linear_loss import audit_linear_loss
 from fedveil.audit.single_upload import single_upload
+from fedveil.audit.training import Trainer, pairs
 from fedveil.audit.two_world import many_runs
 from fedveil.errors import ConfigError
 from fedveil.experiment.audit import audit, audit_config, audit_run
@@ -52,7 +53,7 @@ def small(method: dict[str, Any], rounds: int = 4, **privacy: Any) -> Config:
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 @pytest.mark.parametrize("name", METHODS)
 def test_no_proven_number_is_exceeded(name: str, view: str) -> None:
-    statement = audit_config(small({"name": name}, view=view), n=60)
+    statement = audit_config(small({"name": name}, view=view), n=40)
     numbers = statement.view(View(view))
     assert numbers.audits
     assert all(found.epsilon <= numbers.proven.epsilon for found in numbers.audits)
@@ -96,6 +97,22 @@ def test_ladp_with_an_unselected_layer_leaks_without_limit() -> None:
 
 
 @pytest.mark.slow
+def test_ladp_with_every_layer_noised_is_above_its_claim() -> None:
+    """The noise scale follows raw movement: one example among flat losses changes it in every layer."""
+    statement = audit_config(small({"name": "ladp-fl", "variant": "published"}, rounds=5, **RECORD), n=60)
+    assert [c.label for c in statement.contradictions() if c.number == "claimed"]
+    assert all("structural" not in audit.test for audit in statement.own.audits)
+
+
+@pytest.mark.slow
+def test_noise_scales_of_fedglp_published_tell_a_growing_layer() -> None:
+    found = audit(small({"name": "fedglp-adp", "variant": "published"}, rounds=5, view="server"), n=60)
+    server = [one for one in found if one.scope.view is View.SERVER]
+    assert max(one.epsilon for one in server) > 1.8
+    assert not any(math.isinf(one.epsilon) for one in found)
+
+
+@pytest.mark.slow
 def test_fedanc_published_leaks_without_limit() -> None:
     found = audit(small({"name": "fedanc", "variant": "published"}, rounds=1, **RECORD), n=20)
     assert any(math.isinf(one.epsilon) and "structural" in one.test for one in found)
@@ -115,6 +132,18 @@ def test_theorem_3a_is_refuted_after_fifty_rounds() -> None:
     mu, found = audit_linear_loss(run, np.random.default_rng(0), n=2000)
     assert run.claimed_mu < mu <= run.true_mu
     assert found.epsilon > 8
+
+
+def test_layers_that_move_or_not_change_the_noise_and_quiet_runs_have_none() -> None:
+    method, setting = calibrated_setting(small({"name": "ladp-fl", "variant": "published"}, rounds=2, **RECORD))
+    case = Case.of(method, setting, dimension=60)
+    neighbours = pairs(case, 2)[1]
+    trainer = Trainer(case, neighbours, 2, case.scope)
+    rng = np.random.default_rng(0)
+    still, again = (trainer(0, rng, quiet=True).vector for _ in range(2))
+    assert np.array_equal(still, again)
+    spread = [np.std([trainer(world, rng).vector for _ in range(60)]) for world in (0, 1)]
+    assert spread[0] > 1.5 * spread[1]  # where nothing moved, P is small and the noise large
 
 
 def test_one_release_of_a_method_is_structurally_clean() -> None:

@@ -6,16 +6,19 @@ import math
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 from scipy.stats import binom
 
 from fedveil.audit import worlds
 from fedveil.audit.linear_loss import NoisyFedAvg, counts
+from fedveil.audit.mechanism import Subject, Upload
 from fedveil.audit.one_run import Guesses, audit_one_run_grid, epsilon_bound, guess, mu_bound, simulate_gaussian, symmetric_grid
 from fedveil.audit.one_shot import threshold_bound
 from fedveil.audit.recompute import audit_noise
 from fedveil.audit.single_upload import releases, single_upload
 from fedveil.audit.two_world import choose_threshold, many_runs, midpoint, rates, tradeoff_of_profile
 from fedveil.privacy import gaussian
+from fedveil.privacy.ladp import scale_leak_delta
 from fedveil.privacy.types import Adjacency, Scope, Unit, View
 
 REPEATS = 400
@@ -93,6 +96,16 @@ def test_recomputed_noise_is_sound_at_its_exact_level() -> None:
     subject, rng = worlds.plain_gaussian(20, epsilon=2.0), np.random.default_rng(0)
     wrong = sum(audit_noise(subject, releases(subject, 0, 20, rng), DELTA).epsilon > 2 for _ in range(REPEATS))
     assert 5 <= wrong <= allowed_at_exact_level()
+
+
+def test_noise_scales_where_their_epsilon_is_known() -> None:
+    """N(0, I) against N(0, 1.44 I) in 20 coordinates: only the scale tells the worlds apart, and its epsilon is exact."""
+    std, zero = (np.ones(20), np.full(20, 1.2)), (np.zeros(20), np.zeros(20))
+    subject = Subject("scale", lambda world, rng: Upload(std[world] * rng.standard_normal(20)), SCOPE, zero, std)
+    true = brentq(lambda e: scale_leak_delta(20, 1.2, e) - 0.01, 0.0, 20.0)
+    found = [single_upload(subject, np.random.default_rng(s), n=200, pilot=100, delta=0.01).tests[0] for s in range(REPEATS)]
+    assert sum(audit.epsilon > true for audit in found) <= allowed()
+    assert np.mean([audit.epsilon for audit in found]) > 0.2 * true
 
 
 def test_truncated_noise_at_the_delta_where_its_epsilon_is_known() -> None:

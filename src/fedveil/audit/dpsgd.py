@@ -159,7 +159,7 @@ def audit_two_worlds(
     """
     check_level(alpha)
     run, scope, step = run_score(client), client.case.scope, client.step
-    pilots = [draw(run, world, max(n // 4, 50), rng) for world in (0, 1)]
+    pilots = [draw(run, world, max(n // 4, 20), rng) for world in (0, 1)]
 
     def fresh(cut: float) -> Rates:
         return rates(draw(run, 0, n, rng), draw(run, 1, n, rng), cut)

@@ -103,7 +103,7 @@ def audit_last_model(case: Case, rng: np.random.Generator, *, n: int = 1000, del
         return Audit(float("inf"), delta, scope, "last model, structural", 1 - FALSE_CONSTANT, 200, note=str(structure))
     note = f"last model of {case.setting.rounds} rounds, driven along one direction, d = {case.setting.layout.dimension}"
     return many_runs(
-        runs.score(), scope, rng, n=n, pilot=max(n // 4, 50), delta=delta, alpha=alpha, gaussian=runs.gaussian, note=note
+        runs.score(), scope, rng, n=n, pilot=max(n // 4, 20), delta=delta, alpha=alpha, gaussian=runs.gaussian, note=note
     )
 
 

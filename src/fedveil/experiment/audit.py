@@ -76,7 +76,7 @@ def audit_setting(
 def _at_the_door(case: Case, rng: np.random.Generator, n: int, alpha: float, tell: Step) -> list[Audit]:
     delta, d = case.setting.delta, case.setting.layout.dimension
     tell("one release")
-    one = single_upload(release_subject(case, rng), rng, n=n, pilot=max(n // 2, 50), delta=delta, alpha=alpha).headline
+    one = single_upload(release_subject(case, rng), rng, n=n, pilot=max(n // 2, 20), delta=delta, alpha=alpha).headline
     found = [replace(one, note=f"worst pair at the real door, d = {d}; {one.note}")]
     planned = case.method.releases(case.setting, case.setting.scope.view)
     if math.isinf(one.epsilon) or any(isinstance(event, Unbounded) for event in planned):
@@ -94,7 +94,7 @@ def _whole_run(case: Case, rounds: int, rng: np.random.Generator, n: int, alpha:
         case.scope,
         rng,
         n=n,
-        pilot=max(n // 4, 50),
+        pilot=max(n // 4, 20),
         delta=case.setting.delta,
         alpha=alpha,
         gaussian=gaussian,
@@ -126,7 +126,7 @@ def _in_training(case: Case, rng: np.random.Generator, n: int, alpha: float, tel
         tell(f"{rounds} rounds, {neighbours.name}{', summed' if peers else ''}")
         subject = training_subject(case, neighbours, rng, rounds=rounds, peers=peers)
         share = alpha / len(attacks)
-        one = single_upload(subject, rng, n=n, pilot=max(n // 4, 50), delta=case.setting.delta, alpha=share).headline
+        one = single_upload(subject, rng, n=n, pilot=max(n // 4, 20), delta=case.setting.delta, alpha=share).headline
         found.append(replace(one, note=f"{neighbours.name} through local training, {rounds} rounds; {one.note}"))
     return found
 

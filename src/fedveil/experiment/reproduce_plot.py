@@ -38,7 +38,9 @@ def plot_reproduction(done: Reproduction) -> Path | None:
         axis.set_axis_off()
     handles, labels = axes[0][0].get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, fontsize=8)
+        wide = 0.5 + 0.068 * max(map(len, labels))  # inches of one entry at this size of letters
+        beside = max(1, min(len(labels), int(figure.get_figwidth() / wide)))
+        figure.legend(handles, labels, loc="outside lower center", ncols=beside, frameon=False, fontsize=8)
     path = done.folder / "result.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, metadata={"Description": scale_text(done)})
@@ -68,6 +70,8 @@ def _dots(axis: Axes, done: Reproduction, column: int, *, first: bool) -> None:
 
 def _curves(axis: Axes, done: Reproduction, column: int, *, first: bool) -> None:
     """Our series over the rounds; the paper's value as a dotted line of the same colour."""
+    from matplotlib.ticker import MaxNLocator
+
     spec = done.recipe.columns[column]
     drawn = [o for o in done.outcomes if o.measured.get(spec.of) or number(o.row.published[column]) is not None]
     for k, outcome in enumerate(drawn):
@@ -82,8 +86,9 @@ def _curves(axis: Axes, done: Reproduction, column: int, *, first: bool) -> None
         value = number(outcome.row.published[column])
         if value is not None:
             axis.axhline(value, color=colour, linestyle=":", linewidth=0.9, label=f"{name}: the paper's value")
-    axis.set(title=spec.label, xlabel="round")
-    axis.title.set_fontsize(9)
+    axis.set_title(spec.label, fontsize=9)
+    axis.set_xlabel("round", fontsize=8)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     _quiet(axis)
 
 

@@ -5,8 +5,8 @@
     python benchmarks/all.py --only engine methods
     python benchmarks/all.py --page         # only writes the tables again, from benchmarks/results/
 
-Ratios are of the fastest of several rounds that took turns; in brackets those of the cores' work. Seconds are left out of a table
-where another program wanted a core when the measurement began.
+Ratios are of the fastest of several rounds that took turns. Where another program wanted a core when the measurement began, they
+are of the cores' work instead, marked w, and seconds are left out.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def idle(held: Held, key: str) -> bool:
     return load is None or load <= IDLE
 
 
-def cell(side: Held) -> str:
-    """Ratio of the fastest rounds, and of the cores' work where the system tells it."""
+def cell(held: Held, key: str, side: Held) -> str:
+    """Ratio of the fastest rounds; where the machine was busy that of the cores' work, marked so."""
     work = side.get("work_ratio")
-    return f"{side['ratio']:.2f}" + (f" ({work:.2f})" if work and work == work else "")
+    return f"{side['ratio']:.2f}" if idle(held, key) or not work else f"{work:.2f} w"
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -64,8 +64,8 @@ def engine(held: Held) -> str:
     rows = []
     for name, sides in held["table"].items():
         shown = [least(sides[side]["seconds"]) if idle(held, name) else "busy" for side in ("pool", "limit")]
-        rows.append([name, cell(sides["pool"]), *shown, f"{len(sides['pool']['seconds'])}"])
-    return markdown(["workload", "pool / limit (work)", "pool, s", "limit, s", "rounds"], rows)
+        rows.append([name, cell(held, name, sides["pool"]), *shown, f"{len(sides['pool']['seconds'])}"])
+    return markdown(["workload", "pool / limit", "pool, s", "limit, s", "rounds"], rows)
 
 
 def methods(held: Held) -> str:
@@ -75,15 +75,17 @@ def methods(held: Held) -> str:
         workload, view = key.split()
         for name, side in sides.items():
             if name != "dp-fedavg":
-                cells.setdefault((name, view), {})[workload] = cell(side)
+                cells.setdefault((name, view), {})[workload] = cell(held, key, side)
     workloads = list(dict.fromkeys(key.split()[0] for key in held["table"]))
     rows = [[*names, *(found.get(w, "") for w in workloads)] for names, found in cells.items()]
-    return markdown(["method", "view", *(f"{w} (work)" for w in workloads)], rows)
+    return markdown(["method", "view", *workloads], rows)
 
 
 def per_example(held: Held) -> str:
     """DP-SGD steps beside plain ones."""
-    return markdown(["step of LeNet-5, batch 32", "/ plain (work)"], [[name, cell(side)] for name, side in held["table"].items()])
+    return markdown(
+        ["step of LeNet-5, batch 32", "/ plain"], [[name, cell(held, name, side)] for name, side in held["table"].items()]
+    )
 
 
 def scale(held: Held) -> str:
@@ -119,8 +121,8 @@ def peers(held: Held) -> str:
     """Other libraries beside ours."""
     found = {tuple(key.split()): sides for key, sides in held["table"].items()}
     workloads, names = (list(dict.fromkeys(part)) for part in zip(*found, strict=True))
-    rows = [[n, *(cell(found[w, n][n]) if (w, n) in found else "" for w in workloads)] for n in names]
-    return markdown(["library", *(f"{w}: its round / ours (work)" for w in workloads)], rows)
+    rows = [[n, *(cell(held, f"{w} {n}", found[w, n][n]) if (w, n) in found else "" for w in workloads)] for n in names]
+    return markdown(["library", *(f"{w}: its round / ours" for w in workloads)], rows)
 
 
 TABLES: dict[str, Callable[[Held], str]] = {
@@ -135,10 +137,11 @@ TABLES: dict[str, Callable[[Held], str]] = {
 
 def busy(held: Held) -> str:
     """How busy the machine was."""
-    loads = [load for load in held["load"].values() if load is not None]
-    if not loads or max(loads) <= IDLE:
+    loads = [load for key in held["table"] if not idle(held, key) and (load := held["load"][key]) is not None]
+    if not loads:
         return ""
-    return f"\n\nOn 2 cores shared with other programs: {min(loads):g} to {max(loads):g} processes wanted a core besides."
+    many = f"{min(loads):.0f} to {max(loads):.0f}" if round(min(loads)) < round(max(loads)) else f"{max(loads):.0f}"
+    return f"\n\nw: of the cores' work, on a machine where {many} other processes wanted its cores."
 
 
 def page() -> None:

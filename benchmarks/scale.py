@@ -58,7 +58,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
     clients = [row["clients"] for row in rows]
     least = rows[0]["round_seconds_least"]
     axes[0].semilogx(clients, [row["round_seconds_least"] / least for row in rows], "o-")
-    axes[0].set(xlabel="clients", ylabel=f"fastest round / that of {clients[0]} clients", ylim=(0, None))
+    axes[0].set(xlabel="clients", ylabel=f"fastest round / that of {clients[0]} clients", ylim=(0, 2))
     axes[1].semilogx(clients, [row["rss_mb"] for row in rows], "o-")
     axes[1].axhline(2000, color="grey", linestyle="--", linewidth=1)
     axes[1].set(xlabel="clients", ylabel="largest resident size, MB", ylim=(0, None))

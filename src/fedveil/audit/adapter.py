@@ -35,6 +35,7 @@ WARM = 2
 """Rounds of synthetic releases before a single upload is audited."""
 
 CROWD = 4
+"""Other clients in a noisy sum that are still drawn one by one."""
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def busy(held: Held) -> str:
     if not loads:
         return ""
     many = f"{min(loads):.0f} to {max(loads):.0f}" if round(min(loads)) < round(max(loads)) else f"{max(loads):.0f}"
-    return f"\n\nw: of the cores' work, on a machine where {many} other processes wanted its cores."
+    return f"\n\nMeasured while {many} other processes wanted the machine's cores (w: ratio of the cores' work)."
 
 
 def page() -> None:

@@ -21,7 +21,9 @@ Row = dict[str, Any]
 _NOT_THE_EXPERIMENT = {
     ("run", "seed"),
     ("run", "name"),
-    ("run", "engine"), ("run", "clients_at_once"), ("run", "deterministic"),
+    ("run", "engine"),
+    ("run", "clients_at_once"),
+    ("run", "deterministic"),
     ("run", "track"),
     ("data", "data_dir"),
     ("data", "download"),

@@ -62,7 +62,7 @@ def fedglp() -> Iterator[Job]:
 
 
 def ladp() -> Iterator[Job]:
-    """Paper 000: the CIFAR-10 CNN against Full DP, 60 rounds, at the noise of the formula and that of Table III."""
+    """Paper 000: the CIFAR-10 CNN against Full DP, 60 rounds, at the noise of the formula and near that of Table III."""
     base = ("model.channels=[16, 32]", "model.hidden=128", "training.rounds=60", "training.evaluate_every=5")
     full = ("method.privacy_estimation=false",)
     for epsilon in (0.5, 47.5):

@@ -1,7 +1,7 @@
 """Everything that docs/performance.md says about speed and memory, by one command.
 
     python benchmarks/peers/install.py      # once: opacus and the other libraries, each in its own environment
-    python benchmarks/all.py                # about half an hour on two idle cores; then writes the tables of the page
+    python benchmarks/all.py                # about 45 minutes on two idle cores; then writes the tables of the page
     python benchmarks/all.py --only engine methods
     python benchmarks/all.py --page         # only writes the tables again, from benchmarks/results/
 
@@ -29,7 +29,7 @@ PARTS = {
     "per_example": ["per_example.py"],
     "scale": ["scale.py"],
     "first_round": ["first_round.py"],
-    "peers": ["peers/compare.py"],
+    "peers": ["peers/compare.py", "--workloads", "W0", "W1", "W2", "W3"],
 }
 Held = dict[str, Any]
 

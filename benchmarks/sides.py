@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -38,8 +39,6 @@ from fedveil.release.noise import Randomness
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-BEFORE = os.getloadavg()[0]
-"""Processes that wanted a core before this benchmark began; seconds mean little where that is above a half."""
 Side = Callable[[], tuple[float, float]]
 """One round: seconds on the clock, and seconds that cores worked for it (NaN where the system does not tell)."""
 
@@ -225,6 +224,23 @@ def together(sides: Mapping[str, Any], rounds: int, warm: int = 1) -> Turns:
     with ExitStack() as stack:
         return take_turns({name: stack.enter_context(side) for name, side in sides.items()}, rounds, warm)
 
+
+def wanting() -> float:
+    """Other processes that want a core, the mean over a second (Linux; elsewhere the load average of the last minute).
+
+    The load average would count the benchmark that ended a moment ago.
+    """
+    path, counts = Path("/proc/stat"), []
+    if not path.exists():
+        return os.getloadavg()[0]
+    for _ in range(50):
+        time.sleep(0.02)
+        counts.append(int(path.read_text().partition("procs_running ")[2].split()[0]) - 1)
+    return float(np.mean(counts))
+
+
+BEFORE = wanting()
+"""Processes that wanted a core before this benchmark began; seconds mean little where that is above a half."""
 
 # --- results -----------------------------------------------------------------------------------------------------------
 

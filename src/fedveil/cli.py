@@ -139,12 +139,15 @@ def audit(
     overrides: Overrides = None,
     n: Annotated[int, typer.Option("--n", help="Tested releases or runs in each of the two worlds.")] = 1000,
     confidence: Annotated[float, typer.Option(help="Confidence of each bound.")] = 0.95,
+    canaries: Annotated[
+        int, typer.Option(help="Also train once on the data, with so many clients as canaries: an estimate, no bound.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Attack the mechanism of a configuration or run: lower bounds on epsilon, beside the claim and the proof."""
     from fedveil.experiment.audit_live import audit_live
 
-    statement = audit_live(target, overrides or [], n, confidence, quiet=as_json)
+    statement = audit_live(target, overrides or [], n, confidence, canaries, quiet=as_json)
     if as_json:
         _print_json(statement.to_dict())
     else:

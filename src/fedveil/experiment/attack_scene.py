@@ -121,7 +121,7 @@ def scene_of_config(
     config: Config, round: int | None = None, seed: int = 0, last: bool = False, on_round: OnRound | None = None
 ) -> Scene:
     """The scene of a configuration, trained up to the round; arguments and errors as `scene_of`."""
-    job, prepared = _job(config, seed)
+    job, prepared = uncharged(config, seed)
     rounds = job.setting.rounds
     until = round if round is not None else (rounds if last else 0)
     if until > rounds:
@@ -146,7 +146,7 @@ def _of_run(run: Path, round: int | None, seed: int, last: bool) -> Scene:
             f"the data or the partition of {run} were handed over by a program: its configuration does not make them"
         )
     config = load_config(run / "config.toml")
-    job, prepared = _job(config, seed)
+    job, prepared = uncharged(config, seed)
     if round == 0 or (round is None and not last):
         return Scene(config, prepared, job, start(job))
     progress = Checkpoints(run / "checkpoint", identity(run_id_of(run), prepared, config.run.plugins)).load()
@@ -156,7 +156,7 @@ def _of_run(run: Path, round: int | None, seed: int, last: bool) -> Scene:
     return Scene(config, prepared, job, progress)
 
 
-def _job(config: Config, seed: int) -> tuple[Federation, Prepared]:
+def uncharged(config: Config, seed: int) -> tuple[Federation, Prepared]:
     """The configured federation with its noise from the attack's seed and a door that charges nobody."""
     prepared = prepare(config)
     job = federation(config, prepared, Path("no-ledger"), "attack")

@@ -37,12 +37,16 @@ LAST_MODEL_DIMENSION = 40
 Step = Callable[[str], None]
 
 
-def audit(config: Config, *, n: int = 1000, confidence: float = 0.95, on_step: Step | None = None) -> list[Audit]:
-    """Audit a configuration in the view that it promises; see `audit_setting`."""
+def audit(
+    config: Config, *, n: int = 1000, confidence: float = 0.95, canaries: int = 0, on_step: Step | None = None
+) -> list[Audit]:
+    """Audit a configuration in the view that it promises (see `audit_setting`); with canaries also in one run on its data."""
+    from fedveil.experiment.audit_canaries import audit_canaries
     from fedveil.experiment.config import calibrated_setting
 
+    estimates = audit_canaries(config, canaries, on_step) if canaries else []
     method, setting = calibrated_setting(config)
-    return audit_setting(method, setting, n=n, confidence=confidence, seed=config.run.seed, on_step=on_step)
+    return [*audit_setting(method, setting, n=n, confidence=confidence, seed=config.run.seed, on_step=on_step), *estimates]
 
 
 def audit_setting(
@@ -131,14 +135,16 @@ def _in_training(case: Case, rng: np.random.Generator, n: int, alpha: float, tel
     return found
 
 
-def audit_config(config: Config, *, n: int = 1000, confidence: float = 0.95, on_step: Step | None = None) -> Statement:
+def audit_config(
+    config: Config, *, n: int = 1000, confidence: float = 0.95, canaries: int = 0, on_step: Step | None = None
+) -> Statement:
     """The statement of a configuration with its audits in it; nothing is trained on its data."""
     from fedveil.experiment.certify import certify_config
 
-    return certify_config(config).with_audits(audit(config, n=n, confidence=confidence, on_step=on_step))
+    return certify_config(config).with_audits(audit(config, n=n, confidence=confidence, canaries=canaries, on_step=on_step))
 
 
-def audit_run(run: Path, *, n: int = 1000, confidence: float = 0.95, on_step: Step | None = None) -> Statement:
+def audit_run(run: Path, *, n: int = 1000, confidence: float = 0.95, canaries: int = 0, on_step: Step | None = None) -> Statement:
     """Audit the mechanism of a run and write the result into its statement (`statement.json`, `statement.md`).
 
     Earlier audits stay.
@@ -158,7 +164,7 @@ def audit_run(run: Path, *, n: int = 1000, confidence: float = 0.95, on_step: St
     except (OSError, ValueError) as error:
         raise ConfigError(f"{run} is not a run directory with a readable statement.json: {error}") from None
     config = load_config(run / "config.toml")
-    statement = before.with_audits(audit(config, n=n, confidence=confidence, on_step=on_step))
+    statement = before.with_audits(audit(config, n=n, confidence=confidence, canaries=canaries, on_step=on_step))
     rundir.write_json(file, statement.to_dict())
     rundir.write_text(run / "statement.md", statement.to_markdown())
     return statement

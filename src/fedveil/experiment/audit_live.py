@@ -14,7 +14,9 @@ from fedveil.experiment.config import load_config
 from fedveil.privacy.statement import Statement
 
 
-def audit_live(target: Path, overrides: Sequence[str], n: int, confidence: float, *, quiet: bool = False) -> Statement:
+def audit_live(
+    target: Path, overrides: Sequence[str], n: int, confidence: float, canaries: int = 0, *, quiet: bool = False
+) -> Statement:
     """Audit a configuration file, or a run directory whose statement is then written anew; tells on stderr what is attacked.
 
     Raises:
@@ -30,5 +32,5 @@ def audit_live(target: Path, overrides: Sequence[str], n: int, confidence: float
             progress.update(task, description=what)
 
         if target.is_dir():
-            return audit_run(target, n=n, confidence=confidence, on_step=tell)
-        return audit_config(load_config(target, overrides), n=n, confidence=confidence, on_step=tell)
+            return audit_run(target, n=n, confidence=confidence, canaries=canaries, on_step=tell)
+        return audit_config(load_config(target, overrides), n=n, confidence=confidence, canaries=canaries, on_step=tell)

@@ -1,0 +1,135 @@
+"""Client canaries in real runs: the estimate is near the truth, finds missing noise, and is refused where it says nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.audit.canary_clients import Canaries, run_with_canaries
+from fedveil.audit.intervals import epsilon_of_mu
+from fedveil.errors import ConfigError
+from fedveil.experiment.attack_scene import uncharged
+from fedveil.experiment.audit import audit_config, audit_run
+from fedveil.experiment.audit_canaries import audit_canaries
+from fedveil.experiment.config import Config, parse
+from fedveil.experiment.run import run
+from fedveil.federation.engine import Inline
+from fedveil.federation.pool import Pool
+from fedveil.local import Plain
+from fedveil.methods.registry import METHODS
+from fedveil.privacy.types import Unit, View
+
+CLIENTS, ROUNDS = 60, 4
+
+
+def federation_of(method: dict[str, Any], **privacy: Any) -> Config:
+    """All of 60 clients in each of 4 rounds; a network of 3,760 coordinates."""
+    return parse(
+        {
+            "data": {"partition": {"kind": "iid", "clients": CLIENTS}},
+            "model": {"name": "mlp", "hidden": [50]},
+            "method": method,
+            "training": {
+                "rounds": ROUNDS,
+                "clients_per_round": CLIENTS,
+                "sampling": "fixed",
+                "local_steps": 2,
+                "batch_clip": 1.0,
+            },
+            "privacy": {"delta": 1e-5, "view": "aggregate", "adjacency": "zero_out", **privacy},
+        }
+    )
+
+
+DP_FEDAVG = {"name": "dp-fedavg", "clip": 0.3}
+
+
+def test_a_canary_uploads_its_direction_and_others_their_own() -> None:
+    marked = Canaries(Plain(), 7, 100.0)
+    directions = [marked.direction(i, 1000) for i in range(3)]
+    assert all(float(v.norm()) == pytest.approx(1.0) for v in directions)
+    assert abs(float(directions[0] @ directions[1])) < 0.15
+    assert marked.direction(2, 1000).equal(directions[2])
+
+
+@pytest.mark.parametrize("noise_multiplier", [1.0, 2.0])
+def test_the_estimate_is_near_the_truth(noise_multiplier: float) -> None:
+    """Every client is a canary: the only known bias is their number in the norm, and the mean has a std of 1/sqrt(k)."""
+    job, _ = uncharged(federation_of(DP_FEDAVG, noise_multiplier=noise_multiplier), 0)
+    seen = run_with_canaries(job, Inline, CLIENTS, np.random.default_rng(3))
+    mu, d = math.sqrt(ROUNDS) / noise_multiplier, seen.d
+    expected = mu / math.sqrt(1 + mu**2 * CLIENTS / d)
+    found = float(seen.final.mean()) * math.sqrt(d)
+    assert abs(found - expected) < 3 / math.sqrt(CLIENTS)
+    final, rounds = seen.audits(1e-5)
+    assert (final.scope.view, rounds.scope.view) == (View.FINAL, View.AGGREGATE)
+    assert not final.rigorous
+    assert final.epsilon == pytest.approx(epsilon_of_mu(mu, 1e-5), rel=0.35)
+    assert 0 < rounds.epsilon < 1.2 * epsilon_of_mu(mu, 1e-5)
+
+
+def test_canaries_that_never_join_are_not_seen() -> None:
+    job, _ = uncharged(federation_of(DP_FEDAVG, noise_multiplier=1.0), 0)
+    seen = run_with_canaries(job, Inline, CLIENTS, np.random.default_rng(3))
+    assert seen.unseen.size == 1000
+    assert float(seen.rounds.mean()) > float(seen.unseen.mean()) + 5 * float(seen.unseen.std()) / math.sqrt(CLIENTS)
+
+
+def test_missing_noise_is_doubted() -> None:
+    """A door that adds a third of the noise it charges: the estimate lies above the proven epsilon."""
+    config = federation_of(DP_FEDAVG, epsilon=3.0)
+    honest, _ = uncharged(config, 0)
+    assert honest.setting.noise_multiplier is not None
+    less = replace(honest.setting, noise_multiplier=honest.setting.noise_multiplier / 3)
+    context = replace(honest.context, policy=honest.method.policy(less))
+    final, _ = run_with_canaries(replace(honest, context=context), Inline, 30, np.random.default_rng(0)).audits(1e-5)
+    assert final.epsilon > 6
+    true, _ = run_with_canaries(honest, Inline, 30, np.random.default_rng(0)).audits(1e-5)
+    assert true.epsilon < 4
+
+
+def test_both_engines_see_the_same() -> None:
+    job, _ = uncharged(federation_of(DP_FEDAVG, noise_multiplier=1.0), 0)
+    one = run_with_canaries(job, Inline, 10, np.random.default_rng(3))
+    job, _ = uncharged(federation_of(DP_FEDAVG, noise_multiplier=1.0), 0)
+    two = run_with_canaries(job, lambda context: Pool(context, 2), 10, np.random.default_rng(3))
+    assert np.array_equal(one.final, two.final)
+    assert np.array_equal(one.rounds, two.rounds)
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"fedavg"}))
+def test_every_proven_method_carries_canaries(name: str) -> None:
+    found = audit_canaries(federation_of({"name": name}, epsilon=4.0), 20)
+    assert [audit.n for audit in found] == [20, 20]
+    assert all(0 <= audit.epsilon < 8 for audit in found)
+
+
+def test_the_command_writes_estimates_into_the_statement(tmp_path: Path) -> None:
+    config = federation_of(DP_FEDAVG, epsilon=4.0)
+    told: list[str] = []
+    statement = audit_config(config, n=40, canaries=10, on_step=told.append)
+    assert [a.rigorous for v in statement.views for a in v.audits].count(False) == 2
+    assert "10 canary clients, round 4 of 4" in told
+    run(config, tmp_path / "run")
+    audit_run(tmp_path / "run", n=40, canaries=10)
+    saved = json.loads((tmp_path / "run" / "statement.json").read_text())
+    assert "client canaries" in json.dumps(saved)
+    assert "estimated" in (tmp_path / "run" / "statement.md").read_text()
+
+
+def test_what_canaries_cannot_say_is_refused() -> None:
+    with pytest.raises(ConfigError, match="from 2 to 60"):
+        audit_canaries(federation_of(DP_FEDAVG, epsilon=4.0), 61)
+    with pytest.raises(ConfigError, match="fixes no clip before"):
+        audit_canaries(federation_of({"name": "ladp-fl", "variant": "published"}, epsilon=4.0, view="server"), 10)
+    with pytest.raises(ConfigError, match="fixes no clip before"):
+        audit_canaries(federation_of({"name": "fedavg"}), 10)
+    record = federation_of({"name": "dp-fedavg"}, epsilon=4.0, unit=Unit.RECORD.value, adjacency="replace_one")
+    with pytest.raises(ConfigError, match="unit = 'client'"):
+        audit_canaries(record, 10)

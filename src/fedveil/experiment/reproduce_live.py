@@ -42,21 +42,31 @@ def list_live(data_dir: Path | None, as_rows: bool = False) -> list[Listed]:
     if as_rows:
         return found
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in ("recipe", "paper", "table", "what", "rows", "missing", "data", "small", "paper's scale"):
-        table.add_column(heading, overflow="fold", justify="right" if heading in ("rows", "missing") else "left")
+    table.add_column("recipe", no_wrap=True)
+    table.add_column("what")
+    for heading in ("rows", "small", "paper's"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for one in found:
-        data = ", ".join(f"{name}{'' if there == 'here' else f' ({there})'}" for name, there in one["data"].items())
-        cells = [one["recipe"], one["paper"], one["table"], one["title"], str(one["runnable"]), str(one["missing"]), data]
-        style = "dim" if not one["runnable"] else None
-        costs = [one["small"], one["full"]] if one["runnable"] else ["cannot be run", ""]
-        table.add_row(*cells, *costs, style=style)
+        table.add_row(*_told(one), style=None if one["runnable"] else "dim")
     console.print(table)
     console.print(
-        "\nrows: that fedveil can run at the paper's scale; missing: methods that it does not have, kept for comparison. Times "
-        "are rough estimates for all cores of this machine.\nfedveil reproduce RECIPE [--scale small|paper] runs one.",
+        "\nrows: that fedveil can run, of those in the paper; the others are methods that it does not have, and keep the paper's "
+        "values.\nsmall, paper's: about how long either scale takes, estimated for all cores of this "
+        "machine.\nfedveil reproduce RECIPE [--scale small|paper] runs one.",
         highlight=False,
     )
     return found
+
+
+def _told(one: Listed) -> list[str]:
+    """A line of the printed list: recipe, what it is and which data it needs, rows, costs."""
+    data: dict[str, list[str]] = {}
+    for name, there in one["data"].items():
+        data.setdefault(there, []).append(name)
+    needs = "; ".join(f"{', '.join(names)} {there}" for there, names in data.items())
+    what = f"{one['table']}: {one['title']}" + (f"\n[dim]{needs}[/]" if needs else "")
+    costs = [one[scale].removeprefix("about ") for scale in ("small", "full")] if one["runnable"] else ["cannot run", ""]
+    return [one["recipe"], what, f"{one['runnable']}/{one['runnable'] + one['missing']}", *costs]
 
 
 def _listed(name: str, recipe: Recipe, there: Callable[[str], Presence]) -> Listed:

@@ -156,10 +156,12 @@ def collected() -> dict[str, Any]:
             last = {k: float(rows[-1][k]) for k in keep if rows[-1].get(k)}
             curves = {k: [float(r[k]) for r in rows if r.get(k)] for k in ("test_accuracy", "beta", "gamma")}
             statement = json.loads((path / "statement.json").read_text())
+            own = next(v for v in statement["views"] if v["proven"]["scope"]["view"] == statement["scope"]["view"])
             found.setdefault(job.group, {})[job.name] = {
                 "last": last,
                 "curves": curves,
-                "statement": statement,
+                "claimed": own["claimed"] and own["claimed"]["epsilon"],
+                "proven": own["proven"]["epsilon"],
                 "rounds": len(rows),
             }
     return found

@@ -75,12 +75,7 @@ def lines(found: Found, figure: Figure, column: str, ylabel: str, scale: float =
         axis.plot(
             [every * (i + 1) for i in range(len(values))], values, color=colour, label=name, marker="." if every > 1 else None
         )
-        print(
-            name,
-            {k: round(v, 4) for k, v in run["last"].items()},
-            run["claimed"] and run["claimed"]["epsilon"],
-            run["proven"]["epsilon"],
-        )
+        print(name, {k: round(v, 4) for k, v in run["last"].items()}, "claimed", run["claimed"], "proven", run["proven"])
     tidy(axis, xlabel="round", ylabel=ylabel)
     axis.legend(frameon=False, fontsize=8)
 

@@ -57,7 +57,8 @@ def fedglp() -> Iterator[Job]:
                 yield Job(
                     "fedglp", f"{arm}-{epsilon:g}-{seed}", "fedglp-adp/fashion-mnist", (*base, *overrides, f"run.seed={seed}")
                 )
-        alone = ('method={name="fedavg"}', "privacy={}", "training.measure_trained=true")
+    alone = ('method={name="fedavg"}', "privacy={}", "training.measure_trained=true")
+    for seed in (1, 2, 3):
         yield Job("fedglp", f"fedavg-{seed}", "fedglp-adp/fashion-mnist", (*base, *alone, f"run.seed={seed}"))
 
 
@@ -94,11 +95,11 @@ def twin() -> Iterator[Job]:
     base = ('data.name="mnist"', "training.rounds=100", "training.evaluate_every=100", 'training.schedule="constant"')
     rows = {
         "base": (),
-        **{f"m-{m}": (f"data.partition.clients={m}", f"training.clients_per_round={m}") for m in (10, 40, 80)},
         **{f"K-{k}": (f"training.local_steps={k}",) for k in (10, 20)},
         **{f"V-{v}": (f"training.batch_clip={v}.0",) for v in (1, 5, 20)},
         **{f"schedule-{s}": (f'training.schedule="{s}"',) for s in ("cyclic", "stage-wise", "iterative")},
         **{f"alpha-{a}": ('method.name="noisy-fedprox"', f"method.alpha={a}") for a in (0.01, 0.1, 1.0)},
+        **{f"m-{m}": (f"data.partition.clients={m}", f"training.clients_per_round={m}") for m in (10, 40, 80)},
     }
     for name, more in rows.items():
         yield Job("twin", name, "noisy-fedavg/sensitivity-lenet5", (*base, *more), twin=True)

@@ -22,6 +22,8 @@ BACKWARD = 3
 """A training step costs about three forward passes."""
 PASSES = 10
 """About so often a round's step reads or writes every parameter."""
+BEGIN = 2.0
+"""Seconds until a run's first step: data, statement, ledger; and what follows its last one."""
 _PROBES = ({"name": "lenet5"}, {"name": "cnn2", "channels": [32, 64], "hidden": 512})
 
 
@@ -42,18 +44,23 @@ def spoken(seconds: float) -> str:
 
 def _job(job: Job, measure: str) -> float:
     if measure in ("statement", "partition"):
-        return 2.0
+        return BEGIN
     data = info(job.config.data.name)
     forward, parameters = _size(json.dumps(job.config.model, sort_keys=True), data.input_shape, data.classes)
     if measure == "inversion":
-        return _attack(job, forward)
+        return BEGIN + _attack(job, forward)
     s = setting_of(job.config)
     steps = s.cohort * s.steps * s.rounds
     examples = steps * min(s.local.batch_size, s.records) * BACKWARD
     evaluations = -(-s.rounds // job.config.training.evaluate_every) if measure != "twin" else 1
-    training = _per_operation(forward) * forward * (examples + evaluations * data.test_size)
+    own_tests = 2 * job.config.data.client_test_fraction * data.train_size  # by the global model and by their own ones
+    training = _per_operation(forward) * forward * (examples + evaluations * (data.test_size + own_tests))
     training += steps * parameters * PASSES * _per_number()
-    return 2 * training if measure == "twin" else training + (_attack(job, forward) if measure == "inversion-after" else 0)
+    return (
+        BEGIN + 2 * training
+        if measure == "twin"
+        else BEGIN + training + (_attack(job, forward) if measure == "inversion-after" else 0)
+    )
 
 
 def _attack(job: Job, forward: float) -> float:

@@ -98,7 +98,7 @@ def twin() -> Iterator[Job]:
         **{f"K-{k}": (f"training.local_steps={k}",) for k in (10, 20)},
         **{f"V-{v}": (f"training.batch_clip={v}.0",) for v in (1, 5, 20)},
         **{f"schedule-{s}": (f'training.schedule="{s}"',) for s in ("cyclic", "stage-wise", "iterative")},
-        **{f"alpha-{a}": ('method.name="noisy-fedprox"', f"method.alpha={a}") for a in (0.01, 0.1, 1.0)},
+        **{f"alpha-{a}": ('method.name="noisy-fedprox"', f"method.proximal={a}") for a in (0.01, 0.1, 1.0)},
         **{f"m-{m}": (f"data.partition.clients={m}", f"training.clients_per_round={m}") for m in (10, 40, 80)},
     }
     for name, more in rows.items():

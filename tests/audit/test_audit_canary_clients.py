@@ -17,6 +17,7 @@ from fedveil.errors import ConfigError
 from fedveil.experiment.attack_scene import uncharged
 from fedveil.experiment.audit import audit_config, audit_run
 from fedveil.experiment.audit_canaries import audit_canaries
+from fedveil.experiment.build import prepare
 from fedveil.experiment.config import Config, parse
 from fedveil.experiment.run import run
 from fedveil.federation.engine import Inline
@@ -133,3 +134,18 @@ def test_what_canaries_cannot_say_is_refused() -> None:
     record = federation_of({"name": "dp-fedavg"}, epsilon=4.0, unit=Unit.RECORD.value, adjacency="replace_one")
     with pytest.raises(ConfigError, match="unit = 'client'"):
         audit_canaries(record, 10)
+
+
+def test_a_run_on_data_that_were_handed_over_is_refused(tmp_path: Path) -> None:
+    config = federation_of(DP_FEDAVG, epsilon=4.0)
+    prepared = prepare(config)
+    run(config, tmp_path / "run", data=prepared.dataset, partition=prepared.partition)
+    with pytest.raises(ConfigError, match="handed over by a program"):
+        audit_run(tmp_path / "run", n=40, canaries=10)
+
+
+def test_a_run_in_which_nothing_moves_is_refused() -> None:
+    job, _ = uncharged(federation_of(DP_FEDAVG, noise_multiplier=1.0), 0)
+    still = replace(job, setting=replace(job.setting, min_survivors=CLIENTS + 1))
+    with pytest.raises(ConfigError, match="no round"):
+        run_with_canaries(still, Inline, 10, np.random.default_rng(0))

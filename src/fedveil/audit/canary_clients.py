@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -113,23 +114,25 @@ def run_with_canaries(
     progress = start(federation)
     for canary, client in enumerate(rng.choice(federation.setting.clients, size=k, replace=False)):
         progress.privates[int(client)] = {"canary": canary}
-    first, movements = progress.model.clone(), []
+    models = [progress.model]
 
     def after(done: Progress) -> None:
-        assert done.previous is not None
-        movements.append((done.model - done.previous).double().numpy())
+        models.append(done.model)
         if on_round is not None:
             on_round(done.round)
 
     fit(federation, make(federation.context), progress, after)
-    moved = np.stack([step for step in movements if step.any()])
+    steps = [(after - before).double().numpy() for before, after in pairwise(models) if not torch.equal(before, after)]
+    if not steps:
+        raise ConfigError("no round of this run moved the model, so there is nothing to search for canaries")
+    moved = np.stack(steps)
     d = moved.shape[1]
 
     def largest(canaries: range) -> Floats:
         parts = [range(i, min(i + AT_ONCE, canaries.stop)) for i in range(canaries.start, canaries.stop, AT_ONCE)]
         return np.concatenate([one_shot.round_scores(directions(marked, part, d), moved) for part in parts])
 
-    whole = (progress.model - first).double().numpy()
+    whole = (models[-1] - models[0]).double().numpy()
     final = one_shot.final_scores(directions(marked, range(k), d), whole)
     return Seen(final, largest(range(k)), largest(range(k, k + UNSEEN)), d, k, progress.round)
 

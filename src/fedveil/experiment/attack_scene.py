@@ -136,7 +136,12 @@ def scene_of_config(
     return Scene(config, prepared, job, progress)
 
 
-def _of_run(run: Path, round: int | None, seed: int, last: bool) -> Scene:
+def configured(run: Path) -> Config:
+    """The configuration of a run directory.
+
+    Raises:
+        ConfigError: not a run directory, or one whose data the configuration does not make.
+    """
     try:
         given = json.loads((run / "partition.json").read_text())["given"]
     except (OSError, ValueError, KeyError) as error:
@@ -145,7 +150,11 @@ def _of_run(run: Path, round: int | None, seed: int, last: bool) -> Scene:
         raise ConfigError(
             f"the data or the partition of {run} were handed over by a program: its configuration does not make them"
         )
-    config = load_config(run / "config.toml")
+    return load_config(run / "config.toml")
+
+
+def _of_run(run: Path, round: int | None, seed: int, last: bool) -> Scene:
+    config = configured(run)
     job, prepared = uncharged(config, seed)
     if round == 0 or (round is None and not last):
         return Scene(config, prepared, job, start(job))

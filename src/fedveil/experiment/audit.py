@@ -150,11 +150,12 @@ def audit_run(run: Path, *, n: int = 1000, confidence: float = 0.95, canaries: i
     Earlier audits stay.
 
     Raises:
-        ConfigError: not a run directory.
+        ConfigError: not a run directory; with canaries also one whose data the configuration does not make.
     """
     import json
 
     from fedveil.experiment import rundir
+    from fedveil.experiment.attack_scene import configured
     from fedveil.experiment.config import load_config
     from fedveil.privacy.statement import Statement
 
@@ -163,7 +164,7 @@ def audit_run(run: Path, *, n: int = 1000, confidence: float = 0.95, canaries: i
         before = Statement.from_dict(json.loads(file.read_text()))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{run} is not a run directory with a readable statement.json: {error}") from None
-    config = load_config(run / "config.toml")
+    config = configured(run) if canaries else load_config(run / "config.toml")
     statement = before.with_audits(audit(config, n=n, confidence=confidence, canaries=canaries, on_step=on_step))
     rundir.write_json(file, statement.to_dict())
     rundir.write_text(run / "statement.md", statement.to_markdown())

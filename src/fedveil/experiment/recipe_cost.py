@@ -23,7 +23,9 @@ BACKWARD = 3
 PASSES = 10
 """About so often a round's step reads or writes every parameter."""
 BEGIN = 2.0
-"""Seconds until a run's first step: data, statement, ledger; and what follows its last one."""
+"""Seconds of a run beside its rounds and its data: imports, statement, ledger, files."""
+READ = 3e-8
+"""Seconds to load, standardise and deal out one number of the training data."""
 _PROBES = ({"name": "lenet5"}, {"name": "cnn2", "channels": [32, 64], "hidden": 512})
 
 
@@ -46,9 +48,10 @@ def _job(job: Job, measure: str) -> float:
     if measure in ("statement", "partition"):
         return BEGIN
     data = info(job.config.data.name)
+    begin = BEGIN + READ * data.train_size * math.prod(data.input_shape)
     forward, parameters = _size(json.dumps(job.config.model, sort_keys=True), data.input_shape, data.classes)
     if measure == "inversion":
-        return BEGIN + _attack(job, forward)
+        return begin + _attack(job, forward)
     s = setting_of(job.config)
     steps = s.cohort * s.steps * s.rounds
     examples = steps * min(s.local.batch_size, s.records) * BACKWARD
@@ -56,11 +59,9 @@ def _job(job: Job, measure: str) -> float:
     own_tests = 2 * job.config.data.client_test_fraction * data.train_size  # by the global model and by their own ones
     training = _per_operation(forward) * forward * (examples + evaluations * (data.test_size + own_tests))
     training += steps * parameters * PASSES * _per_number()
-    return (
-        BEGIN + 2 * training
-        if measure == "twin"
-        else BEGIN + training + (_attack(job, forward) if measure == "inversion-after" else 0)
-    )
+    if measure == "twin":
+        return begin + 2 * training
+    return begin + training + (_attack(job, forward) if measure == "inversion-after" else 0)
 
 
 def _attack(job: Job, forward: float) -> float:

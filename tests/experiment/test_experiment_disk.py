@@ -152,7 +152,7 @@ shutil.copytree({path!r}, {kept!r})
 """
 
 
-@pytest.mark.parametrize("kilobytes", [700, *(pytest.param(k, marks=pytest.mark.slow) for k in (100, 900, 1200))])
+@pytest.mark.parametrize("kilobytes", [700, *(pytest.param(k, marks=pytest.mark.slow) for k in (100, 400, 550, 650))])
 def test_a_tiny_disk(kilobytes: int, tmp_path: Path) -> None:
     """A file system of so many kilobytes, of which the run needs more; what is on it is then resumed on a large one."""
     if not bare_namespace():

@@ -108,13 +108,18 @@ def twin() -> Iterator[Job]:
 GROUPS: dict[str, Callable[[], Iterator[Job]]] = {"fedglp": fedglp, "ladp": ladp, "fedanc": fedanc, "aldp": aldp, "twin": twin}
 
 
+def measured(path: Path) -> Path:
+    """Where the distances of a twin measurement lie; a name may have a point in it."""
+    return path.parent / f"{path.name}.json"
+
+
 def run(job: Job) -> str:
     """Run the job in a process of one thread unless it is done; returns its name, and the error if there was one."""
     path, data = RUNS / job.group / job.name, os.environ["FEDVEIL_DATA"]
     common = (*job.overrides, f'data.data_dir="{data}"', "run.seeded_noise=true", 'run.engine="inline"')
     if job.twin:
         command = [sys.executable, __file__, "--twin", job.preset, str(path), *common]
-        done = path.with_suffix(".json").exists()
+        done = measured(path).exists()
     else:
         command = [sys.executable, "-m", "fedveil", "run", "--preset", job.preset, "--quiet"]
         command += ["--resume" if (path / "ledger.sqlite").exists() else "--out", str(path)]
@@ -135,7 +140,7 @@ def measure_twin(preset: str, path: Path, overrides: list[str]) -> None:
     from fedveil.experiment.twin import twin_sensitivity
 
     distances = twin_sensitivity(load_config(chosen(None, preset), overrides), 0)
-    path.with_suffix(".json").write_text(json.dumps(distances))
+    measured(path).write_text(json.dumps(distances))
 
 
 def history(path: Path) -> list[dict[str, str]]:
@@ -150,8 +155,8 @@ def collected() -> dict[str, Any]:
     keep = ("test_accuracy", "mean_personal_accuracy", "test_f1", "noise_norm", "beta", "gamma", "uplink_bits", "mask_share")
     for job in (job for group in GROUPS.values() for job in group()):
         path = RUNS / job.group / job.name
-        if job.twin and path.with_suffix(".json").exists():
-            found.setdefault(job.group, {})[job.name] = json.loads(path.with_suffix(".json").read_text())
+        if job.twin and measured(path).exists():
+            found.setdefault(job.group, {})[job.name] = json.loads(measured(path).read_text())
         elif (path / "summary.json").exists():
             rows = history(path)
             last = {k: float(rows[-1][k]) for k in keep if rows[-1].get(k)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -211,10 +212,13 @@ def test_processes_that_share_a_ledger_share_the_budget(tmp_path: Path) -> None:
                             except BudgetExhausted:
                                 left.remove(client)
                 os._exit(0)
+            except BaseException:
+                Path(tmp_path, f"failure-{os.getpid()}").write_text(traceback.format_exc())
             finally:
                 os._exit(1)
         children.append(child)
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert codes == [0] * 4, "\n".join(file.read_text() for file in tmp_path.glob("failure-*"))
     with Ledger.open(path) as ledger:
         clients = [row.client for _, _, row in ledger.entries()]
     assert sorted(clients) == [0] * 25 + [1] * 25

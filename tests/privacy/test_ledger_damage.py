@@ -133,6 +133,17 @@ def test_cut_main_file(state: str, tmp_path: Path, request: pytest.FixtureReques
         assert not (opened and state == "closed")
 
 
+def test_a_log_that_is_half_moved_into_the_main_file(crashed: Path, closed: Path, tmp_path: Path) -> None:
+    """As another process finds it while the last writer closes, or after a kill there: first pages new, size old."""
+    new = closed.read_bytes()
+    assert len(new) > crashed.stat().st_size
+    for pages in range(1, len(new) // PAGE + 1):
+        path = copy_ledger(crashed, tmp_path / str(pages))
+        with path.open("r+b") as file:
+            file.write(new[: pages * PAGE])
+        assert opens_in_full(path)
+
+
 def test_cut_log(crashed: Path, tmp_path: Path) -> None:
     """At every frame boundary, where SQLite by itself would open a shorter ledger without a word, and at random points."""
     size = Path(f"{crashed}-wal").stat().st_size

@@ -224,10 +224,15 @@ def _size(path: Path) -> int:
 
 
 def _header(path: Path) -> tuple[int, int]:
-    """Application and schema number in the header, whatever a log says; zeros for what is no database."""
+    """Application and schema number in the header, whatever a log says; zeros for what is no database.
+
+    It is read without locks, so another process may be moving its log into the file: the header already counts pages that are
+    still to come. `writable_schema` makes SQLite read such a header all the same; the connection cannot write anything.
+    """
     uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
     try:
         with closing(sqlite3.connect(uri, uri=True)) as connection:
+            connection.execute("PRAGMA writable_schema = ON")
             application, schema = (
                 connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
             )

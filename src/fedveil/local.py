@@ -6,6 +6,7 @@ A method brings an `Objective`; the loop brings batches, learning-rate schedules
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -97,6 +98,8 @@ class Local:
         state: this client's private state; a method may keep masks or personal weights here between rounds.
         scratch: whatever an objective needs from one batch to the next; it dies with the round.
         normal: source of standard normals, by number; ask `noise`. examples: how many the client has.
+        energy: expected squared norm of the noise drawn inside training, in each layer of the update [L]; None without any, NaN
+            where it is not known; see `noised`.
         step: index of the current batch, from 0; `steps` is their number.
     """
 
@@ -114,12 +117,24 @@ class Local:
     scratch: dict[str, Any] = field(default_factory=dict)
     optimizer: torch.optim.Optimizer | None = None
     normal: Callable[[int], Tensor] | None = None
+    energy: Tensor | None = None
 
     def noise(self, n: int) -> Tensor:
         """n fresh standard normals from the run's source of noise, for methods that add noise inside training."""
         if self.normal is None:
             raise ConfigError("this training loop was given no source of noise: set Local.normal")
         return self.normal(n)
+
+    def noised(self, energy: Tensor) -> None:
+        """Record that independent noise of that expected squared norm in each layer [L] went into the update, for the history."""
+        self.energy = energy if self.energy is None else self.energy + energy
+
+    def noised_gradient(self, energy: Tensor) -> None:
+        """Record noise of that energy [L] in this step's gradient, as plain SGD passes it on; NaN for other optimisers."""
+        o = self.spec.optimizer
+        plain = o.name == "sgd" and not o.momentum and not o.weight_decay
+        rate = self.spec.learning_rate(self.round, self.step, self.steps) if plain else math.nan
+        self.noised(energy * rate**2)
 
     def descend(self) -> None:
         """One optimiser step along `model.grad` at the scheduled learning rate."""

@@ -161,7 +161,7 @@ def test_mlflow_holds_settings_rounds_guarantees_and_files(tmp_path: Path, store
     there = {artifact.path for artifact in client.list_artifacts(found.info.run_id)}
     assert there == {
         *("report.html", "statement.json", "statement.md", "config.toml", "versions.json", "summary.json"),
-        *("history.csv", "layers.csv", "clients.csv"),
+        *("history.csv", "layers.csv", "clients.csv", "participants.csv"),
     }
     copy = Path(client.download_artifacts(found.info.run_id, "statement.json"))
     assert json.loads(copy.read_text()) == json.loads((tmp_path / "first" / "statement.json").read_text())

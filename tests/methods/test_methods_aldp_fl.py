@@ -30,7 +30,7 @@ from torch import Tensor
 from fedveil.errors import ConfigError
 from fedveil.experiment.config import calibrated_setting
 from fedveil.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
-from fedveil.methods.aldp_fl import ALDPFL, BoundedNoise, Window, bound_of, truncated_normal
+from fedveil.methods.aldp_fl import ALDPFL, BoundedNoise, Window, bound_of, truncated_normal, truncated_variance
 from fedveil.methods.registry import method_from
 from fedveil.params import FlatModel
 from fedveil.privacy import truncated
@@ -115,14 +115,19 @@ class Moves:
     batches = BatchGradient.batches
 
 
-def moved(
-    moves: list[tuple[float, float]], state: dict[str, Any] | None = None, normal: float = 0.0, **options: Any
-) -> tuple[list[float], dict[str, Any]]:
-    """The two layers' first coordinates after the moves at rate 1 with given standard normals, and the private state."""
+def local_of(moves: list[tuple[float, float]], state: dict[str, Any] | None = None, normal: float = 0.0) -> Local:
     model, source = FlatModel(Two()), Moves(moves)
     spec = LocalSpec(1, len(moves), 5, OptimizerSpec(lr=1.0))
     local = Local(model, model.vector.clone(), spec, source, torch.Generator().manual_seed(0), state=dict(state or {}))
     local.normal = lambda n: torch.full((n,), normal)
+    return local
+
+
+def moved(
+    moves: list[tuple[float, float]], state: dict[str, Any] | None = None, normal: float = 0.0, **options: Any
+) -> tuple[list[float], dict[str, Any]]:
+    """The two layers' first coordinates after the moves at rate 1 with given standard normals, and the private state."""
+    local = local_of(moves, state, normal)
     objective = BoundedNoise(ALDPFL(variant="published", **options), 4.0, 1e-7)
     update, _ = train(local, torch.zeros(10, 1), torch.zeros(10, dtype=torch.long), objective)
     return [float(update[0]), float(update[3])], local.state
@@ -133,7 +138,8 @@ def test_clip_is_the_mean_of_the_last_k_norms_layer_by_layer() -> None:
     update, state = moved([(1, 2), (4, 1), (1, 1), (7, 3)])
     assert update == pytest.approx([1 + 2.5 + 1 + 4, 2 + 1 + 1 + 5 / 3])
     assert state["window"].tolist() == [[4, 1], [1, 1], [7, 3]]
-    assert set(state) == {"window"}
+    assert set(state) == {"window", "clips"}
+    assert state["clips"].tolist() == pytest.approx([4, 5 / 3])
 
 
 def test_the_window_outlives_the_round_and_has_k_norms() -> None:
@@ -151,6 +157,32 @@ def test_noise_of_an_iteration_by_hand() -> None:
     noise = truncated_normal(torch.ones(2), std, bound_of(4.0, 0.5))
     assert update == pytest.approx([0.5 + float(noise[0]), 0.25 + float(noise[1])], rel=1e-6)
     assert float(std[1]) == pytest.approx(float(noise[1]), rel=0.01)
+
+
+def test_the_noise_of_training_is_recorded() -> None:
+    """Three iterations of one norm: three times the variance of equation 8, for each coordinate of a layer."""
+    local = local_of([(0.5, 0.25)] * 3)
+    train(local, torch.zeros(10, 1), torch.zeros(10, dtype=torch.long), BoundedNoise(ALDPFL(variant="published"), 0.05, 1e-7))
+    stds = [2 * c / 10 * math.sqrt(2 * math.log(1.25e7)) / 0.05 for c in (0.5, 0.25)]
+    variances = [variance_of_equation_8(std, bound_of(0.05, 0.5)) for std in stds]
+    assert variances[0] < 0.1 * stds[0] ** 2  # the truncation matters
+    assert local.energy is not None
+    assert local.energy.tolist() == pytest.approx([3 * v * n for v, n in zip(variances, local.model.layout.sizes, strict=True)])
+
+
+@pytest.mark.parametrize("std", [1e-9, 0.01, 0.3, 1.0, 50.0, 1e6])
+def test_variance_of_truncated_noise(std: float) -> None:
+    wanted = variance_of_equation_8(std, 0.4) if std < 100 else 0.4**2 / 3
+    assert float(truncated_variance(torch.tensor([std, 0.0]), 0.4)[0]) == pytest.approx(wanted, rel=1e-5)
+    assert float(truncated_variance(torch.tensor([std, 0.0]), 0.4)[1]) == 0
+
+
+def test_no_step_leaves_without_clip_and_noise() -> None:
+    """Batches of 5 of 10 examples, an iteration is a pass: the third batch is no whole pass, and is bounded all the same."""
+    update, _ = moved([(1, 0), (2, 0), (9, 0)], noise_every="epoch")
+    assert update[0] == pytest.approx(3 + (3 + 9) / 2)
+    noisy, _ = moved([(1, 0)], noise_every="epoch", normal=1.0)
+    assert noisy[0] > 1
 
 
 def test_an_iteration_may_be_a_pass_over_the_data() -> None:
@@ -292,7 +324,13 @@ def test_published_learns(tmp_path: Path) -> None:
     config = digits({"name": "aldp-fl", "variant": "published"}, training=training, privacy=privacy)
     progress = trained(job_of(config, tmp_path / "l"))
     assert progress.history[-1]["test_accuracy"] > 0.7
-    assert all(set(state) == {"window"} for state in progress.privates.values())
+    assert all(set(state) == {"window", "clips"} for state in progress.privates.values())
+    last = progress.history[-1]
+    clips = [progress.privates[cells["client"]]["clips"] for cells in last["by_client"]]
+    assert [cells["clip"] for cells in last["by_client"]] == pytest.approx([float(c.norm()) for c in clips])
+    assert last["layer_clip"] == pytest.approx(torch.stack(clips).mean(0).tolist())
+    assert last["noise_norm"] > 0
+    assert last["cumulative_noise_norm"] == pytest.approx(sum(row["noise_norm"] for row in progress.history))
 
 
 def test_the_hand_made_layers_are_those_of_the_settings() -> None:

@@ -297,7 +297,13 @@ def test_a_second_round_of_published_uploads_leaves_personal_coordinates_out() -
     assert sent == [650, 650 - 64 - 1, 650 - 2 * 64 - 2, 650 - 3 * 64 - 3]
     assert rows[1]["uplink_bits"] == 32 * sent[1] + 650
     assert rows[0]["layer_clip"] == pytest.approx([0.5 * math.sqrt(n / 650) for n in (640, 10)])
-    assert rows[0]["noise_norm"] > 0
+    # Every client's noise on layer l is sigma C_l sqrt(L / n); all share all in round 0, so the mean's variance is 1 / n of it.
+    noise = sigma(job.method, job.setting) * 0.5 * math.sqrt(2) / job.setting.cohort  # type: ignore[arg-type]
+    assert rows[0]["layer_noise_std"] == pytest.approx([noise * math.sqrt(n / 650) for n in (640, 10)], rel=1e-5)
+    assert rows[0]["noise_norm"] == pytest.approx(noise * math.sqrt((640 * 640 + 10 * 10) / 650), rel=1e-5)
+    own = rows[1]["by_client"]
+    assert [cells["client"] for cells in own] == list(range(job.setting.cohort))
+    assert own[0]["mask_share"] == pytest.approx(2 * 65 / 650)  # after two rounds
 
 
 # --- learning ----------------------------------------------------------------------------------------------------------

@@ -41,8 +41,9 @@ def plot_curves(history: Sequence[Record], path: Path) -> Path:
     middle.set(title="test loss", xlabel="round")
     released = [r for r in history if "update_norm" in r]
     at = [r["round"] + 1 for r in released]
-    right.plot(at, [r["update_norm"] for r in released], color=BLUE, label="released mean update")
-    right.plot(at, [r["noise_norm"] for r in released], color=GREEN, linestyle="--", label="expected norm of its noise")
+    noisy = [(r["round"] + 1, r["noise_norm"]) for r in released if "noise_norm" in r]
+    right.plot(at, [r["update_norm"] for r in released], color=BLUE, label="released step of the model")
+    right.plot(*zip(*noisy, strict=True) if noisy else ((), ()), color=GREEN, linestyle="--", label="expected norm of its noise")
     right.set(title="update and noise (L2 norm)", xlabel="round", ylim=(0, None))
     right.legend(frameon=False, fontsize=8)
     for axis in (left, middle, right):
@@ -56,8 +57,9 @@ def plot_run(run: str | Path, what: Sequence[str] | None = None, out: str | Path
     """Draw columns of a run's history over its rounds, one panel each, and return the picture's path.
 
     Args:
-        run: run directory. what: `accuracy`, `loss`, `update`, `noise`, `clip`, or columns of history.csv or layers.csv; by
-            default an overview of six panels. out: ends in .png, .svg or .pdf; by default in the run directory.
+        run: run directory. what: `accuracy`, `loss`, `update`, `noise`, `clip`, or columns of history.csv or layers.csv, or
+            `client_` and a column of participants.csv (a line a client); by default an overview of six panels.
+        out: ends in .png, .svg or .pdf; by default in the run directory.
 
     Raises:
         ConfigError: no run directory, an unknown column (the message names those that there are), or another suffix.
@@ -99,10 +101,18 @@ def _lines(run: RunData, name: str) -> _Lines:
             if isinstance(row.get(column), float):
                 by_layer.setdefault(str(row["layer"]), []).append((row["round"] + 1, row[column]))
         return _fewer(by_layer)
+    own = dict.fromkeys(f"client_{k}" for row in run.participants for k in row if k not in ("round", "client"))
+    if name in own:
+        by_client: _Lines = {}
+        for row in run.participants:
+            if isinstance(row.get(name.removeprefix("client_")), float):
+                line = by_client.setdefault(f"client {int(row['client'])}", [])
+                line.append((row["round"] + 1, row[name.removeprefix("client_")]))
+        return _fewer(by_client, "clients")
     if name not in SHORT and name not in run.columns:
         if name in OVERVIEW or name == "noise":
             return {}
-        there = [*SHORT, *(["noise"] if "noise_std" in layered else []), *layered, *run.columns]
+        there = [*SHORT, *(["noise"] if "noise_std" in layered else []), *layered, *run.columns, *own]
         known = list(dict.fromkeys(there))
         raise ConfigError(f"{run.path} has no column {name!r}{nearest(name, known)}; there are {', '.join(known)}")
     lines = {c: _points(run.history, c) for c in SHORT.get(name, (name,))}
@@ -113,13 +123,13 @@ def _points(rows: Sequence[Row], column: str) -> list[tuple[float, float]]:
     return [(row["round"] + 1, row[column]) for row in rows if isinstance(row.get(column), float)]
 
 
-def _fewer(lines: _Lines) -> _Lines:
-    """Equal layers as one line; of more than 12 different ones those with the least, median and largest last value."""
+def _fewer(lines: _Lines, of: str = "layers") -> _Lines:
+    """Equal layers (or clients) as one line; of more than 12 different ones the least, median and largest at the end."""
     merged: dict[tuple[tuple[float, float], ...], list[str]] = {}
     for name, points in lines.items():
         merged.setdefault(tuple(points), []).append(name)
     if len(merged) == 1 and len(lines) > 1:
-        return {f"all {len(lines)} layers": list(next(iter(merged)))}
+        return {f"all {len(lines)} {of}": list(next(iter(merged)))}
     named = {names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more": list(p) for p, names in merged.items()}
     if len(named) <= MOST_LAYERS:
         return named

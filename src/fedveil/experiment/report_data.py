@@ -36,7 +36,8 @@ class RunData:
     """One run as its directory tells it.
 
     Args:
-        config, config_text: the resolved configuration, and its file. history, layers, clients, failures: tables, rows in order.
+        config, config_text: the resolved configuration, and its file.
+        history, layers, clients, participants, failures: tables, rows in order.
         statement: None where the directory has none. partition: who holds how much of what, or None.
     """
 
@@ -47,6 +48,7 @@ class RunData:
     history: list[Row]
     layers: list[Row]
     clients: list[Row]
+    participants: list[Row]
     failures: list[Row]
     summary: dict[str, Any]
     versions: dict[str, str]
@@ -86,6 +88,7 @@ def read_run(path: str | Path) -> RunData:
         history=history,
         layers=_table(folder / "layers.csv"),
         clients=_table(folder / "clients.csv"),
+        participants=_table(folder / "participants.csv"),
         failures=_table(folder / "failures.csv"),
         summary=_read(folder / "summary.json", json.loads, {}),
         versions=_read(folder / "versions.json", json.loads, {}),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedveil.federation.fit import Record
     from fedveil.params import Layout
 
-_PER_CLIENT = ("client_accuracy", "personal_accuracy")
+_PER_CLIENT = ("client_accuracy", "personal_accuracy", "by_client")
 LISTED_CLIENTS = 5000
 """So many clients at most are listed in `partition.json`."""
 PACKAGES = ("fedveil", "torch", "numpy", "scipy", "pydantic", "safetensors")
@@ -102,7 +102,8 @@ def write_history(folder: Path, history: Sequence[Record], layout: Layout) -> No
     """The history as tables, whole.
 
     `history.csv` has one row a round; `layers.csv` one a round and layer; `clients.csv` one an evaluated round and client;
-    `failures.csv` one a client that was left out of a round.
+    `participants.csv` one a round and client that took part, where a method measures each of them; `failures.csv` one a client
+    that was left out of a round.
     """
     for name, rows in _tables(history, layout).items():
         write_text(folder / name, _table(rows, _columns(rows), header=True))
@@ -129,10 +130,12 @@ def _tables(history: Sequence[Record], layout: Layout) -> dict[str, list[Record]
         for i, a in enumerate(row.get("client_accuracy", []))
     ]
     failures = [{"round": row["round"], "client": c, "failure": why} for row in history for c, why in row["failures"].items()]
+    participants = [{"round": row["round"], **cells} for row in history for cells in row.get("by_client", [])]
     tables = {
         "history.csv": [_scalars(row) for row in history],
         "layers.csv": [cells for row in history for cells in _layer_rows(row, layout)],
         "clients.csv": clients,
+        "participants.csv": participants,
         "failures.csv": failures,
     }
     return {name: rows for name, rows in tables.items() if rows}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedveil.federation.fit import Record
 
 ARTIFACTS = ("report.html", "statement.json", "statement.md", "config.toml", "versions.json", "summary.json")
-TABLES = ("history.csv", "layers.csv", "clients.csv", "failures.csv")
+TABLES = ("history.csv", "layers.csv", "clients.csv", "participants.csv", "failures.csv")
 
 
 class Mlflow:

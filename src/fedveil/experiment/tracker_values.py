@@ -40,7 +40,7 @@ def numbers(record: Record, layers: Sequence[str]) -> dict[str, float]:
     """Every number of a row that is not a client's, by name; one of a layer as `column/layer`."""
     found = {k: float(v) for k, v in record.items() if isinstance(v, int | float) and k != "round"}
     for key, values in record.items():
-        if isinstance(values, list) and key not in CLIENTS and len(values) == len(layers):
+        if isinstance(values, list) and key not in (*CLIENTS, "by_client") and len(values) == len(layers):
             found.update({f"{key}/{layer}": float(v) for layer, v in zip(layers, values, strict=True)})
     return found
 

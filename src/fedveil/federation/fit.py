@@ -112,9 +112,12 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     for o in outcomes:
         _remember(progress, o)
     if uploads:
-        _step(federation, progress, uploads)
-        record.update(_measures(federation, uploads))
+        moved = _step(federation, progress, uploads)
+        record.update(_measures(federation, uploads, outcomes), update_norm=moved)
     record.update(_own_measures(federation, progress, [o.client for o in outcomes if not o.error]))
+    before = progress.history[-1].get("cumulative_noise_norm") if progress.history else 0.0
+    if before is not None and (not uploads or "noise_norm" in record):
+        record["cumulative_noise_norm"] = before + record.get("noise_norm", 0.0)
     trained = [(o.loss, o.examples) for o in outcomes if not o.error]
     total = sum(n for _, n in trained)
     record["train_loss"] = sum(loss * n for loss, n in trained) / total if total else math.nan
@@ -186,7 +189,8 @@ def _uploads(
     return [upload]
 
 
-def _step(federation: Federation, progress: Progress, uploads: list[Upload]) -> None:
+def _step(federation: Federation, progress: Progress, uploads: list[Upload]) -> float:
+    """Move the global model; returns the norm of what the server's optimiser was given."""
     direction = federation.method.aggregate(uploads, progress.model)
     progress.previous = progress.model
     parameter = torch.nn.Parameter(progress.model.clone(), requires_grad=False)
@@ -200,36 +204,81 @@ def _step(federation: Federation, progress: Progress, uploads: list[Upload]) -> 
     buffers = [u.buffers for u in uploads if u.buffers is not None]
     if buffers:
         progress.buffers = torch.stack(buffers).mean(0)
+    return float(direction.norm())
 
 
-def _measures(federation: Federation, uploads: list[Upload]) -> Record:
-    """What can be read off the releases: noise and clip per layer, norms, coordinates, bytes."""
+def _measures(federation: Federation, uploads: list[Upload], outcomes: list[Outcome]) -> Record:
+    """What can be read off the releases: noise and clip per layer, coordinates, bytes."""
     layout = federation.context.door.layout
-    stds = torch.stack([u.noise_std for u in uploads])
-    weights = torch.tensor([u.weight for u in uploads]) / sum(u.weight for u in uploads)
-    mean_std = ((stds * weights[:, None]) ** 2).sum(0).sqrt()
-    counts = torch.stack([_counts(u, layout) for u in uploads])
     clips = torch.stack([_layer_clips(u.plan, len(layout)) for u in uploads])
     sent = [layout.dimension if u.support is None else int(u.support.sum()) for u in uploads]
     return {
-        "noise_norm": float(((stds * weights[:, None]) ** 2 * counts).sum().sqrt()),
-        "update_norm": float(torch.stack([u.vector for u in uploads]).mean(0).norm()),
+        **_noise(_variances(federation, uploads, outcomes), uploads, layout, by_coverage=federation.method.coverage),
         "clip": float(sum(u.plan.clip for u in uploads) / len(uploads)),
         "coordinates": sum(sent) / len(sent),
         "uplink_bytes": 4 * sum(sent) * (1 if uploads[0].client >= 0 else federation.setting.cohort),
-        "layer_noise_std": mean_std.tolist(),
         "layer_clip": clips.mean(0).tolist(),
     }
 
 
+def _variances(federation: Federation, uploads: list[Upload], outcomes: list[Outcome]) -> list[Tensor]:
+    """Mean variance of the noise on what each upload sent of each layer [L]: the door's, and what training drew."""
+    layout = federation.context.door.layout
+    weights = {o.client: o.release.weight for o in outcomes if o.release is not None}
+    drawn = {o.client: o.energy for o in outcomes if o.energy is not None and o.client in weights}
+    denominator = federation.setting.cohort if federation.method.weighting == "uniform" else sum(weights.values())
+    result = []
+    for u in uploads:
+        energy = torch.zeros(len(layout))
+        if u.client in drawn:
+            energy = drawn[u.client]
+        elif u.client < 0:
+            for c, own in drawn.items():
+                energy = energy + own * (weights[c] / denominator) ** 2
+        result.append(u.noise_std.square() + energy / _counts(u, layout).clamp_min(1.0))
+    return result
+
+
+def _noise(variances: list[Tensor], uploads: list[Upload], layout: Layout, *, by_coverage: bool) -> Record:
+    """Noise of the global step: expected norm, and root mean square per layer over the coordinates that somebody sent.
+
+    Empty where training drew noise of which nothing is known (NaN).
+    """
+    total = sum(u.weight for u in uploads)
+    energy, reached = torch.zeros(len(layout)), torch.zeros(len(layout))
+    if by_coverage and any(u.support is not None for u in uploads):
+        variance, weight = torch.zeros(layout.dimension), torch.zeros(layout.dimension)
+        for u, v in zip(uploads, variances, strict=True):
+            there = torch.ones(layout.dimension) if u.support is None else u.support.float()
+            variance.add_(layout.expand(v * u.weight**2) * there)
+            weight.add_(there, alpha=u.weight)
+        variance /= weight.square().where(weight > 0, torch.ones_like(weight))
+        energy = torch.stack([part.sum() for part in layout.split(variance)])
+        reached = torch.stack([(part > 0).sum() for part in layout.split(weight)]).float()
+    else:
+        for u, v in zip(uploads, variances, strict=True):
+            energy = energy + v * (u.weight / total) ** 2 * _counts(u, layout)
+            reached = torch.maximum(reached, _counts(u, layout))
+    if energy.isnan().any():
+        return {}
+    return {"noise_norm": float(energy.sum().sqrt()), "layer_noise_std": (energy / reached.clamp_min(1.0)).sqrt().tolist()}
+
+
 def _own_measures(federation: Federation, progress: Progress, clients: list[int]) -> Record:
-    """The figures of this round's policies and objectives (see `Measuring`), meaned over the clients."""
+    """The figures of this round's policies and objectives (see `Measuring`): means over the clients, and each client's own."""
     context = federation.context
     policies = [progress.common] if context.summed else [progress.policies.get(c, {}) for c in clients]
     row: Record = {}
+    own: dict[int, dict[str, Any]] = {c: {} for c in clients}
     for part, states in ((context.objective, [progress.privates.get(c, {}) for c in clients]), (context.policy, policies)):
         if isinstance(part, Measuring):
-            row.update(_means([part.measures(state) for state in states if state]))
+            measured = [part.measures(state) if state else {} for state in states]
+            row.update(_means([cells for cells in measured if cells]))
+            if len(measured) == len(clients) and not (context.summed and part is context.policy):
+                for c, cells in zip(clients, measured, strict=True):
+                    own[c].update((key, value) for key, value in cells.items() if not isinstance(value, list))
+    if any(own.values()):
+        row["by_client"] = [{"client": c, **cells} for c, cells in own.items() if cells]
     return row
 
 

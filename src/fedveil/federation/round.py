@@ -69,7 +69,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a client's round gave. `loss` is private and serves as a diagnostic of simulations only."""
+    """What a client's round gave. `loss` and `energy` are private and serve as diagnostics of simulations only.
+
+    `energy`: of the noise drawn inside training, per layer of what was sent [L] (see `Local`).
+    """
 
     client: int
     release: Upload | Contribution | None
@@ -79,6 +82,7 @@ class Outcome:
     examples: int = 0
     seconds: float = 0.0
     error: str = ""
+    energy: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ class Work:
     private: State
     buffers: Tensor
     examples: int
+    energy: Tensor | None = None
 
 
 def client_round(context: Context, task: Task) -> Outcome:
@@ -129,7 +134,9 @@ def let_out(context: Context, task: Task, work: Work | Exception, start: float) 
     state = task.policy_state
     if isinstance(release, Upload):
         state = context.policy.observe(state, seen(release, task.released))
-    return Outcome(task.client, release, state, work.private, work.loss, work.examples, time.perf_counter() - start)
+    return Outcome(
+        task.client, release, state, work.private, work.loss, work.examples, time.perf_counter() - start, energy=work.energy
+    )
 
 
 def seen(upload: Upload, released: Released) -> Upload:
@@ -163,7 +170,7 @@ def trained(context: Context, task: Task, plan: Plan | Raw) -> Work:
     buffers = model.buffers()
     if buffers.numel():
         local.state["buffers"] = buffers
-    return Work(plan, _on("cpu", update), loss, _on("cpu", local.state), buffers.to("cpu"), len(y))
+    return Work(plan, _on("cpu", update), loss, _on("cpu", local.state), buffers.to("cpu"), len(y), _on("cpu", local.energy))
 
 
 def _on(device: torch.device | str, value: Any) -> Any:

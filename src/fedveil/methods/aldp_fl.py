@@ -8,7 +8,7 @@ a round at the door, and the bound is a clamp afterwards, which costs nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -179,14 +179,24 @@ class BoundedNoise:
         loss = local.gradient(local, x, y)
         local.descend()
         every = 1 if self.method.noise_every == "batch" else -(-local.examples // local.spec.batch_size)
-        if (local.step + 1) % every == 0:
+        local.scratch["open"] = (local.step + 1) % every != 0
+        if not local.scratch["open"]:
             self._bound(local)
         return loss
 
     def finish(self, local: Local) -> Tensor:
-        """The sum of all noisy steps."""
+        """The sum of all noisy steps; what moved since the last full iteration is clipped and noised as well."""
+        if local.scratch.pop("open", False):
+            self._bound(local)
         local.state.pop("before")
         return local.model.vector - local.start
+
+    def measures(self, state: State) -> Mapping[str, float | list[float]]:
+        """The clips of the last iteration."""
+        if "clips" not in state:
+            return {}
+        clips = state["clips"]
+        return {"layer_clip": clips.tolist(), "clip": float(clips.norm())}
 
     def _bound(self, local: Local) -> None:
         layout, model = local.model.layout, local.model
@@ -196,11 +206,13 @@ class BoundedNoise:
         window = window.new_tensor([*window.tolist(), norms.tolist()])[-self.method.window :]
         clips = window.mean(0)
         std = 2 * clips / local.examples * classical_noise_multiplier(self.epsilon, self.delta)
+        bound = bound_of(self.epsilon, self.method.eta)
         moved *= layout.expand((clips / norms.clamp_min(1e-30)).clamp_max(1.0))
-        moved += truncated_normal(local.noise(layout.dimension), layout.expand(std), bound_of(self.epsilon, self.method.eta))
+        moved += truncated_normal(local.noise(layout.dimension), layout.expand(std), bound)
+        local.noised(truncated_variance(std, bound) * std.new_tensor([float(n) for n in layout.sizes]))
         model.vector.copy_(local.state["before"] + moved)
         local.state["before"] = model.vector.clone()
-        local.state["window"] = window
+        local.state.update(window=window, clips=clips)
 
 
 def bound_of(epsilon: float, eta: float) -> float:
@@ -224,3 +236,16 @@ def truncated_normal(standard: Tensor, std: Tensor, bound: float) -> Tensor:
     x = scale * torch.special.ndtri(low + torch.special.ndtr(z) * (1 - 2 * low))
     inside: Tensor = x.clamp(-bound, bound).where(std > 0, x.new_zeros(()))
     return inside.to(standard.dtype)
+
+
+def truncated_variance(std: Tensor, bound: float) -> Tensor:
+    """Variance of `truncated_normal`, std^2 (1 - 2 a phi(a) / (2 Phi(a) - 1)) with a = bound / std (paper 004, Eq. 8)."""
+    import torch
+
+    scale = std.double().clamp_min(1e-300)
+    a = bound / scale
+    inside = torch.special.erf(a / math.sqrt(2))
+    kept = 1 - a * (-a.square() / 2).exp() * math.sqrt(2 / math.pi) / inside
+    wide = a < 1e-3  # a uniform distribution, where the formula cancels
+    variance = torch.where(wide, torch.full_like(scale, bound**2 / 3), scale.square() * kept)
+    return variance.where(std > 0, variance.new_zeros(())).to(std.dtype)

@@ -108,6 +108,11 @@ class MethodConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    @property
+    def coverage(self) -> bool:
+        """A coordinate is meaned over all clients."""
+        return False
+
 
 class Method(Protocol):
     """A method: a frozen configuration and six functions of the public setting."""
@@ -120,6 +125,11 @@ class Method(Protocol):
     @property
     def weighting(self) -> Weighting:
         """How clients weigh in the mean: all the same, or by their number of examples."""
+        ...
+
+    @property
+    def coverage(self) -> bool:
+        """Whether `aggregate` means a coordinate over the clients that sent it, not over all; tells the history its noise."""
         ...
 
     def calibrate(self, s: Setting) -> Setting:

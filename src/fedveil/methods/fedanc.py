@@ -66,6 +66,11 @@ class FedANC(MethodConfig):
         return "examples" if self.variant == "published" else "uniform"
 
     @property
+    def coverage(self) -> bool:
+        """Eq. 13."""
+        return True
+
+    @property
     def controller(self) -> Controller:
         """The controller that each client starts with."""
         c = self.controller_lr, self.pretraining_steps, self.dropout, self.controller_seed

@@ -156,7 +156,7 @@ class SparseNoise:
 
         if "weights" not in local.state:
             local.state.update(self.method.controller.start())
-        local.scratch.update(mask=torch.zeros_like(local.start, dtype=torch.bool), energy=0.0)
+        local.scratch["mask"] = torch.zeros_like(local.start, dtype=torch.bool)
 
     def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
         """Gradient, controller, clip, sparse noise, optimiser step."""
@@ -173,7 +173,8 @@ class SparseNoise:
         noise.mul_(mask)
         local.scratch["lesson"] = feedback, noise * -eta, by_gamma
         local.scratch["mask"] |= mask
-        local.scratch["energy"] += (eta * beta * method.clip) ** 2 * int(mask.sum())
+        counts = gradient.new_tensor([float(part.sum()) for part in local.model.layout.split(mask)])
+        local.noised_gradient(counts * (beta * method.clip) ** 2)
         gradient.add_(noise, alpha=beta)
         local.descend()
         return loss
@@ -181,13 +182,12 @@ class SparseNoise:
     def finish(self, local: Local) -> Tensor:
         """The coordinates that got noise at least once; the others are not sent."""
         self._learn(local, None)
-        local.state["noise"] = math.sqrt(local.scratch["energy"])
         update: Tensor = (local.model.vector - local.start) * local.scratch["mask"]
         return update
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
-        """Last outputs, the norm of one client's noise over the round, and the paper's epsilon of the last step."""
-        return {"beta": state["b"], "gamma": state["gamma"], "noise_norm": state["noise"], "claimed_epsilon": state["claimed"]}
+        """Last outputs, and the paper's epsilon of the last step."""
+        return {"beta": state["b"], "gamma": state["gamma"], "claimed_epsilon": state["claimed"]}
 
     def _learn(self, local: Local, gradient: Tensor | None) -> None:
         """The lesson of the previous step, now that the gradient after it is known."""

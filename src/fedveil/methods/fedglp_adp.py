@@ -73,6 +73,11 @@ class FedGLPADP(MethodConfig):
         """Clients weigh the same."""
         return "uniform"
 
+    @property
+    def coverage(self) -> bool:
+        """Eq. 12."""
+        return True
+
     def calibrate(self, s: Setting) -> Setting:
         """Proven: noise for the configured epsilon. Published: the paper's sigma, from epsilon or as given."""
         if self.variant == "proven":

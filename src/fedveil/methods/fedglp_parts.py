@@ -156,12 +156,10 @@ class TwoLosses:
         return own if self.method.personal_model == "trained" else own.where(state["mask"], model)
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
-        """Share of personal coordinates; published: beta, clips and noise, which the door does not see, and bits sent."""
+        """Share of personal coordinates; published: beta and clips, which the door does not see, and bits sent."""
         row: dict[str, float | list[float]] = {"mask_share": float(state["mask"].float().mean())}
         if self.sigma is not None:
-            stds = state["stds"] / math.sqrt(self.setting.cohort)
-            row |= {"beta": self.beta, "layer_clip": state["clips"].tolist(), "layer_noise_std": stds.tolist()}
-            row |= {"noise_norm": float((stds.square() * state["sent"]).sum().sqrt()), "clip": self.method.clip}
+            row |= {"beta": self.beta, "layer_clip": state["clips"].tolist(), "clip": self.method.clip}
             row |= {"uplink_bits": 32 * float(state["sent"].sum()) + self.setting.layout.dimension}
         return row
 
@@ -187,7 +185,8 @@ class TwoLosses:
         stds = sigma * clips * math.sqrt(len(layout) / self.setting.cohort)
         sent = update.new_tensor([float(part.sum()) for part in layout.split(local.scratch["shared"])])
         log_odds = next_log_odds(h, norms, state.get("norms"), self.method.gamma, bound)
-        state.update(log_odds=log_odds, norms=norms, clips=clips, stds=stds, sent=sent)
+        state.update(log_odds=log_odds, norms=norms, clips=clips, sent=sent)
+        local.noised(stds.square() * sent)
         noise: Tensor = local.noise(layout.dimension) * layout.expand(stds) * local.scratch["shared"]
         return clipped(update, Plan(layer_clip=clips), layout) + noise
 

@@ -56,5 +56,8 @@ class PerExampleGradient:
             loss = losses.mean()
         noise = self.randomness.normal(len(model.grad), "step", *self.key, local.step)
         model.grad.add_(noise.to(model.grad.device), alpha=self.plan.noise_multiplier * self.plan.clip)
-        model.grad.div_(self.plan.rate * max(local.examples, 1))
+        expected = self.plan.rate * max(local.examples, 1)
+        model.grad.div_(expected)
+        std = self.plan.noise_multiplier * self.plan.clip / expected
+        local.noised_gradient(model.grad.new_tensor([n * std**2 for n in model.layout.sizes]))
         return loss

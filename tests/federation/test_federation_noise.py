@@ -1,0 +1,77 @@
+"""The noise of the global step, as the history tells it, against noise that is drawn."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fedveil.federation.fit import _noise
+from fedveil.local import BatchGradient, Local, LocalSpec, OptimizerSpec
+from fedveil.methods.base import mean
+from fedveil.methods.sparse import coverage_mean
+from fedveil.params import FlatModel, Layout
+from fedveil.release.plan import Plan, Upload
+
+LAYOUT = Layout.of({"a": (3,), "b": (2,)})
+VARIANCES = [torch.tensor([4.0, 1.0]), torch.tensor([9.0, 16.0])]
+SUPPORTS = [torch.tensor([True, True, False, True, False]), torch.tensor([False, True, True, True, False])]
+WEIGHTS = (1.0, 0.5)
+
+
+def uploads(*, sparse: bool) -> list[Upload]:
+    return [
+        Upload(i, 0, torch.zeros(5), v.sqrt(), Plan(), support if sparse else None, weight)
+        for i, (v, support, weight) in enumerate(zip(VARIANCES, SUPPORTS, WEIGHTS, strict=True))
+    ]
+
+
+def test_a_mean_over_those_who_sent_by_hand() -> None:
+    """a: 4 | (1 * 4 + 0.25 * 9) / 1.5^2 | 9; b: (1 * 1 + 0.25 * 16) / 1.5^2 | nobody."""
+    told = _noise(VARIANCES, uploads(sparse=True), LAYOUT, by_coverage=True)
+    a, b = 4 + 6.25 / 2.25 + 9, 5 / 2.25
+    assert told["noise_norm"] == pytest.approx(math.sqrt(a + b))
+    assert told["layer_noise_std"] == pytest.approx([math.sqrt(a / 3), math.sqrt(b)])
+
+
+def test_a_mean_over_all_by_hand() -> None:
+    """All weights are in the divisor: a: (4 * 2 + 0.25 * 9 * 2) / 2.25; b: 5 / 2.25."""
+    told = _noise(VARIANCES, uploads(sparse=True), LAYOUT, by_coverage=False)
+    assert told["noise_norm"] == pytest.approx(math.sqrt((8 + 4.5 + 5) / 2.25))
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("by_coverage", [True, False])
+def test_it_is_the_noise_that_the_server_adds(by_coverage: bool, sparse: bool) -> None:
+    generator, total = torch.Generator().manual_seed(0), 0.0
+    given = uploads(sparse=sparse)
+    for _ in range(4000):
+        for u, v in zip(given, VARIANCES, strict=True):
+            noise = torch.randn(5, generator=generator) * LAYOUT.expand(v.sqrt())
+            u.vector.copy_(noise if u.support is None else noise * u.support)
+        total += float((coverage_mean if by_coverage else mean)(given).square().sum())
+    told = _noise(VARIANCES, given, LAYOUT, by_coverage=by_coverage)
+    # The energy's standard error over 4,000 draws is below 2 %.
+    assert total / 4000 == pytest.approx(told["noise_norm"] ** 2, rel=0.06)
+
+
+def test_nothing_is_told_where_nothing_is_known() -> None:
+    assert _noise([torch.tensor([math.nan, 1.0])], uploads(sparse=False)[:1], LAYOUT, by_coverage=False) == {}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "known"),
+    [(OptimizerSpec(lr=0.5), True), (OptimizerSpec(lr=0.5, momentum=0.9), False), (OptimizerSpec("adam", 0.01), False)],
+)
+def test_noise_in_a_gradient_counts_by_the_rate_of_plain_sgd(optimizer: OptimizerSpec, known: bool) -> None:
+    model = FlatModel(torch.nn.Linear(2, 2))
+    spec = LocalSpec(optimizer=optimizer, schedule="cyclic")
+    local = Local(model, model.vector.clone(), spec, BatchGradient(), torch.Generator(), steps=2)
+    for local.step in range(2):
+        local.noised_gradient(torch.tensor([8.0, 2.0]))
+    assert local.energy is not None
+    if known:  # rates 0.5 and 0.25
+        assert local.energy.tolist() == pytest.approx([8 * 0.3125, 2 * 0.3125])
+    else:
+        assert local.energy.isnan().all()

@@ -38,7 +38,7 @@ class Job:
 
 
 def fedglp() -> Iterator[Job]:
-    """Paper 001, Table 1 (Fashion-MNIST) and the arms of its Table 5, on a CNN of half the preset's width."""
+    """Paper 001, Table 1 (Fashion-MNIST), the arms of its Table 5, gamma = 0 of Table 4; on a CNN of half the preset's width."""
     from fedveil.privacy.fedglp import accountant_noise_multiplier
 
     base = ("model.channels=[8, 16]", "model.hidden=64", "data.client_test_fraction=0.5", "training.evaluate_every=20")
@@ -51,8 +51,9 @@ def fedglp() -> Iterator[Job]:
                 f'privacy={{noise_multiplier={sigma!r}, delta=0.1, allow_vacuous_delta=true, view="aggregate"}}',
                 "training.measure_trained=true",
             )
+            arms["glp-only"] = (f"privacy.epsilon={epsilon}", 'method.clipping="flat"')
             if epsilon == 6.0:
-                arms["glp-only"] = (f"privacy.epsilon={epsilon}", "method.gamma=0")
+                arms["gamma-0"] = (f"privacy.epsilon={epsilon}", "method.gamma=0")
             for arm, overrides in arms.items():
                 yield Job(
                     "fedglp", f"{arm}-{epsilon:g}-{seed}", "fedglp-adp/fashion-mnist", (*base, *overrides, f"run.seed={seed}")
@@ -63,10 +64,11 @@ def fedglp() -> Iterator[Job]:
 
 
 def ladp() -> Iterator[Job]:
-    """Paper 000: the CIFAR-10 CNN against Full DP, 60 rounds, at the noise of the formula and near that of Table III."""
+    """Paper 000: the CIFAR-10 CNN against Full DP, 60 rounds, with the noise of the formula and (150) of Table VII."""
     base = ("model.channels=[16, 32]", "model.hidden=128", "training.rounds=60", "training.evaluate_every=5")
     full, chosen = ("method.privacy_estimation=false",), ("method.threshold=1.0",)
-    arms = {0.5: {"ladp-fl": (), "full-dp": full, "ladp-fl-R1": chosen}, 47.5: {"ladp-fl": (), "full-dp": full}}
+    arms = {e: {"ladp-fl": (), "full-dp": full} for e in (0.5, 47.5, 150.0)}
+    arms[0.5]["ladp-fl-R1"] = chosen
     for epsilon, mores in arms.items():
         for arm, more in mores.items():
             yield Job("ladp", f"{arm}-{epsilon:g}", "ladp-fl/cifar10-cnn", (*base, f"privacy.epsilon={epsilon}", *more))

@@ -306,6 +306,34 @@ def test_a_second_round_of_published_uploads_leaves_personal_coordinates_out() -
     assert own[0]["mask_share"] == pytest.approx(2 * 65 / 650)  # after two rounds
 
 
+def test_flat_clipping_has_one_clip_and_the_noise_of_dp_fedavg() -> None:
+    """No factor L: std sigma C / sqrt(n) on each upload, 1 / n of its variance on the mean of the first round."""
+    method = {"name": "fedglp-adp", "variant": "published", "clipping": "flat"}
+    job = h.assemble(h.digits(method, "privacy.view=server", *ADAM))
+    n, noise = job.setting.cohort, sigma(job.method, job.setting) * 0.5  # type: ignore[arg-type]
+    row = h.trained(job).history[0]
+    assert row["layer_noise_std"] == pytest.approx([noise / n] * 2, rel=1e-5)
+    assert row["noise_norm"] == pytest.approx(noise / n * math.sqrt(650), rel=1e-5)
+    objective = job.method.objective(job.setting)
+    assert isinstance(objective, TwoLosses)
+    local = Local(FlatModel(torch.nn.Linear(2, 2)), torch.zeros(6), LocalSpec(), BatchGradient(), torch.Generator())
+    local.normal = torch.zeros
+    local.scratch["shared"] = torch.ones(6, dtype=torch.bool)
+    update = torch.tensor([3.0, 0, 0, 0, 4.0, 0])  # norm 5 over both layers, clipped to 0.5 as a whole
+    assert objective._noised(local, update, 1.0).tolist() == pytest.approx([0.3, 0, 0, 0, 0.4, 0], rel=1e-5)
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_flat_clipping_proven_costs_the_same(view: str) -> None:
+    job = h.assemble(h.digits({"name": "fedglp-adp", "clipping": "flat"}, f"privacy.view={view}"))
+    plan = job.context.policy.plan(Released(0, job.context.model.vector, None), job.context.policy.start())
+    assert isinstance(plan, Plan)
+    assert (plan.clip, plan.layer_clip, plan.noise_std) == (0.5, None, job.setting.z * 0.5)
+    assert plan_mu(plan, job.setting.layout, job.setting.scope.update_factor) == pytest.approx(
+        job.setting.scope.update_factor / job.setting.z
+    )
+
+
 # --- learning ----------------------------------------------------------------------------------------------------------
 
 

@@ -40,6 +40,8 @@ class FedGLPADP(MethodConfig):
         clip: C, L2 bound on a whole update.
         lambda1: weight of the pull towards the round's first personal weights. Not stated in the paper; FedDPA's value.
         lambda2: weight of the pull of the shared update's norm towards C. Not stated in the paper; FedDPA's value.
+        clipping: `layers`, weighted clips per layer and noise for each (ACNDP, Eqs. 13 to 16); `flat`, one clip C and noise
+            sigma C / sqrt(n): DP-FedAvg + GLP, the middle row of the paper's Table 5.
         gamma: step of the log-odds of the clip weights; 0 keeps them at the layers' shares of the parameters.
         beta0: personal share of each layer at sigma = sigma0. slope: a of beta = beta0 exp(a (sigma - sigma0)); 0 fixes beta.
         sigma0: reference noise multiplier; None is that of epsilon = 6 in the same run.
@@ -57,6 +59,7 @@ class FedGLPADP(MethodConfig):
     clip: float = Field(0.5, gt=0, allow_inf_nan=False)
     lambda1: float = Field(0.1, ge=0, allow_inf_nan=False)
     lambda2: float = Field(0.05, ge=0, allow_inf_nan=False)
+    clipping: Literal["layers", "flat"] = "layers"
     gamma: float = Field(0.4, ge=0, allow_inf_nan=False)
     beta0: float = Field(0.3, ge=0, lt=1)
     slope: float = Field(0.2, ge=0, allow_inf_nan=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedveil.local import Local, State
 from fedveil.methods.adaptive import debiased_norms, layered_plan
-from fedveil.methods.base import Setting, sum_noise
+from fedveil.methods.base import Setting, gaussian_plan, sum_noise
 from fedveil.methods.sparse import grown
 from fedveil.release.plan import Plan, Released, Upload
 
@@ -65,8 +65,8 @@ class ClipWeights:
     def plan(self, released: Released, state: State) -> Plan:
         """Clips from the weights, noise at the round's share of the budget, shared coordinates only."""
         support = None if sum_noise(self.setting) else ~state["mask"]
-        if self.setting.example_clip is not None:
-            return Plan(dp_sgd=self.setting.dp_sgd(), support=support)
+        if self.setting.example_clip is not None or self.method.clipping == "flat":
+            return replace(gaussian_plan(self.setting, self.method.clip), support=support)
         clips = self.method.clip * clip_weights(state["log_odds"]).sqrt()
         plan = layered_plan(self.setting, clips, equal=self.method.allocation == "equal")
         return replace(plan, support=support)
@@ -176,19 +176,25 @@ class TwoLosses:
 
     def _noised(self, local: Local, update: Tensor, sigma: float) -> Tensor:
         """Eqs. 13 to 16, with the weights that earlier rounds left; then Algorithm 1 on the raw norms."""
+        import torch
+
         from fedveil.release.door import clipped
 
         state, layout, bound = local.state, local.model.layout, self.method.max_log_odds
         h = state.get("log_odds", start_log_odds(layout, bound).to(update.device))
         norms = layout.norms(update)
         clips = self.method.clip * clip_weights(h).sqrt()
-        stds = sigma * clips * math.sqrt(len(layout) / self.setting.cohort)
+        plan, releases = Plan(layer_clip=clips), len(layout)
+        if self.method.clipping == "flat":
+            clips = torch.full_like(clips, self.method.clip)
+            plan, releases = Plan(clip=self.method.clip), 1
+        stds = sigma * clips * math.sqrt(releases / self.setting.cohort)
         sent = update.new_tensor([float(part.sum()) for part in layout.split(local.scratch["shared"])])
         log_odds = next_log_odds(h, norms, state.get("norms"), self.method.gamma, bound)
         state.update(log_odds=log_odds, norms=norms, clips=clips, sent=sent)
         local.noised(stds.square() * sent)
         noise: Tensor = local.noise(layout.dimension) * layout.expand(stds) * local.scratch["shared"]
-        return clipped(update, Plan(layer_clip=clips), layout) + noise
+        return clipped(update, plan, layout) + noise
 
 
 def descend_part(local: Local, where: Tensor, part: str) -> None:

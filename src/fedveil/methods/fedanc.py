@@ -41,7 +41,7 @@ class FedANC(MethodConfig):
         budget_weight: lambda, weight of the budget term in the controller's loss. Not stated in the paper for its main results.
         controller_lr, pretraining_steps, dropout: of the controller. Not stated in the paper.
         controller_seed: of the controller's first weights, and of the proven variant's exploration; public.
-        width: published; of the sigmoid through which gamma gets a gradient from the mask.
+        width: published; of the sigmoid through which gamma gets a gradient from the mask. Not stated in the paper.
         exploration: proven; share of the support that is drawn at random, the rest follows the last global movement.
         pace: proven; a round may spend between 1 / pace and pace times an even share of what is left, the last one all of it.
     """

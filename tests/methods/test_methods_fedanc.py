@@ -139,9 +139,9 @@ X = torch.tensor([[1.0, 0.5, -1.0, 2.0], [0.2, -0.3, 0.8, 1.0], [0.0, 1.0, 1.0, 
 Y = torch.tensor([0, 1, 1, 0])
 
 
-def gradient_at(w: torch.Tensor) -> torch.Tensor:
+def gradient_at(w: torch.Tensor, x: torch.Tensor = X, y: torch.Tensor = Y) -> torch.Tensor:
     w = w.clone().requires_grad_()
-    F.cross_entropy(X @ w[:8].view(2, 4).T + w[8:], Y).backward()  # type: ignore[no-untyped-call]
+    F.cross_entropy(x @ w[:8].view(2, 4).T + w[8:], y).backward()  # type: ignore[no-untyped-call]
     assert w.grad is not None
     return w.grad
 
@@ -163,6 +163,64 @@ def test_published_step_by_hand_and_only_noised_coordinates_leave() -> None:
     update = objective.finish(local)
     assert update.tolist() == pytest.approx(((expected - local.start) * top).tolist(), abs=1e-6)
     assert 0 < int((update != 0).sum()) == k < 10
+
+
+def test_what_leaves_is_the_union_of_the_masks_of_all_local_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eq. 13. Batches that show one feature only, 3 wide: its two weights have the largest gradients, then the two biases.
+
+    So k = 2 picks the weights of feature 0 in the first step and those of feature 3 in the next two.
+    """
+    monkeypatch.setattr(Controller, "act", lambda *_: (0.5, 0.2))
+    local = local_for(FedANC(variant="published", pretraining_steps=0, clip=0.3))
+    objective = SparseNoise(FedANC(variant="published", pretraining_steps=0, clip=0.3), 8.0, 1e-5)
+    objective.begin(local)
+    w, noise, labels = local.start.clone(), torch.linspace(-1, 1, 10), torch.tensor([0, 0, 0, 0])
+    for k, feature in enumerate((0, 3, 3)):
+        local.step, x = k, torch.zeros(4, 4)
+        x[:, feature] = 3.0
+        objective.step(local, x, labels)
+        g, noised = gradient_at(w, x, labels), torch.zeros(10)
+        noised[[feature, 4 + feature]] = 1.0
+        w = w - 0.1 * (g * 0.3 / g.norm() + noised * noise * 0.5 * 0.3)
+    moved = w - local.start
+    expected = [float(moved[i]) if i in (0, 3, 4, 7) else 0.0 for i in range(10)]
+    assert float(moved[8:].abs().min()) > 1e-3, "the biases move bare, and stay"
+    update = objective.finish(local)
+    assert update.tolist() == pytest.approx(expected, abs=1e-6)
+    assert update.nonzero().flatten().tolist() == [0, 3, 4, 7]
+
+
+def test_published_lesson_in_gamma_is_the_finite_difference_of_the_soft_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slope that the second step hands to the controller, against the next loss where the first step's mask is softened."""
+    method = FedANC(variant="published", pretraining_steps=0, clip=0.3, budget_weight=0.0)
+    handed: list[float] = []
+
+    def learn(self: Controller, state: Any, norm: float, loss: float, objective: Any) -> Any:
+        zero = torch.zeros((), requires_grad=True)
+        handed.append(float(torch.autograd.grad(objective(torch.tensor(0.5), zero + 0.5), zero)[0]))
+        return state
+
+    monkeypatch.setattr(Controller, "act", lambda *_: (0.5, 0.5))
+    monkeypatch.setattr(Controller, "learn", learn)
+    local, objective = local_for(method), SparseNoise(method, 8.0, 1e-5)
+    objective.begin(local)
+    objective.step(local, X, Y)
+    w = local.model.vector.double()
+    local.step = 1
+    objective.step(local, X, Y)
+    order = gradient_at(local.start).abs().argsort(descending=True, stable=True)
+    rank = torch.empty(10, dtype=torch.double)
+    rank[order] = torch.arange(10.0).double()
+
+    def next_loss(gamma: float) -> float:
+        """The hard step, its mask moved along the soft one, sigmoid((gamma - (rank + 1/2) / 10) / 0.05), from gamma = 0.5."""
+        soft, hard = (((g - (rank + 0.5) / 10) / 0.05).sigmoid() for g in (gamma, 0.5))
+        v = w - 0.1 * (soft - hard) * torch.linspace(-1, 1, 10).double() * 0.5 * 0.3
+        return float(F.cross_entropy(X.double() @ v[:8].view(2, 4).T + v[8:], Y))
+
+    numeric = (next_loss(0.501) - next_loss(0.499)) / 0.002
+    assert abs(numeric) > 1e-3
+    assert handed[0] == pytest.approx(numeric, rel=1e-2)
 
 
 def test_published_lesson_is_the_finite_difference_of_the_next_loss(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,6 +343,16 @@ def test_the_budget_is_spent_exactly_unevenly_and_never_more() -> None:
     assert some[-1] > mus[10], "rounds sat out leave more for the others"
     capped = Budgeted(policy.method, setting(max_participations=4))
     assert math.fsum(mu**2 for mu in spend(capped, [1, 4, 5, 10])) == pytest.approx(4 * 0.25, rel=1e-9)
+
+
+def test_a_larger_beta_asks_for_more_noise_and_spends_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An even share of 12 (2 / 4)^2 is 0.25; a round costs 0.25 (0.5 / b)^2, within 4 times: noise 2 / mu = 8 b."""
+    policy = Budgeted(FedANC(pretraining_steps=0), setting())
+    noises = []
+    for b in (0.1, 0.25, 0.4, 0.5, 0.625, 1.0, 9.0):
+        monkeypatch.setattr(Controller, "act", lambda *_, b=b: (b, 0.5))
+        noises.append(policy.plan(Released(0, torch.zeros(40), None), policy.start()).noise_std)
+    assert noises == pytest.approx([2.0, 2.0, 3.2, 4.0, 5.0, 8.0, 8.0])
 
 
 def test_poisson_sums_keep_the_noise_and_adapt_the_support() -> None:

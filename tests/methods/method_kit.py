@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedveil.experiment.build import federation, prepare
 from fedveil.experiment.config import Config, configure
+from fedveil.federation.clients import Clients
 from fedveil.federation.engine import Inline
 from fedveil.federation.fit import Federation, Progress, fit, start
 from fedveil.local import LocalSpec, OptimizerSpec
@@ -91,6 +92,7 @@ class Replay:
     door: Door
     other: Replay | None = None
     plans: dict[tuple[int, int], Plan] = field(default_factory=dict)
+    weights: dict[tuple[int, int], float] = field(default_factory=dict)
     let_out: dict[tuple[int, int], Upload] = field(default_factory=dict)
 
     @property
@@ -98,17 +100,17 @@ class Replay:
         """That of the door."""
         return self.door.layout
 
-    def upload(self, update: Tensor, plan: Plan | Raw, client: int, round: int, *more: Any) -> Upload:
+    def upload(self, update: Tensor, plan: Plan | Raw, client: int, round: int, weight: float = 1.0, *more: Any) -> Upload:
         """As the door's, or the other run's upload."""
-        self.plans[client, round] = plan.make(update) if isinstance(plan, Raw) else plan
+        self._write_down(update, plan, client, round, weight)
         if self.other is None:
-            self.let_out[client, round] = self.door.upload(update, plan, client, round, *more)
+            self.let_out[client, round] = self.door.upload(update, plan, client, round, weight, *more)
         return (self.other or self).let_out[client, round]
 
-    def seal(self, update: Tensor, plan: Plan | Raw, client: int, round: int, *more: Any) -> Contribution:
+    def seal(self, update: Tensor, plan: Plan | Raw, client: int, round: int, weight: float = 1.0, *more: Any) -> Contribution:
         """As the door's."""
-        self.plans[client, round] = plan.make(update) if isinstance(plan, Raw) else plan
-        return self.door.seal(update, plan, client, round, *more)
+        self._write_down(update, plan, client, round, weight)
+        return self.door.seal(update, plan, client, round, weight, *more)
 
     def release_sum(self, contributions: Any, plan: Plan | Raw, round: int, denominator: float) -> Upload:
         """As the door's, or the other run's sum."""
@@ -116,21 +118,48 @@ class Replay:
             self.let_out[AGGREGATE, round] = self.door.release_sum(contributions, plan, round, denominator)
         return (self.other or self).let_out[AGGREGATE, round]
 
+    def _write_down(self, update: Tensor, plan: Plan | Raw, client: int, round: int, weight: float) -> None:
+        self.plans[client, round] = plan.make(update) if isinstance(plan, Raw) else plan
+        self.weights[client, round] = weight
+
 
 def swapped_plans(config: Config, folder: Path) -> list[tuple[Plan, Plan]]:
-    """The plans of two runs that let out the same vectors although one client's data are all different in the second."""
-    first, second = job_of(config, folder / "a.sqlite"), job_of(config, folder / "b.sqlite")
-    clients = second.context.clients
-    low, high = int(clients.offsets[0]), int(clients.offsets[1])
-    clients.x[low:high] = torch.randn(clients.x[low:high].shape, generator=torch.Generator().manual_seed(9)) * 5
-    clients.y[low:high] = 3
-    one = Replay(first.context.door)
-    two = Replay(second.context.door, one)
+    """The plans of two runs that let out the same vectors although one client's data are all different in the second.
+
+    Then the same with another number of examples, unless sizes are public: neither plans nor weights may follow it.
+    """
+    first = job_of(config, folder / "0.sqlite")
+    one, pairs = Replay(first.context.door), []
     trained(replace(first, context=replace(first.context, door=one)))  # type: ignore[arg-type]
-    trained(replace(second, context=replace(second.context, door=two)))  # type: ignore[arg-type]
-    assert one.plans.keys() == two.plans.keys()
     assert (0, config.training.rounds - 1) in one.plans, "the swapped client must take part in the last round"
-    return [(one.plans[key], two.plans[key]) for key in one.plans]
+    for share in shares_swapped(first):
+        second = job_of(config, folder / f"{share}.sqlite")
+        clients = second.context.clients
+        x = torch.randn(clients.examples(0)[0].shape, generator=torch.Generator().manual_seed(9)) * 5
+        clients = with_first_client(clients, x, torch.full((len(x),), 3), share)
+        two = Replay(second.context.door, one)
+        trained(replace(second, context=replace(second.context, door=two, clients=clients)))  # type: ignore[arg-type]
+        assert one.plans.keys() == two.plans.keys()
+        assert one.weights == two.weights, "the weight of a client shows how many examples it has"
+        pairs += [(one.plans[key], two.plans[key]) for key in one.plans]
+    return pairs
+
+
+def shares_swapped(job: Federation) -> tuple[float, ...]:
+    """How many examples the swapped client may have for its own: as many, or half of them as well.
+
+    Sizes are public by declaration where the method's assumptions say so, and published variants weigh by them.
+    """
+    public = "each client's number of examples is public" in job.method.assumptions(job.setting)
+    return (1.0,) if public or getattr(job.method, "variant", "proven") == "published" else (1.0, 0.5)
+
+
+def with_first_client(clients: Clients, x: Tensor, y: Tensor, share: float) -> Clients:
+    """The same clients, the first with the first `share` of these examples; the others keep theirs."""
+    size, own = clients.size(0), math.ceil(share * len(y))
+    offsets = clients.offsets.copy()
+    offsets[1:] += own - size
+    return Clients(torch.cat([x[:own], clients.x[size:]]), torch.cat([y[:own], clients.y[size:]]), offsets)
 
 
 def all_same(pairs: list[tuple[Plan, Plan]]) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from method_kit import shares_swapped, with_first_client
 
 from fedveil.experiment.build import Prepared, build_model, prepare
 from fedveil.experiment.config import Config, calibrated_setting, parse
@@ -85,32 +86,33 @@ def trained(job: Federation) -> Progress:
 class ScriptedDoor(Door):
     """Lets out a vector that does not depend on the data, with the noise and at the cost of the plan, and keeps the plans."""
 
-    plans: list[tuple[int, int, Plan]]
+    plans: list[tuple[int, int, float, Plan]]
     norms: list[float]
     script: int
 
-    def _swap(self, update: torch.Tensor, plan: Any, client: int, round: int) -> torch.Tensor:
-        self.plans.append((round, client, plan))
+    def _swap(self, update: torch.Tensor, plan: Any, client: int, round: int, weight: float) -> torch.Tensor:
+        self.plans.append((round, client, weight, plan))
         self.norms.append(float(update.norm()))
         seed = 1000 * round + client + self.script
         return torch.randn(len(update), generator=torch.Generator().manual_seed(seed)) * 0.02 * (1 + seed % 3)
 
-    def upload(self, update: torch.Tensor, plan: Any, client: int, round: int, *rest: Any) -> Any:
-        return super().upload(self._swap(update, plan, client, round), plan, client, round, *rest)
+    def upload(self, update: torch.Tensor, plan: Any, client: int, round: int, weight: float = 1.0, *rest: Any) -> Any:
+        return super().upload(self._swap(update, plan, client, round, weight), plan, client, round, weight, *rest)
 
-    def seal(self, update: torch.Tensor, plan: Any, client: int, round: int, *rest: Any) -> Any:
-        return super().seal(self._swap(update, plan, client, round), plan, client, round, *rest)
+    def seal(self, update: torch.Tensor, plan: Any, client: int, round: int, weight: float = 1.0, *rest: Any) -> Any:
+        return super().seal(self._swap(update, plan, client, round, weight), plan, client, round, weight, *rest)
 
 
-def plans_of(config: Config, swap: bool, script: int = 0) -> tuple[list[tuple[int, int, Plan]], list[float]]:
-    """All plans of a run, and the norms of the private updates; with `swap`, client 0 holds quite other data.
+def plans_of(
+    job: Federation, share: float | None = None, script: int = 0
+) -> tuple[list[tuple[int, int, float, Plan]], list[float]]:
+    """All plans of a run, with round, client and weight, and the norms of the private updates.
 
-    What leaves is scripted, hence equal in both worlds; another `script` is other uploads.
+    With a `share`, client 0 holds quite other data, that share of as many as it had. What leaves is scripted, hence equal in
+    both worlds; another `script` is other uploads.
     """
-    prepared = prepare(config)
-    if swap:
-        prepared = replace(prepared, clients=swapped(prepared.clients))
-    job = assemble(config, prepared)
+    if share is not None:
+        job = replace(job, context=replace(job.context, clients=swapped(job.context.clients, share)))
     door = ScriptedDoor(**vars(job.context.door))
     for name, value in (("plans", []), ("norms", []), ("script", script)):
         object.__setattr__(door, name, value)
@@ -122,22 +124,23 @@ def plans_of(config: Config, swap: bool, script: int = 0) -> tuple[list[tuple[in
 def check_plans_read_only_uploads(config: Config) -> None:
     """The swap test: one client's whole data replaced, all uploads and noise kept, then every plan is the same.
 
-    Other uploads must give other plans, or this would test nothing.
+    The new data are as many as the old, then half as many, unless sizes are public; the nominal number, |D| / N, is public and
+    kept. Other uploads must give other plans, or this would test nothing.
     """
-    (plans, norms), (others, other_norms) = (plans_of(config, swap) for swap in (False, True))
-    assert norms[0] != other_norms[0], "the swap must change what client 0 computes"
-    assert len(plans) == len(others) > 0
-    assert all(a[:2] == b[:2] and same_plan(a[2], b[2]) for a, b in zip(plans, others, strict=True))
-    moved, _ = plans_of(config, False, script=77)
-    assert not all(same_plan(a[2], b[2]) for a, b in zip(plans, moved, strict=True))
+    plans, norms = plans_of(assemble(config))
+    for share in shares_swapped(assemble(config)):
+        others, other_norms = plans_of(assemble(config), share)
+        assert norms[0] != other_norms[0], "the swap must change what client 0 computes"
+        assert len(plans) == len(others) > 0
+        assert all(a[:3] == b[:3] and same_plan(a[3], b[3]) for a, b in zip(plans, others, strict=True)), share
+    moved, _ = plans_of(assemble(config), script=77)
+    assert not all(same_plan(a[3], b[3]) for a, b in zip(plans, moved, strict=True))
 
 
-def swapped(clients: Clients) -> Clients:
-    """The same clients, the first with its examples negated and shifted, and other labels."""
-    x, y = clients.x.clone(), clients.y.clone()
-    end = int(clients.offsets[1])
-    x[:end], y[:end] = 1.0 - x[:end].flip(0), (y[:end] + 3) % 10
-    return Clients(x, y, clients.offsets)
+def swapped(clients: Clients, share: float = 1.0) -> Clients:
+    """The same clients, the first with that share of its examples, negated and shifted, and other labels."""
+    x, y = clients.examples(0)
+    return with_first_client(clients, 1.0 - x.flip(0), (y + 3) % 10, share)
 
 
 def presets(folder: str) -> Sequence[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -297,10 +297,37 @@ def reproduce(
 
 
 @app.command()
+def twin(
+    config: OptionalConfig = None,
+    preset: Preset = None,
+    overrides: Overrides = None,
+    client: Annotated[int, typer.Option(help="Whose data differ between the two runs.")] = 0,
+    change: Annotated[
+        Literal["labels", "record", "absent"],
+        typer.Option(help="labels: each becomes the next class; record: one other example; absent: no data."),
+    ] = "labels",
+    out: Annotated[Path | None, typer.Option(help="Directory; must be new or empty.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Global sensitivity over the rounds (paper 002): two runs with the same noise, on data that differ in one client."""
+    from fedveil.experiment.config import load_config
+    from fedveil.experiment.live import twin_live
+    from fedveil.experiment.preset import chosen
+
+    given = load_config(chosen(config, preset), overrides or [])
+    folder = out if out is not None else Path("runs") / f"twin-{given.method['name']}-{given.data.name}"
+    made = twin_live(given, client, change, folder, quiet)
+    typer.echo(f"twins: {made} (fedveil plot {made} --what sensitivity,update)")
+
+
+@app.command()
 def plot(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     what: Annotated[
-        str | None, typer.Option(help="Columns, with commas: accuracy, loss, noise, clip, or any of history.csv.")
+        str | None,
+        typer.Option(
+            help="Columns, with commas: accuracy, loss, noise, clip, any of history.csv, client_ and one of participants.csv."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Picture to write (.png, .svg, .pdf); by default in the run directory.")

@@ -52,6 +52,8 @@ def test_unknown_keys_and_impossible_values_name_key_value_and_remedy(section: d
         ({"privacy": {"epsilon": 1.0, "noise_multiplier": 1.0}}, ["epsilon", "noise_multiplier", "both"]),
         ({"method": {"name": "fedavg"}, "privacy": {"epsilon": 1.0}}, ["fedavg", "no noise"]),
         ({"method": {"name": "dp-fedavg"}}, ["epsilon", "noise_multiplier"]),
+        ({"privacy": {"epsilon": 8.0, "max_participations": 2}}, ["max_participations = 2", "view = 'server'", "aggregate"]),
+        ({"privacy": {"epsilon": 8.0, "max_participations": 2, "view": "final"}}, ["view = 'server'", "final"]),
     ],
 )
 def test_what_only_the_whole_configuration_can_tell(section: dict[str, Any], words: list[str]) -> None:

@@ -8,12 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
+from typer.testing import CliRunner
 
+from fedveil.cli import app
 from fedveil.data.load import load
 from fedveil.errors import ConfigError
 from fedveil.experiment.build import build_model, federation, prepare
 from fedveil.experiment.config import Config, configure
+from fedveil.experiment.plots import plot_run
+from fedveil.experiment.report_data import read_run
+from fedveil.experiment.rundir import present
 from fedveil.experiment.twin import neighbour, twin_sensitivity
 from fedveil.federation.round import Task, client_round
 from fedveil.privacy.ledger import Ledger
@@ -86,3 +92,16 @@ def test_a_neighbour_differs_in_one_client_alone() -> None:
     assert neighbour(prepared, 5, "absent").size(5) == 0
     with pytest.raises(ConfigError, match="0 to 19"):
         neighbour(prepared, 20, "labels")
+
+
+def test_the_command_leaves_a_directory_that_plots(tmp_path: Path) -> None:
+    """The distances are a column of its history; the plot has it; the same client gives the same distances from Python."""
+    file, out = tmp_path / "c.toml", tmp_path / "twins"
+    file.write_text(tomli_w.dumps(present(config().model_dump(mode="json"))))
+    called = CliRunner().invoke(app, ["twin", str(file), "--client", "2", "--out", str(out), "--quiet"])
+    assert called.exit_code == 0, called.output
+    told = [float(row["sensitivity"]) for row in read_run(out).history]
+    assert told == pytest.approx(twin_sensitivity(config(), 2), rel=1e-9)
+    assert plot_run(out, ["sensitivity", "update"], tmp_path / "a.svg").is_file()
+    again = CliRunner().invoke(app, ["twin", str(file), "--out", str(out), "--quiet"])
+    assert isinstance(again.exception, ConfigError)

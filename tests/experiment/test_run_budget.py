@@ -41,3 +41,15 @@ def test_a_spent_budget_ends_the_run_with_its_last_model(tmp_path: Path, monkeyp
     assert summary["rounds"] == 2
     assert "budget" in summary["ended"] or "exceed" in summary["ended"] or "left" in summary["ended"]
     assert load_file(out / "model.safetensors")
+
+
+def test_clients_that_may_take_part_three_times_fill_all_rounds(tmp_path: Path) -> None:
+    """Eight rounds of 3 of 8 clients are 24 uploads, three of each client: the budget of none of them ends the run."""
+    config, out = tmp_path / "c.toml", tmp_path / "run"
+    text = CONFIG.replace("clients = 10", "clients = 8").replace(
+        'rounds = 5, clients_per_round = 5, sampling = "poisson"', "rounds = 8, clients_per_round = 3"
+    )
+    config.write_text(text.replace("delta = 1e-3", 'delta = 1e-3, view = "server", max_participations = 3'))
+    done = CliRunner().invoke(app, ["run", str(config), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert json.loads((out / "summary.json").read_text())["rounds"] == 8

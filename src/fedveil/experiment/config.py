@@ -266,8 +266,13 @@ def local_spec(config: Config) -> LocalSpec:
 
 def calibrated_setting(config: Config, population: Population | None = None) -> tuple[Method, Setting]:
     """Method and setting with the noise known."""
-    method = method_of(config)
-    return method, method.calibrate(setting_of(config, population))
+    method, s = method_of(config), setting_of(config, population)
+    if s.max_participations is not None and s.scope.view is not View.SERVER:
+        raise ConfigError(
+            f"privacy.max_participations = {s.max_participations} counts the uploads of single clients, so it needs "
+            f"privacy.view = 'server'; in the {s.scope.view} view every round's sum is charged to all clients: leave it out"
+        )
+    return method, method.calibrate(s)
 
 
 def layout_of(config: Config, data: Info) -> Layout:

@@ -12,9 +12,11 @@ from fedveil.experiment.certify_view import render_brief
 from fedveil.experiment.plots import plot_curves
 from fedveil.experiment.report import write_report
 from fedveil.experiment.run import Result, run
+from fedveil.experiment.twin import twin_directory
 
 if TYPE_CHECKING:
     from fedveil.experiment.config import Config
+    from fedveil.experiment.twin import Change
     from fedveil.federation.fit import Record
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -47,6 +49,19 @@ def run_live(config: Config, out: Path | None, quiet: bool, resume: bool = False
             raise
     _summary(result, console)
     return result
+
+
+def twin_live(config: Config, client: int, change: Change, out: Path, quiet: bool) -> Path:
+    """Measure twin runs with a progress bar."""
+    console = Console()
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[distance]}"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=quiet) as bar:
+        task = bar.add_task(f"twins of {config.method['name']}, client {client}", total=config.training.rounds, distance="")
+
+        def on_round(record: Record) -> None:
+            bar.update(task, completed=record["round"] + 1, distance=f"sensitivity {record['sensitivity']:.4g}")
+
+        return twin_directory(config, client, change, out, on_round)
 
 
 def _summary(result: Result, console: Console) -> None:

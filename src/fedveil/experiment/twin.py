@@ -6,6 +6,7 @@ A measurement of one pair of neighbours, in a simulation: it bounds nothing, sin
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
+import fedveil.experiment.rundir as rundir
 from fedveil.errors import ConfigError
 from fedveil.experiment.build import Prepared, federation, prepare
+from fedveil.experiment.config import layout_of
 from fedveil.federation.clients import Clients
 from fedveil.federation.engine import Inline
 from fedveil.federation.fit import one_round, start
@@ -60,15 +63,45 @@ def twin_runs(
     *,
     data: Dataset | None = None,
     partition: Partition | None = None,
+    on_round: Callable[[Record], None] | None = None,
 ) -> tuple[list[float], list[Record]]:
-    """The distances of `twin_sensitivity`, and the history of the run on unchanged data."""
-    config = config.model_copy(update={"run": config.run.model_copy(update={"seeded_noise": True})})
+    """The distances of `twin_sensitivity`, and the history of the run on unchanged data, with them as `sensitivity`."""
     prepared = prepare(config, data, partition)
+    return _twins(_seeded(config), prepared, neighbour(prepared, client, change), on_round)
+
+
+def twin_directory(
+    config: Config, client: int, change: Change, out: Path, on_round: Callable[[Record], None] | None = None
+) -> Path:
+    """Run twins and leave a directory whose `history.csv` has `sensitivity`, for `fedveil plot` and `fedveil report`.
+
+    It holds no ledger and no model: it is a measurement of a simulation, not a run that could go on.
+
+    Raises:
+        ConfigError: as `twin_sensitivity`; `out` exists and is not empty.
+    """
+    prepared = prepare(config)
     other = neighbour(prepared, client, change)
+    rundir.create(out)
+    rundir.write_config(out / "config.toml", config)
+    _, history = _twins(_seeded(config), prepared, other, on_round)
+    rundir.write_history(out, history, layout_of(config, prepared.dataset.info))
+    rundir.write_json(out / "summary.json", {"twin": {"client": client, "change": change}, "rounds": len(history)})
+    return out
+
+
+def _seeded(config: Config) -> Config:
+    """Both runs need the same noise."""
+    return config.model_copy(update={"run": config.run.model_copy(update={"seeded_noise": True})})
+
+
+def _twins(
+    config: Config, prepared: Prepared, other: Clients, on_round: Callable[[Record], None] | None
+) -> tuple[list[float], list[Record]]:
     with tempfile.TemporaryDirectory() as folder:
         first, second = (_job(config, prepared, Path(folder) / f"{name}.sqlite") for name in ("first", "second"))
         second = replace(second, context=replace(second.context, clients=other))
-        return _distances(first, second)
+        return _distances(first, second, on_round)
 
 
 def neighbour(prepared: Prepared, client: int, change: Change) -> Clients:
@@ -96,7 +129,9 @@ def _job(config: Config, prepared: Prepared, path: Path) -> Federation:
     return replace(federation(config, prepared, path, "twin"), client_tests=None, evaluate_every=config.training.rounds)
 
 
-def _distances(first: Federation, second: Federation) -> tuple[list[float], list[Record]]:
+def _distances(
+    first: Federation, second: Federation, on_round: Callable[[Record], None] | None
+) -> tuple[list[float], list[Record]]:
     one, two = start(first), start(second)
     distances = []
     with Inline(first.context) as engine, Inline(second.context) as other:
@@ -104,4 +139,7 @@ def _distances(first: Federation, second: Federation) -> tuple[list[float], list
             one_round(first, engine, one)
             one_round(second, other, two)
             distances.append(float((one.model.double() - two.model.double()).norm()))
+            one.history[-1]["sensitivity"] = distances[-1]
+            if on_round is not None:
+                on_round(one.history[-1])
     return distances, one.history

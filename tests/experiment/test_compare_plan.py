@@ -47,6 +47,15 @@ def test_a_method_without_noise_is_the_reference_and_runs_once() -> None:
     assert (rows[0].cells[0].config.privacy.epsilon, rows[0].cells[0].config.privacy.noise_multiplier) == (None, None)
 
 
+def test_only_what_has_no_noise_at_all_becomes_the_reference() -> None:
+    vacuous = base().model_copy(update={"privacy": base().privacy.model_copy(update={"delta": 0.1})})
+    rows = plan(vacuous, ["fedavg", "dp-fedavg", "aldp-fl"], [2], [1])
+    assert [(r.method, r.epsilon, bool(r.cells)) for r in rows] == [
+        *(("fedavg", math.inf, True), ("dp-fedavg", 2, False), ("aldp-fl", 2, False))
+    ]
+    assert all("delta" in r.reason for r in rows[1:])
+
+
 def test_infinity_is_a_run_without_noise() -> None:
     (found,) = plan(base(), ["dp-fedavg"], [math.inf], [1])
     assert found.cells[0].config.privacy.noise_multiplier == 0.0
@@ -104,6 +113,31 @@ def test_options_of_a_method() -> None:
 def test_refused_methods(methods: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan(base(), methods, [2], [1])
+
+
+def test_a_method_cannot_change_what_a_proven_epsilon_speaks_of() -> None:
+    for option in ("view=server", "unit=record", "adjacency=replace_one", "delta=0.0001"):
+        with pytest.raises(ConfigError, match=rf"privacy\.{option.split('=')[0]} is part of the guarantee"):
+            plan(base(), ["dp-fedavg", f"dp-fedavg:privacy.{option}"], [2], [1])
+    assert plan(base(), ["dp-fedavg:privacy.view=server"], [2], [1], by="claimed")[0].cells
+
+
+def test_data_that_cannot_be_dealt_out_are_told_before_training() -> None:
+    (kept, impossible) = plan(base(), ["dp-fedavg"], [8], [1, 2], ["iid", "dirichlet:alpha=0.01:min_size=20"])
+    assert kept.cells
+    assert impossible.cells == ()
+    assert impossible.reason.startswith("seeds 1, 2: ")
+
+
+def test_a_number_that_nobody_measures_is_told_before_training() -> None:
+    (no_tests,) = plan(base(), ["dp-fedavg"], [8], [1], metric="mean_personal_accuracy")
+    assert (no_tests.cells, "set data.client_test_fraction" in no_tests.reason) == ((), True)
+    given = base()
+    given = given.model_copy(update={"data": given.data.model_copy(update={"client_test_fraction": 0.2})})
+    methods = ["dp-fedavg", "dp-fedavg:training.measure_trained=true"]
+    rows = plan(given, methods, [8], [1], metric="mean_personal_accuracy")
+    assert [bool(r.cells) for r in rows] == [False, True]
+    assert "dp-fedavg has no models of the clients' own" in rows[0].reason
 
 
 def test_refused_epsilons_and_seeds() -> None:

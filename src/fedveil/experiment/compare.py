@@ -107,7 +107,7 @@ def compare(
         seeds = range(config.run.seed, config.run.seed + seeds)
     if not methods or not epsilons or not seeds:
         raise ConfigError("give at least one method, one epsilon and one seed")
-    planned = plan(config, methods, epsilons, seeds, partitions, by, on_step)
+    planned = plan(config, methods, epsilons, seeds, partitions, by, on_step, metric)
     cells = [cell for row in planned for cell in row.cells]
     if not cells:
         reasons = "; ".join(dict.fromkeys(f"{row.method}: {row.reason}" for row in planned))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fedveil.data.partition import checked_options
 from fedveil.data.partition_options import PARTITIONS
 from fedveil.errors import ConfigError, FedveilError, nearest
 from fedveil.experiment.certify import certify_config
+from fedveil.experiment.compare_check import Check
 from fedveil.experiment.compare_claims import at_claim
 from fedveil.experiment.config import Config, override, parse
 from fedveil.experiment.grid import Cell
@@ -20,6 +21,8 @@ from fedveil.methods.registry import METHODS, method_from
 from fedveil.privacy.statement import Statement
 
 By = Literal["proven", "claimed"]
+PROMISE = ("privacy.view", "privacy.unit", "privacy.adjacency", "privacy.delta")
+"""What an epsilon speaks of; proven ones are equal only where these are."""
 SLACK = 1e-4
 """A proven epsilon may be this much above its target, relatively: noise is calibrated to rounding."""
 
@@ -50,15 +53,16 @@ def plan(
     partitions: Sequence[str] = (),
     by: By = "proven",
     on_step: Callable[[str], None] | None = None,
+    metric: str = "test_accuracy",
 ) -> list[Planned]:
-    """The rows of the comparison, those that cannot be run with their reason.
+    """The rows of the comparison, those that cannot be run with their reason; the data of every seed are dealt out for that.
 
     A method that has no noise to calibrate is run once without any, as the reference.
 
     Args:
         methods: `name` or `name:key=value:key=value`; a key with a dot is one of another section.
         partitions: `kind`, `kind:value` or `kind:key=value`, with the clients of the configuration.
-        on_step: told what is being checked.
+        on_step: told what is being checked. metric: the number that every run must give.
 
     Raises:
         ConfigError: an unknown method, key, partition or value, or one given twice.
@@ -72,22 +76,35 @@ def plan(
     if by == "claimed" and math.inf in epsilons:
         raise ConfigError("--epsilon inf is a run without noise, of which nothing is claimed: leave it out, or use --by proven")
     rows: list[Planned] = []
+    check = Check(metric)
     for partition, base in _dealt(config, partitions):
         for method in methods:
             mine = configured(base, method, by)
             if on_step is not None:
                 on_step(f"{method} {partition}".strip())
-            found = [_row(mine, method, partition, e, seeds, by) for e in epsilons if e < math.inf]
-            reference = None
-            if math.inf in epsilons or all(row.reason for row in found):
-                reference = _without_noise(mine, method, partition, seeds)
-            if reference is not None and math.inf not in epsilons:
-                found = []
-            rows += [*found, *([reference] if reference is not None else [])]
+            rows += (_checked(row, check) for row in _rows(mine, method, partition, epsilons, seeds, by))
     return rows
 
 
 # --- one row ------------------------------------------------------------------------------------------------------------
+
+
+def _rows(config: Config, method: str, partition: str, epsilons: Sequence[float], seeds: Sequence[int], by: By) -> list[Planned]:
+    """The rows of a method, one a guarantee; of one that has no noise at all, the reference."""
+    reference = _without_noise(_privacy(config), method, partition, seeds)
+    if reference.cells:
+        return [reference]
+    free = _privacy(config, noise_multiplier=0.0)
+    return [
+        _row(config, method, partition, e, seeds, by) if e < math.inf else _without_noise(free, method, partition, seeds)
+        for e in sorted(epsilons)
+    ]
+
+
+def _checked(row: Planned, check: Check) -> Planned:
+    """The row, without its cells where they could not give the number."""
+    problem = check.problem([cell.config for cell in row.cells]) if row.cells else ""
+    return replace(row, cells=(), reason=problem) if problem else row
 
 
 def _row(config: Config, method: str, partition: str, epsilon: float, seeds: Sequence[int], by: By) -> Planned:
@@ -111,18 +128,15 @@ def _same_guarantee(statement: Statement, epsilon: float, by: By) -> None:
         )
 
 
-def _without_noise(config: Config, method: str, partition: str, seeds: Sequence[int]) -> Planned | None:
-    """The method without noise, or None where it has no such form."""
-    for given in (_privacy(config), _privacy(config, noise_multiplier=0.0)):
-        try:
-            statement = certify_config(given)
-        except FedveilError:
-            continue
-        if math.isinf(statement.proven.epsilon):
-            return Planned(
-                method, partition, math.inf, _cells(given, method, partition, math.inf, "no-noise", seeds), "", statement
-            )
-    return None
+def _without_noise(given: Config, method: str, partition: str, seeds: Sequence[int]) -> Planned:
+    """The row of a configuration that is to be without noise."""
+    try:
+        statement = certify_config(given)
+    except FedveilError as problem:
+        return Planned(method, partition, math.inf, (), str(problem))
+    if statement.proven.epsilon < math.inf:
+        return Planned(method, partition, math.inf, (), "there is noise in it all the same")
+    return Planned(method, partition, math.inf, _cells(given, method, partition, math.inf, "no-noise", seeds), "", statement)
 
 
 def _cells(config: Config, method: str, partition: str, epsilon: float, name: str, seeds: Sequence[int]) -> tuple[Cell, ...]:
@@ -168,6 +182,11 @@ def configured(config: Config, method: str, by: By = "proven") -> Config:
             raise ConfigError(
                 f"--methods {method}: {option!r} is not possible; give options as name:key=value:key=value, a key with a dot "
                 "for another section (training.optimizer.lr=0.1); epsilon, seeds and partitions have options of their own"
+            )
+        if by == "proven" and key in PROMISE:
+            raise ConfigError(
+                f"--methods {method}: {key} is part of the guarantee, which is the same for all methods: "
+                f"set it in the configuration (--set {option}); with --by claimed the methods may differ in it"
             )
         override(raw, f"{key if '.' in key else f'method.{key}'}={value}")
     method_from(dict(raw["method"]))

@@ -124,7 +124,7 @@ def test_a_projected_run_is_not_called_gaussian_and_tells_less() -> None:
 
 def test_secret_sampling_is_sampled() -> None:
     runs = Runs.of(case(proven("dp-fedavg", rounds=2, sampling="poisson")))
-    assert runs.rate == 0.5
+    assert runs.case.rate == 0.5
     assert not runs.gaussian
 
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.audit.adapter import Case, release_subject, run_score, worst_shift
+from fedveil.audit.adapter import Case, release_subject, run_score, sampled_run, worst_shift
 from fedveil.audit.linear_loss import NoisyFedAvg as LinearRun
 from fedveil.audit.linear_loss import audit_linear_loss
+from fedveil.audit.sampled_curve import many_sampled_runs
 from fedveil.audit.single_upload import single_upload
 from fedveil.audit.training import Trainer, pairs
 from fedveil.audit.two_world import many_runs
@@ -30,11 +31,11 @@ from fedveil.release.plan import Plan
 RECORD = {"unit": "record", "adjacency": "replace_one", "view": "server"}
 
 
-def small(method: dict[str, Any], rounds: int = 4, **privacy: Any) -> Config:
+def small(method: dict[str, Any], rounds: int = 4, *, clients: int = 8, sampling: str = "fixed", **privacy: Any) -> Config:
     noise = {} if method["name"] == "fedavg" else {"epsilon": 2.0}
     return parse(
         {
-            "data": {"partition": {"kind": "iid", "clients": 8}},
+            "data": {"partition": {"kind": "iid", "clients": clients}},
             "model": {"name": "linear"},
             "method": method,
             "training": {
@@ -43,7 +44,7 @@ def small(method: dict[str, Any], rounds: int = 4, **privacy: Any) -> Config:
                 "batch_size": 16,
                 "batch_clip": 1.0,
                 "local_steps": 2,
-                "sampling": "fixed",
+                "sampling": sampling,
             },
             "privacy": {"delta": 1e-3, **noise, **privacy},
         }
@@ -60,6 +61,38 @@ def test_no_proven_number_is_exceeded(name: str, view: str) -> None:
     assert not [c for c in statement.contradictions() if c.number == "proven"]
     if name == "fedavg":
         assert math.isinf(max(found.epsilon for found in numbers.audits))
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+@pytest.mark.parametrize("name", ["fedavg", "dp-fedavg", "ladp-fl", "aldp-fl"])
+def test_no_proven_number_is_exceeded_where_few_join_in_secret(name: str, adjacency: str) -> None:
+    """4 of 80 clients and 2 rounds: what one sum tells of a client that is surely in it is far above what is proven."""
+    config = small({"name": name}, 2, clients=80, sampling="poisson", view="aggregate", adjacency=adjacency)
+    statement = audit_config(config, n=300)
+    assert statement.own.audits
+    assert not [c for c in statement.contradictions() if c.number == "proven"]
+    if name == "fedavg":
+        assert math.isinf(max(found.epsilon for found in statement.own.audits))
+
+
+def test_a_canary_that_joins_by_chance_leaks_only_below_that_chance() -> None:
+    method, setting = calibrated_setting(small({"name": "fedavg"}, clients=80, sampling="poisson", view="aggregate"))
+    subject = release_subject(Case.of(method, setting, dimension=20), np.random.default_rng(0))
+    below, above = (single_upload(subject, np.random.default_rng(0), n=50, pilot=20, delta=d).headline for d in (0.01, 0.06))
+    assert math.isinf(below.epsilon)
+    assert math.isfinite(above.epsilon)
+
+
+def test_half_the_noise_under_secret_sampling_is_refuted() -> None:
+    method, setting = calibrated_setting(small({"name": "dp-fedavg"}, sampling="poisson", view="aggregate"))
+    found = []
+    for factor in (0.5, 1.0):
+        case = Case.of(method, replace(setting, noise_multiplier=setting.z * factor), dimension=20)
+        event, scores = sampled_run(Case.of(method, setting), 4, np.random.default_rng(0)), run_score(case, 4)
+        assert event is not None
+        rng = np.random.default_rng(0)
+        found.append(many_sampled_runs(scores, event, case.scope, rng, n=300, pilot=100, delta=1e-3).epsilon)
+    assert found[0] > 2.0 >= found[1] > 0.2
 
 
 def test_half_the_noise_at_the_door_is_refuted() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,13 +11,16 @@ from scipy.optimize import brentq
 from scipy.stats import binom
 
 from fedveil.audit import worlds
+from fedveil.audit.adapter import Case, release_subject
 from fedveil.audit.linear_loss import NoisyFedAvg, counts
 from fedveil.audit.mechanism import Subject, Upload
 from fedveil.audit.one_run import Guesses, audit_one_run_grid, epsilon_bound, guess, mu_bound, simulate_gaussian, symmetric_grid
 from fedveil.audit.one_shot import threshold_bound
 from fedveil.audit.recompute import audit_noise
-from fedveil.audit.single_upload import releases, single_upload
+from fedveil.audit.sampled_curve import curve_of
+from fedveil.audit.single_upload import _scores, releases, single_upload
 from fedveil.audit.two_world import choose_threshold, many_runs, midpoint, rates, tradeoff_of_profile
+from fedveil.experiment.config import calibrated_setting, parse
 from fedveil.privacy import gaussian
 from fedveil.privacy.ladp import scale_leak_delta
 from fedveil.privacy.types import Adjacency, Scope, Unit, View
@@ -90,6 +94,31 @@ def test_single_upload_of_a_clean_mechanism() -> None:
     assert not any(result.structure.leak for result in found)
     for test in range(3):
         assert sum(result.tests[test].epsilon > 2 for result in found) <= (allowed_at_exact_level() if test == 2 else allowed())
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_one_release_at_the_real_door_under_secret_sampling(adjacency: Adjacency) -> None:
+    """The noise is what epsilon = 1 of one sampled sum allows; a release that the client surely joins is found above it."""
+    training = {"rounds": 1, "clients_per_round": 4, "sampling": "poisson", "batch_clip": 1.0, "local_steps": 1}
+    privacy = {"epsilon": 1.0, "delta": 0.01, "view": "aggregate", "adjacency": adjacency.value}
+    values = {"data": {"partition": {"kind": "iid", "clients": 20}}, "model": {"name": "linear"}}
+    method, setting = calibrated_setting(
+        parse({**values, "method": {"name": "dp-fedavg"}, "training": training, "privacy": privacy})
+    )
+    subject = release_subject(Case.of(method, setting, dimension=4), np.random.default_rng(0))
+    assert subject.present is not None
+    drawn = [_scores(subject, world, 1500, np.random.default_rng(world))[0] for world in (0, 1)]
+    certain = [_scores(replace(subject, mechanism=subject.present), w, 300, np.random.default_rng(w))[0] for w in (0, 1)]
+    event, rng, wrong = subject.sampled, np.random.default_rng(0), {"counted": 0, "curve": 0}
+    assert event is not None
+    curve = curve_of(event, 0.01, adjacency)
+    assert rates(certain[0], certain[1], midpoint(*certain)).refutes(curve)
+    for _ in range(REPEATS):
+        s0, s1 = (rng.choice(scores, 600) for scores in drawn)
+        counts = rates(s0[200:], s1[200:], choose_threshold(s0[:200], s1[:200], 400, 0.01, ALPHA))
+        wrong["counted"] += counts.epsilon(0.01, ALPHA) > 1
+        wrong["curve"] += counts.refutes(curve, ALPHA)
+    assert max(wrong.values()) <= allowed()
 
 
 def test_recomputed_noise_is_sound_at_its_exact_level() -> None:

@@ -18,7 +18,7 @@ from fedveil.audit.mechanism import Floats, Subject, Upload
 from fedveil.federation.round import seen
 from fedveil.params import Layout
 from fedveil.privacy.ledger import Entry
-from fedveil.privacy.types import Adjacency, Scope, Unit, View
+from fedveil.privacy.types import Adjacency, SampledGaussian, Scope, Unit, View
 from fedveil.release.cost import active_layers, per_layer, plan_mu
 from fedveil.release.door import Door, clipped
 from fedveil.release.noise import Randomness
@@ -82,6 +82,21 @@ class Case:
         """The scope of an audit: the run's, where the final view is audited by what the sums show only as aggregate."""
         return replace(self.setting.scope, view=View.AGGREGATE if self.summed else View.SERVER)
 
+    @property
+    def rate(self) -> float:
+        """The chance that a client is in a sum: secret, and credited by the proof, where sampling is Poisson; else 1."""
+        s = self.setting
+        return s.rate if self.summed and s.sampling == "poisson" and s.max_participations is None else 1.0
+
+    def joins(self, rng: np.random.Generator) -> bool:
+        """Whether the canary is in this sum."""
+        return self.rate == 1.0 or rng.random() < self.rate
+
+    def shares(self, plan: Plan) -> int:
+        """How many add noise of their own to a sum under this plan; 1 where it is added once, or not at all."""
+        alone = plan.place == "sum" or not torch.as_tensor(plan.noise_std).any()
+        return 1 if alone else self.setting.sharers
+
     def door(self, rng: np.random.Generator) -> Door:
         """The door, with fresh noise from `rng` for each release."""
         randomness = Randomness(int(rng.integers(2**62)), seeded_noise=True)
@@ -103,7 +118,7 @@ class Case:
         door = self.door(rng)
         if not self.summed:
             return door.upload(update, plan, 0, round)
-        others = self.setting.sharers - 1 if isinstance(plan, Plan) and plan.place == "upload" else 0
+        others = self.shares(plan) - 1 if isinstance(plan, Plan) else 0
         zero = torch.zeros_like(update)
         alone = others if others <= CROWD else 1
         parts = [door.seal(u, plan, i, round) for i, u in enumerate([update, *[zero] * alone])]
@@ -169,22 +184,37 @@ def warmed(case: Case, rng: np.random.Generator, rounds: int = WARM) -> State:
 
 
 def release_subject(case: Case, rng: np.random.Generator) -> Subject:
-    """One release of a method whose plans do not read the data, on the worst pair, after `WARM` synthetic rounds."""
+    """One release of a method whose plans do not read the data, on the worst pair, after `WARM` synthetic rounds.
+
+    Where Poisson sampling is secret, the canary is in the sum by chance in both worlds, and the curve is not Gaussian.
+    """
     t = min(WARM, case.setting.rounds - 1)
     plan = case.policy.plan(case.released(t), warmed(case, rng))
     assert isinstance(plan, Plan)
-    pair = worst_pair(plan, case)
+    pair, absent = worst_pair(plan, case), torch.zeros_like(case.model)
     layout = case.setting.layout
     means = [clipped(u, plan, layout).double().numpy() for u in pair]
     std = noise_of(case, plan)
     sent = None if plan.support is None or case.summed else plan.support.numpy()
 
-    def mechanism(world: int, rng: np.random.Generator, /) -> Upload:
+    def present(world: int, rng: np.random.Generator, /) -> Upload:
         return Upload(case.release(pair[world], plan, t, rng).vector.numpy(), sent)
 
-    mu = plan_mu(plan, layout, 1)
-    gaussian = not isinstance(mu, str) and plan.clamp is None
-    return Subject(case.method.name, mechanism, case.scope, (means[0], means[1]), (std, std), gaussian=gaussian)
+    def mechanism(world: int, rng: np.random.Generator, /) -> Upload:
+        return present(world, rng) if case.joins(rng) else Upload(case.release(absent, plan, t, rng).vector.numpy(), sent)
+
+    mu = plain_mu(plan, layout)
+    return Subject(
+        case.method.name,
+        mechanism,
+        case.scope,
+        (means[0], means[1]),
+        (std, std),
+        gaussian=case.rate == 1.0 and math.isfinite(mu),
+        sampled=sampled(case, mu, 1),
+        rate=case.rate,
+        present=present,
+    )
 
 
 def noise_of(case: Case, plan: Plan) -> Floats:
@@ -193,8 +223,8 @@ def noise_of(case: Case, plan: Plan) -> Floats:
     std = case.setting.layout.expand(stds)
     if plan.support is not None:
         std = std * plan.support
-    if case.summed and plan.place == "upload":
-        std = std * math.sqrt(case.setting.sharers)
+    if case.summed:
+        std = std * math.sqrt(case.shares(plan))
     return np.asarray(std.numpy(), dtype=np.float64)
 
 
@@ -207,8 +237,7 @@ def run_score(case: Case, rounds: int) -> Callable[[int, np.random.Generator], f
     Policies see the releases of their own run. Where Poisson sampling is secret, the canary joins by chance in both worlds, and
     the score is that of the mixture.
     """
-    s = case.setting
-    rate = s.rate if case.summed and s.sampling == "poisson" and s.max_participations is None else 1.0
+    s, rate = case.setting, case.rate
 
     def run(world: int, rng: np.random.Generator, /) -> float:
         state, total = case.policy.start(), 0.0
@@ -217,8 +246,7 @@ def run_score(case: Case, rounds: int) -> Callable[[int, np.random.Generator], f
             plan = case.policy.plan(released, state)
             assert isinstance(plan, Plan)
             a, b = (clipped(u, plan, s.layout) for u in worst_pair(plan, case))
-            joins = rate == 1.0 or rng.random() < rate
-            update = (b if world else a) if joins else torch.zeros_like(a)
+            update = (b if world else a) if case.joins(rng) else torch.zeros_like(a)
             release = case.release(update, plan, t, rng)
             state = case.policy.observe(state, seen(release, released))
             std = noise_of(case, plan)
@@ -245,17 +273,38 @@ def gaussian_run(case: Case, rounds: int, rng: np.random.Generator, *, tries: in
     s = case.setting
     if case.summed and s.sampling == "poisson":
         return False
-    totals = []
-    for _ in range(tries):
-        state, total = case.policy.start(), 0.0
-        for t in range(rounds):
-            released = case.released(t)
-            plan = case.policy.plan(released, state)
-            mu = plan_mu(plan, s.layout, 1) if isinstance(plan, Plan) else ""
-            if isinstance(mu, str) or not isinstance(plan, Plan) or plan.clamp is not None:
-                return False
-            total += mu**2
-            update = torch.from_numpy(rng.standard_normal(len(case.model))).float()
-            state = case.policy.observe(state, seen(case.release(update, plan, t, rng), released))
-        totals.append(total)
+    totals = [sum(mu**2 for mu in costs(case, rounds, rng)) for _ in range(tries)]
     return max(totals) <= min(totals) * (1 + 1e-3)
+
+
+def sampled_run(case: Case, rounds: int, rng: np.random.Generator, *, tries: int = 3) -> SampledGaussian | None:
+    """What a run costs where every round is the same sampled Gaussian in every run, unclamped; else None."""
+    if case.rate == 1.0:
+        return None
+    found = np.array([costs(case, rounds, rng) for _ in range(tries)])
+    return sampled(case, float(found.max()), rounds) if found.max() <= found.min() * (1 + 1e-3) else None
+
+
+def sampled(case: Case, mu: float, rounds: int) -> SampledGaussian | None:
+    """The event of that many sums which a client joins by secret chance, each of mu = clip / noise std; None if there is none."""
+    if case.rate == 1.0 or not math.isfinite(mu):
+        return None
+    return SampledGaussian(case.rate, 1 / (mu * case.setting.scope.update_factor), rounds)
+
+
+def plain_mu(plan: Plan | Raw, layout: Layout) -> float:
+    """clip / noise std of a release of plain Gaussian noise, inf without noise; NaN for any other."""
+    mu = plan_mu(plan, layout, 1) if isinstance(plan, Plan) and plan.clamp is None else math.nan
+    return math.nan if isinstance(mu, str) else mu
+
+
+def costs(case: Case, rounds: int, rng: np.random.Generator) -> list[float]:
+    """mu of each round of one run with synthetic updates; NaN where a round is no plain Gaussian."""
+    state, found = case.policy.start(), []
+    for t in range(rounds):
+        released = case.released(t)
+        plan = case.policy.plan(released, state)
+        found.append(plain_mu(plan, case.setting.layout))
+        update = torch.from_numpy(rng.standard_normal(len(case.model))).float()
+        state = case.policy.observe(state, seen(case.release(update, plan, t, rng), released))
+    return found

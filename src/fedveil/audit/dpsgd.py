@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,12 +30,11 @@ from fedveil.audit.one_run import (
     mu_bound,
     symmetric_grid,
 )
-from fedveil.audit.sampled_curve import choose_cut, largest_noise
-from fedveil.audit.two_world import Rates, audit_dp, audit_gdp, choose_threshold, draw, midpoint, rates
+from fedveil.audit.sampled_curve import many_sampled_runs
+from fedveil.audit.two_world import many_runs
 from fedveil.errors import ConfigError
 from fedveil.federation.round import seen
 from fedveil.local import Local, State, train
-from fedveil.privacy.accountant import bound
 from fedveil.privacy.types import Adjacency, Audit, SampledGaussian
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
@@ -159,23 +158,12 @@ def audit_two_worlds(
     """
     check_level(alpha)
     run, scope, step = run_score(client), client.case.scope, client.step
-    pilots = [draw(run, world, max(n // 4, 20), rng) for world in (0, 1)]
-
-    def fresh(cut: float) -> Rates:
-        return rates(draw(run, 0, n, rng), draw(run, 1, n, rng), cut)
-
+    pilot = max(n // 4, 20)
     note = f"one example of a DP-SGD client, {client.rounds} of {client.case.setting.rounds} rounds, {client.steps} steps"
-    if step.noise_multiplier == 0 or (step.rate < 1 and step.steps > 1):
-        cut = choose_threshold(pilots[0], pilots[1], n, delta, alpha)
-        return audit_dp(fresh(cut), delta, scope, alpha, note=note)
-    if step.rate == 1:
-        return audit_gdp(fresh(midpoint(*pilots)), delta, scope, alpha, note=note)
-    event, adjacency = client.event, scope.adjacency
-    counts = fresh(choose_cut(pilots, event, n, delta, adjacency, alpha))
-    z = largest_noise(counts, event, delta, adjacency, alpha)
-    found = 0.0 if math.isinf(z) else bound([replace(event, noise_multiplier=z)], delta, adjacency=adjacency)[0]
-    note = f"noise multiplier at most {z:.4g} (charged: {event.noise_multiplier:.4g}); {note}"
-    return Audit(found, delta, scope, "two worlds, sampled Gaussian curve", 1 - alpha, 2 * n, note=note)
+    if step.noise_multiplier and step.rate < 1 and step.steps == 1:
+        return many_sampled_runs(run, client.event, scope, rng, n=n, pilot=pilot, delta=delta, alpha=alpha, note=note)
+    gaussian = step.noise_multiplier > 0 and step.rate == 1
+    return many_runs(run, scope, rng, n=n, pilot=pilot, delta=delta, alpha=alpha, gaussian=gaussian, note=note)
 
 
 # --- one run -----------------------------------------------------------------------------------------------------------

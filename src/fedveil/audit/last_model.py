@@ -44,12 +44,6 @@ class Runs:
         return cls(case, worst_pair(plan, case))
 
     @property
-    def rate(self) -> float:
-        """The chance that the client is in a round: secret where Poisson sampling is credited, else 1."""
-        s = self.case.setting
-        return s.rate if s.sampling == "poisson" and s.max_participations is None else 1.0
-
-    @property
     def gaussian(self) -> bool:
         """Whether the last model is Gaussian with the same covariance in both worlds."""
         s, model, rng = self.case.setting, self.case.model, np.random.default_rng(0)
@@ -67,7 +61,7 @@ class Runs:
             model = parameter.detach().clone()
             released = Released(t, model, previous, 0.5)
             plan = case.policy.plan(released, state)
-            joins = t >= s.rounds - s.participations and (self.rate == 1.0 or rng.random() < self.rate)
+            joins = t >= s.rounds - s.participations and case.joins(rng)
             update = self.pair[world] if joins else torch.zeros_like(model)
             release = case.release(update, plan, t, rng, s.cohort)
             state = case.policy.observe(state, seen(release, released))

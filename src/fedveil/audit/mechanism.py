@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.errors import ConfigError
-from fedveil.privacy.types import Scope
+from fedveil.privacy.types import SampledGaussian, Scope
 
 Floats = NDArray[np.float64]
 Private = TypeVar("Private")
@@ -63,6 +63,9 @@ class Subject:
     gaussian: whether the trade-off curve between the worlds is Gaussian (plain Gaussian noise, equal in both worlds).
     bounded: whether the noise has bounded support, so that a neighbour's upload can lie where this one never does.
     layers: slices of the vector by name, for the recomputation of noise per layer; default one layer "all".
+    sampled: what it costs where it is plain Gaussian noise on a unit that is in the release by a secret chance.
+    rate: the chance that the unit is in the release at all, if that is secret; `mechanism` draws it, `mean` has the unit in.
+    present: the release with the unit in it, which is looked at for structure: what leaks there leaks at every delta < rate.
     """
 
     name: str
@@ -73,6 +76,9 @@ class Subject:
     gaussian: bool = False
     bounded: bool = False
     layers: Mapping[str, slice] = field(default_factory=dict)
+    sampled: SampledGaussian | None = None
+    rate: float = 1.0
+    present: Mechanism | None = None
 
     def __post_init__(self) -> None:
         shapes = {np.shape(array) for array in (*self.mean, *self.noise_std)}
@@ -82,6 +88,8 @@ class Subject:
         for array in (*self.mean, *self.noise_std):
             if not np.all(np.isfinite(array)):
                 raise ConfigError(f"{self.name}: mean and noise_std must be finite")
+        if not 0 < self.rate <= 1 or (self.rate < 1 and self.gaussian):
+            raise ConfigError(f"{self.name}: rate must be in (0, 1], and 1 where the curve is Gaussian, got {self.rate}")
         if any(np.any(std < 0) for std in self.noise_std):
             raise ConfigError(f"{self.name}: noise_std must be >= 0")
 

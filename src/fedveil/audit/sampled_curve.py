@@ -14,9 +14,10 @@ import numpy as np
 
 from fedveil.audit.intervals import clopper_pearson_upper
 from fedveil.audit.mechanism import Floats
-from fedveil.audit.two_world import Rates, Tradeoff, midpoint, tradeoff_of_profile
+from fedveil.audit.two_world import Rates, Run, Tradeoff, draw, midpoint, rates, tradeoff_of_profile
 from fedveil.privacy import pld
-from fedveil.privacy.types import Adjacency, SampledGaussian
+from fedveil.privacy.accountant import bound
+from fedveil.privacy.types import Adjacency, Audit, SampledGaussian, Scope
 
 
 def curve_of(event: SampledGaussian, delta: float, adjacency: Adjacency) -> Tradeoff:
@@ -64,3 +65,40 @@ def choose_cut(
         if max(margins) > 0:
             return float(cuts[int(np.argmax(margins))])
     return midpoint(s0, s1)
+
+
+def audit_sampled(
+    counts: Rates,
+    event: SampledGaussian,
+    delta: float,
+    scope: Scope,
+    alpha: float = 0.05,
+    *,
+    note: str = "",
+    test: str = "two worlds",
+) -> Audit:
+    """The bound through the noise that the counts leave possible, for a mechanism that costs `event` but for its noise."""
+    z = largest_noise(counts, event, delta, scope.adjacency, alpha)
+    found = 0.0 if math.isinf(z) else bound([replace(event, noise_multiplier=z)], delta, adjacency=scope.adjacency)[0]
+    shown = "no noise is refuted" if math.isinf(z) else f"noise multiplier at most {z:.4g}"
+    remark = f"{shown} (charged: {event.noise_multiplier:.4g})" + (f"; {note}" if note else "")
+    return Audit(found, delta, scope, f"{test}, sampled Gaussian curve", 1 - alpha, counts.n0 + counts.n1, note=remark)
+
+
+def many_sampled_runs(
+    run: Run,
+    event: SampledGaussian,
+    scope: Scope,
+    rng: np.random.Generator,
+    *,
+    n: int,
+    pilot: int,
+    delta: float,
+    alpha: float = 0.05,
+    note: str = "",
+) -> Audit:
+    """`many_runs` for runs that cost `event` but for their noise."""
+    pilots = [draw(run, world, pilot, rng) for world in (0, 1)]
+    cut = choose_cut(pilots, event, n, delta, scope.adjacency, alpha)
+    counts = rates(draw(run, 0, n, rng), draw(run, 1, n, rng), cut)
+    return audit_sampled(counts, event, delta, scope, alpha, note=note)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fedveil.audit.intervals import check_level, epsilon_ceiling
 from fedveil.audit.mechanism import Subject
 from fedveil.audit.recompute import audit_noise
+from fedveil.audit.sampled_curve import audit_sampled, choose_cut
 from fedveil.audit.structural import FALSE_CONSTANT, Structural, structural
 from fedveil.audit.two_world import audit_dp, audit_gdp, choose_threshold, midpoint, rates
 from fedveil.errors import ConfigError
@@ -45,7 +46,8 @@ def log_likelihood_ratio(subject: Subject, uploads: Floats) -> Floats:
         uploads: [n, d].
 
     Coordinates without noise get a tiny std, so that they decide the score. A subject whose noise is not Gaussian is still tested
-    soundly: any score is allowed, only its power suffers.
+    soundly: any score is allowed, only its power suffers. Where the unit is in the release by chance, the ratio of the mixtures
+    rises with this one for opposite means, and for none against one, so that thresholds on either are the same tests.
     """
     top = max(float(np.max(std)) for std in subject.noise_std)
     floor = _FLOOR * top if top > 0 else _FLOOR
@@ -111,13 +113,13 @@ def single_upload(
         delta: in (0, 1).
         alpha: error probability of each test.
 
-    The headline is inf for a confirmed structural leak; else the Gaussian DP test if the subject's curve is Gaussian; else the
-    largest-deviation (bounded) or the likelihood-ratio test with Clopper-Pearson.
+    The headline is inf for a confirmed structural leak; else the Gaussian DP test if the subject's curve is Gaussian, or
+    that of a sampled Gaussian; else the largest-deviation (bounded) or the likelihood-ratio test with Clopper-Pearson.
     """
     check_level(alpha)
     if n < 1 or pilot < 1:
         raise ConfigError(f"n and pilot must be >= 1, got {n} and {pilot}")
-    structure = structural(subject.mechanism, rng, confirm=n)
+    structure = structural(subject.present or subject.mechanism, rng, confirm=n)
     pilots = [_scores(subject, world, pilot, rng) for world in (0, 1)]
     fresh = [_scores(subject, world, n, rng) for world in (0, 1)]
 
@@ -131,10 +133,14 @@ def single_upload(
     if subject.gaussian:
         counts = rates(fresh[0][0], fresh[1][0], midpoint(pilots[0][0], pilots[1][0]))
         tests.append(audit_gdp(counts, delta, scope, alpha, test="one upload, likelihood ratio"))
+    if subject.sampled is not None:
+        cut = choose_cut([pilots[0][0], pilots[1][0]], subject.sampled, n, delta, scope.adjacency, alpha)
+        counts = rates(fresh[0][0], fresh[1][0], cut)
+        tests.append(audit_sampled(counts, subject.sampled, delta, scope, alpha, test="one upload, likelihood ratio"))
     headline = tests[-1]
     if subject.gaussian:
         tests.append(audit_noise(subject, releases(subject, 0, min(n, _rows(subject)), rng), delta, alpha))
-    if structure.leak:
+    if structure.leak and delta < subject.rate:
         assert structure.confirmed is not None
         note = f"{structure}; confirmed in {n} + {n} releases, which alone show {structure.floor:.2f} at 95 % confidence"
         headline = Audit(float("inf"), delta, scope, "one upload, structural", 1 - FALSE_CONSTANT, 2 * n, note=note)

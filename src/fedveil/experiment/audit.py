@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedveil.audit import dpsgd
-from fedveil.audit.adapter import Case, first_plan, gaussian_run, release_subject, run_score
+from fedveil.audit.adapter import Case, first_plan, gaussian_run, release_subject, run_score, sampled_run
 from fedveil.audit.last_model import audit_last_model
+from fedveil.audit.sampled_curve import many_sampled_runs
 from fedveil.audit.single_upload import single_upload
 from fedveil.audit.training import pairs, training_subject
 from fedveil.audit.two_world import many_runs
@@ -91,19 +92,13 @@ def _at_the_door(case: Case, rng: np.random.Generator, n: int, alpha: float, tel
 
 
 def _whole_run(case: Case, rounds: int, rng: np.random.Generator, n: int, alpha: float) -> Audit:
-    gaussian = gaussian_run(case, rounds, rng)
-    note = f"canary in {rounds} of {case.setting.rounds} rounds"
-    return many_runs(
-        run_score(case, rounds),
-        case.scope,
-        rng,
-        n=n,
-        pilot=max(n // 4, 20),
-        delta=case.setting.delta,
-        alpha=alpha,
-        gaussian=gaussian,
-        note=note,
-    )
+    event = sampled_run(case, rounds, rng)
+    run, pilot, delta = run_score(case, rounds), max(n // 4, 20), case.setting.delta
+    if event is not None:
+        note = f"canary in {rounds} of {case.setting.rounds} rounds, each by chance {case.rate:.4g}"
+        return many_sampled_runs(run, event, case.scope, rng, n=n, pilot=pilot, delta=delta, alpha=alpha, note=note)
+    note, gaussian = f"canary in {rounds} of {case.setting.rounds} rounds", gaussian_run(case, rounds, rng)
+    return many_runs(run, case.scope, rng, n=n, pilot=pilot, delta=delta, alpha=alpha, gaussian=gaussian, note=note)
 
 
 def _dp_sgd(method: Method, setting: Setting, rng: np.random.Generator, n: int, alpha: float, tell: Step) -> list[Audit]:

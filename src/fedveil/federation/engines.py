@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from multiprocessing import current_process
 
 from fedveil.errors import ConfigError, nearest
 from fedveil.federation.batched import Batched
@@ -21,9 +22,10 @@ def place(name: str, timeout: float | None = None) -> str:
     `auto` takes a GPU that works; one that does not is told of on the log.
 
     Raises:
-        ConfigError: an unknown engine, or `cuda` without a GPU that works.
+        ConfigError: an unknown engine, one that cannot do with a time-out or where this process is, or `cuda` without a GPU
+            that works.
     """
-    _check(name)
+    _check(name, timeout)
     if name not in ("auto", "cuda") or (name == "auto" and timeout is not None):
         return "cpu"
     problem = gpu_problem()
@@ -46,24 +48,31 @@ def engine(
 ) -> Engine:
     """The engine called `name`, for a context whose model is where `place` said.
 
-    `auto` is `cuda` when the model is on a GPU, else the pool when there is more than one core and more than one client.
+    `auto` is `cuda` when the model is on a GPU, else the pool when there is more than one core and more than one client, and
+    this process may start others.
 
     Args:
         timeout: seconds after which a client is given up, or None; needs the pool, because a process cannot leave itself.
         at_once, deterministic: see `Batched`.
     """
-    _check(name)
+    _check(name, timeout)
     if name == "auto":
-        worthwhile = timeout is not None or (available_cores() > 1 and len(context.clients) > 1)
+        many = available_cores() > 1 and len(context.clients) > 1 and not current_process().daemon
+        worthwhile = timeout is not None or many
         on_gpu = context.model.vector.device.type == "cuda"
         name = "cuda" if on_gpu else "pool" if worthwhile else "inline"
     if name == "pool":
         return Pool(context, timeout=timeout)
-    if timeout is not None:
-        raise ConfigError(f"training.client_timeout needs run.engine = 'pool' (or 'auto'): {name} cannot interrupt a client")
     return Inline(context) if name == "inline" else Batched(context, at_once, deterministic)
 
 
-def _check(name: str) -> None:
+def _check(name: str, timeout: float | None) -> None:
     if name not in ("auto", *ENGINES):
         raise ConfigError(f"run.engine = {name!r}: unknown engine{nearest(name, ENGINES)}; there are auto, {', '.join(ENGINES)}")
+    if timeout is not None and name not in ("auto", "pool"):
+        raise ConfigError(f"training.client_timeout needs run.engine = 'pool' (or 'auto'): {name} cannot interrupt a client")
+    if (timeout is not None or name == "pool") and current_process().daemon:
+        raise ConfigError(
+            "run.engine = 'pool' and training.client_timeout need worker processes, and a worker of multiprocessing.Pool may not "
+            "start any: set run.engine = 'inline' without a time-out, or run it in a process of its own (concurrent.futures)"
+        )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,11 +19,13 @@ from federation_runs import bits, charged, config, every_method, job
 from test_federation_round import ONE
 from test_federation_round import federation as by_hand
 
-from fedveil.errors import ConfigError
+import fedveil.federation.pool as pool_module
+from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.engine import Engine, Inline
-from fedveil.federation.engines import engine
+from fedveil.federation.engines import engine, place
 from fedveil.federation.fit import Federation, Progress, fit, start
 from fedveil.federation.pool import Pool
+from fedveil.federation.worker import work
 from fedveil.local import Local, Plain
 from fedveil.methods.base import Method
 from fedveil.methods.dp_fedavg import DPFedAvg
@@ -180,18 +184,105 @@ def test_a_client_whose_worker_dies_once_takes_part_after_all(tmp_path: Path) ->
     assert_same(finished(run, Pool(run.context, 2)), finished(calm, Inline(calm.context)))
 
 
+def _kill_all(pool: Pool) -> None:
+    for worker in pool._workers:
+        os.kill(worker.process.pid or 0, signal.SIGKILL)
+        worker.process.join()
+
+
 def test_workers_killed_between_rounds_are_replaced(tmp_path: Path) -> None:
     run = job(RUNS["dp-fedavg-aggregate"], tmp_path / "a")
     pool, progress = Pool(run.context, 2), start(run)
 
     def kill(_: Progress) -> None:
-        for worker in pool._workers:
-            os.kill(worker.process.pid or 0, signal.SIGKILL)
-            worker.process.join()
+        _kill_all(pool)
 
     assert fit(run, pool, progress, kill) == ""
     calm = job(RUNS["dp-fedavg-aggregate"], tmp_path / "b")
     assert_same(progress, finished(calm, Inline(calm.context)))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts the starts of forked workers")
+def test_a_replacement_that_dies_before_it_is_up_costs_its_client_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the first replacement finds no memory: the client is reported, the next replacement goes on."""
+    starts = tmp_path / "starts"
+
+    def second_dies(*arguments: Any) -> None:
+        with starts.open("a") as file:
+            file.write("x")
+        if starts.stat().st_size == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        work(*arguments)
+
+    monkeypatch.setattr(pool_module, "work", second_dies)
+    run, victim = misbehaving(tmp_path, "die", "aggregate", times=1)
+    progress = finished(run, Pool(run.context, 1))
+    assert [row["failures"] for row in progress.history] == [{victim: "its worker process died (tried 2 times)"}, {}]
+
+
+def test_an_idle_worker_that_died_and_whose_replacement_dies_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = job(RUNS["dp-fedavg-aggregate"], tmp_path / "a")
+    pool, progress = Pool(run.context, 2), start(run)
+
+    def kill(_: Progress) -> None:
+        _kill_all(pool)
+        real = pool._renewed
+
+        def dead(place: int) -> Any:
+            monkeypatch.setattr(pool, "_renewed", real)
+            worker = real(place)
+            worker.process.kill()
+            worker.process.join()
+            return worker
+
+        monkeypatch.setattr(pool, "_renewed", dead)
+
+    assert fit(run, pool, progress, kill) == ""
+    calm = job(RUNS["dp-fedavg-aggregate"], tmp_path / "b")
+    assert_same(progress, finished(calm, Inline(calm.context)))
+
+
+def test_workers_that_never_come_up_name_classes_of_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spawned worker cannot load what was defined there."""
+    monkeypatch.setattr(pool_module, "work", lambda *_: os._exit(1))
+    run = job(RUNS["dp-fedavg-aggregate"], tmp_path)
+    with pytest.raises(FedveilError, match="classes defined in a notebook .* must be put in a module"):
+        fit(run, Pool(run.context, 1), start(run))
+
+
+@dataclass(frozen=True)
+class Unsendable:
+    """Plain training whose clients keep something that no pipe carries."""
+
+    inner: Plain
+    kept: Any
+
+    def begin(self, local: Local) -> None:
+        self.inner.begin(local)
+
+    def step(self, local: Local, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.inner.step(local, x, y)
+
+    def finish(self, local: Local) -> torch.Tensor:
+        if local.examples % 2:
+            local.state["kept"] = self.kept
+        return self.inner.finish(local)
+
+
+@pytest.mark.parametrize(
+    ("kept", "reason"),
+    [(lambda: 0, "pickle"), (torch.zeros(2, dtype=torch.bfloat16), "BFloat16"), (torch.eye(2).to_sparse(), "(s|S)parse")],
+)
+def test_a_state_that_cannot_be_sent_is_its_client_s_failure(kept: Any, reason: str, tmp_path: Path) -> None:
+    run, _ = misbehaving(tmp_path, "die", "aggregate", times=0)
+    odd = [c for c, size in enumerate(run.context.clients.sizes().tolist()) if size % 2]
+    assert 0 < len(odd) < 6
+    run = replace(run, context=replace(run.context, objective=Unsendable(Plain(), kept)))
+    pool = Pool(run.context, 2)
+    for row in finished(run, pool).history:
+        assert list(row["failures"]) == odd
+        for why in row["failures"].values():
+            assert re.search(f"^its answer cannot be sent to the main process: .*{reason}", why)
 
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])
@@ -207,11 +298,25 @@ def test_a_timeout_needs_the_pool(tmp_path: Path) -> None:
     run = job(RUNS["fedavg-aggregate"], tmp_path)
     with pytest.raises(ConfigError, match="inline cannot interrupt"):
         engine("inline", run.context, timeout=1.0)
+    for name in ("inline", "batched", "cuda"):
+        with pytest.raises(ConfigError, match=f"{name} cannot interrupt"):
+            place(name, timeout=1.0)
     with pytest.raises(ConfigError, match="must be > 0"):
         Pool(run.context, timeout=0.0)
     assert isinstance(engine("auto", run.context, timeout=1.0), Pool)
     with pytest.raises(ConfigError, match="did you mean 'pool'"):
         engine("pol", run.context)
+
+
+def test_inside_a_process_that_may_not_start_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a worker of multiprocessing.Pool."""
+    run = job(RUNS["fedavg-aggregate"], tmp_path)
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    assert isinstance(engine("auto", run.context), Inline)
+    for name, timeout in (("pool", None), ("auto", 1.0)):
+        for made in (lambda n, t: engine(n, run.context, t), place):
+            with pytest.raises(ConfigError, match=r"a worker of multiprocessing\.Pool may not start any"):
+                made(name, timeout)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """Engine `pool`: one warm worker process per core, one thread each, data and global model in shared memory.
 
 Workers run the same `client_round` as the inline engine and outcomes come back in the order of the tasks, so the result is
-equal to the bit for any number of workers. Big vectors travel in shared memory; a task is a few hundred bytes.
+equal to the bit for any number of workers. The global model and what clients release travel in shared memory: one row of the
+model's size for each client of the largest round. The rest goes through a pipe: a few hundred bytes a client, and with them the
+states of clients that have any, which may be as large as the model or larger.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -73,6 +76,7 @@ class Pool:
         self._models = shared_zeros(2, context.door.layout.dimension, inherited=self._forks)
         self._rows = torch.zeros(0, context.door.layout.dimension)
         self._workers: list[_Worker] = []
+        self._came_up = False
         if not self._forks:
             shared(context.clients.x)
             shared(context.clients.y)
@@ -163,7 +167,9 @@ class Pool:
                 worker.pipe.send_bytes(message)
             except OSError:
                 worker = self._renewed(place)
-                worker.pipe.send_bytes(pack((waiting[0], replace(task, policy_state=todo[waiting[0]].policy_state))))
+                message = pack((waiting[0], replace(task, policy_state=todo[waiting[0]].policy_state)))
+                with suppress(OSError):  # dead again: `_collect` sees it
+                    worker.pipe.send_bytes(message)
             worker.planned = slim.round if self.context.summed else -1
             worker.index, worker.since = waiting.popleft(), time.monotonic()
             tries[worker.index] += 1
@@ -181,7 +187,8 @@ class Pool:
                     answers.append(self._replace(worker, tries, _DIED))
                     continue
                 if answer is None:
-                    worker.ready, worker.since = True, time.monotonic()
+                    worker.ready = self._came_up = True
+                    worker.since = time.monotonic()
                 else:
                     answers.append((worker.index, answer))
                     worker.index = -1
@@ -203,10 +210,11 @@ class Pool:
 
     def _replace(self, worker: _Worker, tries: list[int], why: str) -> tuple[int, Any]:
         index = worker.index
-        if tries[index] == _TRIES and not worker.ready:
+        if tries[index] == _TRIES and not self._came_up:
             raise FedveilError(
                 "worker processes do not come up (see above): a script must start its run under "
-                "`if __name__ == '__main__':`, and there must be memory for them; or set run.engine = 'inline'"
+                "`if __name__ == '__main__':`, classes defined in a notebook or in `python -c` must be put in a module, "
+                "and there must be memory for the workers; or set run.engine = 'inline'"
             )
         self._renewed(self._workers.index(worker))
         if tries[index] < _TRIES:

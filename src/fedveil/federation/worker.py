@@ -62,15 +62,20 @@ def work(
             index, task = unpack(pipe.recv_bytes())
             previous = None if task.released.previous is None else models[1]
             task = replace(task, released=replace(task.released, model=models[0], previous=previous))
+            answer: Outcome | Exception
             try:
                 if context.summed:
                     if planned is None or planned[0] != task.released.round:
                         planned = task.released.round, context.policy.plan(task.released, task.policy_state)
                     task = replace(task, common=planned[1], policy_state={})
-                answer: Outcome | Exception = _slim(client_round(context, task), rows[index], task)
+                answer = _slim(client_round(context, task), rows[index], task)
             except Exception as error:
                 answer = error if isinstance(error, FedveilError) else RuntimeError(f"in a worker: {traceback.format_exc()}")
-            pipe.send_bytes(pack(answer))
+            try:
+                message = pack(answer)
+            except Exception as error:
+                message = pack(Outcome(-1, None, {}, {}, error=f"its answer cannot be sent to the main process: {error!r}"))
+            pipe.send_bytes(message)
     except (EOFError, OSError):
         return
 

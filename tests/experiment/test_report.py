@@ -208,6 +208,40 @@ def test_audits_of_the_statement_are_lower_bounds_and_refute(made: Made) -> None
     assert "REFUTED" in said["contradictions"][0]
 
 
+def test_seeds_share_their_audits_and_show_the_largest_epsilon_in_any_order(made: Made) -> None:
+    one, other = read_run(made["one"]), read_run(made["other"])
+    assert one.statement is not None
+    assert other.statement is not None
+    audits = [Audit(9.5, 1e-3, AGGREGATE, "single upload", 0.95, 1000), Audit(2.0, 1e-3, AGGREGATE, "one run", 0.95, 1000)]
+    one = replace(one, statement=one.statement.with_audits(audits[:1]))
+    views = tuple(replace(v, proven=replace(v.proven, epsilon=v.proven.epsilon + 1)) for v in other.statement.views)
+    other = replace(other, statement=replace(other.statement, views=views).with_audits(audits[1:]))
+    for order in ([one, other], [other, one]):
+        (group,) = page_values(order)["groups"]
+        said = group["statement"]
+        assert said["audited"]["value"] == "≥ 9.5"
+        assert [v["marks"] for v in said["views"]] == [{}, {"proven": "REFUTED"}, {}]
+        assert [text.split(":")[0] for text in said["contradictions"]] == ["REFUTED"]
+        assert group["proven_value"] == pytest.approx(7.0, rel=1e-3)
+        assert said["warnings"][-1] == "The runs do not prove the same epsilon (6, 7): the largest is shown."
+
+
+def test_spending_of_seeds_is_that_of_the_one_that_spent_most(made: Made, tmp_path: Path) -> None:
+    one, short = read_run(made["server"]), copied(made["server"], tmp_path / "short")
+    for left in short.glob("ledger.sqlite*"):
+        left.unlink()
+    settled = replace(read_run(short), config={**one.config, "run": {**one.config["run"], "seed": 7}})
+    for order in ([one, settled], [settled, one]):
+        (group,) = page_values(order)["groups"]
+        assert group["spent"]["most"][-1][0] == runs.ROUNDS
+        assert group["spent"]["unknown"] == ["Seed 7: the run directory has no ledger"]
+    charged(short / "ledger.sqlite", SERVER, [(0, 0, Gaussian(0.01))])
+    for order in ([one, settled], [settled, one]):
+        (group,) = page_values(order)["groups"]
+        assert group["spent"]["most"][-1][0] == runs.ROUNDS
+        assert group["spent"]["differ"].endswith("drawn is seed 1.")
+
+
 # --- terminal ------------------------------------------------------------------------------------------------------------
 
 

@@ -48,7 +48,7 @@ def _group(name: str, runs: list[RunData], room: list[int]) -> dict[str, Any]:
         "curves": {c: v for c, v in curves.items() if not constant(runs, c)},
         "constant": {c: last(first.history, c) for c in columns if constant(runs, c)},
         "layers": layers(runs),
-        "spent": spent_values(first),
+        "spent": spent_values(runs),
         "clients": _clients(runs),
         "partition": _partition(first.partition),
         "failures": _failures(runs),
@@ -59,7 +59,7 @@ def _group(name: str, runs: list[RunData], room: list[int]) -> dict[str, Any]:
         "seeded": bool(first.config.get("run", {}).get("seeded_noise")),
         "given": bool((first.partition or {}).get("given")),
         "commands": [_command(run) for run in runs],
-        **privacy_values(first.statement),
+        **privacy_values(runs),
     }
 
 

@@ -248,9 +248,10 @@
     });
     const target = !several && groups[0].spent?.target ? [{ y: groups[0].spent.target, label: `target ${format(groups[0].spent.target)}` }] : [];
     const scope = several ? data.one_scope ?? "the scope and δ of each run" : groups[0].scope;
-    const problems = groups.filter((g) => g.spent?.problem && !g.spent.most.length).map((g) => el("p.warning", {}, `${several ? `${g.name}: ` : ""}${g.spent.problem}`));
+    const lacking = (g) => (g.spent ? [...(g.spent.problem && !g.spent.most.length ? [g.spent.problem] : []), ...g.spent.unknown] : []);
+    const problems = groups.flatMap((g) => lacking(g).map((text) => el("p.warning", {}, `${several ? `${g.name}: ` : ""}${text}`)));
     const top = target.length ? 1.15 * Math.max(target[0].y, ...series.flatMap((s) => s.points.map(([, v]) => v)).filter((v) => v !== "inf")) : undefined;
-    const drawn = chart("Privacy spent over the rounds", { label: "round", whole: true, min: 0 }, { label: "ε", min: 0, max: top }, series, { marks: target }, `Computed from the ledger's rows, at ${scope}.${several ? " Of the first seed, and of the client that spent most where clients spend by themselves." : ""}`);
+    const drawn = chart("Privacy spent over the rounds", { label: "round", whole: true, min: 0 }, { label: "ε", min: 0, max: top }, series, { marks: target }, `Computed from the ledger's rows, at ${scope}. ${several ? "Of the seed, and where clients spend by themselves of the client, that spent most." : groups[0].spent?.differ ?? ""}`);
     const beside = several ? accuracyAgainstEpsilon() : !groups[0].statement ? null : el("div.chart-cell", {}, el("h3.plain", {}, "In plain words"), el("p.words", {}, groups[0].statement.words), learn(groups[0].statement));
     return [drawn || beside ? el("div.charts", {}, drawn ?? "", beside) : null, problems];
   }

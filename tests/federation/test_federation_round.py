@@ -226,6 +226,7 @@ def test_poisson_sampling_has_the_right_rate_and_its_amplification_is_charged() 
     # 30 draws of Bin(200, 1/4): mean 50, sd of the mean 1.12; 2/3 and 3/2 of the rate are 15 and 22 sd away
     assert abs(float(np.mean(counts)) - 50) < 5 * 6.12 / math.sqrt(30)
     assert len(set(counts)) > 3
+    assert [r["uplink_bytes"] for r in progress.history] == [4 * 6 * n for n in counts]
     book = job.context.door.ledger
     assert isinstance(book, Book)
     assert all(e.event == SampledGaussian(0.25, 2.0) for e in book.entries)

@@ -212,11 +212,12 @@ def _measures(federation: Federation, uploads: list[Upload], outcomes: list[Outc
     layout = federation.context.door.layout
     clips = torch.stack([_layer_clips(u.plan, len(layout)) for u in uploads])
     sent = [layout.dimension if u.support is None else int(u.support.sum()) for u in uploads]
+    senders = sum(o.release is not None for o in outcomes) if uploads[0].client < 0 else 1
     return {
         **_noise(_variances(federation, uploads, outcomes), uploads, layout, by_coverage=federation.method.coverage),
         "clip": float(sum(u.plan.clip for u in uploads) / len(uploads)),
         "coordinates": sum(sent) / len(sent),
-        "uplink_bytes": 4 * sum(sent) * (1 if uploads[0].client >= 0 else federation.setting.cohort),
+        "uplink_bytes": 4 * sum(sent) * senders,
         "layer_clip": clips.mean(0).tolist(),
     }
 

@@ -24,7 +24,7 @@ from fedveil.experiment.audit import audit, audit_config, audit_run
 from fedveil.experiment.config import Config, calibrated_setting, parse
 from fedveil.methods.registry import METHODS
 from fedveil.params import Layout
-from fedveil.privacy.types import View
+from fedveil.privacy.types import Audit, View
 from fedveil.release.cost import plan_mu
 from fedveil.release.plan import Plan
 
@@ -198,6 +198,29 @@ def test_a_run_gets_its_audit(tmp_path: Path) -> None:
     assert len(written["views"][0]["audits"]) == 2
     assert "canary in 4 of 4 rounds" in json.dumps(written)
     assert (tmp_path / "statement.md").exists()
+
+
+def test_a_second_audit_of_a_run_replaces_the_first(tmp_path: Path) -> None:
+    from fedveil.experiment.certify import certify_config
+    from fedveil.experiment.rundir import write_config
+
+    config = small({"name": "dp-fedavg"}, view="server")
+    write_config(tmp_path / "config.toml", config)
+    lucky = Audit(9.0, 1e-3, certify_config(config).scope, "another test", 0.95, 40)
+    guess = replace(lucky, test="canaries", rigorous=False)
+    (tmp_path / "statement.json").write_text(json.dumps(certify_config(config).with_audits([lucky, guess]).to_dict()))
+    first, second = (audit_run(tmp_path, n=n).view(View.SERVER).audits for n in (40, 60))
+    assert [a.n for a in first] == [40, 80, 80]
+    assert [a.n for a in second] == [40, 120, 120]
+    assert second[0] == guess
+    assert {a.scope for a in second} == {lucky.scope}
+
+
+def test_the_tests_of_one_audit_share_its_error() -> None:
+    found = audit(small({"name": "dp-fedavg"}, view="server"), n=40, confidence=0.9)
+    assert [one.confidence for one in found] == [pytest.approx(0.95)] * 2
+    (alone,) = audit(small({"name": "fedavg"}, sampling="poisson"), n=40, confidence=0.9)
+    assert math.isinf(alone.epsilon)
 
 
 def test_impossible_requests_are_refused(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def audit_setting(
     """Statistical lower bounds on epsilon for a calibrated setting, one per attack.
 
     Args:
-        n: tested releases or runs per world. confidence: of each bound, in [0.5, 1). seed: of inputs and noise.
+        n: tested releases or runs per world. confidence: of all bounds together, in [0.5, 1). seed: of inputs and noise.
         on_step: told what is about to be attacked.
 
     Raises:
@@ -79,16 +79,19 @@ def audit_setting(
 
 
 def _at_the_door(case: Case, rng: np.random.Generator, n: int, alpha: float, tell: Step) -> list[Audit]:
+    """One release and, where a run has a bound, a whole run; each at half of alpha then, so that the larger is a bound too."""
     delta, d = case.setting.delta, case.setting.layout.dimension
-    tell("one release")
-    one = single_upload(release_subject(case, rng), rng, n=n, pilot=max(n // 2, 20), delta=delta, alpha=alpha).headline
-    found = [replace(one, note=f"worst pair at the real door, d = {d}; {one.note}")]
     planned = case.method.releases(case.setting, case.setting.scope.view)
-    if math.isinf(one.epsilon) or any(isinstance(event, Unbounded) for event in planned):
+    bounded = not any(isinstance(event, Unbounded) for event in planned)
+    share = alpha / 2 if bounded else alpha
+    tell("one release")
+    one = single_upload(release_subject(case, rng), rng, n=n, pilot=max(n // 2, 20), delta=delta, alpha=share).headline
+    found = [replace(one, note=f"worst pair at the real door, d = {d}; {one.note}")]
+    if math.isinf(one.epsilon) or not bounded:
         return found
     rounds = min(case.setting.participations, ROUNDS)
     tell(f"{rounds} rounds")
-    return [*found, _whole_run(case, rounds, rng, n, alpha)]
+    return [*found, _whole_run(case, rounds, rng, n, share)]
 
 
 def _whole_run(case: Case, rounds: int, rng: np.random.Generator, n: int, alpha: float) -> Audit:
@@ -142,7 +145,8 @@ def audit_config(
 def audit_run(run: Path, *, n: int = 1000, confidence: float = 0.95, canaries: int = 0, on_step: Step | None = None) -> Statement:
     """Audit the mechanism of a run and write the result into its statement (`statement.json`, `statement.md`).
 
-    Earlier audits stay.
+    They replace earlier ones of the same unit, adjacency and view (estimates replace estimates): what is shown is what one call
+    found, not the luckiest of many.
 
     Raises:
         ConfigError: not a run directory; with canaries also one whose data the configuration does not make.
@@ -160,7 +164,10 @@ def audit_run(run: Path, *, n: int = 1000, confidence: float = 0.95, canaries: i
     except (OSError, ValueError) as error:
         raise ConfigError(f"{run} is not a run directory with a readable statement.json: {error}") from None
     config = configured(run) if canaries else load_config(run / "config.toml")
-    statement = before.with_audits(audit(config, n=n, confidence=confidence, canaries=canaries, on_step=on_step))
+    found = audit(config, n=n, confidence=confidence, canaries=canaries, on_step=on_step)
+    again = {(one.scope, one.rigorous) for one in found}
+    kept = (replace(v, audits=tuple(a for a in v.audits if (a.scope, a.rigorous) not in again)) for v in before.views)
+    statement = replace(before, views=tuple(kept)).with_audits(found)
     rundir.write_json(file, statement.to_dict())
     rundir.write_text(run / "statement.md", statement.to_markdown())
     return statement

@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import math
+import re
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -19,12 +21,15 @@ from typer.testing import CliRunner
 from fedveil.cli import app
 from fedveil.errors import ConfigError
 from fedveil.experiment.compare import Comparison, compare, default_out
-from fedveil.experiment.compare_files import write_files
+from fedveil.experiment.compare_files import markdown, write_files
 from fedveil.experiment.compare_live import Board, render
 from fedveil.experiment.compare_plan import Planned
 from fedveil.experiment.compare_rows import Row, blocks, rows_of
+from fedveil.experiment.compare_words import promise_sentences, verdict
 from fedveil.experiment.grid import CellState
 from fedveil.experiment.run import run
+from fedveil.experiment.rundir import write_config
+from fedveil.privacy.types import Adjacency, Claim, Scope, Unit, View
 
 METHODS = ("fedavg", "dp-fedavg", "dp-fedavg:clip=0.01", "noisy-fedavg")
 EPSILONS = (2.0, 8.0)
@@ -198,13 +203,44 @@ def test_the_default_directory_belongs_to_the_configuration() -> None:
 
 
 def test_a_failed_cell_is_left_out_and_told(found: Comparison) -> None:
-    good = row(found, "dp-fedavg", 8.0)
-    states = {s.cell.name: s for s in good.states}
-    broken = good.states[0]
-    states[broken.cell.name] = CellState(broken.cell, broken.path, "failed", error="the disk is full")
-    planned = Planned(good.method, "", 8.0, tuple(s.cell for s in good.states))
-    (told,) = rows_of([planned], states, "test_accuracy")
+    rows = {m: row(found, m, 8.0) for m in ("dp-fedavg", "dp-fedavg:clip=0.01")}
+    states = {s.cell.name: s for r in rows.values() for s in r.states}
+    broken = rows["dp-fedavg"].states[0]
+    failed = {**states, broken.cell.name: CellState(broken.cell, broken.path, "failed", error="the disk is full")}
+    planned = [Planned(m, "", 8.0, tuple(s.cell for s in r.states)) for m, r in rows.items()]
+    told, other = rows_of(planned, failed, "test_accuracy")
     assert sorted(told.values) == [6, 7]
-    assert told.problems == ("seed 5 failed: the disk is full",)
-    (absent,) = rows_of([planned], {s.cell.name: s for s in good.states}, "mean_personal_accuracy")
-    assert absent.problems == tuple(f"seed {s} has no mean_personal_accuracy" for s in (5, 6, 7))
+    assert told.problems == ("seed 5: failed: the disk is full",)
+    assert (told.rank, told.against, verdict(told)) == (None, None, "not ranked, 2 of 3 seeds")
+    assert (other.rank, verdict(other)) == (None, "alone")
+    assert [r.method for r in blocks([told, other])["", 8.0]] == [other.method, told.method]
+    absent, _ = rows_of(planned, states, "mean_personal_accuracy")
+    assert absent.problems == ("seeds 5, 6, 7: no mean_personal_accuracy",)
+    kept = replace(found, rows=(told, other))
+    console = Console(record=True, width=100, file=io.StringIO())
+    render(kept, console)
+    assert re.search(r"dp-fedavg .* 2 of 3 ", console.export_text())
+    assert not kept.failed
+    empty = replace(found, rows=(absent,))
+    assert empty.failed
+    assert "| rank |" not in markdown(empty)
+
+
+def test_a_comparison_without_a_number_ends_with_status_1(
+    found: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "c.toml"
+    write_config(config, found.config)
+    for rows, status in ((found.rows, 0), ((*found.rows, replace(row(found, "dp-fedavg", 2.0), values={})), 1)):
+        monkeypatch.setattr("fedveil.experiment.compare_live.compare_live", lambda *_, rows=rows: replace(found, rows=rows))
+        assert CliRunner().invoke(app, ["compare", str(config), "--methods", "dp-fedavg"]).exit_code == status
+
+
+def test_methods_whose_claims_have_the_same_scope_are_all_named(found: Comparison) -> None:
+    claim = Claim(3.0, 1e-3, Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER), "a paper")
+    given = row(found, "dp-fedavg", 8.0)
+    assert given.statement is not None
+    server, *others = given.statement.views
+    statement = replace(given.statement, views=(replace(server, claimed=claim), *others))
+    said = promise_sentences([replace(given, method=m, statement=statement) for m in ("first", "second:clip=1")], "proven")
+    assert "Claimed by the papers: first, second: client level" in said[1]

@@ -59,9 +59,14 @@ class Comparison:
         return blocks(self.rows)
 
     @property
+    def failed(self) -> bool:
+        """Whether a row that could be run has no number."""
+        return any(row.states and not row.values for row in self.rows)
+
+    @property
     def sentences(self) -> list[str]:
         """The sample, the test and its limits, and what the epsilons mean."""
-        most = max((sum(1 for r in block if r.values) for block in self.blocks.values()), default=0)
+        most = max((sum(r.complete for r in block) for block in self.blocks.values()), default=0)
         return [*sample_sentences(self.seeds, most, self.what), *promise_sentences(self.rows, self.by)]
 
 

@@ -12,6 +12,7 @@ from fedveil.experiment.compare_plot import plot
 from fedveil.experiment.compare_rows import Row
 from fedveil.experiment.compare_words import (
     claimed,
+    count,
     guarantee,
     mean_and_sd,
     percent,
@@ -121,6 +122,8 @@ def markdown(found: Comparison) -> str:
     if any(row.values for row in found.rows):
         lines += ["![The compared number against epsilon](compare.png)", ""]
     for (partition, at), block in found.blocks.items():
+        if not any(row.values for row in block):
+            continue
         heading = guarantee(partition, at, found.by)
         lines += [f"## {heading[0].upper()}{heading[1:]}", ""]
         columns = [
@@ -148,7 +151,7 @@ def _line(row: Row, name: str) -> str:
         row.rank or "–",
         name,
         mean_and_sd(row),
-        f"{len(row.values)} of {row.seeds}",
+        count(row),
         around,
         claimed(row),
         proven(row),

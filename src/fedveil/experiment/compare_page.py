@@ -16,6 +16,7 @@ import tomli_w
 from fedveil.experiment.compare_rows import Row
 from fedveil.experiment.compare_words import (
     claimed,
+    count,
     guarantee,
     mean_and_sd,
     percent,
@@ -72,7 +73,7 @@ def headlines(found: Comparison, names: Mapping[str, str]) -> list[str]:
     """For each guarantee the best method, and what the next best is told apart by."""
     said = []
     for (partition, at), block in found.blocks.items():
-        ranked = [row for row in block if row.values]
+        ranked = [row for row in block if row.complete]
         if not ranked:
             continue
         best, *others = ranked
@@ -171,7 +172,7 @@ def _line(row: Row, name: str) -> str:
     cells = {
         "Mean ± sd": mean_and_sd(row),
         "95 % interval": around,
-        "Seeds": f"{len(row.values)} of {row.seeds}",
+        "Seeds": count(row),
     }
     text = "".join(f'<td class="number" data-label="{label}">{escape(value)}</td>' for label, value in cells.items())
     claims = f'<td data-label="Claimed ε">{escape(claimed(row))}{scope}</td>'

@@ -21,7 +21,8 @@ class Row:
 
     Args:
         method, partition, epsilon: as planned; epsilon is inf for a run without noise.
-        seeds: how many were asked for. values: by seed, the final model's number. rank: by mean within its block, 1 the best.
+        seeds: how many were asked for. values: by seed, the final model's number.
+        rank: by mean within its block, 1 the best; None where the block has nothing to compare it with, or seeds are missing.
         against: the test against the best of the block, None for the best itself and where there is no sample.
         statement: what the runs promise. problems: why it was not run, or what went wrong in single cells.
         states: of its cells.
@@ -54,6 +55,11 @@ class Row:
         return interval(list(self.values.values()))
 
     @property
+    def complete(self) -> bool:
+        """Whether all seeds gave a number; a mean over those that did not fail favours a method that fails."""
+        return len(self.values) == self.seeds > 0
+
+    @property
     def block(self) -> tuple[str, float]:
         """What it is compared within: the same partition and the same guarantee."""
         return self.partition, self.epsilon
@@ -66,7 +72,7 @@ def rows_of(planned: Sequence[Planned], states: Mapping[str, CellState], metric:
         states: by the name of the cell. metric: column of the history; its last value counts.
     """
     rows = [_row(p, [states[cell.name] for cell in p.cells], metric) for p in planned]
-    return [_placed(row, [r for r in rows if r.block == row.block and r.values]) for row in rows]
+    return [_placed(row, [r for r in rows if r.block == row.block and r.complete]) for row in rows]
 
 
 def blocks(rows: Iterable[Row]) -> dict[tuple[str, float], list[Row]]:
@@ -79,24 +85,20 @@ def blocks(rows: Iterable[Row]) -> dict[tuple[str, float], list[Row]]:
     found: dict[tuple[str, float], list[Row]] = {}
     for row in sorted(given, key=lambda r: (partitions.index(r.partition), r.epsilon)):
         found.setdefault(row.block, []).append(row)
-    return {block: sorted(found[block], key=lambda r: (r.rank is None, r.rank)) for block in found}
+    return {block: sorted(found[block], key=lambda r: (r.rank is None, r.rank or 0, not r.complete)) for block in found}
 
 
 def _row(planned: Planned, states: Sequence[CellState], metric: str) -> Row:
     values: dict[int, float] = {}
-    problems = [planned.reason] if planned.reason else []
+    told: dict[str, list[str]] = {}
     for state in states:
         seed = state.cell.config.run.seed
-        if state.state == "failed":
-            problems.append(f"seed {seed} failed: {state.error}")
-            continue
-        value = last(read_run(state.path).history, metric) if state.rounds else None
-        if value is None:
-            problems.append(f"seed {seed} has no {metric}" if state.rounds else f"seed {seed} finished no round: {state.ended}")
-            continue
-        values[seed] = value
-        if state.ended:
-            problems.append(f"seed {seed} stopped after round {state.rounds} of {state.total}: {state.ended}")
+        value = last(read_run(state.path).history, metric) if state.rounds and state.state != "failed" else None
+        if value is not None:
+            values[seed] = value
+        if said := _problem(state, value, metric):
+            told.setdefault(said, []).append(str(seed))
+    problems = [f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}: {said}" for said, seeds in told.items()]
     statement = next((s.statement for s in states if s.statement is not None), planned.statement)
     return Row(
         planned.method,
@@ -105,13 +107,23 @@ def _row(planned: Planned, states: Sequence[CellState], metric: str) -> Row:
         len(planned.cells),
         values,
         statement=statement,
-        problems=tuple(problems),
+        problems=(*([planned.reason] if planned.reason else []), *problems),
         states=tuple(states),
     )
 
 
+def _problem(state: CellState, value: float | None, metric: str) -> str:
+    """What went wrong in a cell, in words that are the same for all seeds where it is; an empty string where nothing did."""
+    if state.state == "failed":
+        return f"failed: {state.error}"
+    if not state.rounds:
+        return f"no round finished: {state.ended}"
+    stopped = f"stopped after round {state.rounds} of {state.total}: {state.ended}" if state.ended else ""
+    return "; ".join(filter(None, (f"no {metric}" if value is None else "", stopped)))
+
+
 def _placed(row: Row, block: Sequence[Row]) -> Row:
-    if not row.values or len(block) < 2:
+    if not row.complete or len(block) < 2:
         return row
     rank = ranks({r.method: r.mean for r in block})[row.method]
     return replace(row, rank=rank, against=against_best({r.method: r.values for r in block}).get(row.method))

@@ -32,6 +32,11 @@ def mean_and_sd(row: Row) -> str:
     return percent(row.mean) if math.isnan(row.sd) else f"{100 * row.mean:.1f} ± {100 * row.sd:.1f} %"
 
 
+def count(row: Row) -> str:
+    """How many of the seeds gave a number."""
+    return f"{len(row.values)} of {row.seeds}"
+
+
 def epsilon(value: float) -> str:
     """An epsilon; infinity by its sign."""
     return "∞" if math.isinf(value) else number(value)
@@ -52,6 +57,8 @@ def verdict(row: Row) -> str:
     """How the row stands to the best of its block."""
     if not row.values:
         return "no result"
+    if not row.complete:
+        return f"not ranked, {count(row)} seeds"
     if row.rank is None:
         return "alone"
     if row.against is None:
@@ -116,13 +123,12 @@ def promise_sentences(rows: Sequence[Row], by: str) -> list[str]:
     """What the epsilons of the table mean, and where they do not mean the same."""
     own = list(dict.fromkeys(f"{r.statement.scope}, delta = {r.statement.delta:g}" for r in rows if r.statement))
     said = [f"Proven: {'; '.join(own)}."] if own else []
-    claims = {
-        str(c.scope) + f", delta = {c.delta:.3g}": r.method.split(":")[0]
-        for r in rows
-        if (c := r.statement and r.statement.claimed)
-    }
+    claims: dict[str, dict[str, None]] = {}
+    for r in rows:
+        if claim := r.statement and r.statement.claimed:
+            claims.setdefault(f"{claim.scope}, delta = {claim.delta:.3g}", {})[r.method.split(":")[0]] = None
     if claims:
-        said.append("Claimed by the papers: " + "; ".join(f"{m}: {scope}" for scope, m in claims.items()) + ".")
+        said.append("Claimed by the papers: " + "; ".join(f"{', '.join(m)}: {scope}" for scope, m in claims.items()) + ".")
     if by == "claimed":
         said.append(
             "Compared at equal claimed epsilon: a claim may be wrong, and claims of different scopes do not promise the same; "

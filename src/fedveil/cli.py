@@ -102,7 +102,8 @@ def compare_methods(
     from fedveil.experiment.preset import chosen
 
     given = load_config(chosen(config, preset), overrides or [])
-    compare_live(given, methods, epsilon, seeds, partition, by, metric, out, jobs)
+    if compare_live(given, methods, epsilon, seeds, partition, by, metric, out, jobs).failed:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -156,6 +157,7 @@ def audit(
         from fedveil.experiment.certify_view import render
 
         render(statement, Console())
+        _stale_report(target)
 
 
 @app.command()
@@ -188,6 +190,7 @@ def attack(
         from rich.console import Console
 
         render(found, Console())
+        _stale_report(target)
 
 
 @app.command()
@@ -345,6 +348,12 @@ def _train(config: Any, out: Path | None, quiet: bool, resume: bool = False) -> 
     result = run_live(config, out, quiet, resume)
     if result.ended:
         raise typer.Exit(3)
+
+
+def _stale_report(run: Path) -> None:
+    """Say that a run's page does not show yet what was just found."""
+    if (run / "report.html").is_file():
+        typer.echo(f"{run / 'report.html'} does not show this yet: `fedveil report {run}` writes the page anew")
 
 
 def _with_seed(overrides: list[str] | None, seed: int | None) -> list[str]:

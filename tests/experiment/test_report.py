@@ -171,6 +171,14 @@ def test_errors_say_what_to_give(made: Made, tmp_path: Path) -> None:
         write_report([])
     with pytest.raises(ConfigError, match="cannot write the report"):
         write_report([made["one"]], made["one"] / "config.toml" / "x.html")
+    grid = tmp_path / "grid"
+    grid.mkdir()
+    (grid / "grid.json").touch()
+    with pytest.raises(ConfigError, match=r"its run directories lie under .*cells"):
+        write_report([grid])
+    (grid / "compare.html").touch()
+    with pytest.raises(ConfigError, match=r"its pages are .*compare\.html; its run directories"):
+        write_report([grid])
     empty = copied(made["one"], tmp_path / "empty")
     (empty / "history.csv").unlink()
     with pytest.raises(ConfigError, match="no finished round"):
@@ -306,6 +314,12 @@ def test_commands_write_reports_and_plots_and_a_run_ends_with_its_report(made: M
     done = call(app, ["report", str(made["one"]), str(made["other"]), "--out", str(tmp_path / "two.html")])
     assert done.exit_code == 0, done.output
     assert f"report: {tmp_path / 'two.html'}" in done.output
+    audited = copied(made["one"], tmp_path / "audited")
+    stale = "`fedveil report"
+    assert stale not in call(app, ["audit", str(audited), "--n", "20"]).output
+    (audited / "report.html").touch()
+    assert stale in call(app, ["audit", str(audited), "--n", "20"]).output
+    assert stale not in call(app, ["audit", str(audited), "--n", "20", "--json"]).output
     done = call(app, ["plot", str(made["one"]), "--what", "loss,clip", "--out", str(tmp_path / "p.png")])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

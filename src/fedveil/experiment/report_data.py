@@ -74,6 +74,10 @@ def read_run(path: str | Path) -> RunData:
         ConfigError: not a run directory, no round was finished, or a file in it cannot be read.
     """
     folder = Path(path)
+    if (folder / "grid.json").is_file():
+        pages = [str(folder / name) for name in ("compare.html", "runs.html") if (folder / name).is_file()]
+        shown = f"its pages are {' and '.join(pages)}; its" if pages else "its"
+        raise ConfigError(f"{folder} is not one run but a grid of them: {shown} run directories lie under {folder / 'cells'}")
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} is not a run directory (it has no config.toml): give one that `fedveil run` left")
     history = _table(folder / "history.csv")

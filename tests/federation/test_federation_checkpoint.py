@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from federation_runs import bits, config, every_method, job
+from safetensors import SafetensorError
 from test_federation_pool import assert_same
 
 from fedveil.errors import ConfigError, FedveilError
@@ -111,6 +113,52 @@ def test_a_foreign_or_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FedveilError, match="damaged"):
         Checkpoints(folder, ME).load()
     assert Checkpoints(tmp_path / "none", ME).load() is None
+
+
+def _flip(path: Path, at: int = -3) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 4
+    path.write_bytes(content)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "one bit": _flip,
+    "gone": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("name", ["global-2.safetensors", "states-*.safetensors", "journal.jsonl"])
+def test_damage_to_any_file_is_noticed_and_the_advice_knows_of_the_ledger(name: str, how: str, tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    until(RUNS["aldp-fl-published-server"], tmp_path / "a", 2, Checkpoints(folder, ME))
+    DAMAGE[how](sorted(folder.glob(name))[0])
+    with pytest.raises(FedveilError, match=r"is damaged .* What the ledger of this one holds .* still counts"):
+        Checkpoints(folder, ME).load()
+
+
+def test_files_that_safetensors_cannot_read_are_damage_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "saved"
+    until(RUNS["fedavg-aggregate"], tmp_path / "a", 1, Checkpoints(folder, ME))
+
+    def refuse(*_: object) -> None:
+        raise SafetensorError("header too small")
+
+    monkeypatch.setattr(checkpoint, "safe_open", refuse)
+    with pytest.raises(FedveilError, match=r"damaged .*header too small"):
+        Checkpoints(folder, ME).load()
+
+
+def test_a_checkpoint_without_digests_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    until(RUNS["fedavg-aggregate"], tmp_path / "a", 1, Checkpoints(folder, ME))
+    head = json.loads((folder / "head.json").read_text())
+    del head["sha256"]
+    (folder / "head.json").write_text(json.dumps(head))
+    with pytest.raises(FedveilError, match="of an earlier version, without digests"):
+        Checkpoints(folder, ME).load()
 
 
 def test_a_read_only_place_is_a_clear_error(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Checkpoints: a run's progress on disk after each round, whole or not at all, without pickle.
 
-    head.json            the run, the round, what to read, the ledger's position: replaced last, by renaming
+    head.json            the run, the round, digests of what to read, the ledger's position: replaced last, by renaming
     journal.jsonl        one line a round: the history's row and who took part; only the length that the head names counts
     global-R.safetensors models, buffers, server optimiser and common policy state after round R
     states-R.safetensors states of the clients whose states changed in round R, kept while one of them is still current
@@ -10,6 +10,7 @@ What a round did not change is not written again, so a round costs the same with
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections import Counter
@@ -17,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from fedveil.errors import ConfigError, FedveilError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _sync = os.fsync
 _HEAD, _JOURNAL = "head.json", "journal.jsonl"
+_DAMAGE = (OSError, KeyError, ValueError, TypeError, SafetensorError)
 
 
 class Checkpoints:
@@ -42,6 +44,8 @@ class Checkpoints:
     def __init__(self, folder: Path, identity: dict[str, Any], ledger: Path | None = None) -> None:
         self.folder, self.identity, self.ledger = folder, identity, ledger
         self._round, self._length = 0, 0
+        self._written = hashlib.sha256()  # of the journal
+        self._digests: dict[str, str] = {}
         self._current: dict[int, int] = {}
         self._seen: dict[int, int] = {}
 
@@ -80,10 +84,10 @@ class Checkpoints:
                     f"{self.folder} belongs to another run or to other data: {head['identity']}, not {self.identity}"
                 )
             return self._load(head)
-        except (OSError, KeyError, ValueError) as problem:
+        except _DAMAGE as problem:
             if isinstance(problem, ConfigError):
                 raise
-            raise FedveilError(f"the checkpoint in {self.folder} is damaged ({problem!r}): start the run anew") from problem
+            raise _damaged(self.folder, problem) from problem
 
     # --- writing ---
 
@@ -105,10 +109,14 @@ class Checkpoints:
         rows = [] if not r else [{"record": progress.history[-1], "seen": took_part, "states": changed}]
         lines = "".join(json.dumps(encode(row, {}, "")) + "\n" for row in rows).encode()
         length = self._append(lines)
+        written = self._written.copy()
+        written.update(lines)
+        keep = [f"global-{r}", *(f"states-{k}" for k in sorted(set(current.values())))]
+        digests = {_JOURNAL: written.hexdigest(), **{name: self._digests[name] for name in keep}}
         position = None if self.ledger is None else read_head(self.ledger)
-        head = {"identity": self.identity, "round": r, "journal": length, "ledger": position}
+        head = {"identity": self.identity, "round": r, "journal": length, "sha256": digests, "ledger": position}
         _write(self.folder / _HEAD, json.dumps(head).encode())
-        self._round, self._length, self._current = r, length, current
+        self._round, self._length, self._written, self._digests, self._current = r, length, written, digests, current
         self._seen.update({c: progress.seen[c] for c in took_part})
         self._sweep()
 
@@ -134,15 +142,12 @@ class Checkpoints:
         tensors: dict[str, Tensor] = {}
         text = json.dumps(encode(tree, tensors, ""))
         own = {key: value.detach().clone().contiguous() for key, value in tensors.items()}
-        _write(self.folder / f"{name}.safetensors", save(own, {"tree": text}))
+        content = save(own, {"tree": text})
+        self._digests[name] = hashlib.sha256(content).hexdigest()
+        _write(self.folder / f"{name}.safetensors", content)
 
     def _sweep(self) -> None:
-        keep = {
-            _HEAD,
-            _JOURNAL,
-            f"global-{self._round}.safetensors",
-            *(f"states-{r}.safetensors" for r in self._current.values()),
-        }
+        keep = {_HEAD, _JOURNAL, *(f"{name}.safetensors" for name in self._digests)}
         for path in self.folder.iterdir():
             if path.name not in keep:
                 path.unlink(missing_ok=True)
@@ -150,9 +155,13 @@ class Checkpoints:
     # --- reading ---
 
     def _load(self, head: dict[str, Any]) -> Progress:
+        if "sha256" not in head:
+            raise FedveilError(f"the checkpoint in {self.folder} is of an earlier version, without digests: go on with that one")
+        self._digests = head["sha256"]
         journal = (self.folder / _JOURNAL).read_bytes()[: head["journal"]]
-        if len(journal) != head["journal"]:
-            raise ValueError("the journal is shorter than the head says")
+        written = hashlib.sha256(journal)
+        if written.hexdigest() != self._digests[_JOURNAL]:
+            raise ValueError(f"{_JOURNAL} is not as it was written")
         rows = [decode(json.loads(line), {}) for line in journal.splitlines()]
         whole = self._read_tree(f"global-{head['round']}")
         progress = Progress(head["round"], **whole, history=[row["record"] for row in rows])
@@ -168,11 +177,16 @@ class Checkpoints:
                     for kept, state in ((progress.policies, states["policy"]), (progress.privates, states["private"])):
                         if state is not None:
                             kept[c] = state
-        self._round, self._length, self._current, self._seen = head["round"], head["journal"], current, dict(progress.seen)
+        self._round, self._length, self._written = head["round"], head["journal"], written
+        self._current, self._seen = current, dict(progress.seen)
         return progress
 
     def _read_tree(self, name: str) -> dict[str, Any]:
-        with safe_open(self.folder / f"{name}.safetensors", "pt") as file:
+        path = self.folder / f"{name}.safetensors"
+        with path.open("rb") as content:
+            if hashlib.file_digest(content, "sha256").hexdigest() != self._digests[name]:
+                raise ValueError(f"{path.name} is not as it was written")
+        with safe_open(path, "pt") as file:
             tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
             tree: dict[str, Any] = decode(json.loads(file.metadata()["tree"]), tensors)
         return tree
@@ -184,9 +198,16 @@ def ledger_position(folder: Path) -> tuple[int, str]:
         seq, digest = json.loads((folder / _HEAD).read_text())["ledger"] or (0, "")
     except FileNotFoundError:
         return 0, ""
-    except (OSError, KeyError, ValueError, TypeError) as problem:
-        raise FedveilError(f"the checkpoint in {folder} is damaged ({problem!r}): start the run anew") from problem
+    except _DAMAGE as problem:
+        raise _damaged(folder, problem) from problem
     return int(seq), str(digest)
+
+
+def _damaged(folder: Path, problem: Exception) -> FedveilError:
+    return FedveilError(
+        f"the checkpoint in {folder} is damaged ({problem!r}): put a copy of it back, or start the run anew in another "
+        f"directory. What the ledger of this one holds was released and still counts: so much of the data's budget is spent"
+    )
 
 
 def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:

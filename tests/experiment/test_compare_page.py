@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from grid_cells import small
+from scipy import stats
 
 from fedveil.experiment.compare import Comparison
 from fedveil.experiment.compare_page import write_page
@@ -52,6 +53,16 @@ def test_the_chart_has_a_line_for_each_method_and_its_legend_hides_one(open_page
     assert browser.execute_script(LINES) == 3
     browser.execute_script("document.querySelectorAll('#chart-0 .veil-key')[1].click()")
     assert browser.execute_script(LINES) == 2
+
+
+def test_bands_are_the_confidence_interval_of_the_mean(page: Path, open_page: Callable[..., Any]) -> None:
+    browser = open_page(page)
+    assert browser.execute_script(TEXTS, "#result .scope") == [
+        "Bands: 95 % confidence interval of the mean (Student's t, n = 2 seeds)."
+    ]
+    drawn = browser.execute_script("return JSON.parse(document.getElementById('data').textContent).charts[0].series[1]")
+    low, high = stats.t.interval(0.95, 1, loc=71, scale=stats.sem([70, 72]))
+    assert drawn["band"][0] == pytest.approx([2.0, low, high])
 
 
 def test_tables_tell_claimed_and_proven_and_the_test(open_page: Callable[..., Any], page: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 import report_runs as runs
 import tomli_w
 from rich.console import Console
+from scipy import stats
 from typer.testing import CliRunner
 
 from fedveil.cli import app
@@ -126,7 +127,7 @@ def test_a_run_leaves_who_holds_what(made: Made) -> None:
     assert stored["given"] is False
 
 
-def test_seeds_are_one_group_with_mean_and_range(made: Made) -> None:
+def test_seeds_are_one_group_with_mean_and_its_confidence_interval(made: Made) -> None:
     values = page_values([read_run(made[n]) for n in ("loose", "one", "other")])
     tight, loose = values["groups"]
     assert (tight["seeds"], loose["seeds"]) == ([1, 2], [1])
@@ -135,7 +136,9 @@ def test_seeds_are_one_group_with_mean_and_range(made: Made) -> None:
     curve = tight["curves"]["test_accuracy"]
     assert [t for t, _ in curve["points"]] == [1, 2, 3, 4]
     assert [v for _, v in curve["points"]] == pytest.approx([fmean(pair) for pair in zip(*both, strict=True)])
-    assert [v[1:] for v in curve["band"]] == [[min(p), max(p)] for p in zip(*both, strict=True)]
+    for (_, low, high), pair in zip(curve["band"], zip(*both, strict=True), strict=True):
+        theirs = stats.t.interval(0.95, 1, loc=fmean(pair), scale=stats.sem(pair))
+        assert (low, high) == pytest.approx(theirs)
     assert "band" not in loose["curves"]["test_accuracy"]
     assert tight["accuracy"]["mean"] == pytest.approx(fmean(b[-1] for b in both))
 

@@ -18,6 +18,8 @@ from fedveil.privacy.statement_text import number
 
 pytestmark = pytest.mark.browser
 LINES = "return document.querySelectorAll('#training .veil-chart')[0].querySelectorAll('.veil-plot > svg > .veil-line').length"
+REACH = """const svg = document.querySelector('#training .veil-plot > svg'), band = svg.querySelector('.veil-band').getBBox();
+return [26 - 0.1, band.y, band.y + band.height, svg.height.baseVal.value - 46 + 0.1];"""
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -148,6 +150,9 @@ def test_runs_are_compared_with_bands_and_can_be_left_out(open_page: Callable[..
         )
         == 1
     )
+    assert "95 % confidence interval in each round (Student's t, n = 2 seeds)" in text(browser, "#training .chart-cell .scope")
+    reach = browser.execute_script(REACH)
+    assert reach == sorted(reach), "two seeds are wide apart; the band ends where the axes do"
     click(browser, ".runs input", 1)
     assert browser.execute_script(LINES) == 2
     click(browser, ".runs input", 1)

@@ -42,7 +42,7 @@ def write_page(found: Comparison, path: Path, picture: Path | None = None, runs:
     names = found.names
     charts = _charts(found, names)
     sections = {
-        "Result": [*(_p(text, "sentence") for text in headlines(found, names)), _drawn(charts, picture)],
+        "Result": [*(_p(text, "sentence") for text in headlines(found, names)), _drawn(charts, picture, len(found.seeds))],
         "Tables": [_table(guarantee(*block, found.by), rows, names, i) for i, (block, rows) in enumerate(found.blocks.items())],
         "Not compared": [_list(f"{line} ({', '.join(where)})" for line, where in problems(found).items())],
         "How to read it": [_p(text, "words") for text in found.sentences],
@@ -128,8 +128,8 @@ def _series(rows: list[Row], name: str, colour: int, epsilons: list[float]) -> l
     made: list[dict[str, Any]] = []
     mine = sorted((r for r in rows if math.isfinite(r.epsilon)), key=lambda r: r.epsilon)
     if mine:
-        around = [(r.epsilon, 100 * r.mean, 0.0 if math.isnan(r.sd) else 100 * r.sd) for r in mine]
-        points, band = [[e, m] for e, m, _ in around], [[e, m - s, m + s] for e, m, s in around]
+        points = [[r.epsilon, 100 * r.mean] for r in mine]
+        band = [[r.epsilon, *(100 * edge for edge in r.around)] for r in mine]
         made.append({"name": name, "color": colour, "points": points, "band": band})
     for row in (r for r in rows if math.isinf(r.epsilon)):
         level = [[e, 100 * row.mean] for e in (epsilons[0], epsilons[-1])]
@@ -137,8 +137,9 @@ def _series(rows: list[Row], name: str, colour: int, epsilons: list[float]) -> l
     return made
 
 
-def _drawn(charts: list[dict[str, Any]], picture: Path | None) -> str:
-    note = '<p class="scope">Bands: plus and minus one sample standard deviation over the seeds.</p>'
+def _drawn(charts: list[dict[str, Any]], picture: Path | None, seeds: int) -> str:
+    bands = f"Bands: 95 % confidence interval of the mean (Student's t, n = {seeds} seeds)."
+    note = f'<p class="scope">{bands if seeds > 1 else "One seed: no confidence interval."}</p>'
     if charts:
         wide = ' style="grid-template-columns: minmax(0, 1fr)"' if len(charts) == 1 else ""
         cells = "".join(f'<div class="chart-cell"><div id="chart-{i}"></div>{note}</div>' for i in range(len(charts)))
@@ -146,7 +147,7 @@ def _drawn(charts: list[dict[str, Any]], picture: Path | None) -> str:
     if picture is None:
         return ""
     data = base64.b64encode(picture.read_bytes()).decode()
-    alt = "The methods below each other: mean, standard deviation and single seeds"
+    alt = "The methods below each other: mean, its 95 % confidence interval and single seeds"
     return f'<div class="pictures"><figure><img alt="{alt}" src="data:image/png;base64,{data}"></figure></div>'
 
 

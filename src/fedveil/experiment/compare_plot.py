@@ -54,7 +54,7 @@ def plot(found: Comparison, path: Path) -> Path:
         (axes[0].set_ylabel if many else axes[0].set_xlabel)(label)
         seeds = len(found.seeds)
         band = "bands" if many else "bars"
-        said = f"mean of {seeds} seeds, {band} ± one sample standard deviation, small points are single seeds"
+        said = f"mean of {seeds} seeds, {band}: its 95 % confidence interval (Student's t), small points: single seeds"
         figure.suptitle(said if seeds > 1 else "one seed: no spread", x=0.01, ha="left", fontsize=8.5, color=MUTED)
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     return path
@@ -68,10 +68,7 @@ def _lines(axis: Axes, rows: list[Row], names: dict[str, str], epsilons: list[fl
         mine = sorted((r for r in rows if r.method == method and math.isfinite(r.epsilon)), key=lambda r: r.epsilon)
         x, y = [r.epsilon for r in mine], [100 * r.mean for r in mine]
         if mine:
-            sd = [100 * (0.0 if math.isnan(r.sd) else r.sd) for r in mine]
-            axis.fill_between(
-                x, [m - s for m, s in zip(y, sd, strict=True)], [m + s for m, s in zip(y, sd, strict=True)], **_fill(style)
-            )
+            axis.fill_between(x, [100 * r.around[0] for r in mine], [100 * r.around[1] for r in mine], **_fill(style))
             axis.plot(x, y, markersize=6, linewidth=1.8, markeredgecolor="white", markeredgewidth=0.8, zorder=4, **style)
             points = [(r.epsilon, 100 * v) for r in mine for v in r.values.values()]
             axis.scatter(
@@ -117,14 +114,13 @@ def _name_ends(axis: Axes, ends: list[tuple[float, str, str]]) -> None:
 
 
 def _strip(axis: Axes, rows: list[Row], names: dict[str, str]) -> None:
-    """Methods below each other, best first: mean, standard deviation, and each seed."""
+    """Methods below each other, best first: mean, its confidence interval, and each seed."""
     ordered = sorted(rows, key=lambda r: (math.isinf(r.epsilon), -r.mean))
     for place, row in enumerate(ordered):
         style = _style(list(names).index(row.method))
-        sd = 0.0 if math.isnan(row.sd) else 100 * row.sd
-        axis.errorbar(
-            100 * row.mean, place, xerr=sd, marker=style["marker"], color=style["color"], markersize=8, capsize=3, linewidth=1.6
-        )
+        reach = [[100 * (row.mean - row.around[0])], [100 * (row.around[1] - row.mean)]]
+        look = {"marker": style["marker"], "color": style["color"]}
+        axis.errorbar(100 * row.mean, place, xerr=reach, markersize=8, capsize=3, linewidth=1.6, **look)
         axis.scatter(
             [100 * v for v in row.values.values()], [place + 0.26] * len(row.values), s=12, color=style["color"], alpha=0.6
         )

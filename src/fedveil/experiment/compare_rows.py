@@ -55,6 +55,12 @@ class Row:
         return interval(list(self.values.values()))
 
     @property
+    def around(self) -> tuple[float, float]:
+        """That interval, as far as a share can be in it; the mean alone for fewer than two seeds."""
+        half = 0.0 if math.isnan(self.interval) else self.interval
+        return max(0.0, self.mean - half), min(1.0, self.mean + half)
+
+    @property
     def complete(self) -> bool:
         """Whether all seeds gave a number; a mean over those that did not fail favours a method that fails."""
         return len(self.values) == self.seeds > 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from scipy import stats
+from scipy import special, stats
 
 LEVEL = 0.05
 """Below this a difference counts as one."""
@@ -85,7 +85,7 @@ def holm(p: Sequence[float]) -> list[float]:
 def interval(values: Sequence[float]) -> float:
     """Half the width of the 95 % confidence interval of the mean (Student's t); nan for fewer than two values."""
     n = len(values)
-    return float(stats.t.ppf(0.975, n - 1)) * stdev(values) / math.sqrt(n) if n > 1 else math.nan
+    return float(special.stdtrit(n - 1, 0.975)) * stdev(values) / math.sqrt(n) if n > 1 else math.nan
 
 
 def ranks(means: Mapping[str, float]) -> dict[str, int]:

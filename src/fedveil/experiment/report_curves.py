@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, median, stdev
 from typing import Any
 
+from fedveil.experiment.compare_stats import interval
 from fedveil.experiment.report_data import Row, RunData
 
 POINTS = 400
@@ -14,14 +15,15 @@ POINTS = 400
 
 
 def curve(runs: list[list[tuple[float, Any]]]) -> dict[str, Any]:
-    """Mean over the runs, at rounds (from 1) that all of them have; with their least and largest value when there are several."""
+    """Mean over the runs, at rounds (from 1) that all of them have; of several runs with its 95 % confidence interval."""
     tables = [{int(t) + 1: v for t, v in run if isinstance(v, float)} for run in runs]
     shared = [t for t in tables[0] if all(t in table for table in tables[1:])]
     kept = thinned(shared)
     values = {t: [table[t] for table in tables] for t in kept}
     curve: dict[str, Any] = {"points": [[t, fmean(v)] for t, v in values.items()]}
     if len(runs) > 1:
-        curve["band"] = [[t, min(v), max(v)] for t, v in values.items()]
+        half = {t: interval(v) if all(map(math.isfinite, v)) else math.nan for t, v in values.items()}
+        curve["band"] = [[t, fmean(v) - half[t], fmean(v) + half[t]] for t, v in values.items()]
     return curve
 
 

@@ -77,7 +77,7 @@ globalThis.veilChart = (() => {
     return Array.from({ length: Math.floor((to - from) / every) + 1 }, (_, i) => 10 ** (from + i * every));
   }
 
-  /** A scale maps data to pixels: {at, ticks}. */
+  /** A scale maps data to pixels: {at, within (not beyond its ends), ticks}. */
   function scaleOf(axis, values, start, end, count) {
     if (axis.scale === "band") {
       const names = [...new Set(values)];
@@ -102,8 +102,9 @@ globalThis.veilChart = (() => {
     }
     const place = log ? Math.log : (v) => v;
     const [from, to] = [place(low), place(high)];
+    const at = (v) => start + ((place(Math.max(v, log ? low : -Infinity)) - from) / (to - from)) * (end - start);
     return {
-      at: (v) => start + ((place(Math.max(v, log ? low : -Infinity)) - from) / (to - from)) * (end - start),
+      at, within: (v) => at(Math.min(high, Math.max(low, v))),
       ticks: axis.ticks ?? (log ? logTicks(low, high, count) : linearTicks(low, high, count).filter((t) => !axis.whole || Number.isInteger(t))),
     };
   }
@@ -161,8 +162,8 @@ globalThis.veilChart = (() => {
     const dash = series.dashed ? DASHES[1 + (series.index % 7)] : series.kind === "line" && series.dashed === undefined ? DASHES[series.index % 8] : "";
     const finite = ([, value]) => Number.isFinite(value);
     for (const part of runs(series.band, ([, low, high]) => Number.isFinite(low) && Number.isFinite(high))) {
-      const upper = part.map(([a, , high]) => [x.at(a), y.at(high)]);
-      const lower = part.map(([a, low]) => [x.at(a), y.at(low)]).reverse();
+      const upper = part.map(([a, , high]) => [x.at(a), y.within(high)]);
+      const lower = part.map(([a, low]) => [x.at(a), y.within(low)]).reverse();
       svg.append(node("svg:path", { class: `veil-band ${color}`, d: `${path([...upper, ...lower])}Z` }));
     }
     if (series.kind === "bar") return drawBars(svg, spec, series, box, x, y, stack);

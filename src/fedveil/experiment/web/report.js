@@ -75,7 +75,9 @@
     }))).filter((s) => s.points.length);
     const level = new Set(groups.flatMap((g) => used.map((c) => (g.curves[c] ? "moves" : g.constant[c] ?? null))).filter((v) => v !== null));
     if (!level.has("moves") && level.size < 2) return null;
-    const spread = series.some((s) => s.band) ? "Mean over seeds; the band goes from the least to the largest." : "";
+    const seeds = groups.map((g) => g.seeds.length).filter((n) => n > 1);
+    const n = [...new Set([Math.min(...seeds), Math.max(...seeds)])].join(" to ");
+    const spread = series.some((s) => s.band) ? `Mean over seeds; the band is its 95 % confidence interval in each round (Student's t, n = ${n} seeds).` : "";
     return chart(title, { label: "round", whole: true }, { label, ...(axis ?? logIf(series)) }, series, {}, spread);
   }
 

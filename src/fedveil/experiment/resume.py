@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,12 @@ from fedveil.errors import ConfigError, LedgerError
 from fedveil.experiment.config import Config, load_config
 from fedveil.experiment.plugins import digests
 from fedveil.federation.checkpoint import ledger_position
-from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger import AGGREGATE, Ledger
 from fedveil.privacy.ledger_head import head_path
 
 if TYPE_CHECKING:
     from fedveil.experiment.build import Prepared
+    from fedveil.federation.fit import Progress
 
 FREE = (
     "run.engine",
@@ -65,6 +67,17 @@ def run_id_of(path: Path) -> str:
                 f"one; without it, count the budget as spent and release nothing more of these data"
             )
         return ledger.run
+
+
+def count_spent(progress: Progress, path: Path) -> None:
+    """Raise the rounds each client took part in to those its ledger charges it for: an interrupted round's clients are charged.
+
+    For secret noise, whose interrupted round is done again with other clients; else they would be sampled without a budget left.
+    """
+    with Ledger.open(path / "ledger.sqlite") as ledger:
+        charged = Counter(entry.client for _, _, entry in ledger.entries() if entry.client != AGGREGATE)
+    for client, releases in charged.items():
+        progress.seen[client] = max(progress.seen.get(client, 0), releases)
 
 
 def identity(run: str, prepared: Prepared, plugins: Sequence[str] = ()) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from fedveil.experiment.certify import certify
 from fedveil.experiment.config import calibrated_setting
 from fedveil.experiment.lock import claimed
 from fedveil.experiment.plugins import digests
-from fedveil.experiment.resume import identity, resumable, run_id_of, same_run
+from fedveil.experiment.resume import count_spent, identity, resumable, run_id_of, same_run
 from fedveil.experiment.tracker_values import Begun
 from fedveil.experiment.trackers import TRACKERS, Tracker, following
 from fedveil.federation.checkpoint import Checkpoints
@@ -67,7 +67,8 @@ def run(
 
     Args:
         data, partition: used instead of the configured ones.
-        out: the run directory, which must be new or empty; by default runs/<method>-<data>-<id>.
+        out: the run directory, which must be new, empty, or left by a run that ended before it began to train; by default
+            runs/<method>-<data>-<id>.
         on_round: called with the history's new row after each round.
         resume: go on with the interrupted run in `out`, from its last finished round.
         track: trackers that follow the run, besides those that the configuration names (see `trackers`).
@@ -118,6 +119,8 @@ def _train(
     job = federation(config, prepared, path / "ledger.sqlite", begun.run, device)
     runner = engine(section.engine, job.context, timeout, at_once=section.clients_at_once, deterministic=section.deterministic)
     progress = progress or start(job)
+    if config.privacy.max_participations is not None and not section.seeded_noise:
+        count_spent(progress, path)
     layout = job.context.door.layout
     with _safe(path):
         rundir.write_history(path, progress.history, layout)
@@ -151,8 +154,8 @@ def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement,
     """Make the run directory; the ledger comes last, and with it the run can be resumed."""
     with _writable(path):
         rundir.create(path)
-        rundir.write_config(path / "config.toml", config)
         rundir.write_versions(path / "versions.json", digests(config.run.plugins))
+        rundir.write_config(path / "config.toml", config)
         _write_statement(path, statement)
         dealt, source = prepared.partition, prepared.dataset
         rundir.write_partition(path / "partition.json", dealt, source.y_train, source.info.classes, given=given)

@@ -30,17 +30,25 @@ if TYPE_CHECKING:
     from fedveil.params import Layout
 
 _PER_CLIENT = ("client_accuracy", "personal_accuracy", "by_client")
+_FIRST = ("versions.json", "config.toml", "statement.json", "statement.md", "partition.json")
+"""What a run writes before its ledger, with which it can be resumed."""
 LISTED_CLIENTS = 5000
 """So many clients at most are listed in `partition.json`."""
 PACKAGES = ("fedveil", "torch", "numpy", "scipy", "pydantic", "safetensors")
 
 
 def create(path: Path) -> Path:
-    """Make an empty run directory; refuses one that holds a run already."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    """Make a run directory; refuses one that holds anything but what a run leaves that ends before its ledger is there."""
+    if path.exists() and not (path.is_dir() and _unbegun({file.name for file in path.iterdir()})):
         raise ConfigError(f"{path} exists and is not empty: a run never writes over another; choose another --out")
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def _unbegun(names: set[str]) -> bool:
+    """Whether a run that writes _FIRST in this order left them, whole or as drafts; a user's own config.toml alone is none."""
+    known = {name.removesuffix(".part") for name in names if not name.startswith(".ledger.sqlite-")}
+    return known <= set(_FIRST) and (not known or _FIRST[0] in known)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -246,7 +246,7 @@ def test_workers_that_never_come_up_name_classes_of_a_notebook(tmp_path: Path, m
     """A spawned worker cannot load what was defined there."""
     monkeypatch.setattr(pool_module, "work", lambda *_: os._exit(1))
     run = job(RUNS["dp-fedavg-aggregate"], tmp_path)
-    with pytest.raises(FedveilError, match="classes defined in a notebook .* must be put in a module"):
+    with pytest.raises(FedveilError, match=r"classes defined in a notebook .* must be put in a module"):
         fit(run, Pool(run.context, 1), start(run))
 
 

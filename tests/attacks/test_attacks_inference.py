@@ -68,6 +68,13 @@ def test_clients_are_found_by_inversion(digits: Digits, relu_cnn: nn.Sequential,
     assert identify(scores, range(3), "inversion").matched == 1
 
 
+def test_equal_scores_identify_nobody_but_by_chance() -> None:
+    found = [identify(torch.zeros(10, 100), range(10), "gradient", seed=seed) for seed in range(200)]
+    assert np.mean([f.matched for f in found]) == pytest.approx(0.01, abs=0.01)
+    assert np.mean([f.top for f in found]) == pytest.approx(0.1, abs=0.03)
+    assert {f.tpr for f in found} == {0.0}
+
+
 def test_identification_by_hand() -> None:
     scores = torch.tensor([[0.9, 0.1, 0.0, 0.1], [0.95, 0.7, 0.2, 0.3]])
     result = identify(scores, [0, 1], "gradient", flagged=1)

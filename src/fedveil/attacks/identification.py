@@ -95,9 +95,10 @@ def inversion_scores(
     return torch.stack(columns, 1)
 
 
-def identify(scores: Tensor, owners: Sequence[int], rule: Rule, flagged: int = 10) -> Identification:
+def identify(scores: Tensor, owners: Sequence[int], rule: Rule, flagged: int = 10, seed: int = 0) -> Identification:
     """Judge scores (targets, uploads) against the truth: `owners[i]` is the index of target i's upload.
 
+    The uploads are put in an order drawn from `seed` first, so that ties between them are broken by chance.
     Raises ConfigError for shapes that do not fit or scores that are not finite.
     """
     table: NDArray[np.float64] = scores.double().numpy()
@@ -105,6 +106,8 @@ def identify(scores: Tensor, owners: Sequence[int], rule: Rule, flagged: int = 1
         raise ConfigError(f"scores of shape {table.shape} do not fit {len(owners)} owners; give (targets, uploads)")
     if not np.isfinite(table).all() or table.shape[1] < len(owners):
         raise ConfigError("scores must be finite, and there must be at least one upload per target")
+    order = np.random.default_rng(seed).permutation(table.shape[1])
+    table, owners = table[:, order], [int(np.flatnonzero(order == o)[0]) for o in owners]
     rows, columns = linear_sum_assignment(table, maximize=True)
     truth = np.zeros(table.shape, dtype=bool)
     truth[np.arange(len(owners)), list(owners)] = True

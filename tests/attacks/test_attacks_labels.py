@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedveil.attacks import Bounds, Knowledge, Upload
-from fedveil.attacks.labels import class_gradient, infer, label_counts, mean_prediction, single_label, unique_labels
+from fedveil.attacks.labels import class_gradient, counted, infer, label_counts, mean_prediction, single_label, unique_labels
 from fedveil.attacks.matching import read
+from fedveil.attacks.types import Clip
 from fedveil.errors import ConfigError
 
 BOUNDS = Bounds((1, 28, 28))
@@ -46,6 +47,26 @@ def test_batches_of_32_on_an_untrained_network(
     target = read([make_upload(relu_cnn, x[chosen], y[chosen])], lambda: relu_cnn, relu_cnn.state_dict(), Knowledge())[0]
     counts = label_counts(class_gradient(target), mean_prediction(relu_cnn, x[auxiliary]), 32)
     assert torch.equal(counts, y[chosen].bincount(minlength=10))
+
+
+@pytest.mark.parametrize("n", [8, 32, 64])
+@pytest.mark.parametrize("clip", [100.0, 0.1, 0.01])
+@pytest.mark.parametrize("layered", [False, True])
+def test_a_clip_that_is_told_is_undone(
+    layered: bool, clip: float, n: int, digits: tuple[Tensor, Tensor], relu_cnn: nn.Sequential, make_upload: Callable[..., Upload]
+) -> None:
+    x, y = digits
+    right = 0
+    for seed in range(5):
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+        chosen, auxiliary = order[:n], order[100:600]
+        sent = dict(make_upload(relu_cnn, x[chosen], y[chosen]).tensors)
+        bounds = Clip(layers=dict.fromkeys(sent, clip)) if layered else Clip(clip)
+        norm = sent["5.bias"].norm() if layered else torch.cat([v.flatten() for v in sent.values()]).norm()
+        sent = {k: v * min(1.0, clip / float(norm)) for k, v in sent.items()}
+        target = read([Upload(sent)], lambda: relu_cnn, relu_cnn.state_dict(), Knowledge(clip=bounds))[0]
+        right += torch.equal(counted(target, x[auxiliary], n), y[chosen].bincount(minlength=10))
+    assert right >= 4
 
 
 def test_one_label_from_the_bias_and_from_the_weight(

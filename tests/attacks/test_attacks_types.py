@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ def test_noise_ratio_is_noise_norm_over_signal_norm() -> None:
     upload = Upload(tensors, noise_std={"a": 0.5, "b": torch.tensor([0.0, 0.0, 0.0, 1.0])}, signal_norm=4.0)
     assert upload.noise_ratio == pytest.approx(math.sqrt(12 * 0.25 + 1) / 4)
     assert Upload(tensors).noise_ratio is None
+    assert replace(upload, signal_norm=0.0).noise_ratio == math.inf
+    assert replace(upload, signal_norm=0.0, noise_std={}).noise_ratio is None
 
 
 def test_knowledge_names_what_is_known() -> None:

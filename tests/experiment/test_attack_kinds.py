@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from fedveil.cli import app
 from fedveil.errors import ConfigError
 from fedveil.experiment.attack import attack
 from fedveil.experiment.attack_gan import WithAttacker, _isolated
+from fedveil.experiment.attack_inference import middle
+from fedveil.experiment.attack_reconstruction import told_ratios
 from fedveil.experiment.attack_scene import scene_of
 from fedveil.experiment.attack_types import Options
 from fedveil.experiment.report_attacks import attack_values
@@ -79,6 +82,13 @@ def test_clients_are_told_apart_without_a_defence_only(config: Path, rule: str) 
     if rule == "gradient":
         assert clear["matched"] == 1
         assert record(config, "identification", options, *settings)["matched"] < 0.7
+
+
+def test_noise_ratios_that_are_unknown_are_left_out_and_those_without_signal_are_infinite() -> None:
+    assert middle([1.0, None, 3.0]) == "2 (median)"
+    assert middle([math.inf, math.inf, 1.0]) == "inf (median)"
+    assert middle([None]) == "unknown"
+    assert told_ratios([0.5, 0.5001, math.inf, None]) == "0.5, inf, unknown"
 
 
 def test_attributes_of_training_examples_from_the_released_model(config: Path) -> None:

@@ -70,6 +70,32 @@ def label_counts(bias_gradient: Tensor, prediction: Tensor, n: int) -> Tensor:
     return counts
 
 
+def counted(target: Target, inputs: Tensor, n: int) -> Tensor:
+    """How many of n examples each class has, from an upload; `inputs` are auxiliary data. Where the clip acted, it is undone."""
+    gradient, prediction = class_gradient(target), mean_prediction(target.module, inputs)
+    _, bias = last_layer(target.named())
+    assert bias is not None
+    return label_counts(gradient * (shrinkage(gradient, prediction, n) if target.clipped(bias) else 1), prediction, n)
+
+
+def shrinkage(bias_gradient: Tensor, prediction: Tensor, n: int) -> float:
+    """By what factor >= 1 a clip shrank db: the one at which the counts n (p_c - s db_c) come nearest to whole numbers.
+
+    A positive db_c is at most p_c, so the class with the least p_c / db_c has the fewest examples: s follows from their number.
+    """
+    positive = bias_gradient > 0
+    if not bool(positive.any()):
+        return 1.0
+    p, db = prediction.double(), bias_gradient.double()
+    fewest = int(torch.where(positive, p / db, torch.inf).argmin())
+    factors = (p[fewest] - torch.arange(n + 1) / n) / db[fewest]
+    factors = factors[factors >= 1]
+    if not len(factors):
+        return 1.0
+    shares = n * (p - factors[:, None] * db)
+    return float(factors[(shares - shares.round()).square().sum(1).argmin()])
+
+
 def unique_labels(target: Target, n: int) -> Tensor:
     """The n classes with the smallest min_j dW[c, j], for batches without repeated labels (Yin et al. 2021).
 
@@ -96,5 +122,5 @@ def infer(target: Target, n: int, knowledge: Knowledge, bounds: Bounds, rng: tor
     inputs = knowledge.aux_inputs
     if inputs is None:
         inputs = bounds.inputs(torch.rand((256, *bounds.shape), generator=rng))
-    counts = label_counts(class_gradient(target), mean_prediction(target.module, inputs), n)
+    counts = counted(target, inputs, n)
     return torch.arange(len(counts)).repeat_interleave(counts)

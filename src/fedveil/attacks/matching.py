@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from fedveil.errors import ConfigError
 
 SURPRISE = 3.5
 """Standard deviations above pure noise at which a tensor counts as carrying signal (one-sided chance 1 in 4,300)."""
+_NEAR = 1e-3
+"""How much below a bound, relative to it, an upload that was clipped to it may be by rounding."""
 
 
 @dataclass(frozen=True)
@@ -21,17 +24,26 @@ class Target:
     """One upload as the attacker reads it.
 
     gradient: effective gradient (d,), 0 where nothing was received. weight: trust in each coordinate, in [0, 1] (d,); None =
-    1 everywhere. simulate: (x, y) -> effective gradient of a candidate.
+    1 everywhere. simulate: (x, y) -> effective gradient of a candidate. clip: the bounds on it, in its units, if told.
     """
 
     module: nn.Module
     gradient: Tensor
     weight: Tensor | None
     simulate: Simulation
+    clip: Clip | None = None
 
     def named(self) -> dict[str, Tensor]:
         """The effective gradient by parameter name."""
         return split(self.gradient, dict(self.module.named_parameters()))
+
+    def clipped(self, name: str) -> bool:
+        """Whether a bound may have acted on this parameter: what arrived reaches it (noise can only make it look larger)."""
+        if self.clip is None:
+            return False
+        layer = (self.clip.layers or {}).get(name, math.inf)
+        own, whole = float(self.named()[name].norm()), float(self.gradient.norm())
+        return own > layer * (1 - _NEAR) or whole > self.clip.whole * (1 - _NEAR)
 
     def power(self) -> Tensor:
         """Weighted squared norm of the gradient."""
@@ -71,13 +83,14 @@ def _target(upload: Upload, model_fn: ModelFn, state: Mapping[str, Tensor], know
     target = flat(received).detach()
     weight = trust(target, parameters, set(upload.tensors), knowledge, abs(scale))
     simulate = simulation(module, local if upload.kind != "gradient" else None)
-    if knowledge.clip is not None:
-        simulate = _through_the_door(simulate, parameters, knowledge.clip, knowledge.mask or {}, abs(scale))
-    return Target(module, target, weight, simulate)
+    clip = None if knowledge.clip is None else knowledge.clip.scaled(abs(scale))
+    if clip is not None:
+        simulate = _through_the_door(simulate, parameters, clip, knowledge.mask or {})
+    return Target(module, target, weight, simulate, clip)
 
 
 def _through_the_door(
-    simulate: Simulation, parameters: Mapping[str, Tensor], clip: Clip, mask: Mapping[str, Tensor], scale: float
+    simulate: Simulation, parameters: Mapping[str, Tensor], clip: Clip, mask: Mapping[str, Tensor]
 ) -> Simulation:
     """A candidate's gradient as the door would let it out: restricted, clipped per parameter, then as a whole."""
 
@@ -85,9 +98,9 @@ def _through_the_door(
         parts = split(simulate(x, y), parameters)
         parts = {k: v * mask[k] if k in mask else v for k, v in parts.items()}
         if clip.layers is not None:
-            parts = {k: bounded([v], clip.layers[k] * scale)[0] if k in clip.layers else v for k, v in parts.items()}
+            parts = {k: bounded([v], clip.layers[k])[0] if k in clip.layers else v for k, v in parts.items()}
         whole = list(parts.values())
-        return flat(bounded(whole, clip.whole * scale) if clip.whole < float("inf") else whole)
+        return flat(bounded(whole, clip.whole) if clip.whole < float("inf") else whole)
 
     return clipped
 

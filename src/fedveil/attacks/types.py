@@ -6,6 +6,7 @@ named in every `Result`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol
@@ -61,6 +62,10 @@ class Clip:
     whole: float = float("inf")
     layers: Mapping[str, float] | None = None
 
+    def scaled(self, factor: float) -> Clip:
+        """The same bounds in other units."""
+        return Clip(self.whole * factor, self.layers and {name: bound * factor for name, bound in self.layers.items()})
+
 
 @dataclass(frozen=True)
 class Upload:
@@ -91,13 +96,18 @@ class Upload:
 
     @property
     def noise_ratio(self) -> float | None:
-        """r = |noise| / |signal| = sigma sqrt(d) / |g|: about 0.1 is nearly transparent, 10 is the floor; None if unknown."""
-        if self.noise_std is None or not self.signal_norm:
+        """r = |noise| / |signal| = sigma sqrt(d) / |g|: about 0.1 is nearly transparent, 10 is the floor.
+
+        Infinite for noise on no signal; None if unknown.
+        """
+        if self.noise_std is None or self.signal_norm is None:
             return None
         power = sum(
             float((torch.as_tensor(s, dtype=torch.float64).expand(self.tensors[k].shape) ** 2).sum())
             for k, s in self.noise_std.items()
         )
+        if self.signal_norm == 0:
+            return math.inf if power else None
         return float(power**0.5 / self.signal_norm)
 
 

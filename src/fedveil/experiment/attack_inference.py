@@ -11,7 +11,7 @@ import torch
 from fedveil.attacks import identification as ids
 from fedveil.attacks import label_reconstruction as single
 from fedveil.attacks.inverting import IG
-from fedveil.attacks.labels import class_gradient, label_counts, mean_prediction
+from fedveil.attacks.labels import counted, label_counts
 from fedveil.attacks.matching import read
 from fedveil.errors import ConfigError
 from fedveil.experiment.attack_client import Victim
@@ -20,6 +20,8 @@ from fedveil.experiment.attack_told import caveats
 from fedveil.experiment.attack_types import Options, Outcome, Tell, taken
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from fedveil.experiment.attack_scene import Scene
@@ -49,8 +51,7 @@ def labels(kind: str, scene: Scene, options: Options, tell: Tell) -> Outcome:
     exact, hit, guessed, n, ratios = 0, 0, 0, 0, []
     for i, seen in enumerate(interceptions(scene, count, batch, options.knows, options.seed)):
         target = read([seen.upload], scene.make_model, scene.state, seen.known)[0]
-        prediction = mean_prediction(target.module, _auxiliary(scene, seen.known.aux_inputs, options.seed))
-        counts = label_counts(class_gradient(target), prediction, len(seen.y))
+        counts = counted(target, _auxiliary(scene, seen.known.aux_inputs, options.seed), len(seen.y))
         truth = seen.y.bincount(minlength=len(counts))
         exact += int(torch.equal(counts, truth))
         hit += int(torch.minimum(counts, truth).sum())
@@ -63,7 +64,7 @@ def labels(kind: str, scene: Scene, options: Options, tell: Tell) -> Outcome:
         "releases with every count right": f"{exact} of {total}",
         "labels right": f"{hit / n:.1%} of {n}",
         "floor: all classes alike": f"{guessed / n:.1%}",
-        "r = |noise| / |signal|": f"{np.median([r or 0.0 for r in ratios]):.3g} (median)",
+        "r = |noise| / |signal|": middle(ratios),
     }
     record = {
         "all_counts_right": exact / total,
@@ -103,10 +104,13 @@ def label_reconstruction(kind: str, scene: Scene, options: Options, tell: Tell) 
         "rule 'gradient' (reads the upload)": f"{gradient.accuracy:.1%} of {count}",
         "rule 'output' (asks the model)": f"{output.accuracy:.1%}",
         "floor: constant guess": f"{gradient.constant_guess:.1%}",
-        "r = |noise| / |signal|": f"{np.median([r or 0.0 for r in ratios]):.3g} (median)",
+        "r = |noise| / |signal|": middle(ratios),
     }
     record = {"gradient": asdict(gradient), "output": asdict(output), "noise_ratio": ratios}
-    words = ["one example behind each upload", "rule 'output' follows the model's accuracy and says nothing about an upload"]
+    words = [
+        "one example behind each upload; rule 'gradient' takes the most negative entry of its last bias, whatever else is known",
+        "rule 'output' follows the model's accuracy and says nothing about an upload",
+    ]
     return Outcome(figures, record, [*words, *caveats(scene, 1)])
 
 
@@ -142,12 +146,12 @@ def identification(kind: str, scene: Scene, options: Options, tell: Tell) -> Out
 
         one = replace(known, n=1, local=replace(known.local, batch=None) if known.local else None)
         scores = ids.inversion_scores(uploads, probes, scene.make_model, scene.state, one, scene.bounds, config, rng, on_step)
-    result = ids.identify(scores, range(targets), given["rule"])
+    result = ids.identify(scores, range(targets), given["rule"], seed=options.seed)
     figures = {
         "matched (one upload a target)": f"{result.matched:.0%} of {targets} targets, chance {result.chance_matched:.1%}",
         f"own upload among the {result.flagged} best": f"{result.top:.0%}, chance {result.chance_top:.0%}",
         "true pairs found at 1 % false alarms": f"{result.tpr:.0%}",
-        "r = |noise| / |signal|": f"{np.median([u.noise_ratio or 0.0 for u in uploads]):.3g} (median)",
+        "r = |noise| / |signal|": middle([u.noise_ratio for u in uploads]),
     }
     record = {**asdict(result), "noise_ratio": [u.noise_ratio for u in uploads]}
     words = [
@@ -155,6 +159,12 @@ def identification(kind: str, scene: Scene, options: Options, tell: Tell) -> Out
         f"matching rule '{given['rule']}', Hungarian assignment",
     ]
     return Outcome(figures, record, [*words, *caveats(scene, batch)])
+
+
+def middle(ratios: Sequence[float | None]) -> str:
+    """The median of the noise ratios that are known."""
+    known = [r for r in ratios if r is not None]
+    return f"{np.median(known):.3g} (median)" if known else "unknown"
 
 
 def _rng(seed: int) -> torch.Generator:

@@ -126,7 +126,7 @@ def _judged(
         "success (at least 20 dB)": f"{scores.success:.0%} of {len(scores.psnr)} images",
         "floors: mean image, other image": f"{middle['mean image']:.1f} dB, {middle['other image']:.1f} dB",
         "labels right": f"{labels:.0%}",
-        "r = |noise| / |signal|": ", ".join(f"{r:.3g}" for r in sorted({float(f"{r or 0:.3g}") for r in ratios})),
+        "r = |noise| / |signal|": told_ratios(ratios),
         "attack steps a second": f"{rate:.0f}",
     }
     show = truth.ndim == 4 and truth.shape[1] in (1, 3)
@@ -142,6 +142,12 @@ def _judged(
 def in_common(a: Tensor, b: Tensor, classes: int) -> int:
     """How many labels two collections share, whatever their order."""
     return int(torch.minimum(a.bincount(minlength=classes), b.bincount(minlength=classes)).sum())
+
+
+def told_ratios(ratios: Sequence[float | None]) -> str:
+    """The distinct noise ratios, to three digits."""
+    known = sorted({float(f"{r:.3g}") for r in ratios if r is not None})
+    return ", ".join([f"{r:.3g}" for r in known] + ["unknown"] * (None in ratios))
 
 
 def _behind(releases: Sequence[Interception], batch: int) -> str:

@@ -30,6 +30,7 @@ from fedveil.experiment.report_curves import POINTS, thinned
 from fedveil.experiment.report_data import group_names, grouped, read_run
 from fedveil.experiment.report_page import page_values
 from fedveil.experiment.report_spent import spent
+from fedveil.experiment.rundir import write_table
 from fedveil.privacy.accountant import bound
 from fedveil.privacy.gaussian import epsilon_of
 from fedveil.privacy.ledger import Entry, Ledger
@@ -141,6 +142,25 @@ def test_seeds_are_one_group_with_mean_and_its_confidence_interval(made: Made) -
         assert (low, high) == pytest.approx(theirs)
     assert "band" not in loose["curves"]["test_accuracy"]
     assert tight["accuracy"]["mean"] == pytest.approx(fmean(b[-1] for b in both))
+
+
+def test_noise_of_unknown_effect_is_left_out_and_the_rest_is_shown(made: Made, tmp_path: Path) -> None:
+    given = []
+    for name in ("one", "other"):
+        run = copied(made[name], tmp_path / name)
+        for file, changes in (
+            ("history.csv", {"noise_norm": "", "cumulative_noise_norm": "", "clip": "1e999"}),
+            ("layers.csv", {"noise_std": ""}),
+        ):
+            write_table(run / file, [row | {k: v for k, v in changes.items() if k in row} for row in runs.table(run / file)])
+        given.append(run)
+    for paths in (given, given[:1], [given[0], made["other"]]):
+        (group,) = page_values([read_run(path) for path in paths])["groups"]
+        assert group["curves"]["update_norm"]["points"]
+        assert not group["curves"].get("noise_norm", {}).get("points")
+        assert group["layers"]["noise_std"] == []
+        assert write_report(paths, tmp_path / "page.html").stat().st_size > 0
+    assert plot_run(given[0]).is_file()
 
 
 def test_names_tell_configurations_apart_with_the_fewest_settings(made: Made) -> None:

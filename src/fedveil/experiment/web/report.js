@@ -189,7 +189,7 @@
 
   // --- training -------------------------------------------------------------------------------------------------------
 
-  const USED = new Set(["test_accuracy", "mean_personal_accuracy", "test_loss", "train_loss", "update_norm", "noise_norm", "test_precision", "test_recall", "test_f1", "participants", "failed", "uplink_bytes", "seconds"]);
+  const USED = new Set(["test_accuracy", "mean_personal_accuracy", "test_loss", "train_loss", "update_norm", "noise_norm", "cumulative_noise_norm", "test_precision", "test_recall", "test_f1", "participants", "failed", "uplink_bytes", "seconds"]);
 
   function training() {
     const share = [100, { min: 0, max: 100 }];
@@ -201,11 +201,13 @@
       columnChart("Training loss", "cross-entropy", ["train_loss"]),
       columnChart("Expected noise on the released update", "L2 norm", ["noise_norm"]),
       columnChart("The released update, noise included", "L2 norm", ["update_norm"]),
+      columnChart("Expected noise, added up over the rounds", "L2 norm", ["cumulative_noise_norm"]),
     ] : [
       columnChart("Accuracy", "accuracy (%)", ["test_accuracy", "mean_personal_accuracy"], ...share),
       columnChart("Loss", "cross-entropy", ["test_loss", "train_loss"]),
       columnChart("The released update and its noise", "L2 norm", ["update_norm", "noise_norm"]),
       columnChart("Precision, recall, F1", "macro mean (%)", ["test_precision", "test_recall", "test_f1"], ...share),
+      columnChart("Expected noise, added up over the rounds", "L2 norm", ["cumulative_noise_norm"]),
     ];
     const drawn = made.filter(Boolean);
     section("training", "Training", drawn.length && el("div.charts", {}, drawn),

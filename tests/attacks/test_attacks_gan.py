@@ -75,6 +75,8 @@ def test_generator_shapes_and_isolation() -> None:
         gan.observe(attacker, config, _classifier, _classifier().state_dict(), own, _rng())
     with pytest.raises(ConfigError, match="private classes must lie"):
         gan.start(gan.CuriousClient(private=(10,)), _classifier, 10, BOUNDS, _rng())
+    with pytest.raises(ConfigError, match="draws images"):
+        gan.start(gan.CuriousClient(private=(5,)), _classifier, 10, Bounds((561,)), _rng())
     with pytest.raises(ConfigError, match="divisible by 4"):
         gan.generator(Bounds((1, 30, 30)), 10, 100, _rng())
 

@@ -145,6 +145,48 @@ def test_the_attackers_data_replace_his_own_and_nobody_elses(config: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("kind", "setting", "message"),
+    [
+        ("identification", "targets=0", "targets = 0 is not possible: give a whole number of at least 1"),
+        ("identification", "probes=-3", "probes"),
+        ("identification", "tv=0.1", "leave it out"),
+        ("ig", "lr=abc", "lr = abc is not possible: give a number above 0"),
+        ("ig", "lr=0", "above 0"),
+        ("ig", "tv=abc", "a number of at least 0"),
+        ("ig", "tv=-1", "at least 0"),
+        ("ig", "tv=nan", "a number"),
+        ("ig", "restarts=2.5", "a whole number"),
+        ("dlg", "line_search=foo", "give strong_wolfe"),
+        ("gradinversion", "seeds=0", "at least 1"),
+        ("gradinversion", "unique=1", "true or false"),
+        ("gan", "attacker=abc", "a whole number of at least 0"),
+        ("gan", "attacker=true", "a whole number"),
+        ("gan", "fakes=-1", "at least 1"),
+        ("gan", "latent=0", "at least 1"),
+        ("extraction", "epochs=many", "a whole number"),
+        ("attribute", "classes=3", "a list of whole numbers"),
+    ],
+)
+def test_settings_of_the_wrong_kind_are_refused_by_name(config: Path, kind: str, setting: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        record(config, kind, Options(images=10), f"attack.{setting}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("labels", Options(batch=500), "lower --batch"),
+        ("labels", Options(images=5000, batch=5), "lower --images"),
+        ("identification", Options(images=1), "--images of at least 2"),
+        ("identification", Options(steps=60), "takes no --steps"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(config: Path, kind: str, options: Options, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        record(config, kind, options)
+
+
+@pytest.mark.parametrize(
     ("kind", "overrides", "message"),
     [
         ("gan", ["attack.mode='loud'"], "passive or active"),

@@ -56,6 +56,8 @@ def generator(bounds: Bounds, classes: int, latent: int, rng: torch.Generator) -
 
     A linear layer to 256 channels at a quarter of the size, two transposed convolutions (128, 64), tanh.
     """
+    if len(bounds.shape) != 3:
+        raise ConfigError(f"the generator draws images (channels, height, width), and examples here have shape {bounds.shape}")
     channels, height, width = bounds.shape
     if height % 4 or width % 4:
         raise ConfigError(f"the generator needs sides divisible by 4, got {height}x{width}")

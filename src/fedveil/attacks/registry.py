@@ -7,6 +7,7 @@ from typing import Any
 from fedveil.attacks.dlg import DLG, IDLG
 from fedveil.attacks.gradinversion import GradInversion
 from fedveil.attacks.inverting import IG
+from fedveil.attacks.settings import checked
 from fedveil.attacks.types import Attack
 from fedveil.errors import ConfigError
 
@@ -19,12 +20,12 @@ ATTACKS: dict[str, type[DLG] | type[IDLG] | type[IG] | type[GradInversion]] = {
 
 
 def attack(kind: str, **settings: Any) -> Attack:
-    """The attack `kind` with its settings; raises ConfigError for an unknown kind or setting."""
+    """The attack `kind` with its settings; raises ConfigError for an unknown kind or setting, or an impossible value."""
     if kind not in ATTACKS:
         raise ConfigError(f"unknown attack {kind!r}; there are {', '.join(ATTACKS)}")
     known = ATTACKS[kind].__dataclass_fields__
     wrong = sorted(set(settings) - set(known))
     if wrong:
         raise ConfigError(f"attack {kind} has no setting {', '.join(wrong)}; it takes {', '.join(known)}")
-    made: Attack = ATTACKS[kind](**settings)
+    made: Attack = ATTACKS[kind](**checked(settings, {name: field.default for name, field in known.items()}))
     return made

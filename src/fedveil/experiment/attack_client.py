@@ -39,8 +39,9 @@ def victims(scene: Scene, count: int, batch: int, rng: np.random.Generator) -> l
     clients = scene.federation.context.clients
     blocks = [(c, b) for c, size in enumerate(clients.sizes().tolist()) for b in range(size // batch)]
     if len(blocks) < count:
+        lower = "--images" if blocks else "--batch"
         raise ConfigError(
-            f"the clients hold {len(blocks)} blocks of {batch} examples, and {count} are to be attacked: lower --images"
+            f"the clients hold {len(blocks)} blocks of {batch} examples, and {count} are to be attacked: lower {lower}"
         )
     shuffled = [blocks[i] for i in rng.permutation(len(blocks))]
     chosen = sorted(shuffled, key=lambda block: block[1])[:count]

@@ -79,14 +79,14 @@ def curious_client(kind: str, scene: Scene, options: Options, tell: Tell) -> Out
     """Run the federation with the attacker in it, then judge what it generates."""
     given = taken(kind, options, SETTINGS)
     private = _private(scene, given)
-    own = _isolated(scene, int(given["attacker"]), private)
+    own = _isolated(scene, given["attacker"], private)
     config = gan.CuriousClient(
         private=(private,),
         steps=options.steps or 200,
         batch=options.batch or 64,
-        lr=float(given["lr"]),
-        latent=int(given["latent"]),
-        train_class_head=bool(given["class_head"]),
+        lr=given["lr"],
+        latent=given["latent"],
+        train_class_head=given["class_head"],
     )
     attacker, joined = _attacked(scene, config, own, given, options, tell)
     images = options.images or 400
@@ -133,11 +133,11 @@ def _attacked(
     progress, rounds = scene.progress, options.round or scene.federation.setting.rounds
     job = replace(scene.federation, evaluate_every=rounds + 1)
     attacker = gan.start(config, scene.make_model, scene.info.classes, scene.bounds, _rng(options.seed))
-    rng, client = _rng(options.seed + 2), int(given["attacker"])
+    rng, client = _rng(options.seed + 2), given["attacker"]
     for t in range(rounds):
         x, y = own
-        if given["mode"] == "active" and t >= int(given["warm"]):
-            x, y = _poisoned(attacker, own, config.private[0], int(given["fakes"]), rng)
+        if given["mode"] == "active" and t >= given["warm"]:
+            x, y = _poisoned(attacker, own, config.private[0], given["fakes"], rng)
         held = cast("Clients", WithAttacker(scene.federation.context.clients, client, x, y))
         here = replace(job, context=replace(job.context, clients=held))
         with Inline(here.context) as engine:
@@ -157,13 +157,11 @@ def _poisoned(
 
 
 def _private(scene: Scene, given: dict[str, Any]) -> int:
-    if given["mode"] not in ("passive", "active"):
-        raise ConfigError(f"--set attack.mode={given['mode']}: give passive or active")
-    if not 0 <= int(given["attacker"]) < len(scene.federation.context.clients):
+    if not given["attacker"] < len(scene.federation.context.clients):
         raise ConfigError(f"--set attack.attacker={given['attacker']}: there are {len(scene.federation.context.clients)} clients")
     wanted = given["private"]
-    private = int(wanted) if wanted is not None else (2 if scene.info.name == "cifar10" else min(5, scene.info.classes - 1))
-    if not 0 <= private < scene.info.classes:
+    private: int = wanted if wanted is not None else (2 if scene.info.name == "cifar10" else min(5, scene.info.classes - 1))
+    if not private < scene.info.classes:
         raise ConfigError(f"--set attack.private={wanted}: classes are 0 to {scene.info.classes - 1}")
     return private
 
@@ -195,7 +193,7 @@ class Judge:
         module = registry.build(name, scene.info.input_shape, scene.info.classes, seed)
         x, y = scene.federation.test
         half, clients = len(y) // 2, scene.federation.context.clients
-        passes = max(10, -(-20_000 // half)) if epochs is None else int(epochs)
+        passes = max(10, -(-20_000 // half)) if epochs is None else epochs
         fit(module, x[:half], y[:half], _rng(seed + 3), epochs=passes)
         accuracy = float((predictions(module, x[half:]).argmax(1) == y[half:]).double().mean())
         images = scene.bounds.images(torch.cat([clients.x, x[half:]]))

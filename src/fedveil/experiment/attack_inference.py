@@ -121,23 +121,27 @@ def identification(kind: str, scene: Scene, options: Options, tell: Tell) -> Out
     """Which of the intercepted uploads came from which of the targets, of whom the attacker holds probe images."""
     given = taken(kind, options, {"rule": "gradient", "targets": 10, "probes": 10, "tv": 1e-3})
     single_uploads(kind, scene, options)
-    if given["rule"] not in ("gradient", "inversion"):
-        raise ConfigError(f"--set attack.rule={given['rule']}: give gradient or inversion")
+    unused = [f"--{name}" for name in ("steps", "restarts") if getattr(options, name) is not None]
+    unused += ["--set attack.tv"] if "tv" in options.settings else []
+    if given["rule"] == "gradient" and unused:
+        raise ConfigError(f"rule gradient inverts nothing and takes no {unused[0]}: leave it out, or --set attack.rule=inversion")
     batch = options.batch or 50
     count = options.images or min(100, len(scene.federation.context.clients))
-    targets, uploads, probes, known = min(int(given["targets"]), count), [], [], None
+    if count < 2:
+        raise ConfigError("identification tells uploads apart: give --images of at least 2, and as many clients")
+    targets, uploads, probes, known = min(given["targets"], count), [], [], None
     for i, seen in enumerate(interceptions(scene, count, batch, options.knows, options.seed)):
         uploads.append(seen.upload)
         known = seen.known
         if i < targets:
             victim: Victim = seen.victims[0]
-            probes.append((victim.x[: int(given["probes"])], victim.y[: int(given["probes"])]))
+            probes.append((victim.x[: given["probes"]], victim.y[: given["probes"]]))
         tell(i + 1, count, f"upload {i + 1}")
     assert known is not None
     if given["rule"] == "gradient":
         scores = ids.gradient_scores(uploads, probes, scene.make_model, scene.state, known)
     else:
-        config, rng = IG(steps=options.steps or 200, restarts=options.restarts or 1, tv=float(given["tv"])), _rng(options.seed)
+        config, rng = IG(steps=options.steps or 200, restarts=options.restarts or 1, tv=given["tv"]), _rng(options.seed)
         steps, done = config.steps * config.restarts * count, [0]
 
         def on_step(_: object) -> None:

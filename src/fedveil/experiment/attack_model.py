@@ -44,7 +44,7 @@ def attribute(kind: str, scene: Scene, options: Options, tell: Tell) -> Outcome:
     n = min(options.images or 1000, len(own.y))
     chosen = torch.randperm(len(own.y), generator=rng)[:n]
     wanted, model = torch.tensor(list(given["classes"])), _model(scene)
-    aux = min(int(given["auxiliary"]), len(y))
+    aux = min(given["auxiliary"], len(y))
     found = infer_attribute(
         features(model, x[:aux]),
         torch.isin(y[:aux], wanted),
@@ -69,7 +69,7 @@ def extraction(kind: str, scene: Scene, options: Options, tell: Tell) -> Outcome
     x, y = scene.federation.test
     half = len(y) // 2
     queries = x[: min(options.images or 2000, half)]
-    config = KnowledgeExtraction(epochs=int(given["epochs"]), lr=float(given["lr"]), patience=int(given["patience"]))
+    config = KnowledgeExtraction(epochs=given["epochs"], lr=given["lr"], patience=given["patience"])
     tell(0, 1, f"student on {len(queries)} queries")
     _, found = config.run(_model(scene), scene.make_model, queries, (x[half:], y[half:]), _rng(options.seed))
     tell(1, 1, "student")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedveil.attacks.settings import checked
 from fedveil.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -88,9 +89,9 @@ def known_as(text: str) -> tuple[str, ...]:
 
 
 def taken(kind: str, options: Options, allowed: Mapping[str, Any]) -> dict[str, Any]:
-    """The kind's settings with the user's in them; raises ConfigError for one that it does not have."""
+    """The kind's settings with the user's in them; raises ConfigError for one that it does not have, or an impossible value."""
     wrong = sorted(set(options.settings) - set(allowed))
     if wrong:
         there = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
         raise ConfigError(f"--set attack.{wrong[0]}: attack {kind} has no such setting; {there}")
-    return {**allowed, **options.settings}
+    return checked(options.settings, allowed)

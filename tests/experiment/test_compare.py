@@ -211,15 +211,15 @@ def test_a_failed_cell_is_left_out_and_told(found: Comparison) -> None:
     told, other = rows_of(planned, failed, "test_accuracy")
     assert sorted(told.values) == [6, 7]
     assert told.problems == ("seed 5: failed: the disk is full",)
-    assert (told.rank, told.against, verdict(told)) == (None, None, "not ranked, 2 of 3 seeds")
+    assert (told.rank, told.against, verdict(told)) == (None, None, "only 2 of 3 seeds")
     assert (other.rank, verdict(other)) == (None, "alone")
     assert [r.method for r in blocks([told, other])["", 8.0]] == [other.method, told.method]
     absent, _ = rows_of(planned, states, "mean_personal_accuracy")
     assert absent.problems == ("seeds 5, 6, 7: no mean_personal_accuracy",)
     kept = replace(found, rows=(told, other))
-    console = Console(record=True, width=100, file=io.StringIO())
+    console = Console(record=True, width=80, file=io.StringIO())
     render(kept, console)
-    assert re.search(r"dp-fedavg .* 2 of 3 ", console.export_text())
+    assert re.search(r"dp-fedavg .* only 2 of 3 seeds", console.export_text())
     assert not kept.failed
     empty = replace(found, rows=(absent,))
     assert empty.failed

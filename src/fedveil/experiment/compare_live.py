@@ -22,7 +22,7 @@ from fedveil.experiment.compare_files import write_files
 from fedveil.experiment.compare_plan import By, Planned, split_list
 from fedveil.experiment.compare_rows import Row
 from fedveil.experiment.compare_stats import LEVEL
-from fedveil.experiment.compare_words import claimed, count, guarantee, mean_and_sd, problems, proven, short_names, verdict
+from fedveil.experiment.compare_words import claimed, guarantee, mean_and_sd, problems, proven, short_names, verdict
 from fedveil.experiment.config import Config
 from fedveil.experiment.grid import CellState
 
@@ -169,7 +169,7 @@ def render(found: Comparison, console: Console) -> None:
         )
         table.add_column("rank", justify="right")
         table.add_column("method", overflow="fold", min_width=min(14, max(len(names[row.method]) for row in block)))
-        for heading in ("mean ± sd", "seeds", "claimed ε", "proven ε"):
+        for heading in ("mean ± sd", "claimed ε", "proven ε"):
             table.add_column(heading, justify="right", no_wrap=True)
         table.add_column("against the best", min_width=18)
         for row in (row for row in block if row.values):
@@ -186,7 +186,7 @@ def render(found: Comparison, console: Console) -> None:
 
 def _cells(row: Row, name: str) -> list[str | Text]:
     told = Text(verdict(row), style="red" if row.against and row.against.holm < LEVEL else "")
-    return [str(row.rank or "–"), name, mean_and_sd(row), count(row), claimed(row), proven(row), told]
+    return [str(row.rank or "–"), name, mean_and_sd(row), claimed(row), proven(row), told]
 
 
 def _number(text: str) -> float:

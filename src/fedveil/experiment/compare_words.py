@@ -58,7 +58,7 @@ def verdict(row: Row) -> str:
     if not row.values:
         return "no result"
     if not row.complete:
-        return f"not ranked, {count(row)} seeds"
+        return f"only {count(row)} seeds"
     if row.rank is None:
         return "alone"
     if row.against is None:

@@ -109,6 +109,7 @@ class Checkpoints:
         rows = [] if not r else [{"record": progress.history[-1], "seen": took_part, "states": changed}]
         lines = "".join(json.dumps(encode(row, {}, "")) + "\n" for row in rows).encode()
         length = self._append(lines)
+        _sync_folder(self.folder)  # what the head names is there before the head
         written = self._written.copy()
         written.update(lines)
         keep = [f"global-{r}", *(f"states-{k}" for k in sorted(set(current.values())))]
@@ -116,6 +117,7 @@ class Checkpoints:
         position = None if self.ledger is None else read_head(self.ledger)
         head = {"identity": self.identity, "round": r, "journal": length, "sha256": digests, "ledger": position}
         _write(self.folder / _HEAD, json.dumps(head).encode())
+        _sync_folder(self.folder)
         self._round, self._length, self._written, self._digests, self._current = r, length, written, digests, current
         self._seen.update({c: progress.seen[c] for c in took_part})
         self._sweep()
@@ -257,8 +259,11 @@ def _write(path: Path, content: bytes) -> None:
         with suppress(OSError):
             draft.unlink()
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        _sync(folder)
+        _sync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)

@@ -5,14 +5,15 @@
     python benchmarks/all.py --only engine methods
     python benchmarks/all.py --page         # only writes the tables again, from benchmarks/results/
 
-Ratios are of the fastest of several rounds that took turns. Where another program wanted a core when the measurement began, they
-are of the cores' work instead, marked w, and seconds are left out.
+Ratios are of the fastest of several rounds that took turns (`first_round`: of medians). Where another program wanted a core when
+the measurement began, they are of the cores' work instead, marked w, and seconds are left out (`whole_run`: marked below it).
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ IDLE = 0.5
 """Load average up to which seconds are shown."""
 PARTS = {
     "engine": ["run.py"],
+    "whole_run": ["whole_run.py"],
     "methods": ["methods_overhead.py", "--workloads", "W1", "W3"],
     "per_example": ["per_example.py"],
     "scale": ["scale.py"],
@@ -68,6 +70,16 @@ def engine(held: Held) -> str:
     return markdown(["workload", "pool / limit", "pool, s", "limit, s", "rounds"], rows)
 
 
+def whole_run(held: Held) -> str:
+    """Rounds of runs that charge and save, in milliseconds, also where the machine was busy: `busy` says so below."""
+    rows = []
+    for key, entry in held["table"].items():
+        least, median = (1e3 * of(entry["seconds"]) for of in (min, statistics.median))
+        each = [f"{value / entry['clients']:.2f}" for value in (least, median)]
+        rows.append([*key.split(), f"{least:,.1f}", f"{median:,.1f}", *each, f"{len(entry['seconds'])}"])
+    return markdown(["workload", "view", "engine", "least, ms", "median, ms", "least a client, ms", "median", "rounds"], rows)
+
+
 def methods(held: Held) -> str:
     """Each method beside DP-FedAvg in its view."""
     cells: dict[tuple[str, str], dict[str, str]] = {}
@@ -108,13 +120,18 @@ def scale(held: Held) -> str:
 
 
 def first_round(held: Held) -> str:
-    """Commands beside `import torch`."""
-    torch = min(held["table"]["import torch"]["seconds"])
+    """Commands beside `import torch`: medians, since a user starts a command once."""
+    medians = {name: statistics.median(entry["seconds"]) for name, entry in held["table"].items()}
+    fastest = {name: min(entry["seconds"]) for name, entry in held["table"].items()}
     rows = [
-        [name, f"{min(entry['seconds']) / torch:.2f}", f"{min(entry['seconds']):.2f}" if idle(held, name) else "busy"]
-        for name, entry in held["table"].items()
+        [
+            name,
+            f"{median / medians['import torch']:.2f}",
+            *(f"{s:.2f}" if idle(held, name) else "busy" for s in (median, fastest[name])),
+        ]
+        for name, median in medians.items()
     ]
-    return markdown(["command", "/ import torch", "s"], rows)
+    return markdown(["command", "/ import torch", "median, s", "fastest, s"], rows)
 
 
 def peers(held: Held) -> str:
@@ -127,6 +144,7 @@ def peers(held: Held) -> str:
 
 TABLES: dict[str, Callable[[Held], str]] = {
     "engine": engine,
+    "whole_run": whole_run,
     "methods": methods,
     "per_example": per_example,
     "scale": scale,
@@ -141,7 +159,7 @@ def busy(held: Held) -> str:
     if not loads:
         return ""
     many = f"{min(loads):.0f} to {max(loads):.0f}" if round(min(loads)) < round(max(loads)) else f"{max(loads):.0f}"
-    return f"\n\nMeasured while {many} other processes wanted the machine's cores (w: ratio of the cores' work)."
+    return f"\n\nMeasured on a busy machine, while {many} other processes wanted its cores."
 
 
 def page() -> None:

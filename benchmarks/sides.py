@@ -1,5 +1,8 @@
 """What the benchmarks share: sides that take turns, so that whatever else the machine does falls on all of them alike.
 
+They measure the engine: nothing is charged, saved or evaluated, and noise comes from a seed unless a program says otherwise.
+What that leaves out of a run's round, `whole_run.py` measures.
+
 A side is something that does one round at a time and says what it took: a run of fedveil in this process (`ours`), or a
 program that does a round for each line it is sent (`program`), such as the limit program or another library.
 """

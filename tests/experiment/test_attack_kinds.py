@@ -218,7 +218,7 @@ def test_a_report_shows_picture_figures_and_assumptions_of_an_attack_together(co
     attack(config, "ig", replace(WITHOUT, images=1, steps=2), out=tmp_path / "run")
     (tmp_path / "run" / "attack-own.json").write_text('{"psnr": {"mean": 11.25}, "each": [1, 2]}')
     (tmp_path / "run" / "attack-broken.json").write_text("{")
-    run = RunData(tmp_path / "run", {}, "", None, [], [], [], [], {}, {}, None)
+    run = RunData(tmp_path / "run", {}, "", None, [], [], [], [], {}, {}, None, None)
     shown = {a["name"]: a for a in attack_values([run], [10**6])}
     assert list(shown) == ["broken", "ig", "ig-no-defence", "own"]
     assert shown["ig"]["picture"].startswith("data:image/png;base64,")

@@ -73,6 +73,7 @@ def test_estimate_says_that_it_is_one() -> None:
     audit = estimate(scores, DELTA, d=2000)
     assert not audit.rigorous
     assert str(audit).startswith("estimated")
+    assert "confidence" not in str(audit), "there is none to be had of an estimate"
     assert audit.scope.view is View.FINAL
 
 

@@ -57,7 +57,7 @@ def privacy_values(runs: Sequence[RunData]) -> dict[str, Any]:
                 "value": f"{'≥' if audit.rigorous else '≈'} {'∞' if math.isinf(audit.epsilon) else number(audit.epsilon)}",
                 "order": audit.epsilon,
                 "scope": f"delta = {audit.delta:g}, {audit.scope}",
-                "how": f"{'at least, ' if audit.rigorous else 'estimated, '}{audit.test}, {audit.confidence:.0%} confidence",
+                "how": f"{'at least' if audit.rigorous else 'estimated'}, {audit.how}",
             },
             "views": [_view(s, view, found) for view in View],
             "words": s.in_words(),

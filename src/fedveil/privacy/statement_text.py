@@ -190,8 +190,7 @@ def audited_cell(statement: Statement, audit: Audit | None) -> str:
     if audit is None:
         return "-"
     kind = "at least" if audit.rigorous else "estimated"
-    how = f"{audit.test}, {audit.confidence:.0%} confidence, n = {audit.n}"
-    return f"{kind} {number(audit.epsilon)}{_apart(statement, audit)} ({how})"
+    return f"{kind} {number(audit.epsilon)}{_apart(statement, audit)} ({audit.how})"
 
 
 def _apart(statement: Statement, other: Claim | Audit) -> str:

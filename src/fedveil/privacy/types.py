@@ -160,7 +160,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Audit:
-    """Audited: a lower bound on epsilon from attacking, at the given confidence; `inf` for a structural leak."""
+    """Audited: a lower bound on epsilon from attacking, at the given confidence; `inf` for a structural leak.
+
+    Not `rigorous`: an estimate, of which no confidence is said.
+    """
 
     epsilon: float
     delta: float
@@ -174,7 +177,12 @@ class Audit:
     def __post_init__(self) -> None:
         _check(self.epsilon, self.delta)
 
+    @property
+    def how(self) -> str:
+        """Test, confidence (of a bound) and number of samples."""
+        confidence = f"{self.confidence:.0%} confidence, " if self.rigorous else ""
+        return f"{self.test}, {confidence}n = {self.n}"
+
     def __str__(self) -> str:
         kind = "at least" if self.rigorous else "estimated"
-        figure = f"epsilon = {self.epsilon:.4g} at delta = {self.delta:g}"
-        return f"{kind} {figure} ({self.scope}; {self.test}, {self.confidence:.0%} confidence, n = {self.n})"
+        return f"{kind} epsilon = {self.epsilon:.4g} at delta = {self.delta:g} ({self.scope}; {self.how})"

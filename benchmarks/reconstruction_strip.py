@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks.metrics import floors
-from fedveil.experiment.attack_reconstruction import reconstruction
-from fedveil.experiment.attack_scene import scene_of_config
-from fedveil.experiment.attack_types import Options
+from fedveil.experiment.attack.reconstruction import reconstruction
+from fedveil.experiment.attack.scene import scene_of_config
+from fedveil.experiment.attack.types import Options
 from fedveil.experiment.config import Config, parse
 
 HERE = Path(__file__).parent

@@ -97,7 +97,7 @@ def compare_methods(
     jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default one a core.")] = None,
 ) -> None:
     """Compare methods at equal guarantee over seeds: ranked tables with a test, pictures, and every run."""
-    from fedveil.experiment.compare_live import compare_live
+    from fedveil.experiment.compare.live import compare_live
     from fedveil.experiment.config import load_config
     from fedveil.experiment.preset import chosen
 
@@ -179,7 +179,7 @@ def attack(
     as_json: AsJson = False,
 ) -> None:
     """Attack what a configuration or run lets out: reconstructions, labels, clients, attributes, with floors beside."""
-    from fedveil.experiment.attack_live import attack_live, options_of, render
+    from fedveil.experiment.attack.live import attack_live, options_of, render
     from fedveil.experiment.rundir import plain
 
     options = options_of(images, batch, restarts, steps, seed, round, knows, defence)
@@ -271,7 +271,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Page to write; by default report.html in the run directory.")] = None,
 ) -> None:
     """Write the report of one or several runs: one self-contained page with curves, privacy, fairness, data and settings."""
-    from fedveil.experiment.report import write_report
+    from fedveil.experiment.report.report import write_report
 
     typer.echo(f"report: {write_report(runs, out)} (open it in a browser; it needs no network)")
 
@@ -288,7 +288,7 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """The papers' tables and figures as recipes: list them, or run one and see ours beside theirs."""
-    from fedveil.experiment.reproduce_live import list_live, reproduce_live
+    from fedveil.experiment.reproduce.live import list_live, reproduce_live
 
     found = (
         list_live(data_dir, as_json)

@@ -14,7 +14,7 @@ import pytest
 from fedveil.audit.canary_clients import Canaries, run_with_canaries
 from fedveil.audit.intervals import epsilon_of_mu
 from fedveil.errors import ConfigError
-from fedveil.experiment.attack_scene import uncharged
+from fedveil.experiment.attack.scene import uncharged
 from fedveil.experiment.audit import audit_config, audit_run
 from fedveil.experiment.audit_canaries import audit_canaries
 from fedveil.experiment.build import prepare

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.experiment.config import Config, configure
-from fedveil.experiment.grid import Cell
+from fedveil.experiment.grid.grid import Cell
 from fedveil.privacy.ledger import Ledger
 
 

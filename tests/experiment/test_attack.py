@@ -16,13 +16,13 @@ from torch.nn import functional as F
 
 from fedveil.attacks import metrics
 from fedveil.errors import ConfigError
-from fedveil.experiment.attack import KINDS, attack, name_of
-from fedveil.experiment.attack_client import victims
-from fedveil.experiment.attack_door import interceptions, number
-from fedveil.experiment.attack_reconstruction import reconstruction
-from fedveil.experiment.attack_scene import Scene, scene_of
-from fedveil.experiment.attack_told import local_spec
-from fedveil.experiment.attack_types import KNOWS, PUBLIC, Options, Outcome, known_as
+from fedveil.experiment.attack.client import victims
+from fedveil.experiment.attack.door import interceptions, number
+from fedveil.experiment.attack.kinds import KINDS, attack, name_of
+from fedveil.experiment.attack.reconstruction import reconstruction
+from fedveil.experiment.attack.scene import Scene, scene_of
+from fedveil.experiment.attack.told import local_spec
+from fedveil.experiment.attack.types import KNOWS, PUBLIC, Options, Outcome, known_as
 from fedveil.experiment.config import load_config
 from fedveil.experiment.run import run
 from fedveil.local import LocalSpec as Training

@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil.errors import ConfigError
-from fedveil.experiment.attack import attack
-from fedveil.experiment.attack_gan import WithAttacker, _isolated
-from fedveil.experiment.attack_inference import middle
-from fedveil.experiment.attack_reconstruction import told_ratios
-from fedveil.experiment.attack_scene import scene_of
-from fedveil.experiment.attack_types import Options
-from fedveil.experiment.report_attacks import attack_values
-from fedveil.experiment.report_data import RunData
+from fedveil.experiment.attack.gan import WithAttacker, _isolated
+from fedveil.experiment.attack.inference import middle
+from fedveil.experiment.attack.kinds import attack
+from fedveil.experiment.attack.reconstruction import told_ratios
+from fedveil.experiment.attack.scene import scene_of
+from fedveil.experiment.attack.types import Options
+from fedveil.experiment.report.attacks import attack_values
+from fedveil.experiment.report.data import RunData
 
 CONFIG: dict[str, Any] = {
     "data": {"name": "digits", "partition": {"kind": "iid", "clients": 12}},

@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 
 from fedveil.cli import app
 from fedveil.errors import ConfigError
-from fedveil.experiment.compare import Comparison, compare, default_out
-from fedveil.experiment.compare_files import markdown, write_files
-from fedveil.experiment.compare_live import Board, render
-from fedveil.experiment.compare_plan import Planned
-from fedveil.experiment.compare_rows import Row, blocks, rows_of
-from fedveil.experiment.compare_words import promise_sentences, verdict
-from fedveil.experiment.grid import CellState
+from fedveil.experiment.compare.comparison import Comparison, compare, default_out
+from fedveil.experiment.compare.files import markdown, write_files
+from fedveil.experiment.compare.live import Board, render
+from fedveil.experiment.compare.plan import Planned
+from fedveil.experiment.compare.rows import Row, blocks, rows_of
+from fedveil.experiment.compare.words import promise_sentences, verdict
+from fedveil.experiment.grid.grid import CellState
 from fedveil.experiment.run import run
 from fedveil.experiment.rundir import write_config
 from fedveil.privacy.types import Adjacency, Claim, Scope, Unit, View
@@ -232,7 +232,7 @@ def test_a_comparison_without_a_number_ends_with_status_1(
     config = tmp_path / "c.toml"
     write_config(config, found.config)
     for rows, status in ((found.rows, 0), ((*found.rows, replace(row(found, "dp-fedavg", 2.0), values={})), 1)):
-        monkeypatch.setattr("fedveil.experiment.compare_live.compare_live", lambda *_, rows=rows: replace(found, rows=rows))
+        monkeypatch.setattr("fedveil.experiment.compare.live.compare_live", lambda *_, rows=rows: replace(found, rows=rows))
         assert CliRunner().invoke(app, ["compare", str(config), "--methods", "dp-fedavg"]).exit_code == status
 
 

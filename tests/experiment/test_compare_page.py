@@ -12,12 +12,12 @@ import pytest
 from grid_cells import small
 from scipy import stats
 
-from fedveil.experiment.compare import Comparison
-from fedveil.experiment.compare_page import write_page
-from fedveil.experiment.compare_plan import plan
-from fedveil.experiment.compare_plot import plot
-from fedveil.experiment.compare_rows import Row
-from fedveil.experiment.compare_stats import Against
+from fedveil.experiment.compare.comparison import Comparison
+from fedveil.experiment.compare.page import write_page
+from fedveil.experiment.compare.plan import plan
+from fedveil.experiment.compare.plot import plot
+from fedveil.experiment.compare.rows import Row
+from fedveil.experiment.stats import Against
 
 pytestmark = pytest.mark.browser
 METHODS = ("fedavg", "dp-fedavg", "dp-fedavg:clip=0.01", "noisy-fedavg")

@@ -10,8 +10,8 @@ from grid_cells import small
 
 from fedveil.errors import ConfigError
 from fedveil.experiment.certify import certify_config
-from fedveil.experiment.compare_claims import at_claim
-from fedveil.experiment.compare_plan import Planned, configured, partition_of, plan, split_list
+from fedveil.experiment.compare.claims import at_claim
+from fedveil.experiment.compare.plan import Planned, configured, partition_of, plan, split_list
 from fedveil.experiment.config import Config, configure
 
 

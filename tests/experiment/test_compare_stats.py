@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.experiment.compare_stats import (
+from fedveil.experiment.stats import (
     against_best,
     holm,
     interval,

@@ -18,7 +18,7 @@ from fedveil.errors import ConfigError
 from fedveil.experiment.build import build_model, federation, prepare
 from fedveil.experiment.config import Config, configure
 from fedveil.experiment.plots import plot_run
-from fedveil.experiment.report_data import read_run
+from fedveil.experiment.report.data import read_run
 from fedveil.experiment.rundir import present
 from fedveil.experiment.twin import neighbour, twin_sensitivity
 from fedveil.federation.round import Task, client_round

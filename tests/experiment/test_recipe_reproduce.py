@@ -14,16 +14,16 @@ from typer.testing import CliRunner
 from fedveil.cli import app
 from fedveil.errors import ConfigError, DataError
 from fedveil.experiment.config import Config
-from fedveil.experiment.recipe import rows
-from fedveil.experiment.recipe_cells import job_of
-from fedveil.experiment.recipe_collect import COLLECTORS, collected
-from fedveil.experiment.recipe_load import load_recipe
-from fedveil.experiment.recipe_measure import MEASURES
-from fedveil.experiment.report_data import read_run
-from fedveil.experiment.reproduce import Reproduction, reproduce
-from fedveil.experiment.reproduce_plot import plot_reproduction
-from fedveil.experiment.reproduce_table import as_markdown, body, header, remarks, scale_text, write_results
-from fedveil.experiment.reproduce_work import Watch
+from fedveil.experiment.report.data import read_run
+from fedveil.experiment.reproduce.cells import job_of
+from fedveil.experiment.reproduce.collect import COLLECTORS, collected
+from fedveil.experiment.reproduce.load import load_recipe
+from fedveil.experiment.reproduce.measurements import MEASURES
+from fedveil.experiment.reproduce.plot import plot_reproduction
+from fedveil.experiment.reproduce.recipe import rows
+from fedveil.experiment.reproduce.reproduction import Reproduction, reproduce
+from fedveil.experiment.reproduce.table import as_markdown, body, header, remarks, scale_text, write_results
+from fedveil.experiment.reproduce.work import Watch
 from fedveil.experiment.run import run
 
 TINY = """

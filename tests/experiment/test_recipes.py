@@ -12,10 +12,10 @@ import pytest
 from fedveil.errors import ConfigError
 from fedveil.experiment.certify import certify_config
 from fedveil.experiment.config import setting_of
-from fedveil.experiment.recipe import Recipe, Value, kept, number, rows, shown
-from fedveil.experiment.recipe_cells import SCALES, job_of
-from fedveil.experiment.recipe_load import load_recipe, recipe_names
-from fedveil.experiment.recipe_measure import MEASURES
+from fedveil.experiment.reproduce.cells import SCALES, job_of
+from fedveil.experiment.reproduce.load import load_recipe, recipe_names
+from fedveil.experiment.reproduce.measurements import MEASURES
+from fedveil.experiment.reproduce.recipe import Recipe, Value, kept, number, rows, shown
 
 TABLES = {
     "ladp-fl": [*(f"table-{i}" for i in range(2, 11)), *(f"fig-{i}" for i in range(4, 9))],

@@ -25,11 +25,11 @@ from fedveil.errors import ConfigError
 from fedveil.experiment.certify_view import render, render_brief
 from fedveil.experiment.ledger_view import render_ledger
 from fedveil.experiment.plots import plot_run
-from fedveil.experiment.report import write_report
-from fedveil.experiment.report_curves import POINTS, thinned
-from fedveil.experiment.report_data import group_names, grouped, read_run
-from fedveil.experiment.report_page import page_values
-from fedveil.experiment.report_spent import spent
+from fedveil.experiment.report.curves import POINTS, thinned
+from fedveil.experiment.report.data import group_names, grouped, read_run
+from fedveil.experiment.report.page import page_values
+from fedveil.experiment.report.report import write_report
+from fedveil.experiment.report.spent import spent
 from fedveil.experiment.rundir import write_table
 from fedveil.privacy.accountant import bound
 from fedveil.privacy.gaussian import epsilon_of

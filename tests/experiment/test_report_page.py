@@ -12,8 +12,8 @@ import pytest
 import report_runs as runs
 
 from fedveil.experiment.plots import plot_run
-from fedveil.experiment.report import write_report
-from fedveil.experiment.report_data import read_run
+from fedveil.experiment.report.data import read_run
+from fedveil.experiment.report.report import write_report
 from fedveil.privacy.statement_text import number
 
 pytestmark = pytest.mark.browser

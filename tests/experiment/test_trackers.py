@@ -20,7 +20,7 @@ from fedveil.experiment.certify import certify_config
 from fedveil.experiment.config import Config, configure, load_config
 from fedveil.experiment.run import Result, run
 from fedveil.experiment.rundir import write_history
-from fedveil.experiment.tracker_values import Begun, epsilons, numbers
+from fedveil.experiment.trackers.values import Begun, epsilons, numbers
 from fedveil.params import Layout
 
 LAYERS = ["fc1.weight", "fc1.bias"]

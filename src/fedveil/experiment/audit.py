@@ -154,7 +154,7 @@ def audit_run(run: Path, *, n: int = 1000, confidence: float = 0.95, canaries: i
     import json
 
     from fedveil.experiment import rundir
-    from fedveil.experiment.attack_scene import configured
+    from fedveil.experiment.attack.scene import configured
     from fedveil.experiment.config import load_config
     from fedveil.privacy.statement import Statement
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedveil.audit.canary_clients import run_with_canaries
-from fedveil.experiment.attack_scene import uncharged
+from fedveil.experiment.attack.scene import uncharged
 from fedveil.federation.engines import engine
 from fedveil.privacy.types import Audit
 

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedveil.experiment.certify_view import render_brief
 from fedveil.experiment.plots import plot_curves
-from fedveil.experiment.report import write_report
+from fedveil.experiment.report.report import write_report
 from fedveil.experiment.run import Result, run
 from fedveil.experiment.twin import twin_directory
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.errors import ConfigError, nearest
-from fedveil.experiment.report_data import Row, RunData, read_run
+from fedveil.experiment.report.data import Row, RunData, read_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,8 +16,8 @@ from fedveil.experiment.config import calibrated_setting
 from fedveil.experiment.lock import claimed
 from fedveil.experiment.plugins import digests
 from fedveil.experiment.resume import count_spent, identity, resumable, run_id_of, same_run
-from fedveil.experiment.tracker_values import Begun
-from fedveil.experiment.trackers import TRACKERS, Tracker, following
+from fedveil.experiment.trackers.trackers import TRACKERS, Tracker, following
+from fedveil.experiment.trackers.values import Begun
 from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.engines import engine, place
 from fedveil.federation.fit import Progress, Record, fit, start

@@ -15,7 +15,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedveil.experiment.plots import BLUE, COLOURS, GREEN, ORANGE
+from fedveil.experiment.plots import BLUE, COLOURS, GREEN, MUTED, ORANGE
 
 HERE = Path(__file__).resolve().parent
 FIGURES = HERE.parent / "docs" / "figures"
@@ -37,16 +37,17 @@ def tidy(axis: Axes, **settings: Any) -> None:
 def fedglp(found: Found, figure: Figure) -> None:
     """Paper 001, Table 1: ours by seed beside the paper's."""
     axis = figure.subplots()
-    figure.set_size_inches(6, 3.6)
-    for offset, (arm, colour) in enumerate({"fedglp-adp": BLUE, "dp-fedavg": ORANGE}.items()):
+    figure.set_size_inches(8.4, 3.8)
+    arms = {"fedglp-adp": BLUE, "glp-only": COLOURS[3], "dp-fedavg": ORANGE, "noise-once": MUTED}
+    for offset, (arm, colour) in enumerate(arms.items()):
+        label = {"glp-only": "with clipping = flat", "noise-once": "dp-fedavg, all noise in one round"}.get(arm, arm)
         for i, epsilon in enumerate((2, 6, 16)):
             mine = [100 * r["last"]["mean_personal_accuracy"] for n, r in found.items() if re.fullmatch(f"{arm}-{epsilon}-.", n)]
-            at = i + 0.16 * (offset - 0.5)
-            axis.plot(
-                [at] * len(mine), mine, "o", color=colour, alpha=0.6, label=f"{arm}, ours (a seed each)" if i == 0 else None
-            )
-            paper = TABLE_1[arm][epsilon]
-            axis.plot(at, paper, "x", color=colour, markersize=9, label=f"{arm}, the paper" if i == 0 else None)
+            at = i + 0.14 * (offset - 1.5)
+            axis.plot([at] * len(mine), mine, "o", color=colour, alpha=0.6, label=f"{label}, a seed each" if i == 0 else None)
+            paper = TABLE_1.get(arm, {}).get(epsilon)
+            if paper is not None:
+                axis.plot(at, paper, "x", color=colour, markersize=9, label=f"{label}, the paper" if i == 0 else None)
             if mine:
                 spread = statistics.stdev(mine) if len(mine) > 1 else 0
                 print(f"{arm} eps {epsilon}: ours {statistics.mean(mine):.2f} +- {spread:.2f} ({len(mine)}), paper {paper}")
@@ -62,7 +63,7 @@ def fedglp(found: Found, figure: Figure) -> None:
         xlabel="claimed epsilon (delta = 0.1)",
         ylabel="accuracy on own tests (%)",
     )
-    axis.legend(frameon=False, fontsize=8)
+    axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def lines(found: Found, figure: Figure, column: str, ylabel: str, scale: float = 1.0) -> None:

@@ -116,3 +116,10 @@ def test_a_partition_is_plotted(config: Path, tmp_path: Path) -> None:
     done = fedveil("data", "plot", config, "--out", tmp_path / "p.png")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_imports_what_draws_only_when_there_is_something_to_draw() -> None:
+    heavy = "m for m in ('matplotlib', 'scipy.stats') if m in sys.modules"
+    code = f"import sys, fedveil.experiment.live; sys.exit(' '.join({heavy}) or 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

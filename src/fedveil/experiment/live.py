@@ -9,8 +9,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedveil.experiment.certify_view import render_brief
-from fedveil.experiment.plots import plot_curves
-from fedveil.experiment.report.report import write_report
 from fedveil.experiment.run import Result, run
 from fedveil.experiment.twin import twin_directory
 
@@ -77,6 +75,10 @@ def _summary(result: Result, console: Console) -> None:
     render_brief(result.privacy, console)
     console.print(f"\nAssumptions, limits and advice: {result.path / 'statement.md'}", highlight=False, soft_wrap=True)
     if curve:
+        # Drawing takes as long to import as a first round takes to train, so it is imported when there is something to draw.
+        from fedveil.experiment.plots import plot_curves
+        from fedveil.experiment.report.report import write_report
+
         picture, report = plot_curves(result.history, result.path / "curves.png"), write_report([result.path])
         console.print(f"Learning curve: {picture}", highlight=False, soft_wrap=True)
         console.print(f"Report: {report} (open it in a browser; it needs no network)", highlight=False, soft_wrap=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from scipy import special, stats
+from scipy.special import stdtr, stdtrit
 
 LEVEL = 0.05
 """Below this a difference counts as one."""
@@ -39,7 +39,7 @@ def paired_t(differences: Sequence[float]) -> float:
     if len(set(differences)) == 1:
         return 1.0 if mean == 0 else 0.0
     t = mean / (stdev(differences) / math.sqrt(n))
-    return 2 * float(stats.t.sf(abs(t), n - 1))
+    return 2 * float(stdtr(n - 1, -abs(t)))
 
 
 def signed_rank(differences: Sequence[float]) -> float:
@@ -47,8 +47,10 @@ def signed_rank(differences: Sequence[float]) -> float:
 
     All 2^n signs are counted by the sum they give, in halves of a rank, so that ties need no approximation.
     """
+    from scipy.stats import rankdata  # most of a second, which reports need not wait for
+
     kept = [d for d in differences if d != 0]
-    ranks = [round(2 * r) for r in stats.rankdata([abs(d) for d in kept])] if kept else []
+    ranks = [round(2 * r) for r in rankdata([abs(d) for d in kept])] if kept else []
     observed = sum(r for r, d in zip(ranks, kept, strict=True) if d > 0)
     ways = [1] + [0] * sum(ranks)
     for rank in ranks:
@@ -85,7 +87,7 @@ def holm(p: Sequence[float]) -> list[float]:
 def interval(values: Sequence[float]) -> float:
     """Half the width of the 95 % confidence interval of the mean (Student's t); nan for fewer than two values."""
     n = len(values)
-    return float(special.stdtrit(n - 1, 0.975)) * stdev(values) / math.sqrt(n) if n > 1 else math.nan
+    return float(stdtrit(n - 1, 0.975)) * stdev(values) / math.sqrt(n) if n > 1 else math.nan
 
 
 def ranks(means: Mapping[str, float]) -> dict[str, int]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from fedveil.errors import ConfigError
+from fedveil.optimizer import Optimizer, OptimizerSpec
 
 if TYPE_CHECKING:
     import torch
@@ -25,24 +26,6 @@ State = dict[str, Any]
 
 Schedule = Literal["constant", "cyclic", "stage-wise", "iterative"]
 Precision = Literal["float32", "tf32", "bf16"]
-
-
-@dataclass(frozen=True)
-class OptimizerSpec:
-    """A first-order optimiser of torch.optim: `sgd` (momentum, weight_decay) or `adam` (betas fixed at torch's defaults)."""
-
-    name: Literal["sgd", "adam"] = "sgd"
-    lr: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-    def build(self, parameter: Tensor) -> torch.optim.Optimizer:
-        """The optimiser of one flat parameter."""
-        from torch import optim
-
-        if self.name == "adam":
-            return optim.Adam([parameter], lr=self.lr, weight_decay=self.weight_decay, foreach=False)
-        return optim.SGD([parameter], lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, foreach=False)
 
 
 @dataclass(frozen=True)
@@ -115,7 +98,7 @@ class Local:
     support: Tensor | None = None
     state: State = field(default_factory=dict)
     scratch: dict[str, Any] = field(default_factory=dict)
-    optimizer: torch.optim.Optimizer | None = None
+    optimizer: Optimizer | None = None
     normal: Callable[[int], Tensor] | None = None
     energy: Tensor | None = None
 
@@ -139,13 +122,9 @@ class Local:
     def descend(self) -> None:
         """One optimiser step along `model.grad` at the scheduled learning rate."""
         if self.optimizer is None:
-            import torch
-
-            flat = torch.nn.Parameter(self.model.vector, requires_grad=False)
-            flat.grad = self.model.grad
-            self.optimizer = self.spec.optimizer.build(flat)
-        self.optimizer.param_groups[0]["lr"] = self.spec.learning_rate(self.round, self.step, self.steps)
-        self.optimizer.step()
+            self.optimizer = self.spec.optimizer.build()
+        rate = self.spec.learning_rate(self.round, self.step, self.steps)
+        self.optimizer.step(self.model.vector, self.model.grad, rate)
 
 
 class GradientSource(Protocol):

@@ -55,20 +55,18 @@ class Runs:
         """The last model [d] of one run."""
         case, s = self.case, self.case.setting
         state, previous = case.policy.start(), None
-        parameter = torch.nn.Parameter(case.model.clone(), requires_grad=False)
-        server = s.server.build(parameter)
+        vector, server = case.model.clone(), s.server.build()
         for t in range(s.rounds):
-            model = parameter.detach().clone()
+            model = vector.clone()
             released = Released(t, model, previous, 0.5)
             plan = case.policy.plan(released, state)
             joins = t >= s.rounds - s.participations and case.joins(rng)
             update = self.pair[world] if joins else torch.zeros_like(model)
             release = case.release(update, plan, t, rng, s.cohort)
             state = case.policy.observe(state, seen(release, released))
-            parameter.grad = -case.method.aggregate([release], model)
-            server.step()
+            server.step(vector, -case.method.aggregate([release], model))
             previous = model
-        return parameter.detach()
+        return vector
 
     def score(self) -> Callable[[int, np.random.Generator], float]:
         """(world, rng) -> how far the last model lies along the difference of the worlds."""

@@ -17,10 +17,11 @@ from fedveil.data.catalogue import Info, info
 from fedveil.data.partition import checked_options
 from fedveil.errors import ConfigError, explain
 from fedveil.experiment.plugins import load_plugins
-from fedveil.local import LocalSpec, OptimizerSpec, Precision, Schedule
+from fedveil.local import LocalSpec, Precision, Schedule
 from fedveil.methods.base import Method, MethodConfig, Setting
 from fedveil.methods.registry import method_from
 from fedveil.models import registry as models
+from fedveil.optimizer import OptimizerSpec
 from fedveil.params import Layout
 from fedveil.privacy.types import Adjacency, Scope, Unit, View
 

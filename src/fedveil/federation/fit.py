@@ -14,7 +14,8 @@ import torch
 from fedveil.errors import BudgetExhausted, FedveilError
 from fedveil.federation.evaluate import client_accuracy, predict, score
 from fedveil.federation.round import Context, Outcome, Task, seen
-from fedveil.local import Measuring, OptimizerSpec, Personal, State
+from fedveil.local import Measuring, Personal, State
+from fedveil.optimizer import OptimizerSpec
 from fedveil.release.door import Contribution
 from fedveil.release.plan import Plan, Raw, Released, Upload
 
@@ -193,14 +194,10 @@ def _step(federation: Federation, progress: Progress, uploads: list[Upload]) -> 
     """Move the global model; returns the norm of what the server's optimiser was given."""
     direction = federation.method.aggregate(uploads, progress.model)
     progress.previous = progress.model
-    parameter = torch.nn.Parameter(progress.model.clone(), requires_grad=False)
-    parameter.grad = -direction
-    optimizer = federation.server.build(parameter)
-    if progress.server:
-        optimizer.state[parameter] = dict(progress.server)
-    optimizer.step()
-    progress.server = {k: v for k, v in optimizer.state[parameter].items() if v is not None}
-    progress.model = parameter.data
+    progress.model = progress.model.clone()
+    optimizer = federation.server.build(progress.server)
+    optimizer.step(progress.model, -direction)
+    progress.server = optimizer.state
     buffers = [u.buffers for u in uploads if u.buffers is not None]
     if buffers:
         progress.buffers = torch.stack(buffers).mean(0)

@@ -82,8 +82,6 @@ class Pool:
             shared(context.clients.y)
 
     def __enter__(self) -> Self:
-        import torch._dynamo
-
         self._threads = torch.get_num_threads()
         self._ends_on_interrupt = ends_on_interrupt()
         torch.set_num_threads(1)

@@ -51,8 +51,6 @@ def work(
     for connection in foreign:
         connection.close()
     _die_with(parent)
-    import torch._dynamo  # else the first optimiser imports it, in a client's time
-
     torch.set_num_threads(1)
     keep_freed_memory()
     planned: tuple[int, Plan | Raw] | None = None

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from fedveil.errors import ConfigError
-from fedveil.local import LocalSpec, Objective, OptimizerSpec
+from fedveil.local import LocalSpec, Objective
+from fedveil.optimizer import OptimizerSpec
 from fedveil.params import Layout
 from fedveil.privacy.accountant import calibrate
 from fedveil.privacy.types import Claim, Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View

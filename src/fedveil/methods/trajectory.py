@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedveil.errors import ConfigError
-from fedveil.local import LocalSpec, OptimizerSpec, State
+from fedveil.local import LocalSpec, State
 from fedveil.methods.base import Method, Setting, calibrated, mean
+from fedveil.optimizer import OptimizerSpec
 from fedveil.privacy.last_iterate import final_mu, final_mu_constant
 from fedveil.privacy.noisy_fedavg import Schedule, lipschitz, shift
 from fedveil.privacy.types import Adjacency, Event, Gaussian, Unbounded, View

@@ -70,6 +70,8 @@ def lines(found: Found, figure: Figure, column: str, ylabel: str, scale: float =
     """One curve a run over rounds."""
     axis = figure.subplots()
     figure.set_size_inches(6, 3.4)
+    if len(found) > len(COLOURS):
+        raise ValueError(f"{len(found)} runs and {len(COLOURS)} colours: draw fewer in one picture")
     for colour, (name, run) in zip(COLOURS, sorted(found.items()), strict=False):
         values = [scale * v for v in run["curves"][column]]
         every = run["rounds"] / max(len(values), 1)
@@ -79,6 +81,11 @@ def lines(found: Found, figure: Figure, column: str, ylabel: str, scale: float =
         print(name, {k: round(v, 4) for k, v in run["last"].items()}, "claimed", run["claimed"], "proven", run["proven"])
     tidy(axis, xlabel="round", ylabel=ylabel)
     axis.legend(frameon=False, fontsize=8)
+
+
+def ladp(found: Found, figure: Figure) -> None:
+    """Paper 000: LaDP-FL and Full DP at each claimed epsilon, without the run with R = 1."""
+    lines({n: r for n, r in found.items() if "-R1-" not in n}, figure, "test_accuracy", "test accuracy (%)", 100)
 
 
 def fedanc(found: Found, figure: Figure) -> None:
@@ -116,7 +123,7 @@ def twin(found: Found, figure: Figure) -> None:
 
 DRAW: dict[str, Callable[[Found, Figure], None]] = {
     "fedglp": fedglp,
-    "ladp": lambda found, figure: lines(found, figure, "test_accuracy", "test accuracy (%)", 100),
+    "ladp": ladp,
     "fedanc": fedanc,
     "aldp": lambda found, figure: lines(found, figure, "test_accuracy", "test accuracy (%)", 100),
     "twin": twin,

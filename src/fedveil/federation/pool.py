@@ -27,7 +27,8 @@ from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.interrupts import ends_on_interrupt, put_off
 from fedveil.federation.memory import keep_freed_memory, shared, shared_zeros
 from fedveil.federation.round import Context, Outcome, Task
-from fedveil.federation.worker import EMPTY, pack, unpack, work
+from fedveil.federation.slots import Slot, Slots
+from fedveil.federation.worker import EMPTY, pack, read_reply, work
 from fedveil.release.door import Contribution
 from fedveil.release.plan import Plan, Released, Upload
 
@@ -43,7 +44,7 @@ _DIED = "its worker process died"
 class _Worker:
     """`index`: of the task it works on, or -1. `since`: when it began. `planned`: the last round whose common plan it knows.
 
-    `ready`: it has reported that it is up; a client's time counts from then on.
+    `ready`: it has reported that it is up; a client's time counts from then on. `slot`: where it may write what its client keeps.
     """
 
     process: BaseProcess
@@ -52,6 +53,7 @@ class _Worker:
     since: float = 0.0
     planned: int = -1
     ready: bool = False
+    slot: Slot | None = None
 
 
 class Pool:
@@ -82,6 +84,7 @@ class Pool:
             shared(context.clients.y)
 
     def __enter__(self) -> Self:
+        self._slots = Slots()
         self._threads = torch.get_num_threads()
         self._ends_on_interrupt = ends_on_interrupt()
         torch.set_num_threads(1)
@@ -90,6 +93,7 @@ class Pool:
 
     def __exit__(self, *exc: object) -> None:
         self._end_all()
+        self._slots.close()
         torch.set_num_threads(self._threads)
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
@@ -145,7 +149,8 @@ class Pool:
     def _hire(self) -> _Worker:
         ours, theirs = self.mp.Pipe()
         foreign = [ours, *(w.pipe for w in self._workers)] if self._forks else []
-        arguments = (self.context, self._models, self._rows, theirs, os.getpid(), self._ends_on_interrupt, foreign)
+        parent = os.getpid(), self._ends_on_interrupt, foreign
+        arguments = (self.context, self._models, self._rows, self._slots.handle, theirs, *parent)
         process = self.mp.Process(target=work, args=arguments, daemon=True)  # type: ignore[attr-defined]
         process.start()
         theirs.close()
@@ -160,12 +165,14 @@ class Pool:
             task = replace(task, released=slim, common=None)
             if worker.planned == slim.round:
                 task = replace(task, policy_state={})
-            message = pack((waiting[0], task))
+            worker.slot = self._slots.lend()
+            message = pack((waiting[0], task, worker.slot), self._slots.place)
             try:
                 worker.pipe.send_bytes(message)
             except OSError:
                 worker = self._renewed(place)
-                message = pack((waiting[0], replace(task, policy_state=todo[waiting[0]].policy_state)))
+                worker.slot, task = self._slots.lend(), replace(task, policy_state=todo[waiting[0]].policy_state)
+                message = pack((waiting[0], task, worker.slot), self._slots.place)
                 with suppress(OSError):  # dead again: `_collect` sees it
                     worker.pipe.send_bytes(message)
             worker.planned = slim.round if self.context.summed else -1
@@ -180,10 +187,11 @@ class Pool:
         for worker in busy:
             if worker.pipe in ready:
                 try:
-                    answer = unpack(worker.pipe.recv_bytes())
+                    message = worker.pipe.recv_bytes()
                 except (EOFError, OSError):
                     answers.append(self._replace(worker, tries, _DIED))
                     continue
+                answer = self._opened(worker, message)
                 if answer is None:
                     worker.ready = self._came_up = True
                     worker.since = time.monotonic()
@@ -196,6 +204,15 @@ class Pool:
                 tries[worker.index] = _TRIES
                 answers.append(self._replace(worker, tries, f"no answer within {self.timeout:g} seconds"))
         return answers
+
+    def _opened(self, worker: _Worker, message: bytes) -> Any:
+        """The answer, whose large tensors stay in the worker's slot."""
+        if not worker.ready:  # it says that it is up; its slot waits for the client
+            return read_reply(message, self._slots.filled(None))[1]
+        slot, worker.slot = worker.slot, None
+        needed, answer = read_reply(message, self._slots.filled(slot))
+        self._slots.need(needed)
+        return answer
 
     def _patience(self, busy: list[_Worker]) -> float | None:
         if self.timeout is None:
@@ -223,6 +240,7 @@ class Pool:
         """A new worker in place of one that is of no use any more."""
         with put_off():
             _end([self._workers[place]])
+            self._slots.give_back(self._workers[place].slot)
             self._workers[place] = self._hire()
         return self._workers[place]
 
@@ -243,6 +261,8 @@ class Pool:
         with put_off():
             workers, self._workers = self._workers, []
             _end(workers)
+            for worker in workers:
+                self._slots.give_back(worker.slot)
 
 
 def available_cores() -> int:

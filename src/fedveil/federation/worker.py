@@ -21,6 +21,7 @@ from fedveil.errors import FedveilError
 from fedveil.federation.interrupts import begin_worker
 from fedveil.federation.memory import keep_freed_memory
 from fedveil.federation.round import Context, Outcome, Task, client_round
+from fedveil.federation.slots import LEAST, Array, Desk, Handle, There
 from fedveil.release.door import Contribution
 from fedveil.release.plan import Plan, Raw, Upload
 
@@ -35,6 +36,7 @@ def work(
     context: Context,
     models: torch.Tensor,
     rows: torch.Tensor,
+    handle: Handle,
     pipe: Connection,
     parent: int,
     ends_on_interrupt: bool,
@@ -43,7 +45,7 @@ def work(
     """A worker's life: wait for a task, run it, write the vector into its row, answer; end when the parent has.
 
     Args:
-        models: the global model and the one before it [2, d]. rows: one per task of a round [n, d].
+        models: the global model and the one before it [2, d]. rows: one per task of a round [n, d]. handle: of the slots.
         parent: its process id. ends_on_interrupt: whether Ctrl-C ends the parent's work, and so this worker.
         foreign: the parent's ends of pipes, which a forked worker must not hold open.
     """
@@ -55,9 +57,10 @@ def work(
     keep_freed_memory()
     planned: tuple[int, Plan | Raw] | None = None
     try:
-        pipe.send_bytes(pack(None))
+        pipe.send_bytes(reply(None))
         while _next(pipe):
-            index, task = unpack(pipe.recv_bytes())
+            index, task, slot = unpack(pipe.recv_bytes(), Desk(handle, None).there)
+            desk = Desk(handle, slot)
             previous = None if task.released.previous is None else models[1]
             task = replace(task, released=replace(task.released, model=models[0], previous=previous))
             answer: Outcome | Exception
@@ -70,9 +73,9 @@ def work(
             except Exception as error:
                 answer = error if isinstance(error, FedveilError) else RuntimeError(f"in a worker: {traceback.format_exc()}")
             try:
-                message = pack(answer)
+                message = reply(answer, desk)
             except Exception as error:
-                message = pack(Outcome(-1, None, {}, {}, error=f"its answer cannot be sent to the main process: {error!r}"))
+                message = reply(Outcome(-1, None, {}, {}, error=f"its answer cannot be sent to the main process: {error!r}"))
             pipe.send_bytes(message)
     except (EOFError, OSError):
         return
@@ -107,18 +110,56 @@ def _slim(outcome: Outcome, row: torch.Tensor, task: Task) -> Outcome:
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
-def pack(value: Any) -> bytes:
-    """Pickle for a pipe between our own processes; tensors go by value (torch's own way keeps a file open for each)."""
+def pack(value: Any, place: Callable[[Array], int | None] | None = None) -> bytes:
+    """Pickle for a pipe between our own processes.
+
+    Tensors go by value (torch's own way keeps a file open for each), or, if they are large and `place` tells an offset in the
+    slots, as a note of where they lie.
+    """
     buffer = io.BytesIO()
-    _Pickler(buffer, protocol=5).dump(value)
+    _Pickler(buffer, place).dump(value)
     return buffer.getvalue()
 
 
-unpack: Callable[[bytes], Any] = pickle.loads
+def unpack(message: bytes, there: There) -> Any:
+    """What was packed; `there` finds the tensors that lie in slots."""
+    return _Unpickler(message, there).load()
+
+
+def reply(answer: Outcome | Exception | None, desk: Desk | None = None) -> bytes:
+    """A worker's message: the size of what it has, or would have, put into its slot [8 bytes], and the answer."""
+    packed = pack(answer, desk.place if desk is not None else None)
+    return (desk.needed if desk is not None else 0).to_bytes(8, "little") + packed
+
+
+def read_reply(message: bytes, there: There) -> tuple[int, Any]:
+    """(size, answer) of a worker's message."""
+    return int.from_bytes(message[:8], "little"), unpack(message[8:], there)
 
 
 class _Pickler(pickle.Pickler):
+    def __init__(self, buffer: io.BytesIO, place: Callable[[Array], int | None] | None) -> None:
+        super().__init__(buffer, protocol=5)
+        self._place = place
+
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return torch.from_numpy, (value.detach().cpu().numpy(),)
-        return NotImplemented
+        if not isinstance(value, torch.Tensor):
+            return NotImplemented
+        array = value.detach().cpu().numpy()
+        offset = self._place(array) if self._place is not None and array.nbytes >= LEAST else None
+        if offset is None:
+            return torch.from_numpy, (array,)
+        return _there, (offset, array.dtype.str, array.shape)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, message: bytes, there: There) -> None:
+        super().__init__(io.BytesIO(message))
+        self._found = there
+
+    def find_class(self, module: str, name: str) -> Any:
+        return self._found if (module, name) == (__name__, _there.__name__) else super().find_class(module, name)
+
+
+def _there(offset: int, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    raise LookupError("stands for the `there` of `unpack`")

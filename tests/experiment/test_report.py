@@ -353,3 +353,15 @@ def test_commands_write_reports_and_plots_and_a_run_ends_with_its_report(made: M
     assert f"Report: {tmp_path / 'run' / 'report.html'}" in done.output
     assert f"{tmp_path / 'run' / 'statement.md'}" in done.output
     assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_the_command_leaves_out_what_is_not_a_run_and_says_so(made: Made, tmp_path: Path) -> None:
+    other = tmp_path / "attacks-of-something"
+    other.mkdir()
+    call = CliRunner().invoke
+    mixed = call(app, ["report", str(made["one"]), str(other), "--out", str(tmp_path / "page.html")])
+    assert mixed.exit_code == 0, mixed.output
+    assert f"left out: {other} is not a run directory" in mixed.output
+    assert (tmp_path / "page.html").is_file()
+    alone = call(app, ["report", str(other)])
+    assert alone.exit_code != 0

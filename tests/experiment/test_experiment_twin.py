@@ -19,6 +19,7 @@ from fedveil.experiment.build import build_model, federation, prepare
 from fedveil.experiment.config import Config, configure
 from fedveil.experiment.plots import plot_run
 from fedveil.experiment.report.data import read_run
+from fedveil.experiment.report.page import page_values
 from fedveil.experiment.rundir import present
 from fedveil.experiment.twin import neighbour, twin_sensitivity
 from fedveil.federation.round import Task, client_round
@@ -103,5 +104,6 @@ def test_the_command_leaves_a_directory_that_plots(tmp_path: Path) -> None:
     told = [float(row["sensitivity"]) for row in read_run(out).history]
     assert told == pytest.approx(twin_sensitivity(config(), 2), rel=1e-9)
     assert plot_run(out, ["sensitivity", "update"], tmp_path / "a.svg").is_file()
+    assert page_values([read_run(out)])["groups"][0]["ended"] == ["after its last round"], "its page does not call it unfinished"
     again = CliRunner().invoke(app, ["twin", str(file), "--out", str(out), "--quiet"])
     assert isinstance(again.exception, ConfigError)

@@ -86,7 +86,8 @@ def twin_directory(
     rundir.write_config(out / "config.toml", config)
     _, history = _twins(_seeded(config), prepared, other, on_round)
     rundir.write_history(out, history, layout_of(config, prepared.dataset.info))
-    rundir.write_json(out / "summary.json", {"twin": {"client": client, "change": change}, "rounds": len(history)})
+    ended = {"rounds": len(history), "ended": "after its last round"}
+    rundir.write_json(out / "summary.json", {"twin": {"client": client, "change": change}, **ended})
     return out
 
 

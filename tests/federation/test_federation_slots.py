@@ -24,7 +24,10 @@ BYTES = 4 * (64 * 256 + 256 + 256 * 10 + 10)
 """Of the model above."""
 
 
-def test_a_worker_writes_and_the_main_process_reads_the_same_memory() -> None:
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_worker_writes_and_the_main_process_reads_the_same_memory(in_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not in_memory:  # as on macOS, where an unnamed file serves
+        monkeypatch.delattr(os, "memfd_create", raising=False)
     slots = Slots()
     assert slots.lend() is None, "nobody kept anything yet"
     slots.need(12_000)
@@ -128,11 +131,6 @@ def test_large_states_equal_inline_and_keep_no_files_open(start: str, tmp_path: 
     progress = finished(two, Pool(two.context, 2, start))
     assert not before or len(os.listdir(folder)) < before + 10
     assert_same(progress, finished(one, Inline(one.context)))
-
-
-def test_without_files_in_memory_an_unnamed_file_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "memfd_create", raising=False)
-    test_a_worker_writes_and_the_main_process_reads_the_same_memory()
 
 
 def test_an_array_elsewhere_has_no_place() -> None:

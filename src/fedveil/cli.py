@@ -273,7 +273,7 @@ def report(
     """Write the report of one or several runs: one self-contained page with curves, privacy, fairness, data and settings."""
     from fedveil.experiment.report.report import write_report
 
-    shown = [run for run in runs if (run / "config.toml").is_file()] or runs
+    shown = [run for run in runs if (run / "config.toml").is_file() or not run.is_dir()] or runs
     for run in runs:
         if run not in shown:
             typer.echo(f"left out: {run} is not a run directory (it has no config.toml)", err=True)

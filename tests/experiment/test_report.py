@@ -363,5 +363,7 @@ def test_the_command_leaves_out_what_is_not_a_run_and_says_so(made: Made, tmp_pa
     assert mixed.exit_code == 0, mixed.output
     assert f"left out: {other} is not a run directory" in mixed.output
     assert (tmp_path / "page.html").is_file()
-    alone = call(app, ["report", str(other)])
-    assert alone.exit_code != 0
+    for wrong in (["report", str(other)], ["report", str(made["one"]), str(tmp_path / "typo")]):
+        refused = call(app, wrong)
+        assert isinstance(refused.exception, ConfigError)
+        assert "not a run directory" in str(refused.exception)

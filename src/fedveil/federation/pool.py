@@ -1,9 +1,9 @@
 """Engine `pool`: one warm worker process per core, one thread each, data and global model in shared memory.
 
 Workers run the same `client_round` as the inline engine and outcomes come back in the order of the tasks, so the result is
-equal to the bit for any number of workers. The global model and what clients release travel in shared memory: one row of the
-model's size for each client of the largest round. The rest goes through a pipe: a few hundred bytes a client, and with them the
-states of clients that have any, which may be as large as the model or larger.
+equal to the bit for any number of workers. The global model and what clients release lie in shared memory, one row of the model's
+size for each client of the largest round, and so does what clients keep (`slots.py`). A few hundred bytes a client go through
+pipes.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from fedveil.attacks.matching import withheld_guess
 from fedveil.attacks.pictures import save_comparison
 from fedveil.attacks.simulate import gradient, prepared, simulation, split
 from fedveil.data.load import load
-from fedveil.models import registry
+from fedveil.models import model_registry as registry
 
 LIMITS = {"mnist": 10, "cifar10": 10}
 

@@ -16,10 +16,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedveil.accounting import gaussian
 from fedveil.audit import worlds
 from fedveil.audit.adapter import Case
 from fedveil.audit.coupling import supports_given_releases
-from fedveil.audit.dpsgd import Client, audit_canaries, audit_two_worlds
+from fedveil.audit.dp_sgd_audit import Client, audit_canaries, audit_two_worlds
 from fedveil.audit.intervals import epsilon_ceiling
 from fedveil.audit.linear_loss import NoisyFedAvg, audit_linear_loss
 from fedveil.audit.one_run import (
@@ -34,10 +35,9 @@ from fedveil.audit.one_run import (
 )
 from fedveil.audit.one_shot import canaries, estimate, final_scores, threshold_bound
 from fedveil.audit.single_upload import single_upload
-from fedveil.audit.training import Trainer, pairs
+from fedveil.audit.training_audit import Trainer, pairs
 from fedveil.audit.two_world import Rates, choose_threshold, rates
-from fedveil.experiment.config import calibrated_setting, parse
-from fedveil.privacy import gaussian
+from fedveil.configuration.config import calibrated_setting, parse
 
 DELTA = 1e-5
 ALPHA = 0.05

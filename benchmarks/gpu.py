@@ -21,16 +21,17 @@ import torch
 from limit import WORKLOADS, Workload
 from sides import federation, ours, save, setting, together
 
-from fedveil.federation.batched import Batched
-from fedveil.federation.device import GPU, gpu_problem
-from fedveil.federation.engine import Engine, Inline
+from fedveil.accounting.types import View
+from fedveil.engines.batched import Batched
+from fedveil.engines.device import GPU, gpu_problem
+from fedveil.engines.inline import Inline
+from fedveil.federation.engine import Engine
 from fedveil.federation.fit import Federation
-from fedveil.local import Precision
 from fedveil.methods.base import Method, Setting
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.ladp_fl import LaDPFL
-from fedveil.privacy.types import View
 from fedveil.release.noise import Randomness
+from fedveil.training.local import Precision
 
 LADP = "ladp"
 WORKLOADS[LADP] = Workload("resnet18", (3, 32, 32), 100, 500, 50, 2, 0.1)

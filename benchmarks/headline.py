@@ -15,11 +15,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from fedveil.experiment.build import federation, prepare
-from fedveil.experiment.config import load_config
-from fedveil.federation.engine import Inline
+from fedveil.configuration.config import load_config
+from fedveil.engines.inline import Inline
 from fedveil.federation.fit import fit, start
-from fedveil.privacy.ledger import Ledger
+from fedveil.ledger.ledger import Ledger
+from fedveil.run.assembly import federation, prepare
 
 HERE = Path(__file__).resolve().parent
 CONFIGS = HERE.parent / "configs"

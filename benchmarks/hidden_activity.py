@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from fedveil.configuration.config import load_config
 from fedveil.data.load import load
-from fedveil.experiment.config import load_config
-from fedveil.models.registry import build
+from fedveil.models.model_registry import build
 
 
 def activity(run: Path) -> list[float]:

@@ -25,7 +25,7 @@ from fedveil.attacks.label_reconstruction import from_gradients, from_outputs
 from fedveil.attacks.pictures import save_comparison
 from fedveil.attacks.simulate import gradient, prepared, split
 from fedveil.data.load import load
-from fedveil.models import registry
+from fedveil.models import model_registry as registry
 
 SIGMAS = (0.0, 0.01, 0.1, 1.0)
 

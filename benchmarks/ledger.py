@@ -11,9 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from fedveil.privacy.budget import Budgets, GdpFilter
-from fedveil.privacy.ledger import Entry, Ledger, summary
-from fedveil.privacy.types import Adjacency, Gaussian, Scope, Unit, View
+from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
+from fedveil.ledger.budget import Budgets, GdpFilter
+from fedveil.ledger.ledger import Entry, Ledger, summary
 
 SCOPE = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.SERVER)
 

@@ -18,10 +18,10 @@ from typing import Any
 from limit import WORKLOADS
 from sides import Turns, federation, ours, save, setting, together
 
-from fedveil.federation.engine import Inline
+from fedveil.accounting.types import View
+from fedveil.engines.inline import Inline
 from fedveil.federation.fit import Federation
-from fedveil.methods.registry import METHODS, method_from
-from fedveil.privacy.types import View
+from fedveil.methods.method_registry import METHODS, method_from
 
 ROUNDS = {"W0": 100, "W1": 8, "W2": 3, "W3": 2, "many": 8}
 REFERENCE = "dp-fedavg"

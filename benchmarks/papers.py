@@ -39,7 +39,7 @@ class Job:
 
 def fedglp() -> Iterator[Job]:
     """Paper 001, Table 1 (Fashion-MNIST), the arms of its Table 5, gamma = 0 of Table 4; on a CNN of half the preset's width."""
-    from fedveil.privacy.fedglp import accountant_noise_multiplier
+    from fedveil.papers.fedglp_adp.fedglp_claim import accountant_noise_multiplier
 
     base = ("model.channels=[8, 16]", "model.hidden=64", "data.client_test_fraction=0.5", "training.evaluate_every=20")
     for seed in (1, 2, 3):
@@ -140,9 +140,9 @@ def run(job: Job) -> str:
 
 def measure_twin(preset: str, path: Path, overrides: list[str]) -> None:
     """Write the distances of twin runs, round by round."""
-    from fedveil.experiment.config import load_config
-    from fedveil.experiment.preset import chosen
-    from fedveil.experiment.twin import twin_sensitivity
+    from fedveil.configuration.config import load_config
+    from fedveil.configuration.presets import chosen
+    from fedveil.studies.twin import twin_sensitivity
 
     distances = twin_sensitivity(load_config(chosen(None, preset), overrides), 0)
     measured(path).write_text(json.dumps(distances))

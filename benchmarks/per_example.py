@@ -21,14 +21,14 @@ from limit import LeNet5
 from peers.install import interpreter
 from sides import HERE, Side, program, save, together, worked
 
-from fedveil.federation.memory import keep_freed_memory
-from fedveil.local import BatchGradient, GradientSource, Local, LocalSpec, OptimizerSpec
-from fedveil.models import registry
-from fedveil.params import FlatModel
+from fedveil.engines.memory import keep_freed_memory
+from fedveil.models import model_registry as registry
 from fedveil.release import per_example
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import DpSgd
+from fedveil.training.local import BatchGradient, GradientSource, Local, LocalSpec, OptimizerSpec
+from fedveil.training.params import FlatModel
 
 BATCH, STEPS = 32, 20
 REFERENCE = "plain"

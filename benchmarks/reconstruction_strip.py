@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.adversary.attack_options import Options
+from fedveil.adversary.reconstruction import reconstruction
+from fedveil.adversary.snapshot import scene_of_config
 from fedveil.attacks.metrics import floors
-from fedveil.experiment.attack.reconstruction import reconstruction
-from fedveil.experiment.attack.scene import scene_of_config
-from fedveil.experiment.attack.types import Options
-from fedveil.experiment.config import Config, parse
+from fedveil.configuration.config import Config, parse
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "reconstruction_strip.json"

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 from sides import HERE, save
 
+from fedveil.configuration.config import configure
 from fedveil.data.catalogue import info
 from fedveil.data.dataset import Dataset
 from fedveil.data.partition import checked_options, from_options
-from fedveil.experiment.config import configure
-from fedveil.experiment.run import run
+from fedveil.run.run import run
 
 
 def main() -> None:

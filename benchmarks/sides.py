@@ -27,18 +27,18 @@ import numpy as np
 import torch
 from limit import WORKLOADS
 
+from fedveil.accounting.types import Adjacency, Scope, Unit, View
+from fedveil.engines.pool import Pool
 from fedveil.federation.clients import Clients
 from fedveil.federation.engine import Engine
 from fedveil.federation.fit import Federation, one_round, start
-from fedveil.federation.pool import Pool
 from fedveil.federation.round import Context
-from fedveil.local import LocalSpec, OptimizerSpec
 from fedveil.methods.base import Method, Setting
-from fedveil.models import registry
-from fedveil.params import FlatModel
-from fedveil.privacy.types import Adjacency, Scope, Unit, View
+from fedveil.models import model_registry as registry
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
+from fedveil.training.local import LocalSpec, OptimizerSpec
+from fedveil.training.params import FlatModel
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

@@ -17,11 +17,11 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from fedveil.adversary.audit_run import audit_config
+from fedveil.configuration.config import Config, parse
 from fedveil.errors import ConfigError
-from fedveil.experiment.audit import audit_config
-from fedveil.experiment.config import Config, parse
-from fedveil.experiment.rundir import plain
-from fedveil.methods.registry import METHODS
+from fedveil.methods.method_registry import METHODS
+from fedveil.run.run_directory import plain
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "claimed-proven-audited.md"

@@ -24,10 +24,10 @@ import numpy as np
 from limit import WORKLOADS
 from sides import save
 
+from fedveil.configuration.config import configure
 from fedveil.data.catalogue import info
 from fedveil.data.dataset import Dataset
-from fedveil.experiment.config import configure
-from fedveil.experiment.run import run
+from fedveil.run.run import run
 
 ROUNDS = {"W0": 100, "many": 8}
 

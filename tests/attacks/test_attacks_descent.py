@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks import IG, Bounds, Knowledge, Upload
+from fedveil.attacks.attack_types import Trial
 from fedveil.attacks.case import Case
 from fedveil.attacks.descent import adam, lbfgs
-from fedveil.attacks.types import Trial
 
 UPLOAD = Upload({})
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from fedveil.attacks import Clip, Knowledge, LocalSpec, Upload
 from fedveil.attacks.intercept import clip_of, intercepted
 from fedveil.attacks.matching import read
-from fedveil.params import Layout
 from fedveil.release.plan import Plan
 from fedveil.release.plan import Upload as Sent
+from fedveil.training.params import Layout
 
 
 def test_an_upload_of_the_door_becomes_a_gradient(

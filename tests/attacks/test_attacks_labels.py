@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedveil.attacks import Bounds, Knowledge, Upload
+from fedveil.attacks.attack_types import Clip
 from fedveil.attacks.labels import class_gradient, counted, infer, label_counts, mean_prediction, single_label, unique_labels
 from fedveil.attacks.matching import read
-from fedveil.attacks.types import Clip
 from fedveil.errors import ConfigError
 
 BOUNDS = Bounds((1, 28, 28))

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedveil.attacks.attack_types import Clip, Knowledge, LocalSpec, Upload
 from fedveil.attacks.matching import Target, cosine, read, squared, trust, withheld_guess
 from fedveil.attacks.simulate import split
-from fedveil.attacks.types import Clip, Knowledge, LocalSpec, Upload
 from fedveil.errors import ConfigError
-from fedveil.params import Layout
 from fedveil.release.door import clipped
 from fedveil.release.plan import Plan
+from fedveil.training.params import Layout
 
 
 def _net() -> nn.Module:

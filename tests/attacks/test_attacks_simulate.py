@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedveil.attacks.attack_types import LocalSpec
 from fedveil.attacks.simulate import flat, gradient, prepared, simulation, split
-from fedveil.attacks.types import LocalSpec
 from fedveil.errors import ConfigError
 
 

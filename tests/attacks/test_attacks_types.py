@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedveil.attacks import ATTACKS, Bounds, Knowledge, LocalSpec, Upload, attack
-from fedveil.attacks.types import Result
+from fedveil.attacks.attack_types import Result
 from fedveil.errors import ConfigError
 
 

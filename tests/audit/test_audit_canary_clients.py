@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil.accounting.types import Unit, View
+from fedveil.adversary.audit_canaries import audit_canaries
+from fedveil.adversary.audit_run import audit_config, audit_run
+from fedveil.adversary.snapshot import uncharged
 from fedveil.audit.canary_clients import Canaries, run_with_canaries
 from fedveil.audit.intervals import epsilon_of_mu
+from fedveil.configuration.config import Config, parse
+from fedveil.engines.inline import Inline
+from fedveil.engines.pool import Pool
 from fedveil.errors import ConfigError
-from fedveil.experiment.attack.scene import uncharged
-from fedveil.experiment.audit import audit_config, audit_run
-from fedveil.experiment.audit_canaries import audit_canaries
-from fedveil.experiment.build import prepare
-from fedveil.experiment.config import Config, parse
-from fedveil.experiment.run import run
-from fedveil.federation.engine import Inline
-from fedveil.federation.pool import Pool
-from fedveil.local import Plain
-from fedveil.methods.registry import METHODS
-from fedveil.privacy.types import Unit, View
+from fedveil.methods.method_registry import METHODS
+from fedveil.run.assembly import prepare
+from fedveil.run.run import run
+from fedveil.training.local import Plain
 
 CLIENTS, ROUNDS = 60, 4
 

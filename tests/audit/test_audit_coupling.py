@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedveil.audit.adapter import Case
 from fedveil.audit.coupling import supports_given_releases
-from fedveil.audit.training import Trainer, pairs
+from fedveil.audit.training_audit import Trainer, pairs
+from fedveil.configuration.config import calibrated_setting, parse
 from fedveil.errors import ConfigError
-from fedveil.experiment.config import calibrated_setting, parse
-from fedveil.local import Local, Objective
 from fedveil.methods.fedglp_parts import TwoLosses
 from fedveil.methods.sparse import grown
+from fedveil.training.local import Local, Objective
 
 ROUNDS = 6
 

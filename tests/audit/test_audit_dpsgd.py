@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedveil.accounting.accountant import bound
+from fedveil.accounting.types import Adjacency, SampledGaussian
+from fedveil.adversary.audit_run import audit_config
 from fedveil.audit.adapter import Case
-from fedveil.audit.dpsgd import (
+from fedveil.audit.dp_sgd_audit import (
     Client,
     audit_canaries,
     audit_two_worlds,
@@ -22,13 +25,10 @@ from fedveil.audit.linear import linear_model
 from fedveil.audit.one_run import epsilon_bound, guess
 from fedveil.audit.sampled_curve import choose_cut, curve_of, largest_noise
 from fedveil.audit.two_world import Rates, draw, rates
+from fedveil.configuration.config import Config, calibrated_setting, parse
 from fedveil.errors import ConfigError
-from fedveil.experiment.audit import audit_config
-from fedveil.experiment.config import Config, calibrated_setting, parse
-from fedveil.params import Layout
-from fedveil.privacy.accountant import bound
-from fedveil.privacy.types import Adjacency, SampledGaussian
 from fedveil.release.per_example import per_example_gradients, rows
+from fedveil.training.params import Layout
 
 DELTA = 5e-4
 

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from fedveil.accounting import gaussian
+from fedveil.accounting.types import View
+from fedveil.adversary.audit_run import audit_config
 from fedveil.audit.adapter import Case
 from fedveil.audit.last_model import Runs, audit_last_model
 from fedveil.audit.linear import LinearLoss, linear_model
 from fedveil.audit.linear_loss import NoisyFedAvg as LinearRun
 from fedveil.audit.two_world import draw, midpoint, rates
+from fedveil.configuration.config import Config, calibrated_setting, parse
 from fedveil.errors import ConfigError
-from fedveil.experiment.audit import audit_config
-from fedveil.experiment.config import Config, calibrated_setting, parse
-from fedveil.local import Local, train
-from fedveil.privacy import gaussian
-from fedveil.privacy.types import View
+from fedveil.training.local import Local, train
 
 DELTA = 1e-5
 

@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 import torch
 
+from fedveil.accounting.types import Audit, View
+from fedveil.adversary.audit_run import audit, audit_config, audit_run
 from fedveil.audit.adapter import Case, release_subject, run_score, sampled_run, worst_shift
 from fedveil.audit.linear_loss import NoisyFedAvg as LinearRun
 from fedveil.audit.linear_loss import audit_linear_loss
 from fedveil.audit.sampled_curve import many_sampled_runs
 from fedveil.audit.single_upload import single_upload
-from fedveil.audit.training import Trainer, pairs
+from fedveil.audit.training_audit import Trainer, pairs
 from fedveil.audit.two_world import many_runs
+from fedveil.configuration.config import Config, calibrated_setting, parse
 from fedveil.errors import ConfigError
-from fedveil.experiment.audit import audit, audit_config, audit_run
-from fedveil.experiment.config import Config, calibrated_setting, parse
-from fedveil.methods.registry import METHODS
-from fedveil.params import Layout
-from fedveil.privacy.types import Audit, View
+from fedveil.methods.method_registry import METHODS
 from fedveil.release.cost import plan_mu
 from fedveil.release.plan import Plan
+from fedveil.training.params import Layout
 
 RECORD = {"unit": "record", "adjacency": "replace_one", "view": "server"}
 
@@ -187,8 +187,8 @@ def test_one_release_of_a_method_is_structurally_clean() -> None:
 
 
 def test_a_run_gets_its_audit(tmp_path: Path) -> None:
-    from fedveil.experiment.certify import certify_config
-    from fedveil.experiment.rundir import write_config
+    from fedveil.run.run_directory import write_config
+    from fedveil.statement.certify import certify_config
 
     config = small({"name": "dp-fedavg"}, view="server")
     write_config(tmp_path / "config.toml", config)
@@ -201,8 +201,8 @@ def test_a_run_gets_its_audit(tmp_path: Path) -> None:
 
 
 def test_a_second_audit_of_a_run_replaces_the_first(tmp_path: Path) -> None:
-    from fedveil.experiment.certify import certify_config
-    from fedveil.experiment.rundir import write_config
+    from fedveil.run.run_directory import write_config
+    from fedveil.statement.certify import certify_config
 
     config = small({"name": "dp-fedavg"}, view="server")
     write_config(tmp_path / "config.toml", config)

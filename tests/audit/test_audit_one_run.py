@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
+from fedveil.accounting import gaussian
+from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.audit.one_run import (
     Guesses,
     audit_one_run,
@@ -23,8 +25,6 @@ from fedveil.audit.one_run import (
     symmetric_grid,
 )
 from fedveil.errors import ConfigError
-from fedveil.privacy import gaussian
-from fedveil.privacy.types import Adjacency, Scope, Unit, View
 
 SCOPE = Scope(Unit.RECORD, Adjacency.ZERO_OUT, View.AGGREGATE)
 DELTA = 1e-5

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from fedveil.accounting import gaussian
+from fedveil.accounting.types import View
 from fedveil.audit.one_shot import (
     canaries,
     delta_between,
@@ -18,8 +20,6 @@ from fedveil.audit.one_shot import (
     threshold_bound,
 )
 from fedveil.errors import ConfigError
-from fedveil.privacy import gaussian
-from fedveil.privacy.types import View
 
 DELTA = 1e-5
 

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
+from fedveil.accounting import gaussian
 from fedveil.audit import worlds
 from fedveil.audit.intervals import epsilon_ceiling
 from fedveil.audit.mechanism import Subject, Upload, isotropic
 from fedveil.audit.recompute import audit_noise, layer_noise
 from fedveil.audit.single_upload import largest_deviation, log_likelihood_ratio, releases, single_upload
 from fedveil.errors import ConfigError
-from fedveil.privacy import gaussian
 
 DELTA = 1e-5
 

@@ -10,6 +10,8 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import binom
 
+from fedveil.accounting import gaussian
+from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.audit import worlds
 from fedveil.audit.adapter import Case, release_subject
 from fedveil.audit.linear_loss import NoisyFedAvg, counts
@@ -20,10 +22,8 @@ from fedveil.audit.recompute import audit_noise
 from fedveil.audit.sampled_curve import curve_of
 from fedveil.audit.single_upload import _scores, releases, single_upload
 from fedveil.audit.two_world import choose_threshold, many_runs, midpoint, rates, tradeoff_of_profile
-from fedveil.experiment.config import calibrated_setting, parse
-from fedveil.privacy import gaussian
-from fedveil.privacy.ladp import scale_leak_delta
-from fedveil.privacy.types import Adjacency, Scope, Unit, View
+from fedveil.configuration.config import calibrated_setting, parse
+from fedveil.papers.ladp_fl.ladp_claim import scale_leak_delta
 
 REPEATS = 400
 ALPHA = 0.05

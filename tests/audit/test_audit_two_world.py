@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
+from fedveil.accounting import gaussian
+from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.audit.two_world import (
     Rates,
     audit_curve,
@@ -18,8 +20,6 @@ from fedveil.audit.two_world import (
     tradeoff_of_profile,
 )
 from fedveil.errors import ConfigError
-from fedveil.privacy import gaussian
-from fedveil.privacy.types import Adjacency, Scope, Unit, View
 
 SCOPE = Scope(Unit.RECORD, Adjacency.ZERO_OUT, View.AGGREGATE)
 DELTA = 1e-5

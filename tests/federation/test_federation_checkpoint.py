@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from federation_runs import bits, config, every_method, job
 from safetensors import SafetensorError
-from test_federation_pool import assert_same
+from test_engines_pool import assert_same
 
+from federation_runs import bits, config, every_method, job
+from fedveil.configuration.config import Config
+from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.experiment.config import Config
 from fedveil.federation import checkpoint
 from fedveil.federation.checkpoint import Checkpoints
-from fedveil.federation.engine import Inline
 from fedveil.federation.fit import Progress, fit, start
 
 RUNS = dict(every_method())

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from fedveil.federation.fit import _noise
-from fedveil.local import BatchGradient, Local, LocalSpec, OptimizerSpec
 from fedveil.methods.base import mean
 from fedveil.methods.sparse import coverage_mean
-from fedveil.params import FlatModel, Layout
 from fedveil.release.plan import Plan, Upload
+from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec
+from fedveil.training.params import FlatModel, Layout
 
 LAYOUT = Layout.of({"a": (3,), "b": (2,)})
 VARIANCES = [torch.tensor([4.0, 1.0]), torch.tensor([9.0, 16.0])]

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 import torch
 
+from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian, Scope, Unit, View
+from fedveil.engines.inline import Inline
 from fedveil.errors import BudgetExhausted, FedveilError
 from fedveil.federation.clients import Clients
-from fedveil.federation.engine import Inline
 from fedveil.federation.fit import Federation, Progress, fit, start
 from fedveil.federation.round import Context
-from fedveil.local import LocalSpec, OptimizerSpec
+from fedveil.ledger.ledger import Entry
 from fedveil.methods.base import Method, Setting
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
-from fedveil.params import FlatModel
-from fedveil.privacy.ledger import Entry
-from fedveil.privacy.types import Adjacency, Gaussian, SampledGaussian, Scope, Unit, View
 from fedveil.release.door import AGGREGATE, Door
 from fedveil.release.noise import Randomness
+from fedveil.training.local import LocalSpec, OptimizerSpec
+from fedveil.training.params import FlatModel
 
 
 @dataclass

@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-import methods_harness as h
 import pytest
 
-from fedveil.experiment.certify import certify_config
-from fedveil.experiment.config import parse
-from fedveil.methods.registry import METHODS
-from fedveil.privacy.gaussian import epsilon_of
+import methods_harness as h
+from fedveil.accounting.gaussian import epsilon_of
+from fedveil.configuration.config import parse
+from fedveil.methods.method_registry import METHODS
+from fedveil.statement.certify import certify_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-method.md").read_text()
 

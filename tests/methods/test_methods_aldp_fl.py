@@ -11,6 +11,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+
+from fedveil.accounting import truncated
+from fedveil.accounting.gaussian import epsilon_of
+from fedveil.accounting.types import Adjacency, Unbounded, Unit, View
+from fedveil.configuration.config import calibrated_setting
+from fedveil.errors import ConfigError
+from fedveil.methods.aldp_fl import ALDPFL, BoundedNoise, Window, bound_of, truncated_normal, truncated_variance
+from fedveil.methods.method_registry import method_from
+from fedveil.release.cost import plan_mu
+from fedveil.release.plan import Raw
+from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
+from fedveil.training.params import FlatModel
 from method_kit import (
     LAYOUT,
     all_same,
@@ -24,20 +38,6 @@ from method_kit import (
     trained,
     upload,
 )
-from scipy import stats
-from torch import Tensor
-
-from fedveil.errors import ConfigError
-from fedveil.experiment.config import calibrated_setting
-from fedveil.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
-from fedveil.methods.aldp_fl import ALDPFL, BoundedNoise, Window, bound_of, truncated_normal, truncated_variance
-from fedveil.methods.registry import method_from
-from fedveil.params import FlatModel
-from fedveil.privacy import truncated
-from fedveil.privacy.gaussian import epsilon_of
-from fedveil.privacy.types import Adjacency, Unbounded, Unit, View
-from fedveil.release.cost import plan_mu
-from fedveil.release.plan import Raw
 
 # --- bounded noise ---
 

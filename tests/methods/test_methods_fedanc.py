@@ -8,27 +8,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import methods_harness as h
 import pytest
 import torch
 from torch.nn import functional as F
 
+import methods_harness as h
+from fedveil.accounting.gaussian import epsilon_of
+from fedveil.accounting.types import Adjacency, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.configuration.config import calibrated_setting, load_config, parse
+from fedveil.engines.inline import Inline
+from fedveil.engines.pool import Pool
 from fedveil.errors import ConfigError
-from fedveil.experiment.config import calibrated_setting, load_config, parse
-from fedveil.experiment.run import run
-from fedveil.federation.engine import Inline
 from fedveil.federation.fit import fit, start
-from fedveil.federation.pool import Pool
-from fedveil.local import BatchGradient, Local, LocalSpec, OptimizerSpec
 from fedveil.methods.base import Setting
 from fedveil.methods.fedanc import FedANC
-from fedveil.methods.fedanc_controller import HIDDEN, LAYOUT, Controller, ranks, soft_mask_slope
 from fedveil.methods.fedanc_parts import Budgeted, SparseNoise, captured, estimate, tradeoff
-from fedveil.params import FlatModel, Layout
-from fedveil.privacy.fedanc import claimed_epsilon
-from fedveil.privacy.gaussian import epsilon_of
-from fedveil.privacy.types import Adjacency, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.methods.lstm_controller import HIDDEN, LAYOUT, Controller, ranks, soft_mask_slope
+from fedveil.papers.fedanc.fedanc_claim import claimed_epsilon
 from fedveil.release.plan import Released, Upload
+from fedveil.run.run import run
+from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec
+from fedveil.training.params import FlatModel, Layout
 
 FAST = {"name": "fedanc", "pretraining_steps": 20}
 

@@ -9,28 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import dp_accounting
-import methods_harness as h
 import pytest
 import torch
 from torch.nn import functional as F
 
+import methods_harness as h
+from fedveil.accounting.gaussian import epsilon_of
+from fedveil.accounting.types import Adjacency, Scope, Unbounded, Unit, View
+from fedveil.configuration.config import calibrated_setting, configure, load_config
+from fedveil.engines.inline import Inline
+from fedveil.engines.pool import Pool
 from fedveil.errors import ConfigError
-from fedveil.experiment.config import calibrated_setting, configure, load_config
-from fedveil.experiment.run import run
-from fedveil.federation.engine import Inline
 from fedveil.federation.fit import fit, start
-from fedveil.federation.pool import Pool
-from fedveil.local import BatchGradient, Local, LocalSpec, OptimizerSpec
 from fedveil.methods.base import Setting
 from fedveil.methods.fedglp_adp import FedGLPADP, personal_share, sigma
 from fedveil.methods.fedglp_parts import ClipWeights, TwoLosses, clip_weights, next_log_odds, share_after, start_log_odds
 from fedveil.methods.sparse import coverage_mean, grown
-from fedveil.params import FlatModel, Layout
-from fedveil.privacy import fedglp
-from fedveil.privacy.gaussian import epsilon_of
-from fedveil.privacy.types import Adjacency, Scope, Unbounded, Unit, View
+from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
 from fedveil.release.cost import plan_mu
 from fedveil.release.plan import Plan, Released, Upload
+from fedveil.run.run import run
+from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec
+from fedveil.training.params import FlatModel, Layout
 
 LAYOUT = Layout.of({"a": (8,), "b": (2,)})
 ADAM = ("training.optimizer.name=adam", "training.optimizer.lr=0.01")

@@ -11,6 +11,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
+from fedveil.accounting.gaussian import delta_of, epsilon_of
+from fedveil.accounting.types import Adjacency, Unbounded, Unit, View
+from fedveil.configuration.config import calibrated_setting
+from fedveil.errors import ConfigError
+from fedveil.methods.ladp_fl import Estimated, LaDPFL, RawEstimated, layer_kl, noise_kl
+from fedveil.papers.ladp_fl.ladp_claim import softmax_kl
+from fedveil.release.cost import plan_mu
+from fedveil.training.local import LocalSpec, OptimizerSpec
+from fedveil.training.params import Layout
 from method_kit import (
     LAYOUT,
     all_same,
@@ -24,16 +34,6 @@ from method_kit import (
     trained,
     upload,
 )
-
-from fedveil.errors import ConfigError
-from fedveil.experiment.config import calibrated_setting
-from fedveil.local import LocalSpec, OptimizerSpec
-from fedveil.methods.ladp_fl import Estimated, LaDPFL, RawEstimated, layer_kl, noise_kl
-from fedveil.params import Layout
-from fedveil.privacy.gaussian import delta_of, epsilon_of
-from fedveil.privacy.ladp import softmax_kl
-from fedveil.privacy.types import Adjacency, Unbounded, Unit, View
-from fedveil.release.cost import plan_mu
 
 SPEC = LocalSpec(2, None, 25, OptimizerSpec(lr=0.1), batch_clip=20.0)
 

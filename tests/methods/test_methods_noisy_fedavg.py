@@ -12,22 +12,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from method_kit import all_same, charged_mu, digits, job_of, method_releases_mu, released, setting, swapped_plans, trained
 
+from fedveil.accounting.gaussian import epsilon_of
+from fedveil.accounting.last_iterate import final_mu
+from fedveil.accounting.types import Adjacency, Gaussian, Unbounded, View
+from fedveil.configuration.config import calibrated_setting
 from fedveil.errors import ConfigError
-from fedveil.experiment.certify import certify
-from fedveil.experiment.config import calibrated_setting
 from fedveil.federation.clients import Clients
 from fedveil.federation.round import Task, client_round
-from fedveil.local import LocalSpec, OptimizerSpec
 from fedveil.methods.base import Setting
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
 from fedveil.methods.trajectory import Ball, Trajectory, last_model_mu, trajectory, upload_std
-from fedveil.privacy.gaussian import epsilon_of
-from fedveil.privacy.last_iterate import final_mu
-from fedveil.privacy.noisy_fedavg import Schedule, claim_fedavg, linear_loss_mu
-from fedveil.privacy.types import Adjacency, Gaussian, Unbounded, View
+from fedveil.papers.convergent_dp.convergent_claim import Schedule, claim_fedavg, linear_loss_mu
 from fedveil.release.plan import Plan, Upload
+from fedveil.statement.certify import certify
+from fedveil.training.local import LocalSpec, OptimizerSpec
+from method_kit import all_same, charged_mu, digits, job_of, method_releases_mu, released, setting, swapped_plans, trained
 
 SCHEDULES = ["constant", "cyclic", "stage-wise", "iterative"]
 TRAINING = {"local_steps": 3, "batch_clip": 2.0, "optimizer": {"lr": 0.1}, "clients_per_round": 12}

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from method_kit import all_same, charged_mu, digits, job_of, method_releases_mu, setting, swapped_plans, trained
 
-from fedveil.experiment.config import calibrated_setting
-from fedveil.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
+from fedveil.accounting.gaussian import epsilon_of
+from fedveil.accounting.last_iterate import final_mu_constant
+from fedveil.accounting.types import Adjacency, Gaussian, View
+from fedveil.configuration.config import calibrated_setting
 from fedveil.methods.base import Setting
 from fedveil.methods.noisy_fedprox import NoisyFedProx
 from fedveil.methods.trajectory import trajectory
-from fedveil.params import FlatModel
-from fedveil.privacy.gaussian import epsilon_of
-from fedveil.privacy.last_iterate import final_mu_constant
-from fedveil.privacy.noisy_fedavg import claim_fedprox, linear_loss_mu
-from fedveil.privacy.types import Adjacency, Gaussian, View
+from fedveil.papers.convergent_dp.convergent_claim import claim_fedprox, linear_loss_mu
+from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
+from fedveil.training.params import FlatModel
+from method_kit import all_same, charged_mu, digits, job_of, method_releases_mu, setting, swapped_plans, trained
 
 SPEC = LocalSpec(1, 3, 25, OptimizerSpec(lr=0.5), 2.0)
 TRAINING = {"local_steps": 3, "batch_clip": 2.0, "optimizer": {"lr": 0.1}, "clients_per_round": 12}

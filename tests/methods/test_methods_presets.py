@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import fedveil.experiment
-from fedveil.experiment.certify import certify_config
-from fedveil.experiment.config import load_config
+from fedveil.configuration.config import load_config
+from fedveil.papers.paper_files import paper_files
+from fedveil.statement.certify import certify_config
 
-FOLDER = Path(fedveil.experiment.__file__).parent / "presets"
 METHODS = ("ladp-fl", "aldp-fl", "noisy-fedavg", "noisy-fedprox")
-PRESETS = [path for method in METHODS for path in sorted((FOLDER / method).glob("*.toml"))]
+PRESETS = [path for name, path in paper_files("presets").items() if name.partition("/")[0] in METHODS]
 
 
 def test_every_method_has_presets() -> None:

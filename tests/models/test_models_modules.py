@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedveil.models import registry
+from fedveil.models import model_registry as registry
 
 MNIST, CIFAR, HAR, DIGITS = (1, 28, 28), (3, 32, 32), (9, 128), (1, 8, 8)
 SMALL = [

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from fedveil.errors import ConfigError
-from fedveil.models import registry
+from fedveil.models import model_registry as registry
 
 MNIST, CIFAR, HAR, DIGITS = (1, 28, 28), (3, 32, 32), (9, 128), (1, 8, 8)
 

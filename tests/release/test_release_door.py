@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.errors import BudgetExhausted, ConfigError, UpdateRefused
-from fedveil.params import Layout
-from fedveil.privacy.ledger import Entry
-from fedveil.privacy.types import Adjacency, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.ledger.ledger import Entry
 from fedveil.release.cost import event_of, plan_mu
 from fedveil.release.door import AGGREGATE, Door, clipped
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import DpSgd, Plan, Raw
+from fedveil.training.params import Layout
 
 LAYOUT = Layout(("a", "b"), ((3,), (2, 2)))
 

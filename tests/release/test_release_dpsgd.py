@@ -12,16 +12,16 @@ from dp_accounting.pld import pld_privacy_accountant
 from scipy import stats
 from torch.nn import functional as F
 
-from fedveil.experiment.config import calibrated_setting, configure
-from fedveil.local import Local, LocalSpec, OptimizerSpec, Plain, train
-from fedveil.models.registry import build
-from fedveil.params import FlatModel
-from fedveil.privacy.accountant import bound
-from fedveil.privacy.types import Adjacency, SampledGaussian
+from fedveil.accounting.accountant import bound
+from fedveil.accounting.types import Adjacency, SampledGaussian
+from fedveil.configuration.config import calibrated_setting, configure
+from fedveil.models.model_registry import build
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
 from fedveil.release.per_example import per_example_gradients, rows
 from fedveil.release.plan import DpSgd
+from fedveil.training.local import Local, LocalSpec, OptimizerSpec, Plain, train
+from fedveil.training.params import FlatModel
 
 
 def small(name: str = "mlp", shape: tuple[int, ...] = (1, 8, 8), n: int = 6) -> tuple[FlatModel, torch.Tensor, torch.Tensor]:

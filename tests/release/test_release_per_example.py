@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from fedveil.models.registry import build
+from fedveil.models.model_registry import build
 from fedveil.release import per_example
 from fedveil.release.per_example import Block, norms, per_example_gradients, rows, transformed, weighted_sum
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from fedveil.attacks.attack_registry import ATTACKS, attack
+from fedveil.attacks.attack_types import Attack, Bounds, Clip, Knowledge, LocalSpec, Progress, Result, Upload
 from fedveil.attacks.dlg import DLG, IDLG
 from fedveil.attacks.gradinversion import GradInversion
 from fedveil.attacks.inverting import IG
-from fedveil.attacks.registry import ATTACKS, attack
-from fedveil.attacks.types import Attack, Bounds, Clip, Knowledge, LocalSpec, Progress, Result, Upload
 
 __all__ = [
     "ATTACKS",

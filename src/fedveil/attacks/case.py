@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedveil.attacks.attack_types import Bounds, Knowledge, ModelFn, OnStep, Progress, Result, Trial, Upload
 from fedveil.attacks.matching import Target, read
-from fedveil.attacks.types import Bounds, Knowledge, ModelFn, OnStep, Progress, Result, Trial, Upload
 from fedveil.errors import ConfigError
 
 Report = Callable[[int, float], None]

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedveil.attacks.attack_types import Bounds
 from fedveil.attacks.case import Report
-from fedveil.attacks.types import Bounds
 
 LineSearch = Literal["strong_wolfe"] | None
 

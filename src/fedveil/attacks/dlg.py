@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks import labels
+from fedveil.attacks.attack_types import Bounds, Knowledge, ModelFn, OnStep, Result, Trial, Upload
 from fedveil.attacks.case import Case
 from fedveil.attacks.descent import LineSearch, lbfgs
 from fedveil.attacks.matching import squared
-from fedveil.attacks.types import Bounds, Knowledge, ModelFn, OnStep, Result, Trial, Upload
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedveil.attacks.attack_types import ModelFn
 from fedveil.attacks.features import fit, predictions
-from fedveil.attacks.types import ModelFn
 from fedveil.errors import ConfigError
 
 

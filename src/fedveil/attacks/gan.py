@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedveil.attacks.attack_types import Bounds, ModelFn
 from fedveil.attacks.features import classifier_of, penultimate
 from fedveil.attacks.simulate import prepared
-from fedveil.attacks.types import Bounds, ModelFn
 from fedveil.errors import ConfigError
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.attacks import labels
+from fedveil.attacks.attack_types import Bounds, Knowledge, ModelFn, OnStep, Result, Trial, Upload
 from fedveil.attacks.case import Case
 from fedveil.attacks.descent import adam
 from fedveil.attacks.inverting import total_variation
 from fedveil.attacks.matching import Target, squared
-from fedveil.attacks.types import Bounds, Knowledge, ModelFn, OnStep, Result, Trial, Upload
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 

@@ -19,11 +19,11 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedveil.attacks.attack_types import Bounds, Knowledge, ModelFn, OnStep, Upload
 from fedveil.attacks.features import features
 from fedveil.attacks.inverting import IG
 from fedveil.attacks.matching import Target, read
 from fedveil.attacks.simulate import gradient
-from fedveil.attacks.types import Bounds, Knowledge, ModelFn, OnStep, Upload
 from fedveil.errors import ConfigError
 
 Rule = Literal["inversion", "gradient"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from fedveil.attacks.attack_types import Clip, LocalSpec, Upload
 from fedveil.attacks.simulate import split
-from fedveil.attacks.types import Clip, LocalSpec, Upload
-from fedveil.params import Layout
 from fedveil.release import plan as release
+from fedveil.training.params import Layout
 
 
 def intercepted(

@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedveil.attacks.attack_types import Knowledge, ModelFn, Upload
 from fedveil.attacks.features import predictions
 from fedveil.attacks.labels import single_label
 from fedveil.attacks.matching import read
 from fedveil.attacks.simulate import prepared
-from fedveil.attacks.types import Knowledge, ModelFn, Upload
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from fedveil.attacks.attack_types import Bounds, Knowledge
 from fedveil.attacks.matching import Target
-from fedveil.attacks.types import Bounds, Knowledge
 from fedveil.errors import ConfigError
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedveil.attacks.attack_types import Clip, Knowledge, ModelFn, Noise, Upload
 from fedveil.attacks.simulate import Simulation, bounded, flat, prepared, simulation, split
-from fedveil.attacks.types import Clip, Knowledge, ModelFn, Noise, Upload
 from fedveil.errors import ConfigError
 
 SURPRISE = 3.5

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedveil.attacks.types import LocalSpec, ModelFn
+from fedveil.attacks.attack_types import LocalSpec, ModelFn
 from fedveil.errors import ConfigError
 
 Simulation = Callable[[Tensor, Tensor], Tensor]

@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from fedveil.accounting.types import Adjacency, SampledGaussian, Scope, Unit, View
 from fedveil.audit.mechanism import Floats, Subject, Upload
 from fedveil.federation.round import seen
-from fedveil.params import Layout
-from fedveil.privacy.ledger import Entry
-from fedveil.privacy.types import Adjacency, SampledGaussian, Scope, Unit, View
+from fedveil.ledger.ledger import Entry
 from fedveil.release.cost import active_layers, per_layer, plan_mu
 from fedveil.release.door import Door, clipped
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import Plan, Policy, Raw, Released
 from fedveil.release.plan import Upload as Release
+from fedveil.training.params import Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.local import State
     from fedveil.methods.base import Method, Setting
+    from fedveil.training.local import State
 
 WARM = 2
 """Rounds of synthetic releases before a single upload is audited."""

@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.accounting.types import Audit, Unit
 from fedveil.audit import one_shot
 from fedveil.audit.mechanism import Floats
 from fedveil.errors import ConfigError
 from fedveil.federation.engine import Engine
 from fedveil.federation.fit import Federation, Progress, fit, start
 from fedveil.federation.round import Context
-from fedveil.local import Local, Measuring, Objective, Personal, State
-from fedveil.privacy.types import Audit, Unit
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import Plan, Released
+from fedveil.training.local import Local, Measuring, Objective, Personal, State
 
 UNSEEN = 1000
 """Directions of canaries that never join, from which the largest cosine over rounds gets its distribution."""

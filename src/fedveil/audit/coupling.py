@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.audit.training import Trainer
+from fedveil.accounting.types import Unit
+from fedveil.audit.training_audit import Trainer
 from fedveil.errors import ConfigError
-from fedveil.local import State
-from fedveil.privacy.types import Unit
 from fedveil.release.plan import Plan, Raw, Released
+from fedveil.training.local import State
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv, ndtri
 
+from fedveil.accounting import gaussian
 from fedveil.errors import ConfigError
-from fedveil.privacy import gaussian
 
 Floats = NDArray[np.float64]
 

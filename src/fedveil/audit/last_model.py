@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from fedveil.accounting.types import Audit
 from fedveil.audit.adapter import Case, first_plan, gaussian_run, worst_pair
 from fedveil.audit.mechanism import Floats, Upload
 from fedveil.audit.structural import FALSE_CONSTANT, structural
 from fedveil.audit.two_world import many_runs
 from fedveil.errors import ConfigError
 from fedveil.federation.round import seen
-from fedveil.privacy.types import Audit
 from fedveil.release.plan import Plan, Released
 
 FAR = 1e6

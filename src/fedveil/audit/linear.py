@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedveil.local import BatchGradient, Local, clip_
-from fedveil.params import FlatModel, Layout
+from fedveil.training.local import BatchGradient, Local, clip_
+from fedveil.training.params import FlatModel, Layout
 
 _MARGIN = 1e6
 """Far beyond any |<w, x>|: the cross-entropy of logits (<w, x> - margin, 0) at label 0 is margin - <w, x> in float32."""

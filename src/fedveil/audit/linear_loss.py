@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedveil.accounting.types import Adjacency, Audit, Scope, Unit, View
 from fedveil.audit.two_world import Rates, audit_gdp, midpoint, rates
 from fedveil.errors import ConfigError
-from fedveil.privacy.noisy_fedavg import Schedule, claim_fedavg
-from fedveil.privacy.types import Adjacency, Audit, Scope, Unit, View
+from fedveil.papers.convergent_dp.convergent_claim import Schedule, claim_fedavg
 
 FINAL_MODEL = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.FINAL)
 

@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedveil.accounting.types import SampledGaussian, Scope
 from fedveil.errors import ConfigError
-from fedveil.privacy.types import SampledGaussian, Scope
 
 Floats = NDArray[np.float64]
 Private = TypeVar("Private")

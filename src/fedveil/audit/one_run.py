@@ -16,9 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, ndtr, ndtri
 from scipy.stats import binom
 
+from fedveil.accounting.types import Audit, Scope
 from fedveil.audit.intervals import check_delta, check_level, epsilon_of_mu
 from fedveil.errors import ConfigError
-from fedveil.privacy.types import Audit, Scope
 
 Floats = NDArray[np.float64]
 _HIGHEST = 60.0

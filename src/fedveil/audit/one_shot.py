@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import betainc, ndtr
 
+from fedveil.accounting.types import Adjacency, Audit, Scope, Unit, View
 from fedveil.audit.intervals import check_delta, clopper_pearson_upper, epsilon_of_mu
 from fedveil.errors import ConfigError
-from fedveil.privacy.types import Adjacency, Audit, Scope, Unit, View
 
 Floats = NDArray[np.float64]
 Normal = tuple[float, float]

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import chdtr, chdtri
 
+from fedveil.accounting.types import Audit
 from fedveil.audit.intervals import check_level, epsilon_of_mu
 from fedveil.audit.mechanism import Subject
 from fedveil.errors import ConfigError
-from fedveil.privacy.types import Audit
 
 Floats = NDArray[np.float64]
 

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedveil.accounting import pld
+from fedveil.accounting.accountant import bound
+from fedveil.accounting.types import Adjacency, Audit, SampledGaussian, Scope
 from fedveil.audit.intervals import clopper_pearson_upper
 from fedveil.audit.mechanism import Floats
 from fedveil.audit.two_world import Rates, Run, Tradeoff, draw, midpoint, rates, tradeoff_of_profile
-from fedveil.privacy import pld
-from fedveil.privacy.accountant import bound
-from fedveil.privacy.types import Adjacency, Audit, SampledGaussian, Scope
 
 
 def curve_of(event: SampledGaussian, delta: float, adjacency: Adjacency) -> Tradeoff:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedveil.accounting.types import Audit
 from fedveil.audit.intervals import check_level, epsilon_ceiling
 from fedveil.audit.mechanism import Subject
 from fedveil.audit.recompute import audit_noise
@@ -18,7 +19,6 @@ from fedveil.audit.sampled_curve import audit_sampled, choose_cut
 from fedveil.audit.structural import FALSE_CONSTANT, Structural, structural
 from fedveil.audit.two_world import audit_dp, audit_gdp, choose_threshold, midpoint, rates
 from fedveil.errors import ConfigError
-from fedveil.privacy.types import Audit
 
 Floats = NDArray[np.float64]
 _FLOOR = 1e-9  # std given to a noiseless coordinate, relative to the largest std

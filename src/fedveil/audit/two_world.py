@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedveil.accounting.types import Audit, Scope
 from fedveil.audit.intervals import check_level, clopper_pearson_upper, epsilon_from_rates, epsilon_of_mu, mu_from_rates
 from fedveil.errors import ConfigError
-from fedveil.privacy.types import Audit, Scope
 
 Floats = NDArray[np.float64]
 Run = Callable[[int, np.random.Generator], float]

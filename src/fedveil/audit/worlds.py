@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax, ndtr, ndtri
 
+from fedveil.accounting import gaussian
+from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.audit.mechanism import Floats, Subject, Upload, isotropic
 from fedveil.errors import ConfigError
-from fedveil.privacy import gaussian
-from fedveil.privacy.types import Adjacency, Scope, Unit, View
 
 CLIENT_UPLOAD = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.SERVER)
 

@@ -23,7 +23,7 @@ from safetensors.torch import save
 
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.fit import Progress
-from fedveil.privacy.ledger_head import read_head
+from fedveil.ledger.ledger_head import read_head
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.federation.clients import Clients
-    from fedveil.params import FlatModel
+    from fedveil.training.params import FlatModel
 
 _BATCH = 1000
 

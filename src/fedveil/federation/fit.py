@@ -14,10 +14,10 @@ import torch
 from fedveil.errors import BudgetExhausted, FedveilError
 from fedveil.federation.evaluate import client_accuracy, predict, score
 from fedveil.federation.round import Context, Outcome, Task, seen
-from fedveil.local import Measuring, Personal, State
-from fedveil.optimizer import OptimizerSpec
 from fedveil.release.door import Contribution
 from fedveil.release.plan import Plan, Raw, Released, Upload
+from fedveil.training.local import Measuring, Personal, State
+from fedveil.training.optimizer import OptimizerSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedveil.federation.clients import Clients
     from fedveil.federation.engine import Engine
     from fedveil.methods.base import Method, Setting
-    from fedveil.params import FlatModel, Layout
+    from fedveil.training.params import FlatModel, Layout
 
 Record = dict[str, Any]
 """One row of history: numbers, and lists of numbers per layer or client."""

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedveil.errors import BudgetExhausted, LedgerError
-from fedveil.local import BatchGradient, GradientSource, Local, Objective, State, train
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
+from fedveil.training.local import BatchGradient, GradientSource, Local, Objective, State, train
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.federation.clients import Clients
-    from fedveil.local import LocalSpec
-    from fedveil.params import FlatModel
     from fedveil.release.door import Contribution, Door
     from fedveil.release.noise import Randomness
+    from fedveil.training.local import LocalSpec
+    from fedveil.training.params import FlatModel
 
 
 def _itself(source: GradientSource) -> GradientSource:

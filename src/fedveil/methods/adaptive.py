@@ -13,8 +13,8 @@ from fedveil.release.plan import Plan
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.params import Layout
     from fedveil.release.plan import Upload
+    from fedveil.training.params import Layout
 
 
 def debiased_norms(upload: Upload, layout: Layout) -> Tensor:

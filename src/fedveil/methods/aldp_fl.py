@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
-from fedveil.local import Local, Objective, Plain, State
+from fedveil.accounting.gaussian import classical_noise_multiplier
+from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
 from fedveil.methods.adaptive import debiased_norms, layered_plan, paper_epsilon, refuse_dp_sgd
 from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_releases, mean, sum_noise
-from fedveil.privacy.gaussian import classical_noise_multiplier
-from fedveil.privacy.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
+from fedveil.training.local import Local, Objective, Plain, State
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from fedveil.accounting.accountant import calibrate
+from fedveil.accounting.types import Claim, Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.errors import ConfigError
-from fedveil.local import LocalSpec, Objective
-from fedveil.optimizer import OptimizerSpec
-from fedveil.params import Layout
-from fedveil.privacy.accountant import calibrate
-from fedveil.privacy.types import Claim, Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.release.plan import DpSgd, Plan, Policy, Upload
+from fedveil.training.local import LocalSpec, Objective
+from fedveil.training.optimizer import OptimizerSpec
+from fedveil.training.params import Layout
 
 if TYPE_CHECKING:
     from torch import Tensor

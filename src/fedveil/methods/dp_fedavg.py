@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from fedveil.local import Objective, Plain
+from fedveil.accounting.types import Claim, Event, View
 from fedveil.methods.base import MethodConfig, Setting, Weighting, calibrated, gaussian_plan, gaussian_releases, mean
-from fedveil.privacy.types import Claim, Event, View
 from fedveil.release.plan import Fixed, Policy, Upload
+from fedveil.training.local import Objective, Plain
 
 if TYPE_CHECKING:
     from torch import Tensor

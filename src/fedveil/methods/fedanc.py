@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
 from fedveil.errors import ConfigError
-from fedveil.local import Objective, Plain
 from fedveil.methods.adaptive import paper_epsilon, refuse_dp_sgd
 from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_releases, sum_noise
-from fedveil.methods.fedanc_controller import BETA, Controller
 from fedveil.methods.fedanc_parts import Budgeted, SparseNoise
+from fedveil.methods.lstm_controller import BETA, Controller
 from fedveil.methods.sparse import NonZero, coverage_mean
-from fedveil.privacy.fedanc import claimed_epsilon
-from fedveil.privacy.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
+from fedveil.papers.fedanc.fedanc_claim import claimed_epsilon
 from fedveil.release.plan import Policy, Upload
+from fedveil.training.local import Objective, Plain
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fedveil.local import Local, State, clip_
 from fedveil.methods.adaptive import debiased_norms
 from fedveil.methods.base import Setting, sum_noise
-from fedveil.methods.fedanc_controller import BETA, ranks, soft_mask_slope
+from fedveil.methods.lstm_controller import BETA, ranks, soft_mask_slope
 from fedveil.release.plan import Plan, Released, Upload
+from fedveil.training.local import Local, State, clip_
 
 if TYPE_CHECKING:
     from torch import Tensor

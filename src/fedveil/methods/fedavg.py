@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from fedveil.accounting.types import Claim, Event, Unbounded, View
 from fedveil.errors import ConfigError
-from fedveil.local import Local, Objective, Plain
 from fedveil.methods.base import MethodConfig, Setting, Weighting, calibrated, gaussian_plan, gaussian_releases, mean
-from fedveil.privacy.types import Claim, Event, Unbounded, View
 from fedveil.release.plan import Fixed, Plan, Policy, Upload
+from fedveil.training.local import Local, Objective, Plain
 
 if TYPE_CHECKING:
     from torch import Tensor

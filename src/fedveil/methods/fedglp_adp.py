@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
 from fedveil.errors import ConfigError
-from fedveil.local import Objective
 from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_releases, sum_noise
 from fedveil.methods.fedglp_parts import ClipWeights, TwoLosses
 from fedveil.methods.sparse import NonZero, coverage_mean
-from fedveil.privacy import fedglp
-from fedveil.privacy.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
+from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
 from fedveil.release.plan import Policy, Upload
+from fedveil.training.local import Objective
 
 if TYPE_CHECKING:
     from torch import Tensor

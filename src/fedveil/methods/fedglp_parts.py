@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fedveil.local import Local, State
 from fedveil.methods.adaptive import debiased_norms, layered_plan
 from fedveil.methods.base import Setting, gaussian_plan, sum_noise
 from fedveil.methods.sparse import grown
 from fedveil.release.plan import Plan, Released, Upload
+from fedveil.training.local import Local, State
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.methods.fedglp_adp import FedGLPADP
-    from fedveil.params import Layout
+    from fedveil.training.params import Layout
 
 
 # --- clip weights (Algorithm 1) ----------------------------------------------------------------------------------------

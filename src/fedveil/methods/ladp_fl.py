@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from fedveil.accounting.gaussian import noise_std_for
+from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
 from fedveil.errors import ConfigError
-from fedveil.local import Objective, Plain, State
 from fedveil.methods.adaptive import noise_at_share, paper_epsilon, refuse_dp_sgd
 from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_releases, mean, sum_noise
-from fedveil.privacy.gaussian import noise_std_for
-from fedveil.privacy.ladp import claimed_total, constant_as_printed, sensitivity_theorem2
-from fedveil.privacy.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
+from fedveil.papers.ladp_fl.ladp_claim import claimed_total, constant_as_printed, sensitivity_theorem2
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
+from fedveil.training.local import Objective, Plain, State
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.params import Layout
+    from fedveil.training.params import Layout
 
 _REASON = "layers are chosen and noise is scaled by raw weights, and layers below the threshold leave without noise (paper 000)"
 

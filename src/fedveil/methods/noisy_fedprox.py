@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from fedveil.local import Objective, Plain
+from fedveil.accounting.gaussian import epsilon_of
+from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
 from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting
 from fedveil.methods.fedavg import proximal
 from fedveil.methods.trajectory import (
@@ -24,10 +25,9 @@ from fedveil.methods.trajectory import (
     trajectory_assumptions,
     upload_std,
 )
-from fedveil.privacy.gaussian import epsilon_of
-from fedveil.privacy.noisy_fedavg import claim_fedprox
-from fedveil.privacy.types import Adjacency, Claim, Event, Scope, Unit, View
+from fedveil.papers.convergent_dp.convergent_claim import claim_fedprox
 from fedveil.release.plan import Policy, Upload
+from fedveil.training.local import Objective, Plain
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedveil.local import State
 from fedveil.release.plan import Plan, Raw, Released, Upload
+from fedveil.training.local import State
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.params import Layout
+    from fedveil.training.params import Layout
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedveil.accounting.last_iterate import final_mu, final_mu_constant
+from fedveil.accounting.types import Adjacency, Event, Gaussian, Unbounded, View
 from fedveil.errors import ConfigError
-from fedveil.local import LocalSpec, State
 from fedveil.methods.base import Method, Setting, calibrated, mean
-from fedveil.optimizer import OptimizerSpec
-from fedveil.privacy.last_iterate import final_mu, final_mu_constant
-from fedveil.privacy.noisy_fedavg import Schedule, lipschitz, shift
-from fedveil.privacy.types import Adjacency, Event, Gaussian, Unbounded, View
+from fedveil.papers.convergent_dp.convergent_claim import Schedule, lipschitz, shift
 from fedveil.release.plan import Plan, Released, Upload
+from fedveil.training.local import LocalSpec, State
+from fedveil.training.optimizer import OptimizerSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from fedveil.privacy.heterogeneous import mu_groups, mu_groups_joint
-from fedveil.privacy.types import Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.accounting.heterogeneous import mu_groups, mu_groups_joint
+from fedveil.accounting.types import Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.release.plan import Plan
 
 if TYPE_CHECKING:
-    from fedveil.params import Layout
+    from fedveil.training.params import Layout
 
 
 def active_layers(plan: Plan, layout: Layout) -> list[int]:
@@ -35,7 +35,7 @@ def plan_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float |
         shares: number of independent upload noises in what the adversary sees (n for a sum of n noisy uploads, else 1).
 
     The worst shift of norm `factor * clip` lies in the layer with the least noise; with layer clips it is the norm of the
-    shifts in units of their noise; with both, the fractional knapsack (see fedveil.privacy.heterogeneous).
+    shifts in units of their noise; with both, the fractional knapsack (see fedveil.accounting.heterogeneous).
     """
     layers = active_layers(plan, layout)
     if not layers:

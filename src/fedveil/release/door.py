@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from fedveil.accounting.types import Event, Scope, Unbounded
 from fedveil.errors import ConfigError, UpdateRefused
-from fedveil.privacy.ledger import Entry
-from fedveil.privacy.types import Event, Scope, Unbounded
+from fedveil.ledger.ledger import Entry
 from fedveil.release.cost import active_layers, event_of, per_layer
 from fedveil.release.plan import Plan, Raw, Upload, same_plan
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.params import Layout
     from fedveil.release.noise import Randomness
+    from fedveil.training.params import Layout
 
 _ROUNDING = 1 - 1e-6
 """A clipped float32 vector is scaled this much further, so that its exact norm stays at or below the clip."""

@@ -17,14 +17,14 @@ from fedveil.release.per_example import Block, norms, per_example_gradients, wei
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.local import Local
     from fedveil.release.noise import Randomness
     from fedveil.release.plan import DpSgd
+    from fedveil.training.local import Local
 
 
 @dataclass(frozen=True)
 class PerExampleGradient:
-    """The gradient source of DP-SGD (see `fedveil.local.GradientSource`).
+    """The gradient source of DP-SGD (see `fedveil.training.local.GradientSource`).
 
     Args:
         plan: what each step does. randomness: of batches and noise. key: (round, client).

@@ -1,0 +1,1 @@
+"""Privacy mathematics: numpy and scipy only."""

@@ -1,0 +1,277 @@
+"""From a list of charged events to one (epsilon, delta), and back to the noise that a target needs.
+
+`auto` uses the exact Gaussian curve when nothing is sampled. With Poisson sampling it computes the Renyi bound, the bound that
+ignores sampling and, where its arrays stay short, the privacy-loss-distribution bound, and quotes the smallest: each is an upper
+bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.accounting import gaussian, pld, subsampled
+from fedveil.accounting._check import at_least, non_negative, open_probability, positive
+from fedveil.accounting.composition import rdp_epsilon, rdp_log_delta
+from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded
+from fedveil.errors import ConfigError
+
+AccountantName = Literal["auto", "gdp", "rdp", "pld"]
+Events = Sequence[Event]
+_NAMES = ("auto", "gdp", "rdp", "pld")
+
+
+def _split(events: Events) -> tuple[float, Counter[tuple[float, float]]]:
+    """(mu of all unsampled Gaussian events, number of sampled ones by (rate, noise multiplier)); unknown events are refused."""
+    squares, sampled = [], Counter[tuple[float, float]]()
+    for event in events:
+        if isinstance(event, Gaussian):
+            squares.append(event.count * event.mu**2)
+        elif isinstance(event, SampledGaussian):
+            if event.rate == 1:
+                squares.append(event.count / event.noise_multiplier**2)
+            elif event.rate > 0 and event.count > 0:
+                sampled[event.rate, event.noise_multiplier] += event.count
+        else:
+            raise ConfigError(f"this accountant knows Gaussian, SampledGaussian and Unbounded events, not {event!r}")
+    return math.sqrt(math.fsum(squares)), sampled
+
+
+def _unbounded(events: Events) -> bool:
+    return any(isinstance(event, Unbounded) for event in events)
+
+
+def rdp_curve(
+    event: Event, orders: Sequence[float] | NDArray[np.float64], *, adjacency: Adjacency | None = None
+) -> NDArray[np.float64]:
+    """Renyi divergences of one event (all its `count` releases) at the given orders; inf for an unbounded one.
+
+    Args:
+        event: what was charged.
+        orders: Renyi orders, each > 1; a filter fixes ONE order in advance.
+        adjacency: of the event's scope; None is valid for every adjacency.
+
+    Source: Mironov 2017, Corollary 3; Mironov, Talwar & Zhang 2019; see `fedveil.accounting.subsampled.rdp`.
+    """
+    alphas = np.asarray(orders, dtype=np.float64)
+    if isinstance(event, Unbounded):
+        return np.full_like(alphas, math.inf)
+    mu, sampled = _split([event])
+    if alphas.ndim != 1 or not np.all((alphas > 1) & np.isfinite(alphas)):
+        raise ConfigError(f"Renyi orders must be finite and > 1, got {list(orders)[:5]}")
+    total = alphas * (mu * mu / 2)
+    for (rate, z), count in sampled.items():
+        total = total + count * subsampled.rdp(rate, z, alphas, adjacency=adjacency)
+    return np.asarray(total, dtype=np.float64)
+
+
+def _rdp_total(
+    mu: float, sampled: Counter[tuple[float, float]], adjacency: Adjacency | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(orders, Renyi divergences) of everything; many different sampled events share a coarser grid of orders."""
+    orders = np.array(subsampled.ORDERS[:: 1 if len(sampled) <= 16 else 5])
+    total = orders * (mu * mu / 2)
+    for (rate, z), count in sampled.items():
+        total = total + count * subsampled.rdp(rate, z, orders, adjacency=adjacency)
+    return orders, np.asarray(total, dtype=np.float64)
+
+
+def _releases(mu: float, sampled: Counter[tuple[float, float]]) -> list[pld.Sampled]:
+    plain = [pld.Sampled(1.0, 1 / mu, 1)] if mu > 0 else []
+    return plain + [pld.Sampled(rate, z, count) for (rate, z), count in sampled.items()]
+
+
+def _unsampled(mu: float, sampled: Counter[tuple[float, float]]) -> float:
+    """mu without any amplification: a mixture with equal weights is no further apart than its parts (joint convexity)."""
+    return math.sqrt(mu**2 + math.fsum(count / z**2 for (_, z), count in sampled.items()))
+
+
+_Ways = dict[str, Callable[[], float]]
+
+
+def _best(ways: _Ways, accountant: AccountantName, only_gdp: bool, pld_is_cheap: Callable[[], bool]) -> tuple[float, str]:
+    """The asked-for bound, or for `auto` the smallest of those worth computing, with its accountant's name."""
+    if accountant not in _NAMES:
+        raise ConfigError(f"accountant must be one of {', '.join(_NAMES)}, got {accountant!r}")
+    if accountant != "auto":
+        return ways[accountant](), accountant
+    if only_gdp:
+        return ways["gdp"](), "gdp"
+    names = ["rdp", "gdp", *(["pld"] if pld_is_cheap() else [])]
+    return min((ways[name](), name) for name in names)
+
+
+def bound(
+    events: Events, delta: float, *, accountant: AccountantName = "auto", adjacency: Adjacency | None = None
+) -> tuple[float, str]:
+    """The proven epsilon at `delta` of all events together (adaptively composed), and the name of the accountant.
+
+    Args:
+        events: everything released for one scope; an `Unbounded` one makes epsilon infinite.
+        delta: in (0, 1).
+        accountant: auto, or one of gdp (ignores sampling), rdp, pld (needs delta >= 1e-10).
+        adjacency: of the events' scope, which sharpens sampled events; None is valid for every adjacency.
+
+    Raises:
+        ConfigError: unknown event or accountant, delta out of range.
+    """
+    delta = open_probability("delta", delta)
+    if _unbounded(events):
+        return math.inf, "none"
+    mu, sampled = _split(events)
+    tail = min(1e-3, 1e-5 * delta)
+
+    def by_rdp() -> float:
+        if mu == 0 and not sampled:
+            return 0.0
+        return rdp_epsilon(*_rdp_total(mu, sampled, adjacency), delta)
+
+    def by_pld() -> float:
+        if delta < 1e-10:
+            raise ConfigError(f"the pld accountant works to about 1e-12 and needs delta >= 1e-10, got {delta}; use rdp")
+        if mu == 0 and not sampled:
+            return 0.0
+        return max(pld.epsilon(total, delta) for total in pld.composed(_releases(mu, sampled), tail, adjacency))
+
+    ways: _Ways = {"gdp": lambda: gaussian.epsilon_of(_unsampled(mu, sampled), delta), "rdp": by_rdp, "pld": by_pld}
+    return _best(ways, accountant, not sampled, lambda: delta >= 1e-10 and pld.is_cheap(_releases(mu, sampled), tail))
+
+
+def delta_bound(
+    events: Events, epsilon: float, *, accountant: AccountantName = "auto", adjacency: Adjacency | None = None
+) -> tuple[float, str]:
+    """The proven delta at `epsilon` of all events together, and the accountant's name; arguments as `bound`."""
+    epsilon = non_negative("epsilon", epsilon)
+    if _unbounded(events):
+        return 1.0, "none"
+    mu, sampled = _split(events)
+
+    def by_rdp() -> float:
+        if mu == 0 and not sampled:
+            return 0.0
+        return math.exp(rdp_log_delta(*_rdp_total(mu, sampled, adjacency), epsilon))
+
+    def by_pld() -> float:
+        if mu == 0 and not sampled:
+            return 0.0
+        return max(pld.delta(total, epsilon) for total in pld.composed(_releases(mu, sampled), 1e-13, adjacency))
+
+    ways: _Ways = {"gdp": lambda: gaussian.delta_of(_unsampled(mu, sampled), epsilon), "rdp": by_rdp, "pld": by_pld}
+    return _best(ways, accountant, not sampled, lambda: pld.is_cheap(_releases(mu, sampled), 1e-13))
+
+
+def calibrate(
+    epsilon: float,
+    delta: float,
+    make_events: Callable[[float], Events],
+    *,
+    accountant: AccountantName = "auto",
+    adjacency: Adjacency | None = None,
+    tolerance: float | None = None,
+) -> float:
+    """The smallest noise multiplier z (to the relative `tolerance`, from above) whose events cost at most epsilon at delta.
+
+    Args:
+        epsilon: target, > 0.
+        delta: in (0, 1).
+        make_events: the events of a noise multiplier; their cost must fall as it grows.
+        accountant, adjacency: as `bound`.
+        tolerance: relative, in (0, 0.1]; None is 1e-6 for the exact Gaussian curve and 1e-4 with sampling.
+
+    Raises:
+        ConfigError: nothing to pay for, or no noise multiplier up to 1e9 meets the target.
+    """
+    epsilon = positive("epsilon", epsilon)
+    only_gdp = not any(isinstance(event, SampledGaussian) and 0 < event.rate < 1 for event in make_events(1.0))
+    given = (1e-6 if only_gdp else 1e-4) if tolerance is None else min(positive("tolerance", tolerance), 0.1)
+
+    def excess_by(name: AccountantName) -> Callable[[float], float]:
+        def excess(log_z: float) -> float:
+            cost, _ = bound(make_events(math.exp(log_z)), delta, accountant=name, adjacency=adjacency)
+            return math.log(cost / epsilon) if 0 < cost < math.inf else (-50.0 if cost == 0 else 50.0)
+
+        return excess
+
+    if only_gdp or accountant != "auto":
+        excess = excess_by(accountant)
+        return math.exp(_shrink(excess, *_bracket(excess, 0.0, 0.5, epsilon, delta), given))
+    cheap, sharp = excess_by("rdp"), excess_by("auto")
+    start = _shrink(cheap, *_bracket(cheap, 0.0, 0.5, epsilon, delta), 0.02)
+    return math.exp(_shrink(sharp, *_bracket(sharp, start, 0.03, epsilon, delta), given))
+
+
+_Point = tuple[float, float]
+
+
+def _bracket(
+    excess: Callable[[float], float], start: float, stride: float, epsilon: float, delta: float
+) -> tuple[_Point, _Point]:
+    """Two points (ln z, excess) around the sign change of a falling function."""
+    low = high = (start, excess(start))
+    while high[1] > 0:
+        low, place = high, high[0] + max(stride, min(1.2 * high[1], 6.0))
+        if place > math.log(1e9):
+            raise ConfigError(
+                f"no noise multiplier up to 1e9 reaches epsilon = {epsilon:g} at delta = {delta:g}: "
+                "take fewer rounds or a larger epsilon"
+            )
+        high = (place, excess(place))
+    while low[1] <= 0:
+        high, place = low, low[0] - max(stride, min(-1.2 * low[1], 6.0))
+        if place < math.log(1e-9):
+            raise ConfigError("these events cost nothing at any noise: there is nothing to calibrate")
+        low = (place, excess(place))
+    return low, high
+
+
+def _shrink(excess: Callable[[float], float], low: _Point, high: _Point, tolerance: float) -> float:
+    """The upper end of a sign change of a falling function, narrowed to `tolerance` by regula falsi (Illinois) with bisection."""
+    (a, fa), (b, fb) = low, high
+    best, side = b, 0
+    for iteration in range(200):
+        if b - a <= tolerance:
+            break
+        guess = (a * fb - b * fa) / (fb - fa) if iteration % 4 < 3 else 0.5 * (a + b)
+        guess = min(max(guess + 0.25 * tolerance, a + 0.25 * tolerance), b - 0.25 * tolerance)
+        value = excess(guess)
+        if value > 0:
+            a, fa = guess, value
+            fb = fb / 2 if side == 1 else fb
+            side = 1
+        else:
+            b, fb, best = guess, value, guess
+            fa = fa / 2 if side == -1 else fa
+            side = -1
+    return best
+
+
+def releases_within(epsilon: float, delta: float, event: Event, most: int, *, adjacency: Adjacency | None = None) -> int:
+    """How many copies of `event` (its own count included once each) fit under epsilon at delta, at most `most`.
+
+    Args:
+        epsilon: budget, >= 0.
+        delta: in (0, 1).
+        event: one round's cost.
+        most: upper end of the search, >= 0.
+        adjacency: as `bound`.
+    """
+    low, high = 0, at_least("most", most, 0)
+    epsilon = non_negative("epsilon", epsilon)
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = bound(_repeat(event, middle), delta, adjacency=adjacency)[0] <= epsilon
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+def _repeat(event: Event, times: int) -> list[Event]:
+    if isinstance(event, Gaussian):
+        return [Gaussian(event.mu, event.count * times)]
+    if isinstance(event, SampledGaussian):
+        return [SampledGaussian(event.rate, event.noise_multiplier, event.count * times)]
+    return [event] if times else []

@@ -1,0 +1,183 @@
+"""The Gaussian mechanism, exactly: mu = sensitivity / noise std, and its (epsilon, delta), trade-off and Renyi curves.
+
+Everything follows from one identity. With x = epsilon / mu - mu / 2 and the Mills ratio M(s) = (1 - Phi(s)) / phi(s),
+
+    delta(epsilon; mu) = Phi(-x) - e^epsilon Phi(-x - mu) = phi(x) (M(x) - M(x + mu)),
+
+because e^epsilon phi(x + mu) = phi(x). The right-hand side neither overflows nor, for small mu, cancels once M(x) - M(x + mu)
+is written as the integral of -M'(s) = 1 - s M(s).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import erfcx, erfinv, ndtr, ndtri
+
+from fedveil.accounting._check import non_negative, open_probability, positive, probability
+from fedveil.accounting._roots import crossing
+from fedveil.errors import ConfigError
+
+_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+_SQRT_HALF_PI = math.sqrt(math.pi / 2)
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
+_ASYMPTOTIC_FROM = 30.0  # beyond it, 12 terms of the asymptotic series are exact to double precision
+
+
+def _mills(s: float) -> float:
+    return _SQRT_HALF_PI * float(erfcx(s / math.sqrt(2)))
+
+
+def _mills_slope(s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """-M'(s) = 1 - s M(s) for s >= -1, without cancellation for large s."""
+    direct = 1 - s * _SQRT_HALF_PI * erfcx(s / math.sqrt(2))
+    inverse = 1 / np.maximum(s, _ASYMPTOTIC_FROM) ** 2
+    series = np.zeros_like(s)
+    for k in range(12, 0, -1):
+        series = (2 * k - 1) * inverse * (1 - series)
+    return np.where(s < _ASYMPTOTIC_FROM, direct, series)
+
+
+def _mills_drop(x: float, mu: float) -> float:
+    """M(x) - M(x + mu) for x >= -1/2 or mu > 1 with x > 0."""
+    if mu > 1:
+        return _mills(x) - _mills(x + mu)
+    return 0.5 * mu * float(_WEIGHTS @ _mills_slope(x + 0.5 * mu * (_NODES + 1)))
+
+
+def log_delta_of(mu: float, epsilon: float) -> float:
+    """Natural logarithm of `delta_of`, finite even where delta itself underflows (-inf at mu = 0).
+
+    Args:
+        mu: Gaussian-DP parameter, >= 0.
+        epsilon: >= 0.
+
+    Source: Balle & Wang 2018, Theorem 8; Dong, Roth & Su 2022, Corollary 2.13.
+    """
+    mu, epsilon = non_negative("mu", mu), non_negative("epsilon", epsilon)
+    if mu == 0:
+        return -math.inf
+    x = epsilon / mu - mu / 2
+    if x <= 0 and mu > 1:
+        kept = ndtr(x) + math.exp(-x * x / 2 - _LOG_SQRT_2PI) * _mills(x + mu)
+        return math.log1p(-float(kept))
+    return -x * x / 2 - _LOG_SQRT_2PI + math.log(_mills_drop(x, mu))
+
+
+def log_deltas_of(mu: float, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`log_delta_of` for an array of epsilons >= 0 at one mu > 0."""
+    mu = positive("mu", mu)
+    x = np.asarray(epsilons, dtype=np.float64) / mu - mu / 2
+    if mu <= 1:
+        drop = 0.5 * mu * (_mills_slope(x[..., None] + 0.5 * mu * (_NODES + 1)) @ _WEIGHTS)
+        return np.asarray(-x * x / 2 - _LOG_SQRT_2PI + np.log(drop), dtype=np.float64)
+    beyond = _SQRT_HALF_PI * erfcx((x + mu) / math.sqrt(2))
+    right, left = np.maximum(x, 0.0), np.minimum(x, 0.0)
+    far = -right * right / 2 - _LOG_SQRT_2PI + np.log(_SQRT_HALF_PI * erfcx(right / math.sqrt(2)) - np.where(x > 0, beyond, 0.0))
+    near = np.log1p(-(ndtr(left) + np.exp(-left * left / 2 - _LOG_SQRT_2PI) * np.where(x > 0, 0.0, beyond)))
+    return np.where(x > 0, far, near)
+
+
+def delta_of(mu: float, epsilon: float) -> float:
+    """The exact delta at `epsilon` of a mu-GDP Gaussian mechanism: Phi(-e/mu + mu/2) - exp(e) Phi(-e/mu - mu/2).
+
+    Args:
+        mu: Gaussian-DP parameter, >= 0.
+        epsilon: >= 0.
+
+    Source: Balle & Wang 2018, Theorem 8; Dong, Roth & Su 2022, Corollary 2.13.
+    """
+    return math.exp(log_delta_of(mu, epsilon))
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """The exact epsilon at `delta` of a mu-GDP Gaussian mechanism; inverse of `delta_of` (0 where delta already suffices).
+
+    Args:
+        mu: Gaussian-DP parameter, >= 0.
+        delta: in [0, 1); at delta = 0 the answer is inf unless mu = 0.
+    """
+    mu, delta = non_negative("mu", mu), probability("delta", delta)
+    if mu == 0 or delta == 1:
+        return 0.0
+    if delta == 0:
+        return math.inf
+    target = math.log(delta)
+    if log_delta_of(mu, 0.0) <= target:
+        return 0.0
+    high = float(-ndtri(delta)) + mu / 2  # delta <= Phi(-x)
+    high = max(high * (1 + 1e-9), 1e-300)
+    low = high / 2
+    while low > 0 and log_delta_of(mu, low * mu) <= target:
+        low, high = low / 2, low
+    return crossing(lambda y: log_delta_of(mu, y * mu) - target, low, high) * mu
+
+
+def mu_of(epsilon: float, delta: float) -> float:
+    """The largest mu whose Gaussian mechanism is (epsilon, delta)-DP; inverse of `delta_of` in mu.
+
+    Args:
+        epsilon: >= 0.
+        delta: in (0, 1).
+    """
+    epsilon, delta = non_negative("epsilon", epsilon), open_probability("delta", delta)
+    if epsilon == 0:
+        return 2 * math.sqrt(2) * float(erfinv(delta))
+    target = math.log(delta)
+
+    def excess(log_mu: float) -> float:
+        return log_delta_of(math.exp(log_mu), epsilon) - target
+
+    low = high = math.log(epsilon / (math.sqrt(2 * math.log(1.25 / delta)) + math.sqrt(2 * epsilon)))
+    while excess(low) > 0:
+        low -= 1
+    while excess(high) < 0:
+        high += 1
+    if low == high:
+        return math.exp(low)
+    return math.exp(crossing(excess, low, high))
+
+
+def tpr(mu: float, fpr: float) -> float:
+    """Largest true-positive rate of any attack on a mu-GDP release at false-positive rate `fpr`: Phi(Phi^-1(fpr) + mu).
+
+    Args:
+        mu: Gaussian-DP parameter, >= 0.
+        fpr: in [0, 1].
+
+    Source: Dong, Roth & Su 2022, Definition 2.6 (trade-off function G_mu).
+    """
+    return float(ndtr(ndtri(probability("fpr", fpr)) + non_negative("mu", mu)))
+
+
+def rdp_of(mu: float, order: float) -> float:
+    """Renyi divergence of the given order (> 1) of a mu-GDP Gaussian release: order mu^2 / 2.
+
+    Source: Mironov 2017, Corollary 3.
+    """
+    if not (order > 1 and math.isfinite(order)):
+        raise ConfigError(f"a Renyi order must be finite and > 1, got {order}")
+    return order * non_negative("mu", mu) ** 2 / 2
+
+
+def noise_std_for(epsilon: float, delta: float, sensitivity: float) -> float:
+    """The smallest Gaussian noise std that makes one release (epsilon, delta)-DP.
+
+    Args:
+        epsilon: >= 0.
+        delta: in (0, 1).
+        sensitivity: L2 sensitivity, >= 0, in the units of the release.
+
+    Source: Balle & Wang 2018, Algorithm 1.
+    """
+    return non_negative("sensitivity", sensitivity) / mu_of(epsilon, delta)
+
+
+def classical_noise_multiplier(epsilon: float, delta: float) -> float:
+    """sqrt(2 ln(1.25 / delta)) / epsilon, the textbook calibration: for claims only (proven for epsilon < 1 alone).
+
+    Source: Dwork & Roth 2014, Theorem A.1.
+    """
+    return math.sqrt(2 * math.log(1.25 / open_probability("delta", delta))) / positive("epsilon", epsilon)

@@ -1,0 +1,218 @@
+"""What an outsider who sees only the LAST global model learns: bounds by shifted interpolation that stop growing with rounds.
+
+Hold for the final view alone: every client sees every iterate. Each round the model moves by a map that is rho-Lipschitz, two
+adjacent data sets move one model at most gamma apart, Gaussian noise is added and the model is projected on a ball of diameter D.
+Choosing a round t0 at which the two runs may be up to D apart (0 at t0 = 0: a common start) and shifts u_t >= 0 with
+
+    d_t0 = D,   d_t+1 = rho_t d_t + gamma_t - u_t >= 0,   d_T = 0,
+
+the last iterate is mu-GDP with mu^2 = sum (u_t / s_t)^2 (Bok, Su & Altschuler 2024, Theorem 3.1 and Lemma 3.2; the constraint
+d >= 0 is the one that paper 002 drops). Proofs and the exact solution: docs/privacy.md, "The last iterate".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.accounting._check import at_least, non_negative, positive, vector
+from fedveil.errors import ConfigError
+
+_Numbers = Sequence[float] | NDArray[np.float64]
+
+
+def _refuse_contraction(smallest: float, hidden_iterates: bool, clipping_inactive: bool) -> None:
+    if smallest < 1 and not (hidden_iterates and clipping_inactive):
+        raise ConfigError(
+            f"rho = {smallest} < 1 claims a contraction, which batch clipping destroys and visible iterates void: "
+            "pass rho >= 1, or hidden_iterates=True and clipping_inactive=True if both really hold"
+        )
+
+
+def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.log(values, out=np.full_like(values, -np.inf), where=values > 0)
+
+
+def final_mu(
+    rhos: _Numbers,
+    gammas: _Numbers,
+    diameters: _Numbers,
+    noise_stds: _Numbers,
+    *,
+    hidden_iterates: bool = False,
+    clipping_inactive: bool = False,
+) -> float:
+    """The smallest mu that the projected last-iterate bound proves, exactly, for varying rounds.
+
+    With a_t = prod_(j>t) rho_j and v_t = a_t u_t the problem asks for the shortest path, in the metric v^2 / (a_t s_t)^2, that
+    stays below the points (X_t, Y_t), X_t = sum (a s)^2 and Y_t = a_(t0-1) d_t0 + sum a gamma, and ends in the last: their
+    greatest convex minorant. Slopes of a suffix are pooled once, from the last round backwards; all in logarithms.
+
+    Args:
+        rhos: Lipschitz constant of each round's map, > 0; below 1 only with both conditions.
+        gammas: largest distance that adjacent data put between two images of one model, >= 0.
+        diameters: diameter of the ball that holds the model at the START of each round, > 0; the first is unused (common start).
+        noise_stds: std of the Gaussian noise on the model in each round (sigma / sqrt(m) for a mean of m), > 0.
+        hidden_iterates, clipping_inactive: the conditions under which a contraction may be used.
+
+    Raises:
+        ConfigError: lengths differ, a value out of range, or an unjustified contraction.
+    """
+    rho, gamma, size, std = (
+        vector(name, v) for name, v in (("rhos", rhos), ("gammas", gammas), ("diameters", diameters), ("noise_stds", noise_stds))
+    )
+    if len({rho.size, gamma.size, size.size, std.size}) != 1:
+        raise ConfigError(f"one value per round: got {rho.size}, {gamma.size}, {size.size} and {std.size}")
+    if np.any(rho <= 0) or np.any(std <= 0):
+        raise ConfigError("rhos and noise_stds must be > 0")
+    _refuse_contraction(float(rho.min()), hidden_iterates, clipping_inactive)
+    log_a = np.append(np.cumsum(np.log(rho)[:0:-1])[::-1], 0.0)
+    widths, heights = 2 * (log_a + np.log(std)), log_a + _log(gamma)
+    starts = log_a + np.log(rho) + _log(size)
+    starts[0] = -np.inf
+    return math.sqrt(_best_start(widths.tolist(), heights.tolist(), starts.tolist()))
+
+
+def _add(x: float, y: float) -> float:
+    top = max(x, y)
+    return top if top == -math.inf else top + math.log1p(math.exp(-abs(x - y)) if x != y else 1.0)
+
+
+def _best_start(widths: list[float], heights: list[float], starts: list[float]) -> float:
+    """Minimum over t0 of the energy of the greatest convex minorant; all arguments are logarithms."""
+    best = math.inf
+    pooled: list[
+        tuple[float, float, float]
+    ] = []  # suffix segments, last pushed = first in time: (width, height, energy from here)
+
+    def push(width: float, height: float, stack_top: int) -> tuple[float, float, int]:
+        while stack_top > 0 and height - width > pooled[stack_top - 1][1] - pooled[stack_top - 1][0]:
+            other = pooled[stack_top - 1]
+            width, height = _add(width, other[0]), _add(height, other[1])
+            stack_top -= 1
+        return width, height, stack_top
+
+    def energy(width: float, height: float, stack_top: int) -> float:
+        later = pooled[stack_top - 1][2] if stack_top else 0.0
+        return later + (math.exp(2 * height - width) if height > -math.inf else 0.0)
+
+    for t0 in range(len(widths) - 1, -1, -1):
+        width, height, top = push(widths[t0], _add(heights[t0], starts[t0]), len(pooled))
+        best = min(best, energy(width, height, top))
+        width, height, top = push(widths[t0], heights[t0], len(pooled))
+        cost = energy(width, height, top)
+        del pooled[top:]
+        pooled.append((width, height, cost))
+    return best
+
+
+def final_mu_constant(
+    rho: float,
+    gamma: float,
+    rounds: int,
+    diameter: float,
+    noise_std: float,
+    *,
+    hidden_iterates: bool = False,
+    clipping_inactive: bool = False,
+) -> float:
+    """`final_mu` for constant rounds, in closed form for each start and vectorised over them.
+
+    Starting n rounds before the end costs Y^2 / X with Y = rho^n D + gamma S1, X = S2, S_k = sum_(j<n) rho^(kj), when the last
+    shift Y / X >= gamma (always for rho <= 1); other n are never best. From the common start: T gamma^2 for rho >= 1.
+
+    Args:
+        rho: Lipschitz constant of the round map, > 0; below 1 only with both conditions.
+        gamma: data sensitivity of a round, >= 0.
+        rounds: T >= 0.
+        diameter: of the projection ball, > 0 (inf: no projection).
+        noise_std: std of the noise on the model in each round, > 0.
+    """
+    rho, gamma, noise_std = positive("rho", rho), non_negative("gamma", gamma), positive("noise_std", noise_std)
+    rounds = at_least("rounds", rounds, 0)
+    _refuse_contraction(rho, hidden_iterates, clipping_inactive)
+    if not diameter > 0:
+        raise ConfigError(f"diameter must be > 0 (inf for no projection), got {diameter}")
+    if rounds == 0 or gamma == 0:
+        return 0.0
+    common = rounds * gamma**2 if rho >= 1 else gamma**2 * math.exp(2 * _log_sum(rho, rounds) - _log_sum(rho**2, rounds))
+    best = common
+    if math.isfinite(diameter) and rounds > 1:
+        n = np.arange(1, rounds, dtype=np.float64)
+        log_y = np.logaddexp(n * math.log(rho) + math.log(diameter), math.log(gamma) + _log_sums(rho, n))
+        log_x = _log_sums(rho * rho, n)
+        feasible = log_y - log_x >= math.log(gamma) - 1e-12
+        costs = np.where(feasible | (rho <= 1), np.exp(2 * log_y - log_x), np.inf)
+        best = min(common, float(costs.min()))
+    return math.sqrt(best) / noise_std
+
+
+def _log_sums(rho: float, n: NDArray[np.float64]) -> NDArray[np.float64]:
+    """ln sum_(j<n) rho^j."""
+    if rho == 1:
+        return np.asarray(np.log(n), dtype=np.float64)
+    rate = abs(math.log(rho))
+    sums = np.log(-np.expm1(-n * rate)) - math.log(-math.expm1(-rate)) + ((n - 1) * rate if rho > 1 else 0.0)
+    return np.asarray(sums, dtype=np.float64)
+
+
+def _log_sum(rho: float, n: int) -> float:
+    return float(_log_sums(rho, np.array([float(n)]))[0])
+
+
+def continuous_optimum(rho: float, gamma: float, diameter: float) -> float:
+    """H = (rho + 1) D (2 gamma + (rho - 1) D): the best Y^2 / X over real n, for rho >= 1; mu >= sqrt(H) / noise_std.
+
+    It beats composition only for T > H / gamma^2. With r = rho^n, A = D + B and B = gamma / (rho - 1) the cost is
+    (rho^2 - 1) (A r - B)^2 / (r^2 - 1), smallest at r = A / B = 1 + (rho - 1) D / gamma.
+    """
+    rho, gamma, diameter = positive("rho", rho), non_negative("gamma", gamma), positive("diameter", diameter)
+    if rho < 1:
+        raise ConfigError(f"the continuous optimum is for rho >= 1, got {rho}")
+    return (rho + 1) * diameter * (2 * gamma + (rho - 1) * diameter)
+
+
+def smoothness_free_mu(gamma: float, radius: float, rounds: int, diameter: float, noise_std: float) -> float:
+    """The last-iterate bound without any smoothness: two trajectories that move at most R each end at most d + 2R apart.
+
+    Either composition (T gamma^2) or n < T last rounds with rho = 1 and 2R in place of gamma: (D + 2R n)^2 / n.
+
+    Args:
+        gamma: data sensitivity of a round from one model, >= 0.
+        radius: R = sum of learning rates times the clip V: how far one round's mean update can move the model.
+        rounds: T >= 0.
+        diameter: of the projection ball, > 0.
+        noise_std: std of the noise on the model in each round, > 0.
+    """
+    gamma, radius, rounds = non_negative("gamma", gamma), non_negative("radius", radius), at_least("rounds", rounds, 0)
+    diameter, noise_std = positive("diameter", diameter), positive("noise_std", noise_std)
+    best = rounds * gamma**2
+    if rounds > 1 and gamma > 0:
+        real = diameter / (2 * radius) if radius > 0 else math.inf
+        candidates = {1, rounds - 1, *(min(max(int(n), 1), rounds - 1) for n in (real, real + 1) if math.isfinite(n))}
+        best = min(best, *((diameter + 2 * radius * n) ** 2 / n for n in candidates))
+    return math.sqrt(best) / noise_std
+
+
+def contraction_mu(
+    rho: float, gamma: float, rounds: int, noise_std: float, *, hidden_iterates: bool, clipping_inactive: bool
+) -> float:
+    """mu of the last iterate when every round map is a contraction: gamma sqrt((1+rho)(1-rho^T) / ((1-rho)(1+rho^T))) / s.
+
+    Args:
+        rho: contraction factor in (0, 1).
+        gamma, rounds, noise_std: as `final_mu_constant`.
+        hidden_iterates: nobody but the holder of the last model saw an iterate (False is refused).
+        clipping_inactive: no gradient was clipped, by its definition and not by observation (False is refused): clipping a
+            batch gradient to a ball destroys contraction even for quadratics.
+
+    Source: Bok, Su & Altschuler 2024, Theorem 4.2 (strongly convex case).
+    """
+    if not 0 < rho < 1:
+        raise ConfigError(f"a contraction has rho in (0, 1), got {rho}; use final_mu_constant for rho >= 1")
+    return final_mu_constant(
+        rho, gamma, rounds, math.inf, noise_std, hidden_iterates=hidden_iterates, clipping_inactive=clipping_inactive
+    )

@@ -1,0 +1,290 @@
+"""Privacy loss distributions: numerically tight composition of Poisson-sampled Gaussian releases, always from above.
+
+A pair of output distributions (P, Q) is represented by the law under P of the loss ln(P/Q), placed on a grid of losses by
+connecting the dots: the mass of an interval between two grid losses moves to its two ends so that its mass under P and under Q
+is kept. The resulting pair dominates the original one at every epsilon (Doroshenko et al. 2022, Algorithm 1), so composing it
+(a convolution, done by FFT) gives an upper bound. What truncation and rounding may lose is added to the mass at infinity.
+
+Three adjacencies (sensitivity = 1 in units where the noise std is z):
+- zero-out: both directions of ((1-q) N(0) + q N(1), N(0)), composed separately, the worse one counts.
+- replace-one: sensitivity 1 = 2C. Opposite contributions are the worst at every epsilon (docs/privacy.md, "Poisson sampling and
+  replace-one"), so ((1-q) N(0) + q N(1/2), (1-q) N(0) + q N(-1/2)) dominates.
+- unknown: the remove curve in BOTH directions, which covers the other two.
+The last two are symmetric: P(-loss) = e^-loss P(loss), which bounds them at negative epsilon too, as composition needs. (The
+remove direction alone would not cover replacement.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.fft import irfft, next_fast_len, rfft
+from scipy.special import logsumexp, ndtr
+
+from fedveil.accounting.gaussian import log_deltas_of
+from fedveil.accounting.types import Adjacency
+from fedveil.errors import ConfigError
+
+_Array = NDArray[np.float64]
+_STEPS_PER_STD = 30
+_LONGEST_STEP = 2**17
+LONGEST_SUM = 2**18
+_COARSEST = 50.0
+_LARGEST_LOSS = 500.0  # of one release; what lies beyond counts as infinite
+
+
+@dataclass(frozen=True)
+class Pld:
+    """Losses `step * (lower + i)` with probability `probs[i]` under P, and loss infinity with probability `infinity`."""
+
+    step: float
+    lower: int
+    probs: _Array
+    infinity: float
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """`count` Poisson-sampled Gaussian releases: rate in (0, 1], noise std / sensitivity."""
+
+    rate: float
+    noise_multiplier: float
+    count: int
+
+
+def _interval_masses(points: _Array) -> _Array:
+    """Standard normal mass between consecutive ascending points, to relative precision in both tails."""
+    low, high = points[:-1], points[1:]
+    masses: _Array = np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
+    return masses
+
+
+def _connect(losses: _Array, p: _Array, q: _Array) -> tuple[_Array, _Array]:
+    """Masses that each interval [l_i, l_i+1] sends to its lower and its upper end, keeping both P and Q."""
+    gap = np.diff(losses)
+    upper = np.clip((p - np.exp(losses[:-1]) * q) / -np.expm1(-gap), 0, p)
+    return p - upper, upper
+
+
+def _directed(rate: float, z: float, step: float, highest: float, *, remove: bool) -> Pld:
+    """The remove or add direction of the pair ((1-q) N(0, z^2) + q N(1, z^2), N(0, z^2))."""
+    last = math.ceil(highest / step)
+    first = max(math.floor(math.log1p(-rate) / step), -last) if rate < 1 else -last
+    ratios: _Array = np.arange(first, last + 1) * np.float64(step)  # ln of mixed / base density
+    shares = np.maximum(np.expm1(ratios) + rate, 0.0) / rate
+    points = 0.5 / z + z * np.log(shares, out=np.full_like(shares, -np.inf), where=shares > 0)
+    base, shifted = _interval_masses(points), _interval_masses(points - 1 / z)
+    mixed = (1 - rate) * base + rate * shifted
+    base_ends = float(ndtr(points[0])), float(ndtr(-points[-1]))
+    shifted_ends = float(ndtr(points[0] - 1 / z)), float(ndtr(1 / z - points[-1]))
+    mixed_ends = [(1 - rate) * b + rate * s for b, s in zip(base_ends, shifted_ends, strict=True)]
+    if remove:
+        low, high = _connect(ratios, mixed, base)
+        probs = np.append(low, 0.0) + np.insert(high, 0, 0.0)
+        probs[0] += mixed_ends[0]
+        kept = min(mixed_ends[1], math.exp(ratios[-1]) * base_ends[1])
+        probs[-1] += kept
+        return Pld(step, first, probs, mixed_ends[1] - kept)
+    losses = -ratios[::-1]
+    low, high = _connect(losses, base[::-1], mixed[::-1])
+    probs = np.append(low, 0.0) + np.insert(high, 0, 0.0)
+    probs[0] += base_ends[1]
+    kept = min(base_ends[0], math.exp(losses[-1]) * mixed_ends[0])
+    probs[-1] += kept
+    return Pld(step, -last, probs, base_ends[0] - kept)
+
+
+def _replace_points(rate: float, z: float, losses: _Array) -> _Array:
+    """Where ln of the ratio of (1-q) N(0) + q N(1/2) to (1-q) N(0) + q N(-1/2) equals each loss >= 0.
+
+    With v = e^(y / 2z^2) and c = e^(-1 / 8z^2): q c v^2 - (1-q) (e^l - 1) v - e^l q c = 0.
+    """
+    if rate == 1:
+        return losses * z * z
+    log_c = -0.125 / (z * z)
+    with np.errstate(divide="ignore"):
+        log_linear = math.log1p(-rate) + np.log(-np.expm1(-losses)) + losses
+    log_root = 0.5 * np.logaddexp(2 * log_linear, losses + 2 * (math.log(2 * rate) + log_c))
+    log_v = np.logaddexp(log_linear, log_root) - math.log(2 * rate) - log_c
+    return np.asarray(2 * z * z * log_v, dtype=np.float64)
+
+
+def symmetric_curve(rate: float, z: float, epsilons: _Array, *, replace: bool) -> _Array:
+    """delta at epsilon >= 0 of one sampled release, equal in both directions: replace-one exactly, or above every adjacency.
+
+    Replace-one: q (h delta_C(ln(a/h)) + (1-h) delta_2C(ln(b/(1-h)))), a = (1-q) (e^eps - 1) / q, b = e^eps, with the h at which
+    both terms have their worst event in common.
+
+    Args:
+        rate: Poisson sampling rate in (0, 1].
+        z: noise std / sensitivity, where the sensitivity of replace-one is twice the clip.
+        epsilons: array of values >= 0.
+        replace: the sharper curve that only replace-one has.
+    """
+    if not replace:
+        return np.asarray(rate * np.exp(log_deltas_of(1 / z, np.log1p(np.expm1(epsilons) / rate))), dtype=np.float64)
+    ratio = _replace_points(rate, z, epsilons) / (z * z)
+    far = np.exp(epsilons - ratio)  # 1 - h
+    near = -np.expm1(np.minimum(epsilons - ratio, 0.0))
+    first = np.exp(log_deltas_of(0.5 / z, 0.5 * ratio - 0.125 / (z * z)))
+    return np.asarray(rate * (near * first + far * np.exp(log_deltas_of(1 / z, ratio))), dtype=np.float64)
+
+
+def _symmetric(rate: float, z: float, step: float, highest: float, *, replace: bool) -> Pld:
+    """The pair of a symmetric curve: its half of positive losses, mirrored by P(-loss) = e^-loss P(loss), and the rest at 0."""
+    losses: _Array = np.arange(math.ceil(highest / step) + 1) * np.float64(step)
+    if replace:
+        points, centres = _replace_points(rate, z, losses) / z, (0.5 / z, -0.5 / z)
+    else:
+        points, centres = 0.5 / z + z * np.log1p(np.expm1(losses) / rate), (1 / z, 0.0)
+    p, q = (rate * _interval_masses(points - c) + (1 - rate) * _interval_masses(points) for c in centres)
+    tails = [float(rate * ndtr(c - points[-1]) + (1 - rate) * ndtr(-points[-1])) for c in centres]
+    low, high = _connect(losses, p, q)
+    positive = np.append(low[1:], 0.0) + high
+    kept = min(tails[0], math.exp(losses[-1]) * tails[1])
+    positive[-1] += kept
+    negative = positive * np.exp(-losses[1:])
+    rest = 1.0 - (tails[0] - kept) - math.fsum(positive) - math.fsum(negative)
+    probs = np.concatenate([negative[::-1], [max(rest, 0.0)], positive])
+    return Pld(step, -(losses.size - 1), probs, tails[0] - kept)
+
+
+def _spread(release: Sampled, *, replace: bool) -> float:
+    """Rough std of one release's loss; only the grid depends on it."""
+    z = release.noise_multiplier
+    square = 4 * math.sinh(min(z**-2 / 4, 300.0)) if replace else math.expm1(min(z**-2, 300.0))
+    return min(release.rate * math.sqrt(square), 1 / z)
+
+
+def _highest(release: Sampled, tail: float) -> float:
+    """A loss beyond which the release keeps less than `tail` of delta."""
+    z, rate = release.noise_multiplier, release.rate
+    inner = 0.5 / z**2 + math.sqrt(2 * max(math.log(rate / tail), 1.0)) / z
+    outer = np.logaddexp(math.log1p(-rate), math.log(rate) + inner) if rate < 1 else inner
+    return min(max(float(outer), 1e-12), _LARGEST_LOSS)
+
+
+def _grid(releases: Sequence[Sampled], tail: float, *, replace: bool) -> float:
+    """The grid step: fine against the spread of one release, coarse enough for the longest arrays."""
+    typical = sum(r.count * _spread(r, replace=replace) ** 2 for r in releases) / sum(r.count for r in releases)
+    finest = math.sqrt(typical) / _STEPS_PER_STD
+    spreads = [_spread(r, replace=False) for r in releases]
+    single = max(2 * _highest(r, tail / r.count) for r in releases) / _LONGEST_STEP
+    std = math.sqrt(sum(r.count * s**2 for r, s in zip(releases, spreads, strict=True)))
+    total = (16 * std + 3 * std**2) / LONGEST_SUM
+    return max(finest, single, total)
+
+
+def _window(plds: Sequence[Pld], counts: Sequence[int], tail: float) -> tuple[int, int]:
+    """Indices of the total loss outside which the composed mass is at most `tail`, by Chernoff bounds."""
+    step = plds[0].step
+    low, high = (sum(c * p.lower for c, p in zip(counts, plds, strict=True)) for _ in range(2))
+    high += sum(c * (p.probs.size - 1) for c, p in zip(counts, plds, strict=True))
+    losses = [step * (p.lower + np.arange(p.probs.size)) for p in plds]
+    logs = [np.log(p.probs, out=np.full_like(p.probs, -np.inf), where=p.probs > 0) for p in plds]
+    variance = sum(c * float(p.probs @ (l - p.probs @ l) ** 2) for c, p, l in zip(counts, plds, losses, strict=True))
+    scale = math.sqrt(2 * math.log(2 / tail) / max(variance, step**2))
+    for factor in (1.0, 0.7, 0.5, 0.35, 0.25, 0.15, 0.08, 0.04, 0.02, 1.5, 3.0):
+        for sign in (1, -1):
+            order = sign * scale * factor
+            log_mgf = sum(c * float(logsumexp(order * l + log_p)) for c, log_p, l in zip(counts, logs, losses, strict=True))
+            bound = (log_mgf + math.log(2 / tail)) / order / step
+            if sign > 0:
+                high = min(high, math.ceil(bound))
+            else:
+                low = max(low, math.floor(bound))
+    return low, max(high, low)
+
+
+def _convolve(plds: Sequence[Pld], counts: Sequence[int], window: tuple[int, int], tail: float) -> Pld:
+    """The composition of `counts[j]` copies of each `plds[j]`; at most `tail` lies outside the window and counts as infinite."""
+    low, high = window
+    longest = max(p.probs.size for p in plds)
+    size = next_fast_len(max(high - low + 1, longest), real=True)
+    spectrum = np.ones(size // 2 + 1, dtype=np.complex128)
+    for pld, count in zip(plds, counts, strict=True):
+        spectrum = spectrum * rfft(pld.probs, size) ** count
+    start = sum(c * p.lower for c, p in zip(counts, plds, strict=True))
+    probs = np.maximum(np.roll(irfft(spectrum, size), -((low - start) % size))[: high - low + 1], 0.0)
+    finite = sum(c * math.log1p(-p.infinity) for c, p in zip(counts, plds, strict=True))
+    return Pld(plds[0].step, low, probs, min(1.0, -math.expm1(finite) + tail + rounding(sum(counts))))
+
+
+def rounding(count: int) -> float:
+    """What floating-point error in the spectrum's `count`-th power may move: an allowance added to the mass at infinity."""
+    return 1e-14 + 4e-15 * count
+
+
+def delta(pld: Pld, epsilon: float) -> float:
+    """The hockey-stick divergence of the pair at `epsilon`: infinity + sum over losses above it of p (1 - e^(epsilon - loss))."""
+    start = max(math.floor(epsilon / pld.step) - pld.lower, 0)
+    gaps = np.minimum(epsilon - pld.step * (pld.lower + np.arange(start, pld.probs.size)), 0.0)
+    return min(1.0, pld.infinity - float(pld.probs[start:] @ np.expm1(gaps)))
+
+
+def epsilon(pld: Pld, target: float) -> float:
+    """The smallest epsilon >= 0 with `delta` <= target (rounded up), inf if the mass at infinity alone exceeds it."""
+    if pld.infinity > target:
+        return math.inf
+    if delta(pld, 0.0) <= target:
+        return 0.0
+    low, high = 0, pld.lower + pld.probs.size  # in grid steps: delta(low) > target >= delta(high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if delta(pld, middle * pld.step) <= target else (middle, high)
+    above = pld.probs[high - pld.lower :]
+    scaled = float(above @ np.exp(-pld.step * np.arange(above.size)))  # sum of p e^(loss_high - loss)
+    surplus = pld.infinity + math.fsum(above) - target
+    inside = math.log(surplus / scaled) if surplus > 0 and scaled > 0 else 0.0
+    return (pld.step * high + min(max(inside, -pld.step), 0.0)) * (1 + 1e-12)
+
+
+def composed(releases: Sequence[Sampled], tail: float, adjacency: Adjacency | None = None) -> tuple[Pld, ...]:
+    """The composed loss distributions of sampled Gaussian releases; the guarantee is the worst of the returned ones.
+
+    Args:
+        releases: at least one; rate 1 is the plain Gaussian.
+        tail: mass of each kind of truncation moved to infinity, in (0, 1e-3].
+        adjacency: what the noise multipliers' sensitivity refers to; None covers both (see the module's docstring).
+    """
+    if not releases or not 0 < tail <= 1e-3:
+        raise ConfigError(f"composition needs at least one release and a tail in (0, 1e-3], got {len(releases)} and {tail}")
+    replace = adjacency is Adjacency.REPLACE_ONE
+    directions = (True, False) if adjacency is Adjacency.ZERO_OUT else (None,)
+    return tuple(_compose(releases, tail, direction, replace=replace) for direction in directions)
+
+
+def _compose(releases: Sequence[Sampled], tail: float, direction: bool | None, *, replace: bool) -> Pld:
+    """One direction (remove, add, or None for the symmetric pair) on the finest grid whose arrays stay short."""
+    counts = [r.count for r in releases]
+    step = _grid(releases, tail, replace=replace)
+    for _ in range(4):
+        if step > _COARSEST:
+            break
+        parts = []
+        for r in releases:
+            highest = _highest(r, tail / r.count)
+            if direction is None:
+                parts.append(_symmetric(r.rate, r.noise_multiplier, step, highest, replace=replace))
+            else:
+                parts.append(_directed(r.rate, r.noise_multiplier, step, highest, remove=direction))
+        if max(part.infinity for part in parts) > 0.1:
+            break
+        low, high = _window(parts, counts, tail)
+        if high - low <= 1.5 * LONGEST_SUM:
+            return _convolve(parts, counts, (low, high), tail)
+        step *= (high - low) / LONGEST_SUM
+    return Pld(step, 0, np.zeros(1), 1.0)
+
+
+def is_cheap(releases: Sequence[Sampled], tail: float) -> bool:
+    """Whether `composed` takes a fraction of a second: few different releases, on a grid that is not too coarse to be sharp."""
+    if len(releases) > 64:
+        return False
+    step = _grid(releases, tail, replace=False)
+    elements = sum(2 * _highest(r, tail / r.count) / step for r in releases)
+    return elements <= 4 * _LONGEST_STEP

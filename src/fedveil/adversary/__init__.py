@@ -1,0 +1,1 @@
+"""Shows attacks and audits what a run lets out."""

@@ -1,0 +1,131 @@
+"""The attacked client: whose examples it holds, and its round, run by the same code as in training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+
+from fedveil.errors import ConfigError, FedveilError
+from fedveil.federation.clients import Clients
+from fedveil.federation.round import Context, Task, client_round
+from fedveil.release import plan as release
+from fedveil.release.door import Contribution, Door, clipped
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.adversary.snapshot import Scene
+    from fedveil.release.noise import Randomness
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A client and the examples that it holds in the attacked round. x: (n, *shape) in the model's units. y: (n,)."""
+
+    client: int
+    x: Tensor
+    y: Tensor
+
+
+def victims(scene: Scene, count: int, batch: int, rng: np.random.Generator) -> list[Victim]:
+    """`count` attacked clients with `batch` of their training examples each, drawn without repetition of an example.
+
+    Raises:
+        ConfigError: the clients do not hold that many.
+    """
+    clients = scene.federation.context.clients
+    blocks = [(c, b) for c, size in enumerate(clients.sizes().tolist()) for b in range(size // batch)]
+    if len(blocks) < count:
+        lower = "--images" if blocks else "--batch"
+        raise ConfigError(
+            f"the clients hold {len(blocks)} blocks of {batch} examples, and {count} are to be attacked: lower {lower}"
+        )
+    shuffled = [blocks[i] for i in rng.permutation(len(blocks))]
+    chosen = sorted(shuffled, key=lambda block: block[1])[:count]
+    found = []
+    for c, b in chosen:
+        x, y = clients.examples(c)
+        found.append(Victim(c, x[b * batch : (b + 1) * batch], y[b * batch : (b + 1) * batch]))
+    return found
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The run's door, with a note of each clipped update before its noise, for the record alone."""
+
+    door: Door
+    clean: list[Tensor] = field(default_factory=list)
+
+    def upload(
+        self, update: Tensor, plan: release.Plan | release.Raw, client: int, round: int, weight: float, buffers: Tensor | None
+    ) -> release.Upload:
+        """As the door's."""
+        sent = self.door.upload(update, plan, client, round, weight, buffers)
+        self.clean.append(clipped(update, sent.plan, self.door.layout))
+        return sent
+
+    def seal(
+        self, update: Tensor, plan: release.Plan | release.Raw, client: int, round: int, weight: float, buffers: Tensor | None
+    ) -> Contribution:
+        """As the door's."""
+        sealed = self.door.seal(update, plan, client, round, weight, buffers)
+        self.clean.append(clipped(update, sealed.plan, self.door.layout))
+        return sealed
+
+
+@dataclass(frozen=True)
+class Silent:
+    """The run's randomness with every noise at zero: what a client would send if nothing were added anywhere."""
+
+    own: Randomness
+
+    def derive(self, *key: object) -> int:
+        """As the run's."""
+        return self.own.derive(*key)
+
+    def generator(self, *key: object) -> torch.Generator:
+        """As the run's."""
+        return self.own.generator(*key)
+
+    def normal(self, n: int, *key: object) -> Tensor:
+        """Zeros [n]."""
+        return torch.zeros(n)
+
+    def secret(self, *key: object) -> np.random.Generator:
+        """As the run's."""
+        return self.own.secret(*key)
+
+
+def let_out(
+    scene: Scene, victim: Victim, plan: release.Plan | release.Raw | None, *, silent: bool = False
+) -> tuple[release.Upload | Contribution, Tensor]:
+    """What one client lets out, and its clipped update before the door's noise [d]; the same code as in training."""
+    context, progress = scene.federation.context, scene.progress
+    if silent:
+        quiet = cast("Randomness", Silent(context.randomness))
+        context = replace(context, randomness=quiet, door=replace(context.door, randomness=quiet))
+    watched = Watched(context.door)
+    held: Context = replace(context, clients=holding(victim, len(context.clients)), door=watched)  # type: ignore[arg-type]
+    state = progress.common or context.policy.start() if plan is not None else progress.policies.get(victim.client)
+    task = Task(
+        victim.client,
+        scene.released,
+        1.0,
+        plan,
+        state or context.policy.start(),
+        progress.privates.get(victim.client, {}),
+        progress.buffers,
+    )
+    outcome = client_round(held, task)
+    if outcome.release is None:
+        raise FedveilError(f"nothing was let out, so there is nothing to attack: {outcome.error}")
+    return outcome.release, watched.clean[-1]
+
+
+def holding(victim: Victim, clients: int) -> Clients:
+    """All clients, of whom only the victim holds anything."""
+    offsets = np.where(np.arange(clients + 1) > victim.client, len(victim.y), 0).astype(np.int64)
+    return Clients(victim.x, victim.y, offsets)

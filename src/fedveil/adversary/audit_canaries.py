@@ -1,0 +1,40 @@
+"""Client canaries in the run that a configuration describes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedveil.accounting.types import Audit
+from fedveil.adversary.snapshot import uncharged
+from fedveil.audit.canary_clients import run_with_canaries
+from fedveil.engines.select_engine import engine
+
+if TYPE_CHECKING:
+    from fedveil.configuration.config import Config
+    from fedveil.federation.engine import Engine
+    from fedveil.federation.round import Context
+
+
+def audit_canaries(config: Config, canaries: int, on_step: Callable[[str], None] | None = None) -> list[Audit]:
+    """Train the configuration once with that many of its clients as canaries: estimates for the final and the aggregate view.
+
+    Args:
+        canaries: from 2 up to the number of clients; half of them is a fair share in small federations. on_step: told each round.
+
+    Raises:
+        ConfigError: see `run_with_canaries`.
+    """
+    job, _ = uncharged(config, config.run.seed)
+    rounds, delta = job.setting.rounds, job.setting.delta
+
+    def make(context: Context) -> Engine:
+        return engine(config.run.engine, context, config.training.client_timeout)
+
+    def tell(round: int) -> None:
+        if on_step is not None:
+            on_step(f"{canaries} canary clients, round {round} of {rounds}")
+
+    return run_with_canaries(job, make, canaries, np.random.default_rng(config.run.seed), tell).audits(delta)

@@ -1,0 +1,173 @@
+"""Audit a configuration: attack its real policy, objective and door on worst-case neighbours, and bound epsilon from below."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedveil.accounting.types import Audit, Unbounded, Unit, View
+from fedveil.audit import dp_sgd_audit
+from fedveil.audit.adapter import Case, first_plan, gaussian_run, release_subject, run_score, sampled_run
+from fedveil.audit.last_model import audit_last_model
+from fedveil.audit.sampled_curve import many_sampled_runs
+from fedveil.audit.single_upload import single_upload
+from fedveil.audit.training_audit import pairs, training_subject
+from fedveil.audit.two_world import many_runs
+from fedveil.errors import ConfigError
+from fedveil.release.plan import Plan
+
+if TYPE_CHECKING:
+    from fedveil.configuration.config import Config
+    from fedveil.methods.base import Method, Setting
+    from fedveil.statement.statement import Statement
+
+ROUNDS = 10
+"""Rounds of a run that are audited at most: a bound for part of a run is one for the whole."""
+PRIVATE_ROUNDS = 5
+"""The same for methods with noise inside training, whose every release needs local training."""
+
+EXAMPLE_DIMENSION, CANARIES = 60, 1000
+"""Coordinates of the layout on which one example of a DP-SGD client is told apart, and (one for each canary) of one run."""
+LAST_MODEL_DIMENSION = 40
+
+Step = Callable[[str], None]
+
+
+def audit(
+    config: Config, *, n: int = 1000, confidence: float = 0.95, canaries: int = 0, on_step: Step | None = None
+) -> list[Audit]:
+    """Audit a configuration in the view that it promises (see `audit_setting`); with canaries also in one run on its data."""
+    from fedveil.adversary.audit_canaries import audit_canaries
+    from fedveil.configuration.config import calibrated_setting
+
+    estimates = audit_canaries(config, canaries, on_step) if canaries else []
+    method, setting = calibrated_setting(config)
+    return [*audit_setting(method, setting, n=n, confidence=confidence, seed=config.run.seed, on_step=on_step), *estimates]
+
+
+def audit_setting(
+    method: Method, setting: Setting, *, n: int = 1000, confidence: float = 0.95, seed: int = 0, on_step: Step | None = None
+) -> list[Audit]:
+    """Statistical lower bounds on epsilon for a calibrated setting, one per attack.
+
+    Args:
+        n: tested releases or runs per world. confidence: of all bounds together, in [0.5, 1). seed: of inputs and noise.
+        on_step: told what is about to be attacked.
+
+    Raises:
+        ConfigError: n or confidence out of range, or DP-SGD inside clients where clients are to be protected.
+    """
+    if n < 10 or not 0.5 <= confidence < 1:
+        raise ConfigError(f"an audit needs n >= 10 and a confidence in [0.5, 1), got n = {n}, confidence = {confidence}")
+    case, rng, alpha = Case.of(method, setting), np.random.default_rng(seed), 1 - confidence
+    tell = on_step or (lambda what: None)
+    plan = first_plan(case)
+    if not isinstance(plan, Plan):
+        return _in_training(case, rng, n, alpha, tell)
+    if plan.dp_sgd is not None:
+        return _dp_sgd(method, setting, rng, n, alpha, tell)
+    if setting.scope.view is View.FINAL:
+        tell(f"the last model of {setting.rounds} rounds")
+        small = Case.of(method, setting, dimension=LAST_MODEL_DIMENSION)
+        return [audit_last_model(small, rng, n=n, delta=setting.delta, alpha=alpha)]
+    return _at_the_door(case, rng, n, alpha, tell)
+
+
+def _at_the_door(case: Case, rng: np.random.Generator, n: int, alpha: float, tell: Step) -> list[Audit]:
+    """One release and, where a run has a bound, a whole run; each at half of alpha then, so that the larger is a bound too."""
+    delta, d = case.setting.delta, case.setting.layout.dimension
+    planned = case.method.releases(case.setting, case.setting.scope.view)
+    bounded = not any(isinstance(event, Unbounded) for event in planned)
+    share = alpha / 2 if bounded else alpha
+    tell("one release")
+    one = single_upload(release_subject(case, rng), rng, n=n, pilot=max(n // 2, 20), delta=delta, alpha=share).headline
+    found = [replace(one, note=f"worst pair at the real door, d = {d}; {one.note}")]
+    if math.isinf(one.epsilon) or not bounded:
+        return found
+    rounds = min(case.setting.participations, ROUNDS)
+    tell(f"{rounds} rounds")
+    return [*found, _whole_run(case, rounds, rng, n, share)]
+
+
+def _whole_run(case: Case, rounds: int, rng: np.random.Generator, n: int, alpha: float) -> Audit:
+    event = sampled_run(case, rounds, rng)
+    run, pilot, delta = run_score(case, rounds), max(n // 4, 20), case.setting.delta
+    if event is not None:
+        note = f"canary in {rounds} of {case.setting.rounds} rounds, each by chance {case.rate:.4g}"
+        return many_sampled_runs(run, event, case.scope, rng, n=n, pilot=pilot, delta=delta, alpha=alpha, note=note)
+    note, gaussian = f"canary in {rounds} of {case.setting.rounds} rounds", gaussian_run(case, rounds, rng)
+    return many_runs(run, case.scope, rng, n=n, pilot=pilot, delta=delta, alpha=alpha, gaussian=gaussian, note=note)
+
+
+def _dp_sgd(method: Method, setting: Setting, rng: np.random.Generator, n: int, alpha: float, tell: Step) -> list[Audit]:
+    """Two worlds, and one run with canaries; each at half of alpha, so that the larger is a bound too."""
+    if setting.scope.unit is not Unit.RECORD:
+        raise ConfigError("DP-SGD inside clients protects records: set privacy.unit = 'record' to audit what it promises")
+    rounds = min(setting.participations, ROUNDS)
+    small, wide = (dp_sgd_audit.Client(Case.of(method, setting, dimension=d), rounds) for d in (EXAMPLE_DIMENSION, CANARIES))
+    tell(f"{rounds} rounds of DP-SGD, one example")
+    found = [dp_sgd_audit.audit_two_worlds(small, rng, n=n, delta=setting.delta, alpha=alpha / 2)]
+    if small.step.noise_multiplier:
+        tell(f"{rounds} rounds of DP-SGD, {wide.case.setting.layout.dimension} canary examples")
+        found.append(dp_sgd_audit.audit_canaries(wide, rng, delta=setting.delta, alpha=alpha / 2))
+    return found
+
+
+def _in_training(case: Case, rng: np.random.Generator, n: int, alpha: float, tell: Step) -> list[Audit]:
+    """Each pair of neighbours is one attack; each is told at its share of alpha, so that their largest is a bound too."""
+    rounds = min(case.setting.participations, PRIVATE_ROUNDS)
+    claim = case.method.claim(case.setting)
+    views = [0] + ([case.setting.cohort - 1] if claim is not None and claim.scope.view is not View.SERVER else [])
+    found, attacks = [], [(neighbours, peers) for neighbours in pairs(case, rounds) for peers in views]
+    for neighbours, peers in attacks:
+        tell(f"{rounds} rounds, {neighbours.name}{', summed' if peers else ''}")
+        subject = training_subject(case, neighbours, rng, rounds=rounds, peers=peers)
+        share = alpha / len(attacks)
+        one = single_upload(subject, rng, n=n, pilot=max(n // 4, 20), delta=case.setting.delta, alpha=share).headline
+        found.append(replace(one, note=f"{neighbours.name} through local training, {rounds} rounds; {one.note}"))
+    return found
+
+
+def audit_config(
+    config: Config, *, n: int = 1000, confidence: float = 0.95, canaries: int = 0, on_step: Step | None = None
+) -> Statement:
+    """The statement of a configuration with its audits in it; nothing is trained on its data."""
+    from fedveil.statement.certify import certify_config
+
+    return certify_config(config).with_audits(audit(config, n=n, confidence=confidence, canaries=canaries, on_step=on_step))
+
+
+def audit_run(run: Path, *, n: int = 1000, confidence: float = 0.95, canaries: int = 0, on_step: Step | None = None) -> Statement:
+    """Audit the mechanism of a run and write the result into its statement (`statement.json`, `statement.md`).
+
+    They replace earlier ones of the same unit, adjacency and view (estimates replace estimates): what is shown is what one call
+    found, not the luckiest of many.
+
+    Raises:
+        ConfigError: not a run directory; with canaries also one whose data the configuration does not make.
+    """
+    import json
+
+    from fedveil.adversary.snapshot import configured
+    from fedveil.configuration.config import load_config
+    from fedveil.run import run_directory as rundir
+    from fedveil.statement.statement import Statement
+
+    file = run / "statement.json"
+    try:
+        before = Statement.from_dict(json.loads(file.read_text()))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{run} is not a run directory with a readable statement.json: {error}") from None
+    config = configured(run) if canaries else load_config(run / "config.toml")
+    found = audit(config, n=n, confidence=confidence, canaries=canaries, on_step=on_step)
+    again = {(one.scope, one.rigorous) for one in found}
+    kept = (replace(v, audits=tuple(a for a in v.audits if (a.scope, a.rigorous) not in again)) for v in before.views)
+    statement = replace(before, views=tuple(kept)).with_audits(found)
+    rundir.write_json(file, statement.to_dict())
+    rundir.write_text(run / "statement.md", statement.to_markdown())
+    return statement

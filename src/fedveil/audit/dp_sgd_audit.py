@@ -1,0 +1,205 @@
+"""DP-SGD clients audited at the door: gradients are crafted; sampling, clip, noise, local training and release are the real ones.
+
+Two worlds: one example is there or not (zero-out), or has opposite gradients (replace-one), and many runs are told apart. One
+run: m examples with orthogonal gradients enter by coin flips (Steinke, Nasr & Jagielski 2023). The adversary sees what leaves:
+one update a round, which is the sum of its noisy steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+from fedveil.accounting.types import Adjacency, Audit, SampledGaussian
+from fedveil.audit.adapter import Case, first_plan
+from fedveil.audit.intervals import check_level
+from fedveil.audit.linear import linear_model
+from fedveil.audit.mechanism import Floats
+from fedveil.audit.one_run import (
+    Guesses,
+    audit_one_run,
+    audit_one_run_gdp,
+    choose_guesses,
+    epsilon_bound,
+    guess,
+    mu_bound,
+    symmetric_grid,
+)
+from fedveil.audit.sampled_curve import many_sampled_runs
+from fedveil.audit.two_world import many_runs
+from fedveil.errors import ConfigError
+from fedveil.federation.round import seen
+from fedveil.release.dpsgd import PerExampleGradient
+from fedveil.release.noise import Randomness
+from fedveil.release.per_example import Block, per_example_gradients
+from fedveil.release.plan import DpSgd, Plan
+from fedveil.training.local import Local, State, train
+
+GradientOf = Callable[[torch.nn.Module, Tensor, Tensor], tuple[list[Block], Tensor]]
+TALL = 10.0
+"""Crafted gradients have this multiple of the clip as their norm, so that a clip that does not hold shows."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client whose local training is DP-SGD, in every one of `rounds` rounds; alone in its sum where uploads are summed."""
+
+    case: Case
+    rounds: int
+
+    @property
+    def step(self) -> DpSgd:
+        """What each step does."""
+        plan = first_plan(self.case)
+        if not isinstance(plan, Plan) or plan.dp_sgd is None:
+            raise ConfigError(f"{self.case.method.name} does not train with DP-SGD here: set training.local = 'dp-sgd'")
+        return plan.dp_sgd
+
+    @property
+    def offset(self) -> float:
+        """Where the other world's example lies along the canary's gradient, in clips: absent 0, opposite -1."""
+        return 0.0 if self.case.setting.scope.adjacency is Adjacency.ZERO_OUT else -1.0
+
+    @property
+    def steps(self) -> int:
+        """Noisy steps in all rounds."""
+        return self.step.steps * self.rounds
+
+    @property
+    def event(self) -> SampledGaussian:
+        """What the accountant charges for these rounds."""
+        step = self.step
+        multiplier = step.noise_multiplier / self.case.setting.scope.adjacency.factor
+        return SampledGaussian(step.rate, multiplier, self.steps)
+
+    def uploads(self, examples: Tensor, rng: np.random.Generator, gradients: GradientOf) -> Iterator[Tensor]:
+        """What leaves in each round [d], when the client's examples are these rows [n, d]."""
+        case, s, model = self.case, self.case.setting, linear_model(self.case.setting.layout)
+        objective, state = case.method.objective(s), case.policy.start()
+        private: State = {}
+        labels = torch.zeros(len(examples), dtype=torch.int64)
+        for t in range(self.rounds):
+            released = case.released(t)
+            plan = case.policy.plan(released, state)
+            assert isinstance(plan, Plan)
+            assert plan.dp_sgd is not None
+            noise = Randomness(int(rng.integers(2**62)), seeded_noise=True)
+            source = PerExampleGradient(plan.dp_sgd, noise, (t, 0), gradients)
+            batches = torch.Generator().manual_seed(t)
+            local = Local(model, released.model, s.local, source, batches, round=t, support=plan.support, state=private)
+            update, _ = train(local, examples, labels, objective)
+            private = local.state
+            door = case.door(rng)
+            if case.summed:
+                release = door.release_sum([door.seal(update, plan, 0, t)], plan, t, 1.0)
+            else:
+                release = door.upload(update, plan, 0, t)
+            state = case.policy.observe(state, seen(release, released))
+            yield release.vector
+
+    def along(self, vector: Tensor, examples: int) -> Floats:
+        """A released update [d] in units of what one clipped example moves it in one step of plain SGD."""
+        s, step = self.case.setting, self.step
+        rate = sum(s.local.learning_rate(0, k, step.steps) for k in range(step.steps)) / step.steps
+        return np.asarray(vector.double().numpy() * (step.rate * examples / (rate * step.clip)), dtype=np.float64)
+
+    def ratio(self, x: Floats) -> float:
+        """log-likelihood ratio of the rounds' movements along the canary [T]: it took part in Binomial(K, q) steps of each."""
+        step = self.step
+        joined = np.arange(step.steps + 1)
+        weight = binom.logpmf(joined, step.steps, step.rate)
+        variance = step.steps * max(step.noise_multiplier, 1e-9) ** 2
+
+        def density(shift: float) -> Floats:
+            gap = x[:, None] - shift * joined
+            return np.asarray(np.logaddexp.reduce(weight - gap**2 / (2 * variance), axis=1), dtype=np.float64)
+
+        return float(np.sum(density(1.0) - density(self.offset)))
+
+
+def crafted(module: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[list[Block], Tensor]:
+    """Linear losses without automatic differentiation: the gradient of example x is -x, as that of `linear_model`."""
+    return [-x], x.new_zeros(len(x))
+
+
+# --- two worlds --------------------------------------------------------------------------------------------------------
+
+
+def run_score(client: Client, bystanders: int = 3) -> Callable[[int, np.random.Generator], float]:
+    """(world, rng) -> log-likelihood ratio of a run in which one example among `bystanders` common ones differs."""
+    step, d = client.step, client.case.setting.layout.dimension
+    own = torch.full((d,), TALL * step.clip / math.sqrt(d))
+    other = torch.zeros(d)
+    other[::2] = TALL * step.clip / math.sqrt(d)
+    other[1::2] = -TALL * step.clip / math.sqrt(d)  # orthogonal to the canary: common examples tell nothing
+    direction = own.double().numpy() / float(own.double().norm())
+
+    def run(world: int, rng: np.random.Generator, /) -> float:
+        examples = torch.stack([own if world else client.offset * own, *[other] * bystanders])
+        x = [client.along(vector, len(examples)) @ direction for vector in client.uploads(examples, rng, crafted)]
+        return client.ratio(np.array(x))
+
+    return run
+
+
+def audit_two_worlds(
+    client: Client, rng: np.random.Generator, *, n: int = 1000, delta: float = 1e-5, alpha: float = 0.05
+) -> Audit:
+    """Tell two neighbouring data sets of one client apart in n runs each.
+
+    The bound goes through the Gaussian curve at rate 1, through the accountant's own curve where a round is one sampled step
+    (what leaves is then exactly what was charged), and through Clopper-Pearson where steps are hidden in a sum.
+    """
+    check_level(alpha)
+    run, scope, step = run_score(client), client.case.scope, client.step
+    pilot = max(n // 4, 20)
+    note = f"one example of a DP-SGD client, {client.rounds} of {client.case.setting.rounds} rounds, {client.steps} steps"
+    if step.noise_multiplier and step.rate < 1 and step.steps == 1:
+        return many_sampled_runs(run, client.event, scope, rng, n=n, pilot=pilot, delta=delta, alpha=alpha, note=note)
+    gaussian = step.noise_multiplier > 0 and step.rate == 1
+    return many_runs(run, scope, rng, n=n, pilot=pilot, delta=delta, alpha=alpha, gaussian=gaussian, note=note)
+
+
+# --- one run -----------------------------------------------------------------------------------------------------------
+
+
+def canary_scores(client: Client, rng: np.random.Generator) -> tuple[Floats, Sequence[bool]]:
+    """One run in which example i has its gradient along coordinate i, or as in the other world, by a fair coin.
+
+    Returns:
+        Scores [d], larger where the canary looks present, and the coins. Gradients are those of automatic differentiation.
+    """
+    d, step = client.case.setting.layout.dimension, client.step
+    coins = rng.random(d) < 0.5
+    tall = TALL * step.clip * np.where(coins, 1.0, client.offset)
+    examples = torch.diag(torch.from_numpy(tall).float())
+    x = [client.along(vector, d) for vector in client.uploads(examples, rng, per_example_gradients)]
+    return np.sum(x, axis=0), coins.tolist()
+
+
+def simulated_scores(client: Client, m: int, rng: np.random.Generator) -> tuple[Floats, Sequence[bool]]:
+    """The same scores as the charged mechanism would give them, for m canaries."""
+    step = client.step
+    coins = rng.random(m) < 0.5
+    joined = rng.binomial(client.steps, step.rate, m) * np.where(coins, 1.0, client.offset)
+    return joined + math.sqrt(client.steps) * step.noise_multiplier * rng.standard_normal(m), coins.tolist()
+
+
+def audit_canaries(client: Client, rng: np.random.Generator, *, delta: float = 1e-5, alpha: float = 0.05) -> Audit:
+    """A bound from one run with as many canary examples as the layout has coordinates; guesses fixed by a simulation."""
+    check_level(alpha)
+    m, scope, gaussian = client.case.setting.layout.dimension, client.case.scope, client.step.rate == 1
+
+    def worth(found: Guesses) -> float:
+        return mu_bound(found, alpha) if gaussian else epsilon_bound(found, delta, alpha)
+
+    k = choose_guesses(lambda g: simulated_scores(client, m, g), symmetric_grid(m), worth, rng, runs=10)
+    found = guess(*canary_scores(client, rng), *k)
+    note = f"canary examples of a DP-SGD client, {client.rounds} of {client.case.setting.rounds} rounds"
+    return (audit_one_run_gdp if gaussian else audit_one_run)(found, delta, scope, alpha, note=note)

@@ -1,0 +1,1 @@
+"""Commands and progress, nothing else."""

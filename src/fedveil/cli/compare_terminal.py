@@ -1,0 +1,198 @@
+"""A comparison in the terminal: one live table while it runs, the ranked tables at the end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedveil.configuration.config import Config
+from fedveil.errors import ConfigError
+from fedveil.pages.compare_files import write_files
+from fedveil.studies.compare.comparison import Comparison, compare, default_out
+from fedveil.studies.compare.comparison_plan import By, Planned, split_list
+from fedveil.studies.compare.comparison_rows import Row
+from fedveil.studies.compare.comparison_text import claimed, guarantee, mean_and_sd, proven, short_names, verdict
+from fedveil.studies.grid.run_grid import CellState
+from fedveil.studies.statistics import LEVEL
+
+
+class Board:
+    """The live table: methods down, guarantees across; each cell tells done seeds, accuracy so far and the rounds that run.
+
+    Args:
+        planned: the rows. states: of their cells, before anything runs.
+    """
+
+    def __init__(self, planned: Sequence[Planned], states: Sequence[CellState]) -> None:
+        self.planned = planned
+        self.states = {state.cell.name: state for state in states}
+        self.left: float | None = None
+        self.since = time.monotonic()
+        self.total = {c.name: c.config.training.rounds for row in planned for c in row.cells}
+        self._names = short_names(list(dict.fromkeys(row.method for row in planned)))
+
+    def change(self, state: CellState, left: float | None) -> None:
+        """Take note of a cell, and of the seconds that are left."""
+        self.states[state.cell.name], self.left = state, left
+        self.since = time.monotonic()
+
+    def __rich__(self) -> Group:
+        """The table and the line below it."""
+        columns = sorted({row.epsilon for row in self.planned})
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("method")
+        for epsilon in columns:
+            table.add_column("no noise" if math.isinf(epsilon) else f"ε = {epsilon:g}", min_width=14)
+        for method, partition in dict.fromkeys((row.method, row.partition) for row in self.planned):
+            mine = {r.epsilon: r for r in self.planned if (r.method, r.partition) == (method, partition)}
+            name = Text(self._names[method]).append(f" {partition}" if partition else "", style="dim")
+            table.add_row(name, *(self._cell(mine[e]) if e in mine else "" for e in columns))
+        return Group(table, self._foot())
+
+    def _cell(self, row: Planned) -> Text:
+        if not row.cells:
+            return Text("not possible", style="yellow")
+        states = [self.states[c.name] for c in row.cells]
+        done = [s for s in states if s.state == "done"]
+        failed = sum(s.state == "failed" for s in states)
+        scores = [s.accuracy for s in done if s.accuracy is not None]
+        text = Text(f"{len(done)}/{len(states)}", style="green" if len(done) == len(states) else "")
+        if scores:
+            text.append(f" {fmean(scores):.1%}", style="bold")
+        for s in states:
+            if s.state == "running":
+                text.append(f" [{s.rounds}/{s.total}]", style="cyan")
+        if failed:
+            text.append(f" {failed} failed", style="red")
+        return text
+
+    def _foot(self) -> Table:
+        rounds = sum(self.total[name] if s.state in ("done", "failed") else s.rounds for name, s in self.states.items())
+        total = sum(self.total.values())
+        foot = Table.grid(padding=(0, 2))
+        foot.add_row(ProgressBar(total=total, completed=rounds, width=30), f"{rounds} of {total} rounds", self._time_left())
+        return foot
+
+    def _time_left(self) -> str:
+        if self.left is None:
+            return "measuring the time left"
+        seconds = max(0, round(self.left - (time.monotonic() - self.since)))
+        return f"about {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left"
+
+
+def compare_live(
+    config: Config,
+    methods: str,
+    epsilons: str,
+    seeds: int,
+    partitions: str,
+    by: str,
+    metric: str,
+    out: Path | None,
+    jobs: int | None,
+) -> Comparison:
+    """Compare with a live table, print what came of it, and leave the files.
+
+    Args:
+        methods, epsilons, partitions: lists with commas, as on the command line.
+    """
+    console = Console()
+    if by not in ("claimed", "proven"):
+        raise ConfigError(f"--by {by}: there are proven and claimed")
+    kind: By = "claimed" if by == "claimed" else "proven"
+    folder = out or default_out(config)
+    boards: list[Board] = []
+    with Live(Text("checking what each method can promise"), console=console, refresh_per_second=4, transient=True) as live:
+
+        def on_step(what: str) -> None:
+            live.update(Text(f"checking what each method can promise: {what}"))
+
+        def on_start(planned: Sequence[Planned], states: Sequence[CellState]) -> None:
+            boards.append(Board(planned, states))
+            live.update(boards[0])
+
+        def on_change(state: CellState, left: float | None) -> None:
+            boards[0].change(state, left)
+            if not console.is_terminal and state.state in ("done", "failed"):
+                score = "" if state.accuracy is None else f" accuracy {state.accuracy:.1%}"
+                console.print(f"{state.cell.name}: {state.state}{score} {state.error}".rstrip(), highlight=False, markup=False)
+
+        try:
+            found = compare(
+                config,
+                split_list(methods),
+                [_number(text) for text in split_list(epsilons)],
+                seeds,
+                partitions=split_list(partitions),
+                by=kind,
+                metric=metric,
+                out=folder,
+                jobs=jobs,
+                on_step=on_step,
+                on_start=on_start,
+                on_change=on_change,
+            )
+        except KeyboardInterrupt:
+            console.print(f"interrupted; the same command goes on where it was (--out {folder})", highlight=False, soft_wrap=True)
+            raise
+        live.update(Text("writing tables and pictures"))
+        paths = write_files(found)
+    render(found, console)
+    for what in ("page", "picture", "table"):
+        if what in paths:
+            console.print(f"{what}: {paths[what]}", highlight=False, soft_wrap=True)
+    return found
+
+
+def render(found: Comparison, console: Console) -> None:
+    """Print the ranked tables, what went wrong, and what the numbers rest on."""
+    names = found.names
+    console.print(f"\n[bold]{escape(found.what[0].upper() + found.what[1:])}[/]: mean ± sample standard deviation over seeds")
+    for (partition, at), block in found.blocks.items():
+        table = Table(
+            title=escape(guarantee(partition, at, found.by)),
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+        )
+        table.add_column("rank", justify="right")
+        table.add_column("method", overflow="fold", min_width=min(14, max(len(names[row.method]) for row in block)))
+        for heading in ("mean ± sd", "claimed ε", "proven ε"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("against the best", min_width=18)
+        for row in (row for row in block if row.values):
+            table.add_row(*_cells(row, names[row.method]), style="bold" if row.rank == 1 else "")
+        if table.row_count:
+            console.print(table)
+    for line, where in found.problems.items():
+        console.print(f"[yellow]{escape(line)}[/] [dim]({escape(', '.join(where))})[/]", highlight=False)
+    console.print()
+    for sentence in found.sentences:
+        console.print(escape(sentence), highlight=False, style="dim")
+    console.print()
+
+
+def _cells(row: Row, name: str) -> list[str | Text]:
+    told = Text(verdict(row), style="red" if row.against and row.against.holm < LEVEL else "")
+    return [str(row.rank or "–"), name, mean_and_sd(row), claimed(row), proven(row), told]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(
+            f"--epsilon {text!r}: give numbers with commas, for instance --epsilon 2,4,8 (inf is no noise)"
+        ) from None

@@ -1,0 +1,92 @@
+"""A run in the terminal: progress while it trains, then accuracy, the privacy statement and where the run lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedveil.cli.statement_terminal import render_brief
+from fedveil.run.run import Result, run
+from fedveil.studies.twin import twin_directory
+
+if TYPE_CHECKING:
+    from fedveil.configuration.config import Config
+    from fedveil.federation.fit import Record
+    from fedveil.studies.twin import Change
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+def run_live(config: Config, out: Path | None, quiet: bool, resume: bool = False) -> Result:
+    """Train with a progress bar and print what came of it."""
+    console = Console()
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[accuracy]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=quiet, transient=False) as bar:
+        task = bar.add_task(f"{config.method['name']} on {config.data.name}", total=config.training.rounds, accuracy="")
+
+        def on_round(record: Record) -> None:
+            if "test_accuracy" in record:
+                bar.update(task, accuracy=f"accuracy {record['test_accuracy']:.1%}")
+            bar.update(task, completed=record["round"] + 1)
+
+        try:
+            result = run(config, out, on_round, resume=resume)
+        except KeyboardInterrupt as stop:
+            bar.stop()
+            Console(stderr=True).print(*getattr(stop, "__notes__", ["interrupted"]), highlight=False, soft_wrap=True)
+            raise
+    _summary(result, console)
+    return result
+
+
+def twin_live(config: Config, client: int, change: Change, out: Path, quiet: bool) -> Path:
+    """Measure twin runs with a progress bar."""
+    console = Console()
+    columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[distance]}"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=quiet) as bar:
+        task = bar.add_task(f"twins of {config.method['name']}, client {client}", total=config.training.rounds, distance="")
+
+        def on_round(record: Record) -> None:
+            bar.update(task, completed=record["round"] + 1, distance=f"sensitivity {record['sensitivity']:.4g}")
+
+        return twin_directory(config, client, change, out, on_round)
+
+
+def _summary(result: Result, console: Console) -> None:
+    curve = [float(r["test_accuracy"]) for r in result.history if "test_accuracy" in r]
+    if result.ended:
+        console.print(f"[bold yellow]The budget is spent:[/] {result.ended}")
+    if curve:
+        console.print(f"\n[bold]Test accuracy {curve[-1]:.1%}[/] after {len(result.history)} rounds   {sparkline(curve)}")
+    failed = sum(int(r["failed"]) for r in result.history)
+    if failed:
+        console.print(f"{failed} client updates were left out; see {result.path / 'failures.csv'}")
+    console.print()
+    render_brief(result.privacy, console)
+    console.print(f"\nAssumptions, limits and advice: {result.path / 'statement.md'}", highlight=False, soft_wrap=True)
+    if curve:
+        # Drawing takes as long to import as a first round takes to train, so it is imported when there is something to draw.
+        from fedveil.pages.figures import plot_curves
+        from fedveil.pages.report import write_report
+
+        picture, report = plot_curves(result.history, result.path / "curves.png"), write_report([result.path])
+        console.print(f"Learning curve: {picture}", highlight=False, soft_wrap=True)
+        console.print(f"Report: {report} (open it in a browser; it needs no network)", highlight=False, soft_wrap=True)
+    console.print(f"Run directory: {result.path}", highlight=False, soft_wrap=True)
+
+
+def sparkline(values: list[float], width: int = 40) -> str:
+    """Values in [0, 1] as a line of blocks."""
+    if len(values) > width:
+        values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
+    return "".join(_BLOCKS[max(0, min(8, round(v * 8)))] for v in values)

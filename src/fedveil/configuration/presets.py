@@ -1,0 +1,47 @@
+"""Ready configurations: the settings of the papers, by name `method/row`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from fedveil.errors import ConfigError, nearest
+from fedveil.papers.paper_files import paper_files
+
+
+def names(method: str = "*") -> list[str]:
+    """The presets of a method, or all."""
+    return [name for name in paper_files("presets") if method in ("*", name.partition("/")[0])]
+
+
+def path_of(name: str) -> Path:
+    """The file of a preset.
+
+    Raises:
+        ConfigError: unknown; names the nearest.
+    """
+    if name not in names():
+        method = name.partition("/")[0]
+        there = names(method) or names()
+        raise ConfigError(f"--preset {name}: unknown preset{nearest(name, names())}; there are {', '.join(there)}")
+    return paper_files("presets")[name]
+
+
+def title(name: str) -> str:
+    """The first sentence of a preset's comment."""
+    comment = [line.lstrip("# ") for line in path_of(name).read_text().split("\n[")[0].splitlines() if line.startswith("#")]
+    return re.split(r"(?<!Fig)(?<!Figs)\.(?: |$)", " ".join(comment))[0]
+
+
+def chosen(config: Path | None, preset: str | None) -> Path:
+    """The configuration that a command was given, as a file or as a preset's name.
+
+    Raises:
+        ConfigError: neither or both.
+    """
+    if (config is None) == (preset is None):
+        raise ConfigError("give either a configuration file or --preset NAME (see `fedveil methods METHOD`)")
+    if preset is not None:
+        return path_of(preset)
+    assert config is not None
+    return config

@@ -1,0 +1,128 @@
+"""Engine `cuda`, and `batched` on the CPU: several clients of a round at once, their parameters stacked.
+
+Each client runs the same training as on every engine, in a lane of its own; the gradients that the lanes ask for are computed
+together. The results are those of `inline` up to rounding. Plans, door and states stay on the CPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from fedveil.engines.batched_gradient import Stack
+from fedveil.engines.client_thread import InStep, Lane
+from fedveil.engines.device import settings
+from fedveil.engines.memory import keep_freed_memory
+from fedveil.errors import ConfigError
+from fedveil.federation.clients import Clients
+from fedveil.federation.round import Context, Outcome, Task, Work, let_out, planned, trained
+from fedveil.training.local import BatchGradient, GradientSource
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ON_A_CPU = 16
+"""Clients at once on a CPU, where nothing is gained by more."""
+
+
+class Batched:
+    """The engine; it works where the context's model is, and takes the examples there.
+
+    Args:
+        at_once: clients that are trained at the same time; by default as many as memory holds (16 on a CPU).
+        deterministic: the same bits each time on the same device.
+    """
+
+    def __init__(self, context: Context, at_once: int | None = None, deterministic: bool = False) -> None:
+        if at_once is not None and at_once < 1:
+            raise ConfigError(f"run.clients_at_once must be at least 1, got {at_once}")
+        self.device = context.model.vector.device
+        given = context.clients
+        clients = Clients(given.x.to(self.device), given.y.to(self.device), given.offsets)
+        self.context, self.at_once = replace(context, clients=clients), at_once
+        self._stack: Stack | None = None
+        self._deterministic, self._settings = deterministic, ExitStack()
+
+    def __enter__(self) -> Self:
+        self._settings.enter_context(settings(self.device, self.context.spec.precision, self._deterministic))
+        keep_freed_memory()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack = None
+        self._settings.close()
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+        """Train all, then let them out in the order of the tasks."""
+        todo = list(tasks)
+        start = time.perf_counter()
+        works = self._train(todo)
+        for i, task in enumerate(todo):
+            yield let_out(self.context, task, works[i], start)
+
+    def _train(self, todo: list[Task]) -> dict[int, Work | Exception]:
+        """What each task's training gave; longest clients first, a row is given to the next client as soon as it is free."""
+        if not todo:
+            return {}
+        stack, clients = self._room(len(todo)), self.context.clients
+        start = todo[0].released.model.to(self.device)
+        waiting = deque(sorted(range(len(todo)), key=lambda i: -clients.size(todo[i].client)))
+        free = list(range(len(stack.models)))
+        running: dict[int, tuple[int, Lane]] = {}
+        works: dict[int, Work | Exception] = {}
+        try:
+            while waiting or running:
+                while waiting and free:
+                    row, index = free.pop(), waiting.popleft()
+                    running[row] = index, Lane(partial(self._client, task=todo[index], start=start, row=row))
+                for row, (index, lane) in list(running.items()):
+                    if lane.result is not None:
+                        del running[row]
+                        free.append(row)
+                        works[index] = _result(lane)
+                stack.answer([lane.request for _, lane in running.values() if lane.request is not None])
+                for _, lane in running.values():
+                    lane.resume()
+        finally:
+            for _, lane in running.values():
+                lane.give_up()
+        return works
+
+    def _client(self, lane: Lane, task: Task, start: Tensor, row: int) -> Work:
+        def in_step(source: GradientSource) -> GradientSource:
+            return InStep(source, lane, row) if isinstance(source, BatchGradient) else source
+
+        assert self._stack is not None
+        plan = planned(self.context, task)
+        context = replace(self.context, model=self._stack.models[row], gradients=in_step)
+        return trained(context, replace(task, released=replace(task.released, model=start)), plan)
+
+    def _room(self, tasks: int) -> Stack:
+        """The models of a round with that many clients."""
+        rows = min(tasks, self.at_once or self._fitting())
+        if self._stack is None or len(self._stack.models) < rows:
+            self._stack = None
+            self._stack = Stack(self.context.model, self.context.spec, rows)
+        return self._stack
+
+    def _fitting(self) -> int:
+        """How many clients' vectors fit into half of the free memory: model, gradient, update and the optimiser's, twice over."""
+        if self.device.type != "cuda":
+            return ON_A_CPU
+        held = 16 * 4 * self.context.model.layout.dimension
+        free: int = torch.cuda.mem_get_info(self.device)[0]
+        return max(1, free // 2 // held)
+
+
+def _result(lane: Lane) -> Work | Exception:
+    if isinstance(lane.result, Work | Exception):
+        return lane.result
+    assert lane.result is not None
+    raise lane.result

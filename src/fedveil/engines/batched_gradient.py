@@ -1,0 +1,148 @@
+"""The gradients of several models at once: their parameters stacked, the forward pass vectorised over models."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedveil.training.local import forward_precision
+from fedveil.training.params import FlatModel
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fedveil.engines.client_thread import Request
+    from fedveil.training.local import LocalSpec
+    from fedveil.training.params import Layout
+
+_log = logging.getLogger(__name__)
+
+
+class Stack:
+    """n models of the same network as rows of one tensor, and the gradients that they ask for.
+
+    As many requests as fit are answered together. Where memory runs out, half as many are from then on; a network that cannot
+    be vectorised (recurrent ones, and batch normalisation, whose statistics padding would change) is served one by one.
+
+    Attributes:
+        vectors, grads: [n, d]. models: each on its rows. together: models in one pass.
+    """
+
+    def __init__(self, model: FlatModel, spec: LocalSpec, n: int) -> None:
+        self.module, self.layout, self.spec = model.module, model.layout, spec
+        self.vectors = model.vector.new_zeros(n, model.layout.dimension)
+        self.grads = torch.zeros_like(self.vectors)
+        self.models = [FlatModel(copy.deepcopy(model.module), *rows) for rows in zip(self.vectors, self.grads, strict=True)]
+        self.together = n
+        if n > 1 and any(isinstance(part, _BatchNorm) for part in model.module.modules()):
+            self._one_at_a_time("its batch normalisation takes statistics of whole batches")
+
+    def answer(self, requests: Sequence[Request]) -> None:
+        """Write each request's gradient into its model and its loss (or what went wrong) into the request."""
+        left = sorted(requests, key=lambda request: request.row)
+        while left:
+            part = left[: self.together]
+            if self._answered(part):
+                left = left[len(part) :]
+
+    def _answered(self, part: Sequence[Request]) -> bool:
+        """Whether this part was answered; if memory ran out, fewer are to be tried."""
+        if len(part) == 1:
+            _alone(part[0])
+            return True
+        try:
+            self._stacked(part)
+        except torch.OutOfMemoryError:
+            self.together = len(part) // 2
+            _log.warning(
+                "memory ran out: %d clients at once from now on (run.clients_at_once lowers it from the start)", self.together
+            )
+            return False
+        except Exception as error:
+            for request in part:
+                _alone(request)
+            if not any(isinstance(request.answer, Exception) for request in part):
+                self._one_at_a_time(str(error).splitlines()[0])
+        return True
+
+    def _stacked(self, part: Sequence[Request]) -> None:
+        x, y, weights = padded([r.x for r in part], [r.y for r in part])
+        rows = _on_device(tuple(r.row for r in part), self.vectors.device)
+        vectors = self.vectors if len(part) == len(self.vectors) else self.vectors[rows]
+        losses, grads = gradients(self.module, self.layout, self.spec, vectors, x, y, weights)
+        self.grads.index_copy_(0, rows, grads)
+        for request, loss in zip(part, losses.unbind(), strict=True):
+            request.answer = loss
+
+    def _one_at_a_time(self, why: str) -> None:
+        self.together = 1
+        _log.warning("clients are trained one at a time, because the network cannot be stacked: %s", why)
+
+
+def _alone(request: Request) -> None:
+    try:
+        request.answer = request.source(request.local, request.x, request.y)
+    except Exception as error:
+        request.answer = error
+
+
+def padded(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Batches of several clients as one tensor each: examples [n, b, ...], labels [n, b], weights [n, b] that make means.
+
+    Short batches are filled up with their own first example, at weight 0. No batch may be empty.
+    """
+    sizes = tuple(map(len, ys))
+    x, y = (torch.stack([_filled(part, max(sizes)) for part in parts]) for parts in (xs, ys))
+    return x, y, _weights(sizes, x.dtype, x.device)
+
+
+@lru_cache(maxsize=64)
+def _weights(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """1 / size at the first `size` places of each row [n, longest]; kept, so that a GPU need not wait for it at each step."""
+    lengths = torch.tensor(sizes, dtype=torch.float64).unsqueeze(1)
+    return torch.where(torch.arange(max(sizes)) < lengths, 1.0 / lengths, 0.0).to(device, dtype)
+
+
+@lru_cache(maxsize=64)
+def _on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, device=device)
+
+
+def _filled(part: Tensor, length: int) -> Tensor:
+    missing = length - len(part)
+    return part if not missing else torch.cat([part, part[:1].expand(missing, *part.shape[1:])])
+
+
+def gradients(
+    module: nn.Module, layout: Layout, spec: LocalSpec, vectors: Tensor, x: Tensor, y: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The loss [n] and the gradient [n, d] of each model on its own batch, clipped to V row by row when the spec says so.
+
+    Args:
+        vectors: parameters [n, d]. x, y, weights: as `padded` gives them.
+    """
+    leaf = vectors.detach().requires_grad_()
+    parts = zip(layout.names, layout.shapes, torch.split(leaf, layout.sizes, 1), strict=True)
+    parameters = {name: part.view(-1, *shape) for name, shape, part in parts}
+
+    def logits_of(own: dict[str, Tensor], batch: Tensor) -> Tensor:
+        out: Tensor = functional_call(module, own, (batch,))
+        return out
+
+    with forward_precision(spec, x.device):
+        logits = vmap(logits_of, randomness="different")(parameters, x)
+    each = F.cross_entropy(logits.to(vectors.dtype).flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+    losses = (each * weights).sum(1)
+    (grads,) = torch.autograd.grad(losses.sum(), leaf)
+    if spec.batch_clip is not None:
+        norms = torch.linalg.vector_norm(grads, dim=1, keepdim=True)
+        grads.mul_((spec.batch_clip / norms.clamp_min(1e-30)).clamp_max(1.0))
+    return losses.detach(), grads

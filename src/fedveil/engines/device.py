@@ -1,0 +1,63 @@
+"""The GPU: whether there is one that works, and the settings under which a run uses it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedveil.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedveil.training.local import Precision
+
+GPU = "cuda:0"
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+
+
+def gpu_problem() -> str:
+    """Why no GPU can be used, or an empty string when one can."""
+    if not torch.cuda.is_available():
+        if torch.version.cuda is None and torch.version.hip is None:
+            return f"PyTorch {torch.__version__} was built without CUDA"
+        return f"PyTorch {torch.__version__} finds no GPU that it can use"
+    try:
+        float(torch.zeros(1, device=GPU) + 1)
+    except RuntimeError as error:
+        return f"PyTorch {torch.__version__} cannot compute on it: {str(error).splitlines()[0]}"
+    return ""
+
+
+def gpu_in_machine() -> bool:
+    """Whether the machine has an NVIDIA GPU with its driver, whatever PyTorch says."""
+    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+
+
+@contextmanager
+def settings(device: torch.device, precision: Precision, deterministic: bool) -> Iterator[None]:
+    """PyTorch's global settings for training on `device`, put back afterwards.
+
+    Args:
+        precision: only `tf32` lets float32 products be rounded to TensorFloat-32. deterministic: the same bits each time on the
+            same device; operations that cannot promise it fail.
+
+    Raises:
+        ConfigError: determinism on a GPU without cuBLAS's setting for it, which must be there before the process starts.
+    """
+    if deterministic and device.type == "cuda" and os.environ.get(_CUBLAS) not in (":4096:8", ":16:8"):
+        raise ConfigError(f"run.deterministic on a GPU needs the environment variable {_CUBLAS}=:4096:8, set before the start")
+    before = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    tf32 = precision == "tf32"
+    torch.use_deterministic_algorithms(deterministic or before[0])
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=not deterministic, deterministic=deterministic, allow_tf32=tf32):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.set_float32_matmul_precision(before[1])

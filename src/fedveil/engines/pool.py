@@ -1,0 +1,283 @@
+"""Engine `pool`: one warm worker process per core, one thread each, data and global model in shared memory.
+
+Workers run the same `client_round` as the inline engine and outcomes come back in the order of the tasks, so the result is
+equal to the bit for any number of workers. The global model and what clients release lie in shared memory, one row of the model's
+size for each client of the largest round, and so does what clients keep (`slots.py`). A few hundred bytes a client go through
+pipes.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing as mp
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Self
+
+import torch
+
+from fedveil.engines.interrupts import ends_on_interrupt, put_off
+from fedveil.engines.memory import keep_freed_memory, shared, shared_zeros
+from fedveil.engines.pool_worker import EMPTY, pack, read_reply, work
+from fedveil.engines.shared_arena import Slot, Slots
+from fedveil.errors import ConfigError, FedveilError
+from fedveil.federation.round import Context, Outcome, Task
+from fedveil.release.door import Contribution
+from fedveil.release.plan import Plan, Released, Upload
+
+_TRIES = 2
+_END = 1.0
+"""Seconds that workers are given to end before they are killed."""
+_START = 60.0
+"""Seconds that a new worker is given beyond a client's time-out: a spawned one imports everything first."""
+_DIED = "its worker process died"
+
+
+@dataclass
+class _Worker:
+    """`index`: of the task it works on, or -1. `since`: when it began. `planned`: the last round whose common plan it knows.
+
+    `ready`: it has reported that it is up; a client's time counts from then on. `slot`: where it may write what its client keeps.
+    """
+
+    process: BaseProcess
+    pipe: Connection
+    index: int = -1
+    since: float = 0.0
+    planned: int = -1
+    ready: bool = False
+    slot: Slot | None = None
+
+
+class Pool:
+    """The engine; `workers` defaults to the cores this process may use.
+
+    Args:
+        context: shared by all clients; its data are inherited by forked workers and shared with spawned ones.
+        start: `fork` or `spawn`; by default fork on Linux, else spawn.
+        timeout: seconds after which a client is given up and its worker replaced, or None.
+    """
+
+    def __init__(
+        self, context: Context, workers: int | None = None, start: str | None = None, timeout: float | None = None
+    ) -> None:
+        if timeout is not None and not timeout > 0:
+            raise ConfigError(f"training.client_timeout must be > 0 seconds, got {timeout}")
+        self.context, self.timeout = context, timeout
+        self.count = workers or available_cores()
+        start = start or ("fork" if sys.platform.startswith("linux") else "spawn")
+        self.mp = mp.get_context(start)
+        self._forks = start == "fork"
+        self._models = shared_zeros(2, context.door.layout.dimension, inherited=self._forks)
+        self._rows = torch.zeros(0, context.door.layout.dimension)
+        self._workers: list[_Worker] = []
+        self._came_up = False
+        if not self._forks:
+            shared(context.clients.x)
+            shared(context.clients.y)
+
+    def __enter__(self) -> Self:
+        self._slots = Slots()
+        self._threads = torch.get_num_threads()
+        self._ends_on_interrupt = ends_on_interrupt()
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._end_all()
+        self._slots.close()
+        torch.set_num_threads(self._threads)
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+        """Run the tasks, longest client first, and give the outcomes in the order of the tasks.
+
+        A worker that dies is replaced and its client tried once more; a client that outlasts the time-out is given up.
+        """
+        todo = list(tasks)
+        if not todo:
+            return
+        finished = False
+        try:
+            self._publish(todo[0].released, len(todo))
+            yield from self._run(todo)
+            finished = True
+        finally:
+            if not finished:
+                self._end_all()
+
+    # --- one round ---
+
+    def _run(self, todo: list[Task]) -> Iterator[Outcome]:
+        clients = self.context.clients
+        waiting = deque(sorted(range(len(todo)), key=lambda i: -clients.size(todo[i].client)))
+        tries = [0] * len(todo)
+        done: dict[int, Outcome] = {}
+        upcoming = 0
+        while upcoming < len(todo):
+            self._hand_out(todo, waiting, tries)
+            for index, answer in self._collect(tries):
+                if answer is None:
+                    waiting.appendleft(index)
+                elif isinstance(answer, BaseException):
+                    raise answer
+                else:
+                    done[index] = self._completed(answer, todo[index], index)
+            while upcoming in done:
+                yield done.pop(upcoming)
+                upcoming += 1
+
+    def _publish(self, released: Released, tasks: int) -> None:
+        """Write the global models where the workers read them, and make room for the answers."""
+        self._models[0].copy_(released.model)
+        if released.previous is not None:
+            self._models[1].copy_(released.previous)
+        if len(self._rows) < tasks:
+            self._end_all()
+            self._rows = shared_zeros(tasks + tasks // 4, self._models.shape[1], inherited=self._forks)
+        while len(self._workers) < min(self.count, tasks):
+            with put_off():
+                self._workers.append(self._hire())
+
+    def _hire(self) -> _Worker:
+        ours, theirs = self.mp.Pipe()
+        foreign = [ours, *(w.pipe for w in self._workers)] if self._forks else []
+        parent = os.getpid(), self._ends_on_interrupt, foreign
+        arguments = (self.context, self._models, self._rows, self._slots.handle, theirs, *parent)
+        process = self.mp.Process(target=work, args=arguments, daemon=True)  # type: ignore[attr-defined]
+        process.start()
+        theirs.close()
+        return _Worker(process, ours)
+
+    def _hand_out(self, todo: list[Task], waiting: deque[int], tries: list[int]) -> None:
+        for place, worker in enumerate(self._workers):
+            if worker.index >= 0 or not waiting:
+                continue
+            task = todo[waiting[0]]
+            slim = replace(task.released, model=EMPTY, previous=None if task.released.previous is None else EMPTY)
+            task = replace(task, released=slim, common=None)
+            if worker.planned == slim.round:
+                task = replace(task, policy_state={})
+            worker.slot = self._slots.lend()
+            message = pack((waiting[0], task, worker.slot), self._slots.place)
+            try:
+                worker.pipe.send_bytes(message)
+            except OSError:
+                worker = self._renewed(place)
+                worker.slot, task = self._slots.lend(), replace(task, policy_state=todo[waiting[0]].policy_state)
+                message = pack((waiting[0], task, worker.slot), self._slots.place)
+                with suppress(OSError):  # dead again: `_collect` sees it
+                    worker.pipe.send_bytes(message)
+            worker.planned = slim.round if self.context.summed else -1
+            worker.index, worker.since = waiting.popleft(), time.monotonic()
+            tries[worker.index] += 1
+
+    def _collect(self, tries: list[int]) -> list[tuple[int, Any]]:
+        """What came back: an outcome, an error that ends the run, or None for a client that must be tried again."""
+        busy = [w for w in self._workers if w.index >= 0]
+        ready = set(wait([w.pipe for w in busy] + [w.process.sentinel for w in busy], timeout=self._patience(busy)))
+        answers: list[tuple[int, Any]] = []
+        for worker in busy:
+            if worker.pipe in ready:
+                try:
+                    message = worker.pipe.recv_bytes()
+                except (EOFError, OSError):
+                    answers.append(self._replace(worker, tries, _DIED))
+                    continue
+                answer = self._opened(worker, message)
+                if answer is None:
+                    worker.ready = self._came_up = True
+                    worker.since = time.monotonic()
+                else:
+                    answers.append((worker.index, answer))
+                    worker.index = -1
+            elif worker.process.sentinel in ready:
+                answers.append(self._replace(worker, tries, _DIED))
+            elif time.monotonic() > self._deadline(worker):
+                tries[worker.index] = _TRIES
+                answers.append(self._replace(worker, tries, f"no answer within {self.timeout:g} seconds"))
+        return answers
+
+    def _opened(self, worker: _Worker, message: bytes) -> Any:
+        """The answer, whose large tensors stay in the worker's slot."""
+        if not worker.ready:  # it says that it is up; its slot waits for the client
+            return read_reply(message, self._slots.filled(None))[1]
+        slot, worker.slot = worker.slot, None
+        needed, answer = read_reply(message, self._slots.filled(slot))
+        self._slots.need(needed)
+        return answer
+
+    def _patience(self, busy: list[_Worker]) -> float | None:
+        if self.timeout is None:
+            return None
+        return max(0.0, min(map(self._deadline, busy)) - time.monotonic()) + 0.01
+
+    def _deadline(self, worker: _Worker) -> float:
+        """When the client that this worker has is given up."""
+        return math.inf if self.timeout is None else worker.since + self.timeout + (0.0 if worker.ready else _START)
+
+    def _replace(self, worker: _Worker, tries: list[int], why: str) -> tuple[int, Any]:
+        index = worker.index
+        if tries[index] == _TRIES and not self._came_up:
+            raise FedveilError(
+                "worker processes do not come up (see above): a script must start its run under "
+                "`if __name__ == '__main__':`, classes defined in a notebook or in `python -c` must be put in a module, "
+                "and there must be memory for the workers; or set run.engine = 'inline'"
+            )
+        self._renewed(self._workers.index(worker))
+        if tries[index] < _TRIES:
+            return index, None
+        return index, Outcome(-1, None, {}, {}, error=f"{why} (tried {tries[index]} times)" if why == _DIED else why)
+
+    def _renewed(self, place: int) -> _Worker:
+        """A new worker in place of one that is of no use any more."""
+        with put_off():
+            _end([self._workers[place]])
+            self._slots.give_back(self._workers[place].slot)
+            self._workers[place] = self._hire()
+        return self._workers[place]
+
+    def _completed(self, outcome: Outcome, task: Task, index: int) -> Outcome:
+        """Put back what did not travel: the vector from its row, common plan and state, a lost client's states."""
+        if outcome.client < 0:
+            return replace(outcome, client=task.client, policy_state=task.policy_state, private=task.private)
+        release = outcome.release
+        if isinstance(release, Upload):
+            release = replace(release, vector=self._rows[index])
+        elif isinstance(release, Contribution):
+            plan = task.common if isinstance(task.common, Plan) else release.plan
+            release = replace(release, sealed=self._rows[index], plan=plan)
+        state = task.policy_state if self.context.summed else outcome.policy_state
+        return replace(outcome, release=release, policy_state=state)
+
+    def _end_all(self) -> None:
+        with put_off():
+            workers, self._workers = self._workers, []
+            _end(workers)
+            for worker in workers:
+                self._slots.give_back(worker.slot)
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _end(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.pipe.close()
+        worker.process.terminate()
+    deadline = time.monotonic() + _END
+    for worker in workers:
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+        worker.process.close()

@@ -1,0 +1,165 @@
+"""A worker process of the pool: its life, and how messages to and from it are packed."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import parent_process
+from typing import Any
+
+import torch
+
+from fedveil.engines.interrupts import begin_worker
+from fedveil.engines.memory import keep_freed_memory
+from fedveil.engines.shared_arena import LEAST, Array, Desk, Handle, There
+from fedveil.errors import FedveilError
+from fedveil.federation.round import Context, Outcome, Task, client_round
+from fedveil.release.door import Contribution
+from fedveil.release.plan import Plan, Raw, Upload
+
+EMPTY = torch.empty(0)
+"""Stands in for a vector that lies in shared memory."""
+
+_NO_PLAN = Plan()
+_PR_SET_PDEATHSIG = 1
+
+
+def work(
+    context: Context,
+    models: torch.Tensor,
+    rows: torch.Tensor,
+    handle: Handle,
+    pipe: Connection,
+    parent: int,
+    ends_on_interrupt: bool,
+    foreign: list[Connection],
+) -> None:
+    """A worker's life: wait for a task, run it, write the vector into its row, answer; end when the parent has.
+
+    Args:
+        models: the global model and the one before it [2, d]. rows: one per task of a round [n, d]. handle: of the slots.
+        parent: its process id. ends_on_interrupt: whether Ctrl-C ends the parent's work, and so this worker.
+        foreign: the parent's ends of pipes, which a forked worker must not hold open.
+    """
+    begin_worker(ends_on_interrupt)
+    for connection in foreign:
+        connection.close()
+    _die_with(parent)
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    planned: tuple[int, Plan | Raw] | None = None
+    try:
+        pipe.send_bytes(reply(None))
+        while _next(pipe):
+            index, task, slot = unpack(pipe.recv_bytes(), Desk(handle, None).there)
+            desk = Desk(handle, slot)
+            previous = None if task.released.previous is None else models[1]
+            task = replace(task, released=replace(task.released, model=models[0], previous=previous))
+            answer: Outcome | Exception
+            try:
+                if context.summed:
+                    if planned is None or planned[0] != task.released.round:
+                        planned = task.released.round, context.policy.plan(task.released, task.policy_state)
+                    task = replace(task, common=planned[1], policy_state={})
+                answer = _slim(client_round(context, task), rows[index], task)
+            except Exception as error:
+                answer = error if isinstance(error, FedveilError) else RuntimeError(f"in a worker: {traceback.format_exc()}")
+            try:
+                message = reply(answer, desk)
+            except Exception as error:
+                message = reply(Outcome(-1, None, {}, {}, error=f"its answer cannot be sent to the main process: {error!r}"))
+            pipe.send_bytes(message)
+    except (EOFError, OSError):
+        return
+
+
+def _next(pipe: Connection) -> bool:
+    """Wait for a task; False when the parent is gone."""
+    above = parent_process()
+    return pipe in wait([pipe] if above is None else [pipe, above.sentinel])
+
+
+def _die_with(parent: int) -> None:
+    """Ask the system to end this process when the parent ends, however that happens (Linux; elsewhere its next task ends it)."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _slim(outcome: Outcome, row: torch.Tensor, task: Task) -> Outcome:
+    """The outcome with its vector moved into shared memory, and without what the parent knows."""
+    release = outcome.release
+    if isinstance(release, Upload):
+        row.copy_(release.vector)
+        release = replace(release, vector=EMPTY)
+    elif isinstance(release, Contribution):
+        row.copy_(release.sealed)
+        release = replace(release, sealed=EMPTY, plan=_NO_PLAN if isinstance(task.common, Plan) else release.plan)
+    return replace(outcome, release=release)
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def pack(value: Any, place: Callable[[Array], int | None] | None = None) -> bytes:
+    """Pickle for a pipe between our own processes.
+
+    Tensors go by value (torch's own way keeps a file open for each), or, if they are large and `place` tells an offset in the
+    slots, as a note of where they lie.
+    """
+    buffer = io.BytesIO()
+    _Pickler(buffer, place).dump(value)
+    return buffer.getvalue()
+
+
+def unpack(message: bytes, there: There) -> Any:
+    """What was packed; `there` finds the tensors that lie in slots."""
+    return _Unpickler(message, there).load()
+
+
+def reply(answer: Outcome | Exception | None, desk: Desk | None = None) -> bytes:
+    """A worker's message: the size of what it has, or would have, put into its slot [8 bytes], and the answer."""
+    packed = pack(answer, desk.place if desk is not None else None)
+    return (desk.needed if desk is not None else 0).to_bytes(8, "little") + packed
+
+
+def read_reply(message: bytes, there: There) -> tuple[int, Any]:
+    """(size, answer) of a worker's message."""
+    return int.from_bytes(message[:8], "little"), unpack(message[8:], there)
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, buffer: io.BytesIO, place: Callable[[Array], int | None] | None) -> None:
+        super().__init__(buffer, protocol=5)
+        self._place = place
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return NotImplemented
+        array = value.detach().cpu().numpy()
+        offset = self._place(array) if self._place is not None and array.nbytes >= LEAST else None
+        if offset is None:
+            return torch.from_numpy, (array,)
+        return _there, (offset, array.dtype.str, array.shape)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, message: bytes, there: There) -> None:
+        super().__init__(io.BytesIO(message))
+        self._found = there
+
+    def find_class(self, module: str, name: str) -> Any:
+        return self._found if (module, name) == (__name__, _there.__name__) else super().find_class(module, name)
+
+
+def _there(offset: int, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    raise LookupError("stands for the `there` of `unpack`")

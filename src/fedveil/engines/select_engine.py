@@ -1,0 +1,79 @@
+"""The engines by name, and where each of them trains."""
+
+from __future__ import annotations
+
+import logging
+from multiprocessing import current_process
+
+from fedveil.engines.batched import Batched
+from fedveil.engines.device import GPU, gpu_in_machine, gpu_problem
+from fedveil.engines.inline import Inline
+from fedveil.engines.pool import Pool, available_cores
+from fedveil.errors import ConfigError, nearest
+from fedveil.federation.engine import Engine
+from fedveil.federation.round import Context
+
+ENGINES = ("inline", "pool", "batched", "cuda")
+_log = logging.getLogger(__name__)
+
+
+def place(name: str, timeout: float | None = None) -> str:
+    """The device on which the engine called `name` wants model and examples.
+
+    `auto` takes a GPU that works; one that does not is told of on the log.
+
+    Raises:
+        ConfigError: an unknown engine, one that cannot do with a time-out or where this process is, or `cuda` without a GPU
+            that works.
+    """
+    _check(name, timeout)
+    if name not in ("auto", "cuda") or (name == "auto" and timeout is not None):
+        return "cpu"
+    problem = gpu_problem()
+    if not problem:
+        return GPU
+    if name == "cuda":
+        raise ConfigError(f"run.engine = 'cuda', but {problem}: set run.engine to auto, pool, or batched (the same on a CPU)")
+    if gpu_in_machine():
+        _log.warning("this machine has a GPU, but %s: training on the CPU", problem)
+    return "cpu"
+
+
+def engine(
+    name: str,
+    context: Context,
+    timeout: float | None = None,
+    *,
+    at_once: int | None = None,
+    deterministic: bool = False,
+) -> Engine:
+    """The engine called `name`, for a context whose model is where `place` said.
+
+    `auto` is `cuda` when the model is on a GPU, else the pool when there is more than one core and more than one client, and
+    this process may start others.
+
+    Args:
+        timeout: seconds after which a client is given up, or None; needs the pool, because a process cannot leave itself.
+        at_once, deterministic: see `Batched`.
+    """
+    _check(name, timeout)
+    if name == "auto":
+        many = available_cores() > 1 and len(context.clients) > 1 and not current_process().daemon
+        worthwhile = timeout is not None or many
+        on_gpu = context.model.vector.device.type == "cuda"
+        name = "cuda" if on_gpu else "pool" if worthwhile else "inline"
+    if name == "pool":
+        return Pool(context, timeout=timeout)
+    return Inline(context) if name == "inline" else Batched(context, at_once, deterministic)
+
+
+def _check(name: str, timeout: float | None) -> None:
+    if name not in ("auto", *ENGINES):
+        raise ConfigError(f"run.engine = {name!r}: unknown engine{nearest(name, ENGINES)}; there are auto, {', '.join(ENGINES)}")
+    if timeout is not None and name not in ("auto", "pool"):
+        raise ConfigError(f"training.client_timeout needs run.engine = 'pool' (or 'auto'): {name} cannot interrupt a client")
+    if (timeout is not None or name == "pool") and current_process().daemon:
+        raise ConfigError(
+            "run.engine = 'pool' and training.client_timeout need worker processes, and a worker of multiprocessing.Pool may not "
+            "start any: set run.engine = 'inline' without a time-out, or run it in a process of its own (concurrent.futures)"
+        )

@@ -1,1 +1,0 @@
-"""What a person runs: configuration, run directory, statement, report."""

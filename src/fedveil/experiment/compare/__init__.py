@@ -1,1 +1,0 @@
-"""`fedveil compare`: methods at equal guarantee over seeds."""

@@ -1,1 +1,0 @@
-"""Grids of runs: cells side by side, one process a core, resumable."""

@@ -1,1 +1,0 @@
-"""`fedveil report`: one self-contained HTML page of one or several runs."""

@@ -1,1 +1,0 @@
-"""`fedveil reproduce`: the papers' tables and figures as recipes, ours beside theirs."""

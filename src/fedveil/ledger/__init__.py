@@ -1,0 +1,1 @@
+"""The record of every release, and the budgets that it enforces."""

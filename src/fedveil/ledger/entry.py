@@ -1,0 +1,188 @@
+"""One release as the ledger keeps it: the `Entry`, its row of plain SQL values, and the row's link in the hash chain."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.errors import ConfigError, LedgerError
+
+AGGREGATE = -1
+"""The `client` of a release that is about all clients at once."""
+
+Value = int | float | str | None
+COLUMNS = (
+    *("seq", "time", "run", "round", "client", "unit", "adjacency", "view"),
+    *("event", "mu", "rate", "noise_multiplier", "count", "reason"),
+    *("clip", "noise_std", "coordinates", "dimension", "participants", "reads", "note"),
+)
+"""The columns of a release, in the order in which they enter the digest."""
+
+_LARGEST = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One noisy vector that leaves, and what it costs.
+
+    run, round (>= 0), client (>= 0, or -1 for the aggregate); unit, adjacency, view: whom the cost protects from whom.
+    event: the cost. clip: clip norm per layer (inf when unclipped, 0 for a layer that is not sent). noise_std: standard deviation
+    per layer on what leaves. coordinates: how many numbers are sent, of `dimension`. participants: clients in this round's sum.
+    reads: what the policy read of raw data; with anything in it nothing can be proven and the event must be `Unbounded`.
+
+    Raises ConfigError for values out of range and for combinations whose cost would be a wrong number: amplification by sampling
+    clients in the server view, a server view without a client, a finite cost without noise or with a policy that read raw data.
+    """
+
+    run: str
+    round: int
+    client: int
+    unit: Unit
+    adjacency: Adjacency
+    view: View
+    event: Event
+    clip: tuple[float, ...]
+    noise_std: tuple[float, ...]
+    coordinates: int
+    dimension: int
+    participants: int
+    reads: tuple[str, ...] = ()
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        _normalise(self)
+        _check_ranges(self)
+        _check_sense(self)
+
+    @property
+    def scope(self) -> Scope:
+        """Unit, adjacency and view of the cost."""
+        return Scope(self.unit, self.adjacency, self.view)
+
+
+def _normalise(entry: Entry) -> None:
+    """Plain Python numbers and enums, so that a row reads back equal; raises ConfigError where that would change a value."""
+    if not isinstance(entry.reads, tuple):
+        raise ConfigError(f"reads must be a tuple of names, got {entry.reads!r}")
+    try:
+        for name in ("round", "client", "coordinates", "dimension", "participants"):
+            object.__setattr__(entry, name, operator.index(getattr(entry, name)))
+        for name in ("clip", "noise_std"):
+            object.__setattr__(entry, name, tuple(float(x) for x in getattr(entry, name)))
+        for name, kind in (("unit", Unit), ("adjacency", Adjacency), ("view", View)):
+            object.__setattr__(entry, name, kind(getattr(entry, name)))
+        for text in (entry.run, entry.note, *entry.reads):
+            text.encode()
+    except (TypeError, ValueError, AttributeError) as problem:
+        raise ConfigError(f"a ledger entry has a field of the wrong type ({problem}); see the fields of Entry") from problem
+
+
+def _check_ranges(entry: Entry) -> None:
+    if not 0 <= entry.round <= _LARGEST:
+        raise ConfigError(f"round must be >= 0, got {entry.round}")
+    if not AGGREGATE <= entry.client <= _LARGEST:
+        raise ConfigError(f"client must be >= 0, or -1 for the aggregate, got {entry.client}")
+    if not 0 <= entry.coordinates <= entry.dimension <= _LARGEST:
+        raise ConfigError(f"need 0 <= coordinates <= dimension, got {entry.coordinates} of {entry.dimension}")
+    least = 0 if entry.client == AGGREGATE else 1  # an empty Poisson round still releases its noise
+    if not least <= entry.participants <= _LARGEST:
+        raise ConfigError(f"participants must be >= {least}, got {entry.participants}")
+    if not entry.clip or len(entry.clip) != len(entry.noise_std):
+        raise ConfigError(f"need one clip and one noise_std per layer, got {len(entry.clip)} and {len(entry.noise_std)}")
+    if not all(c >= 0 for c in entry.clip):
+        raise ConfigError(f"clip must be >= 0 (inf when unclipped), got {entry.clip}")
+    if not all(s >= 0 and math.isfinite(s) for s in entry.noise_std):
+        raise ConfigError(f"noise_std must be finite and >= 0, got {entry.noise_std}")
+
+
+def _check_sense(entry: Entry) -> None:
+    event = entry.event
+    if not isinstance(event, Gaussian | SampledGaussian | Unbounded):
+        raise ConfigError(
+            f"the ledger knows Gaussian, SampledGaussian and Unbounded, not {event!r}; an unknown mechanism is Unbounded(reason)"
+        )
+    if entry.view is View.SERVER and entry.client == AGGREGATE:
+        raise ConfigError("in the server view each upload is a release of its own: give its client (>= 0), not -1")
+    if isinstance(event, Unbounded):
+        if not event.reason:
+            raise ConfigError("an Unbounded release must say why (reason)")
+        return
+    if not 1 <= event.count <= _LARGEST:
+        raise ConfigError(f"a release counts at least once (and below 2^63), got count = {event.count}")
+    clients_are_seen = entry.unit is Unit.CLIENT and entry.view is View.SERVER
+    if clients_are_seen and isinstance(event, SampledGaussian) and event.rate < 1:
+        raise ConfigError(
+            f"no amplification by sampling clients in the server view, where it is seen who takes part: "
+            f"charge Gaussian(mu = {1 / event.noise_multiplier:g})"
+        )
+    if entry.reads:
+        raise ConfigError(
+            f"the policy read raw data ({', '.join(entry.reads)}), so nothing can be proven: "
+            f"charge Unbounded(reason) instead of {event}"
+        )
+    if entry.coordinates and any(c > 0 and s == 0 for c, s in zip(entry.clip, entry.noise_std, strict=True)):
+        raise ConfigError(
+            "a layer with clip > 0 has noise_std = 0: charge Unbounded(reason), or clip = 0 for a layer that is not sent"
+        )
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def to_row(seq: int, time: float, entry: Entry) -> tuple[Value, ...]:
+    """The values of `COLUMNS`; lists are JSON text, in which an infinite clip is null."""
+    event = entry.event
+    mu = rate = noise_multiplier = reason = None
+    count = 1
+    if isinstance(event, Gaussian):
+        kind, mu, count = "gaussian", float(event.mu), operator.index(event.count)
+    elif isinstance(event, SampledGaussian):
+        kind, rate, noise_multiplier = "sampled_gaussian", float(event.rate), float(event.noise_multiplier)
+        count = operator.index(event.count)
+    else:
+        kind, reason = "unbounded", event.reason
+    clip = json.dumps([None if math.isinf(c) else c for c in entry.clip])
+    noise_std, reads = json.dumps(entry.noise_std), json.dumps(entry.reads)
+    return (
+        *(seq, time, entry.run, entry.round, entry.client, str(entry.unit), str(entry.adjacency), str(entry.view)),
+        *(kind, mu, rate, noise_multiplier, count, reason),
+        *(clip, noise_std, entry.coordinates, entry.dimension, entry.participants, reads, entry.note),
+    )
+
+
+def from_row(row: Sequence[Value]) -> tuple[int, float, Entry]:
+    """Sequence number, Unix time and entry of a row of `COLUMNS`; raises LedgerError when it is none."""
+    f: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
+    try:
+        entry = Entry(
+            **{name: f[name] for name in ("run", "round", "client", "unit", "adjacency", "view")},
+            event=_event(f),
+            clip=tuple(math.inf if c is None else c for c in json.loads(f["clip"])),
+            noise_std=tuple(json.loads(f["noise_std"])),
+            **{name: f[name] for name in ("coordinates", "dimension", "participants", "note")},
+            reads=tuple(json.loads(f["reads"])),
+        )
+    except (TypeError, ValueError) as problem:
+        raise LedgerError(f"the ledger holds a row that is no release ({problem}): it is damaged; restore a backup") from problem
+    return f["seq"], f["time"], entry
+
+
+def _event(f: dict[str, Any]) -> Event:
+    if f["event"] == "gaussian":
+        return Gaussian(f["mu"], f["count"])
+    if f["event"] == "sampled_gaussian":
+        return SampledGaussian(f["rate"], f["noise_multiplier"], f["count"])
+    if f["event"] == "unbounded":
+        return Unbounded(f["reason"])
+    raise ValueError(f"unknown event {f['event']!r}")
+
+
+def link(previous: str, values: Sequence[Value]) -> str:
+    """SHA-256, in hex, of the previous digest, a line feed and the values as JSON: a link of the chain."""
+    return hashlib.sha256(f"{previous}\n{json.dumps(list(values))}".encode()).hexdigest()

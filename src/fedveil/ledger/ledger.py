@@ -1,0 +1,271 @@
+"""The ledger: an append-only list, on disk, of every noisy vector that left; written and synced before the vector leaves.
+
+A process killed at any moment leaves a ledger in which no handed-over release is missing (it may hold a few that never were).
+Schema, guarantees and failure modes: docs/ledger.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakSet
+
+from fedveil.accounting.types import Adjacency, Unit, View
+from fedveil.errors import LedgerError
+from fedveil.ledger import ledger_store as store
+from fedveil.ledger.entry import AGGREGATE, Entry, from_row, link, to_row
+from fedveil.ledger.ledger_head import head_path, raise_head, read_head
+
+__all__ = ["AGGREGATE", "Entry", "Ledger", "Row", "Total", "summary"]
+
+Row = tuple[int, float, Entry]
+"""Sequence number (from 1), Unix time in seconds, and the release."""
+
+_PAGE = 1000
+
+
+class Ledger:
+    """An open ledger, from `Ledger.create` or `Ledger.open`.
+
+    Any number of processes may write one ledger, each through its own, also forked ones; the threads of a process may share one.
+    """
+
+    def __init__(self, path: Path, meta: Mapping[str, str]) -> None:
+        self.path = path
+        self.run = meta["run"]
+        self.meta: dict[str, Any] = json.loads(meta["meta"])
+        self._genesis = store.genesis(meta)
+        self._lock = threading.RLock()
+        self._owner: int | None = os.getpid()
+        self._connect()
+        self._home = (self._files[0], self._files[2])
+        _OPEN.add(self)
+
+    @classmethod
+    def create(cls, path: str | Path, run: str, meta: Mapping[str, Any] | None = None) -> Self:
+        """Start an empty ledger at `path` for `run`, with public configuration `meta` (plain JSON values).
+
+        Raises LedgerError if a ledger, or what is left of one, is already there.
+        """
+        store.create(Path(path), run, meta or {})
+        return cls.open(path)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Open an existing ledger after verifying all of it (time linear in its rows; measured in docs/ledger.md).
+
+        Raises LedgerError, with advice, when it is missing, damaged, shorter than what was charged, not a ledger, or of another
+        schema. Nothing is repaired, and a refused file is left as it was found.
+        """
+        path = Path(path)
+        meta = store.verify(path)
+        try:
+            return cls(path, meta)
+        except (sqlite3.Error, OSError, KeyError, ValueError) as problem:
+            raise LedgerError(
+                f"cannot open the ledger {path} for writing: {problem}. Check the permissions of the file and its folder"
+            ) from problem
+
+    def charge(self, entry: Entry) -> int:
+        """Record one release and return its sequence number once it is committed and synced; only then may the vector leave.
+
+        Raises LedgerError if that is not certain: hand nothing over (the ledger may then hold this release, an over-count).
+        """
+        return self.charge_many([entry])[0]
+
+    def charge_many(self, entries: Iterable[Entry], admit: Callable[[], None] | None = None) -> list[int]:
+        """Record several releases that are handed over together, all or none, in one transaction.
+
+        admit: called under the ledger's write lock, after every other writer's commits and before ours; an exception from it
+        cancels the charge. It is where a budget that several processes share is checked (`Budgets.charge`).
+        Raises LedgerError as `charge` does.
+        """
+        entries = list(entries)
+        with self._lock:
+            self._check_usable()
+            if not entries:
+                return []
+            try:
+                last, chain = self._append(entries, admit)
+                raise_head(self.path, last, chain)
+            except (sqlite3.Error, OSError) as problem:
+                raise LedgerError(
+                    f"cannot record a release in {self.path} ({problem}), so nothing may be handed over: check free space, "
+                    f"permissions and other users of the file, then resume the run"
+                ) from problem
+            self._check_usable()
+        return list(range(last - len(entries) + 1, last + 1))
+
+    def _append(self, entries: list[Entry], admit: Callable[[], None] | None) -> tuple[int, str]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            if admit is not None:
+                admit()
+            seq, chain = self._last()
+            now = time.time()
+            for entry in entries:
+                seq += 1
+                values = to_row(seq, now, entry)
+                chain = link(chain, values)
+                self._connection.execute(store.INSERT, (*values, chain))
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+        return seq, chain
+
+    def entries(self, since: int = 0) -> Iterator[Row]:
+        """The releases with a sequence number above `since`, in order; rows that other processes add meanwhile are included."""
+        while True:
+            with self._lock:
+                self._check_usable()
+                page = self._connection.execute(f"{store.SELECT} WHERE seq > ? ORDER BY seq LIMIT {_PAGE}", (since,)).fetchall()
+            for *values, _ in page:
+                yield from_row(values)
+            if len(page) < _PAGE:
+                return
+            since = page[-1][0]
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._check_usable()
+            return self._last()[0]
+
+    def holds(self, seq: int, digest: str) -> bool:
+        """Whether release `seq` is in the ledger and is the one with that digest; so then are all before it. 0 always is."""
+        with self._lock:
+            self._check_usable()
+            found = self._connection.execute("SELECT digest FROM release WHERE seq = ?", (seq,)).fetchone()
+        return seq == 0 or found == (digest,)
+
+    def close(self) -> None:
+        """Close the connection; the last one to close moves the log into the main file. Closing twice is fine."""
+        with self._lock:
+            if self._owner == os.getpid():
+                self._connection.close()
+            self._owner = None
+            _OPEN.discard(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _connect(self) -> None:
+        self._connection = store.connect(self.path)
+        self._connection.execute("SELECT count(*) FROM meta").fetchone()
+        self._files = self._identity()
+        self._suspended = False
+
+    def _suspend(self) -> None:
+        """Close the connection until the ledger is next used."""
+        if self._owner == os.getpid() and not self._suspended:
+            self._connection.close()
+            self._suspended = True
+
+    def _resume(self) -> None:
+        """Connect again, and leave the ledger unusable if these are no longer the same files or lack releases."""
+        self._connect()
+        files, self._files = self._files, ()
+        head = read_head(self.path)[0]
+        if (files[0], files[2]) == self._home and self._last()[0] >= head:
+            self._files = files
+
+    def _last(self) -> tuple[int, str]:
+        """Sequence number and digest of the last release."""
+        row = self._connection.execute("SELECT seq, digest FROM release ORDER BY seq DESC LIMIT 1").fetchone()
+        return row or (0, self._genesis)
+
+    def _identity(self) -> tuple[int, ...]:
+        return tuple(os.stat(file).st_ino for file in (self.path, store.wal_path(self.path), head_path(self.path)))
+
+    def _check_usable(self) -> None:
+        """Raise LedgerError unless the connection is ours and still writes to the files at our path."""
+        if self._owner is None:
+            raise LedgerError(f"the ledger {self.path} is closed; open it again")
+        if self._owner != os.getpid():
+            raise LedgerError(
+                f"the ledger {self.path} was opened by another process; each process opens its own with Ledger.open"
+            )
+        try:
+            if self._suspended:
+                self._resume()
+            same = self._identity() == self._files
+        except (OSError, sqlite3.Error):
+            same = False
+        if not same:
+            raise LedgerError(
+                f"a file of the ledger {self.path} was removed or replaced while in use, so releases may be lost: hand nothing "
+                f"over, stop the run and restore {self.path.name}, its -wal and its -head from a backup"
+            )
+
+
+# --- forks ------------------------------------------------------------------------------------------------------------
+
+_OPEN: WeakSet[Ledger] = WeakSet()
+"""The open ledgers of this process. SQLite's locks do not survive a fork, but a child that inherits a connection takes them for
+its own; so every connection is closed before a fork, and opened again in the parent when it is next used."""
+_held: list[Ledger] = []
+
+
+def _before_fork() -> None:
+    for ledger in list(_OPEN):
+        ledger._lock.acquire()
+        _held.append(ledger)
+        ledger._suspend()
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop()._lock.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+
+
+# --- summary ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Total:
+    """What one client (or the aggregate, -1) released under one scope.
+
+    releases: how many, with multiplicity. sum_mu_squared: over the Gaussian ones (0 if none), in floating point, for display; a
+    budget adds up exactly. sampled: how many were SampledGaussian. unbounded: a reason why nothing can be proven, or None.
+    """
+
+    client: int
+    unit: Unit
+    adjacency: Adjacency
+    view: View
+    releases: int
+    sum_mu_squared: float
+    sampled: int
+    first_round: int
+    last_round: int
+    unbounded: str | None
+
+
+_SUMMARY = """
+SELECT client, unit, adjacency, view, sum(count), total(count * mu * mu),
+       sum(CASE event WHEN 'sampled_gaussian' THEN count ELSE 0 END), min(round), max(round), min(reason)
+FROM release GROUP BY client, unit, adjacency, view ORDER BY view, client, unit, adjacency
+"""
+
+
+def summary(ledger: Ledger) -> list[Total]:
+    """Totals per client and scope of everything in the ledger."""
+    with ledger._lock:
+        ledger._check_usable()
+        rows = ledger._connection.execute(_SUMMARY).fetchall()
+    return [Total(row[0], Unit(row[1]), Adjacency(row[2]), View(row[3]), *row[4:]) for row in rows]

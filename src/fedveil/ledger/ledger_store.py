@@ -1,0 +1,265 @@
+"""The ledger's database: schema, creation, connection, and the verification of all of it on opening."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sqlite3
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from fedveil import __version__
+from fedveil.errors import LedgerError
+from fedveil.ledger.entry import COLUMNS, link
+from fedveil.ledger.ledger_head import head_path, head_record, read_head
+
+SCHEMA = 1
+APPLICATION_ID = 0x46564C47  # "FVLG"
+BUSY_SECONDS = 60.0
+SELECT = f"SELECT {', '.join(COLUMNS)}, digest FROM release"
+INSERT = f"INSERT INTO release VALUES ({', '.join('?' * (len(COLUMNS) + 1))})"
+
+_TABLES = (
+    """CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL)""",
+    """CREATE TABLE release (
+  seq INTEGER PRIMARY KEY AUTOINCREMENT,
+  time REAL NOT NULL,
+  run TEXT NOT NULL,
+  round INTEGER NOT NULL,
+  client INTEGER NOT NULL,
+  unit TEXT NOT NULL,
+  adjacency TEXT NOT NULL,
+  view TEXT NOT NULL,
+  event TEXT NOT NULL,
+  mu REAL,
+  rate REAL,
+  noise_multiplier REAL,
+  count INTEGER NOT NULL,
+  reason TEXT,
+  clip TEXT NOT NULL,
+  noise_std TEXT NOT NULL,
+  coordinates INTEGER NOT NULL,
+  dimension INTEGER NOT NULL,
+  participants INTEGER NOT NULL,
+  reads TEXT NOT NULL,
+  note TEXT NOT NULL,
+  digest TEXT NOT NULL
+)""",
+)
+_NEVER = "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
+_TRIGGERS = (
+    f"CREATE TRIGGER meta_no_insert BEFORE INSERT ON meta {_NEVER}",
+    f"CREATE TRIGGER meta_no_update BEFORE UPDATE ON meta {_NEVER}",
+    f"CREATE TRIGGER meta_no_delete BEFORE DELETE ON meta {_NEVER}",
+    f"CREATE TRIGGER release_no_update BEFORE UPDATE ON release {_NEVER}",
+    f"CREATE TRIGGER release_no_delete BEFORE DELETE ON release {_NEVER}",
+    "CREATE TRIGGER release_only_next BEFORE INSERT ON release "
+    f"WHEN NEW.seq IS NOT (SELECT coalesce(max(seq), 0) + 1 FROM release) {_NEVER}",
+)
+_CIRCUMSTANCES = frozenset(
+    getattr(sqlite3, f"SQLITE_{name}")
+    for name in (
+        *("PERM", "BUSY", "NOMEM", "FULL", "CANTOPEN", "READONLY", "READONLY_CANTINIT", "READONLY_DIRECTORY"),
+        *("IOERR_WRITE", "IOERR_FSYNC", "IOERR_TRUNCATE", "IOERR_LOCK", "IOERR_SHMOPEN", "IOERR_SHMSIZE", "IOERR_SHMMAP"),
+    )
+)
+"""Errors of SQLite that come from around a file, not from what is in it."""
+_ADVICE = "Restore its files from a backup; without one, count the budget as spent and release nothing more of these data"
+
+
+def wal_path(path: Path) -> Path:
+    """SQLite's write-ahead log of the ledger at `path`."""
+    return path.with_name(path.name + "-wal")
+
+
+def genesis(meta: Mapping[str, str]) -> str:
+    """The digest before the first release: of the table `meta`, which thereby is part of the chain."""
+    return link("", [text for item in sorted(meta.items()) for text in item])
+
+
+# --- creation ---------------------------------------------------------------------------------------------------------
+
+
+def create(path: Path, run: str, meta: Mapping[str, Any]) -> None:
+    """Write an empty ledger, all or nothing; raises LedgerError if one, or what is left of one, is already there."""
+    _refuse_leftovers(path)
+    try:
+        written = json.dumps(dict(meta), allow_nan=False, sort_keys=True)
+    except (TypeError, ValueError) as problem:
+        raise LedgerError(f"meta must be plain JSON values (text, finite numbers, lists, mappings): {problem}") from problem
+    rows = {"run": run, "created": repr(time.time()), "schema": str(SCHEMA), "fedveil": __version__, "meta": written}
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
+            draft, head = Path(folder, "ledger"), Path(folder, "head")
+            _write_empty(draft, rows)
+            if not head_path(path).exists():
+                head.write_bytes(head_record(0))
+                _sync(head)
+                os.link(head, head_path(path))
+            os.link(draft, path)
+        _sync(path.parent)
+    except FileExistsError as problem:
+        raise LedgerError(f"another process is creating the ledger {path} right now: open it instead") from problem
+    except (OSError, ValueError, sqlite3.Error) as problem:
+        raise LedgerError(f"cannot create the ledger {path} ({problem}): it needs a writable folder on a local disk") from problem
+
+
+def _refuse_leftovers(path: Path) -> None:
+    if path.exists():
+        raise LedgerError(f"{path} exists and is never overwritten: open it to resume, or choose another path for a new run")
+    if wal_path(path).exists():
+        raise LedgerError(f"{wal_path(path)} may hold releases, but {path.name} is gone: restore it, or choose another path")
+    if head_path(path).exists() and (seq := read_head(path)[0]):
+        raise LedgerError(f"{head_path(path)} says that {path.name} held {seq} releases: restore it, or choose another path")
+
+
+def _write_empty(draft: Path, rows: Mapping[str, str]) -> None:
+    with closing(sqlite3.connect(draft, isolation_level=None)) as connection:
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        connection.execute("BEGIN")
+        for statement in _TABLES:
+            connection.execute(statement)
+        connection.executemany("INSERT INTO meta VALUES (?, ?)", rows.items())
+        for statement in _TRIGGERS:
+            connection.execute(statement)
+        connection.execute("COMMIT")
+        connection.execute("PRAGMA journal_mode = WAL")
+    _sync(draft)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
+
+
+def connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
+    """A connection (`mode` "rw" or "ro") on which every commit is synced and which waits a minute for other writers."""
+    uri = f"file:{quote(str(path.absolute()))}?mode={mode}"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_SECONDS, check_same_thread=False)
+    for pragma in ("synchronous = FULL", "fullfsync = ON", "checkpoint_fullfsync = ON"):
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+def verify(path: Path) -> dict[str, str]:
+    """Check everything that matters, changing neither database nor log, and return the table `meta`.
+
+    Header, size, schema, SQLite's integrity check, the hash chain over all rows, the head file. Raises LedgerError with advice.
+    """
+    _verify_header(path)
+    head, digest = read_head(path)
+    try:
+        with closing(connect(path, "ro")) as connection:
+            connection.execute("BEGIN")
+            _verify_structure(connection)
+            meta = dict(connection.execute("SELECT key, value FROM meta"))
+            seq = _verify_chain(genesis(meta), connection.execute(f"{SELECT} ORDER BY seq"), head, digest)
+            counted = connection.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence").fetchone()[0]
+    except (sqlite3.Error, UnicodeDecodeError, TypeError, ValueError, _Damage) as problem:
+        if getattr(problem, "sqlite_errorcode", None) in _CIRCUMSTANCES:
+            raise LedgerError(
+                f"cannot open the ledger {path} ({problem}): check free space, and the permissions of the file and its folder, "
+                f"then try again; nothing is wrong with its content as far as it was read"
+            ) from problem
+        raise LedgerError(f"the ledger {path} is damaged: {problem}. {_ADVICE}") from problem
+    if not head <= seq == counted:
+        raise LedgerError(
+            f"the ledger {path} lost releases: it holds {seq}, but {max(head, counted)} were charged (was {path.name}-wal "
+            f"deleted, or an old copy put in place?). {_ADVICE}"
+        )
+    return meta
+
+
+class _Damage(Exception):
+    """What is wrong with the content of a database that SQLite can read."""
+
+
+def _verify_header(path: Path) -> None:
+    """Recognise the file by its header alone: opened in the ordinary way, SQLite would replay a stray log into a foreign file.
+
+    SQLite reads it, not we: closing a file drops all locks that this process holds on it, also those of its open ledgers.
+    """
+    try:
+        size = _size(path)
+    except FileNotFoundError:
+        lost = head_path(path).exists() or wal_path(path).exists()
+        what_to_do = "but other files of it are, so it is lost: restore a backup" if lost else "create one for a new run"
+        raise LedgerError(f"there is no ledger at {path}; {what_to_do}") from None
+    except OSError as problem:
+        raise LedgerError(
+            f"cannot read the ledger {path} ({problem}): give the path of the file and check its permissions"
+        ) from problem
+    if size < 100 and head_path(path).exists():
+        raise LedgerError(f"the ledger {path} is damaged: only {size} bytes of it are left. {_ADVICE}")
+    application, version = _header(path)
+    if application != APPLICATION_ID:
+        raise LedgerError(f"{path} is not a fedveil ledger, or its header is damaged: give the path of one, or restore a backup")
+    if version != SCHEMA:
+        raise LedgerError(
+            f"the ledger {path} has schema {version} and fedveil {__version__} reads schema {SCHEMA}: use the fedveil that wrote "
+            f"it, or a newer one"
+        )
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file that may be read; raises OSError for anything else."""
+    size = path.stat().st_size
+    for wrong, code in ((path.is_dir(), errno.EISDIR), (not os.access(path, os.R_OK), errno.EACCES)):
+        if wrong:
+            raise OSError(code, os.strerror(code))
+    return size
+
+
+def _header(path: Path) -> tuple[int, int]:
+    """Application and schema number in the header, whatever a log says; zeros for what is no database.
+
+    It is read without locks, so another process may be moving its log into the file: the header already counts pages that are
+    still to come. `writable_schema` makes SQLite read such a header all the same; the connection cannot write anything.
+    """
+    uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
+    try:
+        with closing(sqlite3.connect(uri, uri=True)) as connection:
+            connection.execute("PRAGMA writable_schema = ON")
+            application, schema = (
+                connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+            )
+    except sqlite3.DatabaseError:
+        return 0, 0
+    return application, schema
+
+
+def _verify_structure(connection: sqlite3.Connection) -> None:
+    if (mode := connection.execute("PRAGMA journal_mode").fetchone()[0]) != "wal":
+        raise _Damage(f"its journal mode was changed from wal to {mode}")
+    found = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite%'")}
+    if found != {*_TABLES, *_TRIGGERS}:
+        raise _Damage("its tables, or the triggers that keep it append-only, were changed")
+    report = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if report != "ok":
+        raise _Damage(f"SQLite's integrity check says {report}")
+
+
+def _verify_chain(chain: str, rows: Iterable[tuple[Any, ...]], head: int, digest: str) -> int:
+    """Recompute the digest of every row, starting from `chain`; returns the number of rows."""
+    seq = 0
+    for *values, stored in rows:
+        seq += 1
+        chain = link(chain, values)
+        if values[0] != seq or stored != chain:
+            raise _Damage(f"release {seq} does not continue the hash chain")
+        if seq == head and chain != digest:
+            raise _Damage(f"release {seq} is not the one that was charged (the head file holds another digest)")
+    return seq

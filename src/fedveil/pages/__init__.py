@@ -1,0 +1,1 @@
+"""Everything drawn: report, comparison and explorer pages, figures."""

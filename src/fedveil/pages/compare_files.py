@@ -1,0 +1,163 @@
+"""What a comparison leaves behind: tables for people and for programs, pictures, and a page."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from fedveil.pages.compare_figures import plot
+from fedveil.pages.compare_page import write_page
+from fedveil.pages.report import MOST_RUNS, write_report
+from fedveil.run.run_directory import write_config, write_json, write_table, write_text
+from fedveil.studies.compare.comparison import Comparison
+from fedveil.studies.compare.comparison_rows import Row
+from fedveil.studies.compare.comparison_text import (
+    claimed,
+    count,
+    guarantee,
+    mean_and_sd,
+    percent,
+    proven,
+    verdict,
+)
+
+FORMAT = "fedveil-compare/1"
+
+
+def write_files(found: Comparison) -> dict[str, Path]:
+    """Write tables, pictures and pages into the comparison's directory and return their paths by what they are."""
+    folder = found.path
+    write_config(folder / "base.toml", found.config)
+    write_table(folder / "compare.csv", [row_values(row) for row in found.rows])
+    write_table(folder / "cells.csv", cell_values(found))
+    write_json(folder / "compare.json", values(found))
+    paths = {"table": folder / "compare.csv", "cells": folder / "cells.csv", "json": folder / "compare.json"}
+    if any(row.values for row in found.rows):
+        paths["picture"], paths["svg"] = plot(found, folder / "compare.png"), plot(found, folder / "compare.svg")
+    runs = [state.path for row in found.rows for state in row.states if state.rounds]
+    if 1 < len(runs) <= MOST_RUNS:
+        paths["runs"] = write_report(runs, folder / "runs.html")
+    write_text(folder / "compare.md", markdown(found))
+    page = write_page(found, folder / "compare.html", paths.get("picture"), paths.get("runs"))
+    return {"page": page, "markdown": folder / "compare.md", **paths}
+
+
+def row_values(row: Row) -> dict[str, Any]:
+    """One row as plain values; what is not known is None."""
+    claim = row.statement.claimed if row.statement else None
+    proof = row.statement.proven if row.statement else None
+    test = row.against
+    return {
+        "partition": row.partition,
+        "method": row.method,
+        "epsilon": row.epsilon,
+        "seeds": len(row.values),
+        "seeds_asked": row.seeds,
+        "mean": _known(row.mean),
+        "sd": _known(row.sd),
+        "ci95": _known(row.interval),
+        "least": min(row.values.values(), default=None),
+        "largest": max(row.values.values(), default=None),
+        "rank": row.rank,
+        "claimed_epsilon": claim.epsilon if claim else None,
+        "claimed_delta": claim.delta if claim else None,
+        "claimed_scope": str(claim.scope) if claim else None,
+        "proven_epsilon": proof.epsilon if proof else None,
+        "proven_delta": proof.delta if proof else None,
+        "proven_scope": str(proof.scope) if proof else None,
+        "best": test.best if test else None,
+        "difference_to_best": test.difference if test else None,
+        "pairs": test.n if test else None,
+        "p_paired_t": test.t if test else None,
+        "p_holm": test.holm if test else None,
+        "p_signed_rank": test.wilcoxon if test else None,
+        "problems": "; ".join(row.problems),
+    }
+
+
+def cell_values(found: Comparison) -> list[dict[str, Any]]:
+    """One line a run: the sample itself."""
+    return [
+        {
+            "partition": row.partition,
+            "method": row.method,
+            "epsilon": row.epsilon,
+            "seed": state.cell.config.run.seed,
+            found.metric: row.values.get(state.cell.config.run.seed),
+            "state": state.state,
+            "rounds": state.rounds,
+            "seconds": state.seconds,
+            "run": state.path.relative_to(found.path).as_posix(),
+            "problem": state.error or state.ended,
+        }
+        for row in found.rows
+        for state in row.states
+    ]
+
+
+def values(found: Comparison) -> dict[str, Any]:
+    """The whole comparison as plain values (`compare.json`)."""
+    return {
+        "format": FORMAT,
+        "by": found.by,
+        "metric": found.metric,
+        "seeds": list(found.seeds),
+        "notes": found.sentences,
+        "rows": [row_values(row) | {"problems": list(row.problems)} for row in found.rows],
+        "cells": cell_values(found),
+    }
+
+
+def markdown(found: Comparison) -> str:
+    """The comparison as a Markdown page."""
+    names = found.names
+    lines = [
+        f"# Comparison on {found.config.data.name}",
+        "",
+        f"Compared: {found.what}, mean ± sample standard deviation over seeds.",
+        "",
+    ]
+    if any(row.values for row in found.rows):
+        lines += ["![The compared number against epsilon](compare.png)", ""]
+    for (partition, at), block in found.blocks.items():
+        if not any(row.values for row in block):
+            continue
+        heading = guarantee(partition, at, found.by)
+        lines += [f"## {heading[0].upper()}{heading[1:]}", ""]
+        columns = [
+            "rank",
+            "method",
+            found.metric.replace("_", " "),
+            "seeds",
+            "95 % interval",
+            "claimed ε",
+            "proven ε",
+            "against the best",
+        ]
+        lines += [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+        lines += [*(_line(row, names[row.method]) for row in block if row.values), ""]
+    lines += [*(f"- {line} ({', '.join(where)})" for line, where in found.problems.items()), ""]
+    lines += [*(f"{sentence}\n" for sentence in found.sentences)]
+    if any(":" in method for method in names):
+        lines += ["Options: " + "; ".join(f"`{method}`" for method in names if ":" in method), ""]
+    return "\n".join(lines)
+
+
+def _line(row: Row, name: str) -> str:
+    around = "–" if math.isnan(row.interval) else f"± {percent(row.interval)}"
+    cells = [
+        row.rank or "–",
+        name,
+        mean_and_sd(row),
+        count(row),
+        around,
+        claimed(row),
+        proven(row),
+        verdict(row),
+    ]
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,130 @@
+"""From runs to the plain values that the report page draws: one dictionary per group of runs that differ in their seed only."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedveil.pages.attack_section import attack_values
+from fedveil.pages.privacy_section import privacy_values, spent_values
+from fedveil.run.recorded_run import RunData, experiment_of, group_names, grouped
+from fedveil.studies.curves import constant, curve, last, layers, spread, thinned
+
+PICTURE_BYTES = 2_500_000
+"""Pictures beyond this total are named, not shown, so that the page stays small."""
+COLUMNS = 240
+"""The partition plot has so many columns at most; neighbours are averaged above that."""
+
+
+def page_values(runs: Sequence[RunData]) -> dict[str, Any]:
+    """Everything that the page shows, as values for strict JSON."""
+    groups = grouped(runs)
+    names = group_names(groups)
+    room = [PICTURE_BYTES]
+    shown = [_group(name, group, room) for name, group in zip(names, groups, strict=True)]
+    shown.sort(key=lambda g: (g["proven_value"] is None, g["proven_value"] or 0.0, -(g["accuracy"] or {"mean": 0.0})["mean"]))
+    scopes = {g["scope"] for g in shown if g["scope"]}
+    return {"runs": len(runs), "groups": shown, "one_scope": next(iter(scopes)) if len(scopes) == 1 else None}
+
+
+def _group(name: str, runs: list[RunData], room: list[int]) -> dict[str, Any]:
+    first = runs[0]
+    columns = list(dict.fromkeys(c for run in runs for c in run.columns))
+    curves = {c: curve([[(r["round"], r.get(c)) for r in run.history] for run in runs]) for c in columns}
+    return {
+        "name": name,
+        "data": first.config.get("data", {}).get("name", ""),
+        "seeds": [run.seed for run in runs],
+        "rounds": [len(run.history) for run in runs],
+        "planned": first.config.get("training", {}).get("rounds"),
+        "ended": [run.summary.get("ended", "unfinished") for run in runs],
+        "seconds": sum(r.get("seconds") or 0.0 for run in runs for r in run.history) / len(runs),
+        "accuracy": spread([last(run.history, "test_accuracy") for run in runs]),
+        "personal": spread([last(run.history, "mean_personal_accuracy") for run in runs]),
+        "curves": {c: v for c, v in curves.items() if not constant(runs, c)},
+        "constant": {c: last(first.history, c) for c in columns if constant(runs, c)},
+        "layers": layers(runs),
+        "spent": spent_values(runs),
+        "clients": _clients(runs),
+        "partition": _partition(first.partition),
+        "failures": _failures(runs),
+        "attacks": attack_values(runs, room),
+        "configuration": first.config_text,
+        "settings": {k: v for k, v in experiment_of(first).items() if not isinstance(v, dict)},
+        "versions": first.versions,
+        "seeded": bool(first.config.get("run", {}).get("seeded_noise")),
+        "given": bool((first.partition or {}).get("given")),
+        "commands": [_command(run) for run in runs],
+        **privacy_values(runs),
+    }
+
+
+# --- clients and data ---------------------------------------------------------------------------------------------------
+
+
+def _clients(runs: list[RunData]) -> dict[str, Any] | None:
+    """Accuracies of the clients in the last evaluated round, and their worst tenth, median and best tenth over the rounds."""
+    rounds = sorted({int(r["round"]) for run in runs for r in run.clients if isinstance(r.get("accuracy"), float)})
+    if not rounds:
+        return None
+    at: dict[int, list[float]] = {t: [] for t in thinned(rounds)}
+    own: list[float] = []
+    for row in (row for run in runs for row in run.clients):
+        t = int(row["round"])
+        if t in at and isinstance(row.get("accuracy"), float):
+            at[t].append(row["accuracy"])
+        if t == rounds[-1] and isinstance(row.get("personal"), float):
+            own.append(row["personal"])
+    tenths = {t: np.quantile(v, (0.1, 0.5, 0.9)).tolist() for t, v in at.items()}
+    return {
+        "final": sorted(at[rounds[-1]])[:20000],
+        "personal": sorted(own)[:20000],
+        "points": [[t + 1, q[1]] for t, q in tenths.items()],
+        "band": [[t + 1, q[0], q[2]] for t, q in tenths.items()],
+        "spread": {"sd": float(np.std(at[rounds[-1]])), "tenths": tenths[rounds[-1]]},
+    }
+
+
+def _partition(stored: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Columns of label counts for the picture: single clients in their order, or many ordered by most frequent label."""
+    if not stored or not stored["counts"]:
+        return None
+    counts = np.array(stored["counts"], dtype=np.float64)
+    sizes = counts.sum(axis=1)
+    listed = np.array(stored["listed"])
+    if len(counts) > 60:
+        shares = counts / np.maximum(sizes, 1)[:, None]
+        order = np.lexsort((-shares.max(axis=1), shares.argmax(axis=1), sizes == 0))
+        counts, listed = counts[order], listed[order]
+    blocks = np.array_split(np.arange(len(counts)), min(COLUMNS, len(counts)))
+    return {
+        "kind": stored["kind"],
+        "sha256": stored["sha256"],
+        "clients": stored["clients"],
+        "listed": len(counts),
+        "columns": [[round(v, 2) for v in counts[b].mean(axis=0).tolist()] for b in blocks],
+        "names": [f"client {listed[b[0]]}" if len(b) == 1 else f"{len(b)} clients, mean" for b in blocks],
+        "ordered": len(counts) > 60,
+        "sizes": {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())},
+    }
+
+
+def _failures(runs: list[RunData]) -> dict[str, Any]:
+    reasons = Counter(str(row["failure"]) for run in runs for row in run.failures)
+    rounds = {r: sorted({int(f["round"]) + 1 for run in runs for f in run.failures if f["failure"] == r}) for r in reasons}
+    skipped = [f"round {int(row['round']) + 1}: {row['skipped']}" for run in runs for row in run.history if row.get("skipped")]
+    listed = [
+        {"reason": r, "count": n, "rounds": rounds[r][:12], "more": len(rounds[r]) > 12} for r, n in reasons.most_common(20)
+    ]
+    return {"reasons": listed, "skipped": skipped[:20], "total": sum(reasons.values())}
+
+
+# --- how to repeat it --------------------------------------------------------------------------------------------------
+
+
+def _command(run: RunData) -> str:
+    return shlex.join(["fedveil", "run", str(run.path / "config.toml"), "--out", f"{run.path}-again"])

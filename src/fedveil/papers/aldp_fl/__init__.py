@@ -1,0 +1,1 @@
+"""ALDP-FL: sliding-window clipping and bounded noise."""

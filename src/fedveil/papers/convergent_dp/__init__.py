@@ -1,0 +1,1 @@
+"""Convergent f-DP analysis of Noisy-FedAvg and Noisy-FedProx."""

@@ -1,0 +1,199 @@
+"""Paper 002 (Noisy-FedAvg and Noisy-FedProx): Theorems 3 and 4 as printed, the exact values that refute them, and what holds.
+
+Symbols: m clients, K local steps of rate eta_{k,t}, gradients clipped to V, noise std sigma on each upload (so sigma / sqrt(m) on
+the mean), L smoothness, alpha proximal coefficient, T rounds. gamma_t is the distance that replacing one client's data puts
+between two means of uploads from one model: (2 V / m) sum_k eta_{k,t}. Claims and bounds are mu of Gaussian DP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.accounting._check import at_least, non_negative, positive, vector
+from fedveil.accounting.types import Adjacency, View
+from fedveil.errors import ConfigError
+
+_Numbers = Sequence[float] | NDArray[np.float64]
+
+
+class Schedule(StrEnum):
+    """Learning rates of paper 002: mu, mu/(k+1), mu/(t+1) and mu/(tK+k+1)."""
+
+    CONSTANT = "constant"
+    CYCLIC = "cyclic"
+    STAGE_WISE = "stage_wise"
+    ITERATIVE = "iterative"
+
+
+# --- as printed ---------------------------------------------------------------------------------------------------------
+
+
+def optimum_as_printed(rho: float, rounds: int) -> float:
+    """H_0 in units of gamma^2: (rho+1)(rho^T-1) / ((rho-1)(rho^T+1)), the value of the Cauchy-Schwarz step.
+
+    Not attainable: for rho > 1, T >= 2 it needs a first interpolation coefficient above 1 (`equality_coefficient`).
+
+    Source: paper 002, Section G.3, with constant rho and gamma.
+    """
+    rho, rounds = _expansion(rho), at_least("rounds", rounds, 1)
+    return (rho + 1) / (rho - 1) * math.tanh(0.5 * rounds * math.log(rho))
+
+
+def equality_coefficient(rho: float, rounds: int) -> float:
+    """lambda_1 at which paper 002's Cauchy-Schwarz step is an equality: rho^(T-1) (rho+1) / (rho^T+1), above 1 for T >= 2."""
+    rho, rounds = _expansion(rho), at_least("rounds", rounds, 1)
+    return (rho + 1) / (rho + math.exp((1 - rounds) * math.log(rho)))
+
+
+def _expansion(rho: float) -> float:
+    if not (rho > 1 and math.isfinite(rho)):
+        raise ConfigError(f"paper 002 has rho > 1, got {rho}")
+    return rho
+
+
+def claim_fedavg(
+    schedule: Schedule,
+    *,
+    learning_rate: float,
+    clip: float,
+    steps: int,
+    smoothness: float,
+    rounds: int,
+    clients: int,
+    noise_std: float,
+    scale: float = 1.0,
+) -> float:
+    """Theorem 3 of paper 002, as printed, for its four schedules: FALSE for constant and cyclic rates.
+
+    Args:
+        schedule: (a) constant, (b) cyclic, (c) stage-wise, (d) iterative.
+        learning_rate: mu; in (b) and (d) it enters only through the exponent, as printed.
+        clip: V. steps: K. smoothness: L. rounds: T. clients: m. noise_std: sigma of one upload.
+        scale: the constants c of (b), 1 <= c < 1.543, and z of (d); (d) holds only if z >= mu (1 + 1/2 + ... + 1/K).
+
+    Source: paper 002, Theorem 3, equations (15) to (18).
+    """
+    mu, clip, sigma = positive("learning_rate", learning_rate), positive("clip", clip), positive("noise_std", noise_std)
+    steps, rounds, clients = at_least("steps", steps, 1), at_least("rounds", rounds, 1), at_least("clients", clients, 1)
+    smooth, scale = positive("smoothness", smoothness), positive("scale", scale)
+    unit = 2 * clip / (math.sqrt(clients) * sigma)
+    if schedule is Schedule.CONSTANT:
+        return unit * mu * steps * _root(steps * math.log1p(mu * smooth), rounds)
+    if schedule is Schedule.CYCLIC:
+        return unit * scale * math.log(steps + 1) * _root(scale * mu * smooth * math.log(steps + 1), rounds)
+    tail = math.sqrt(2 - 1 / rounds)
+    return unit * (mu * steps if schedule is Schedule.STAGE_WISE else scale) * tail
+
+
+def _root(log_rho: float, rounds: int) -> float:
+    """sqrt of `optimum_as_printed` from ln rho."""
+    return math.sqrt(math.tanh(0.5 * rounds * log_rho) / math.tanh(0.5 * log_rho))
+
+
+def claim_fedprox(*, clip: float, proximal: float, smoothness: float, rounds: int, clients: int, noise_std: float) -> float:
+    """Theorem 4 of paper 002, as printed: FALSE, for the same reason as Theorem 3 (a).
+
+    Args:
+        clip: V. proximal: alpha > L. smoothness: L. rounds: T. clients: m. noise_std: sigma of one upload.
+
+    Source: paper 002, Theorem 4, equation (19).
+    """
+    smooth, rounds, clients = positive("smoothness", smoothness), at_least("rounds", rounds, 1), at_least("clients", clients, 1)
+    if not proximal > smooth:
+        raise ConfigError(f"Theorem 4 of paper 002 needs alpha > L, got alpha = {proximal} and L = {smooth}")
+    unit = 2 * positive("clip", clip) / (math.sqrt(clients) * proximal * positive("noise_std", noise_std))
+    shrink = math.tanh(0.5 * rounds * (math.log(proximal) - math.log(proximal - smooth)))
+    return unit * math.sqrt((2 * proximal - smooth) / smooth * shrink)
+
+
+# --- what holds ---------------------------------------------------------------------------------------------------------
+
+
+def learning_rates(schedule: Schedule, learning_rate: float, steps: int, rounds: int) -> NDArray[np.float64]:
+    """eta_{k,t} as an array of shape (rounds, steps).
+
+    Source: paper 002, Theorem 3.
+    """
+    mu, steps, rounds = positive("learning_rate", learning_rate), at_least("steps", steps, 1), at_least("rounds", rounds, 0)
+    k, t = np.arange(steps, dtype=np.float64), np.arange(rounds, dtype=np.float64)[:, None]
+    divisors = {
+        Schedule.CONSTANT: np.ones((rounds, steps)),
+        Schedule.CYCLIC: np.broadcast_to(k + 1, (rounds, steps)),
+        Schedule.STAGE_WISE: np.broadcast_to(t + 1, (rounds, steps)),
+        Schedule.ITERATIVE: t * steps + k + 1,
+    }
+    return np.asarray(mu / divisors[schedule], dtype=np.float64)
+
+
+def shift(
+    rates: _Numbers, clip: float, clients: int, *, proximal: float = 0.0, adjacency: Adjacency = Adjacency.REPLACE_ONE
+) -> float:
+    """gamma of one round: (f V / m) sum_k eta_k prod_(j>k) |1 - eta_j alpha|, with f = 2 (replace-one) or 1 (zero-out).
+
+    For alpha = 0 this is (f V / m) sum eta; for constant eta alpha <= 1 it is (f V / (m alpha)) (1 - (1 - eta alpha)^K).
+    Beyond eta alpha = 1 the absolute values matter: a client may answer with a gradient of alternating sign.
+
+    Args:
+        rates: eta_0 .. eta_(K-1) of the round. clip: V. clients: m. proximal: alpha >= 0.
+
+    Source: paper 002, Lemmas 7 and 9.
+    """
+    eta, alpha = vector("rates", rates), non_negative("proximal", proximal)
+    kept = np.append(np.cumprod(np.abs(1 - eta[:0:-1] * alpha))[::-1], 1.0)
+    return adjacency.factor * positive("clip", clip) / at_least("clients", clients, 1) * math.fsum(eta * kept)
+
+
+def lipschitz(rates: _Numbers, smoothness: float, *, proximal: float = 0.0) -> float:
+    """Lipschitz constant of one round's map under L-smooth losses: d_{k+1} <= (|1 - eta alpha| + eta L) d_k + eta alpha d_0.
+
+    Clipping a gradient to a ball is a projection, so it does not increase L. For networks L is an assumption.
+
+    Source: paper 002, Lemmas 8 and 10, without their approximations.
+    """
+    eta, smooth, alpha = vector("rates", rates), non_negative("smoothness", smoothness), non_negative("proximal", proximal)
+    distance = 1.0
+    for rate in eta:
+        distance = (abs(1 - rate * alpha) + rate * smooth) * distance + rate * alpha
+    return distance
+
+
+def composition_mu(shifts: _Numbers, clients: int, noise_std: float, view: View) -> float:
+    """mu of all rounds together by composition, for what each view sees; the final view is covered by the aggregate one.
+
+    Args:
+        shifts: gamma_t of each round (see `shift`). clients: m. noise_std: sigma of one upload. view: who looks.
+
+    Source: Dong, Roth & Su 2022, Corollary 3.3. The mean has noise sigma / sqrt(m); one upload shifts by m gamma_t under sigma.
+    """
+    gamma, clients = vector("shifts", shifts), at_least("clients", clients, 1)
+    weight = clients if view is View.SERVER else math.sqrt(clients)
+    return weight * float(np.linalg.norm(gamma)) / positive("noise_std", noise_std)
+
+
+def linear_loss_mu(shifts: _Numbers, clients: int, noise_std: float) -> float:
+    """The exact mu of the LAST model when all losses are linear: sqrt(m) sum gamma_t / (sigma sqrt(T)).
+
+    Linear losses are L-smooth for every L >= 0. w_T is w_0 plus constants plus T Gaussian vectors of std sigma / sqrt(m);
+    replacing one client's loss V <e, w> by -V <e, w> moves w_T by sum gamma_t along e. So no bound below this value can hold.
+    For constant gamma it equals composition: sqrt(T) gamma sqrt(m) / sigma.
+    """
+    gamma, clients = vector("shifts", shifts), at_least("clients", clients, 1)
+    return math.sqrt(clients) * math.fsum(gamma) / (positive("noise_std", noise_std) * math.sqrt(gamma.size))
+
+
+def smallest_iterative_scale(steps: int, learning_rate: float = 1.0) -> float:
+    """The smallest z for which gamma_t <= (2 z V / m) ln((t+2)/(t+1)) in every round t: mu H_K / ln 2, reached at t = 0.
+
+    Source: paper 002, Table 2, which lets z be a constant near 1.
+    """
+    return positive("learning_rate", learning_rate) * harmonic(steps) / math.log(2)
+
+
+def harmonic(steps: int) -> float:
+    """H_K = 1 + 1/2 + ... + 1/K; Theorem 3 (d) of paper 002 holds exactly when its z >= mu H_K (see docs/privacy.md)."""
+    return math.fsum(1 / (k + 1) for k in range(at_least("steps", steps, 1)))

@@ -1,0 +1,1 @@
+"""FedANC: an LSTM schedules sparse noise."""

@@ -1,0 +1,1 @@
+"""FedGLP-ADP: personalised masks, adaptive clipping and noise."""

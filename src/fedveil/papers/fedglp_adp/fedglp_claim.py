@@ -1,0 +1,135 @@
+"""Paper 001 (FedGLP-ADP): its claimed epsilon, and the cost of single uploads, sums, colluders and partial coverage.
+
+n clients each clip layer l to C_l (sum C_l^2 = C^2) and add noise of variance L sigma^2 C_l^2 / n to it; L layers, sigma the
+noise multiplier. All bounds are mu over T rounds, provided that clips and masks do not depend on raw data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fedveil.accounting._check import at_least, open_probability, positive
+from fedveil.accounting.composition import zcdp_epsilon
+from fedveil.accounting.types import Adjacency
+from fedveil.errors import ConfigError
+
+_ZERO = Adjacency.ZERO_OUT
+
+
+def claimed_epsilon(noise_multiplier: float, rounds: int, delta: float) -> float:
+    """min over a > 1 of T a / (2 sigma^2) + ln(1/delta) / (a - 1) = r + 2 sqrt(r ln(1/delta)), r = T / (2 sigma^2).
+
+    Args:
+        noise_multiplier: sigma, > 0. rounds: T. delta: in (0, 1); the paper takes 1 / n, which is vacuous.
+
+    Source: paper 001, Theorem 1.
+    """
+    return zcdp_epsilon(at_least("rounds", rounds, 0) / (2 * positive("noise_multiplier", noise_multiplier) ** 2), delta)
+
+
+def claimed_noise_multiplier(epsilon: float, rounds: int, delta: float) -> float:
+    """The sigma whose `claimed_epsilon` is epsilon.
+
+    Args:
+        epsilon: > 0. rounds: T >= 1. delta: in (0, 1).
+
+    Source: paper 001, Theorem 1, solved for sigma.
+    """
+    log_inverse = math.log(1 / open_probability("delta", delta))
+    root = positive("epsilon", epsilon) / (math.sqrt(epsilon + log_inverse) + math.sqrt(log_inverse))
+    return math.sqrt(at_least("rounds", rounds, 1) / 2) / root
+
+
+_ORDERS: tuple[float, ...] = (*(1 + x / 10 for x in range(1, 100)), *range(12, 64))
+
+
+def accountant_epsilon(noise_multiplier: float, rounds: int, delta: float) -> float:
+    """The epsilon of T Gaussian releases by the RDP accountant that the paper used (Opacus, its default orders, rate 1).
+
+    min over a of T a / (2 sigma^2) + ln(1 - 1/a) - (ln delta + ln a) / (a - 1): a sharper conversion than Theorem 1's.
+    It reproduces the beta of the paper's Table 3 to two digits, which Theorem 1 does not.
+
+    Args:
+        noise_multiplier: sigma, > 0. rounds: T. delta: in (0, 1).
+    """
+    r = at_least("rounds", rounds, 0) / (2 * positive("noise_multiplier", noise_multiplier) ** 2)
+    log_delta = math.log(open_probability("delta", delta))
+    best: float = min(r * a + math.log1p(-1 / a) - (log_delta + math.log(a)) / (a - 1) for a in _ORDERS)
+    return max(0.0, best)
+
+
+def accountant_noise_multiplier(epsilon: float, rounds: int, delta: float) -> float:
+    """The smallest sigma whose `accountant_epsilon` is at most epsilon, to a relative 1e-9.
+
+    Args:
+        epsilon: > 0. rounds: T >= 1. delta: in (0, 1).
+    """
+    positive("epsilon", epsilon)
+    low, high = 1e-3, 1.0
+    while accountant_epsilon(high, at_least("rounds", rounds, 1), delta) > epsilon:
+        low, high = high, 2 * high
+    while high / low > 1 + 1e-9:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if accountant_epsilon(middle, rounds, delta) > epsilon else (low, middle)
+    return high
+
+
+def uplink_bits(parameters: int, beta: float, round: int, rounds: int) -> float:
+    """Bits that one client sends in round t of T: 32 bits a shared coordinate and 1 bit of mask a coordinate.
+
+    Args:
+        parameters: M. beta: personalisation threshold, in [0, 1]. round: t in 0..T. rounds: T >= 1.
+
+    Source: paper 001, Eq. 20.
+    """
+    return 32 * at_least("parameters", parameters, 1) * (1 - round * beta / at_least("rounds", rounds, 1)) + parameters
+
+
+def upload_mu(noise_multiplier: float, clients: int, rounds: int = 1, adjacency: Adjacency = _ZERO) -> float:
+    """mu of one client's own uploads, seen one by one: f sqrt(n T) / sigma; f = 1 (zero-out) or 2 (replace-one).
+
+    Each layer contributes (C_l / std_l)^2 = n / (L sigma^2), so the L layers sum to n / sigma^2 a round.
+
+    Args:
+        noise_multiplier: sigma, > 0. clients: n >= 1. rounds: T >= 0. adjacency: of the guarantee.
+    """
+    weight = at_least("clients", clients, 1) * at_least("rounds", rounds, 0)
+    return adjacency.factor * math.sqrt(weight) / positive("noise_multiplier", noise_multiplier)
+
+
+def central_mu(
+    noise_multiplier: float, rounds: int = 1, adjacency: Adjacency = _ZERO, *, clients: int = 1, colluders: int = 0
+) -> float:
+    """mu of the sums, with common clips and dense noise: f sqrt(T) / sigma, times sqrt(n / (n - c)) when c clients collude.
+
+    Colluders subtract their own noise shares; the others' n - c shares remain. The same factor covers c dropped-out clients
+    whose shares are missing (size shares for the guaranteed survivors).
+
+    Args:
+        noise_multiplier: sigma, > 0. rounds: T >= 0. adjacency: of the guarantee. clients: n. colluders: c < n.
+    """
+    clients, colluders = at_least("clients", clients, 1), at_least("colluders", colluders, 0)
+    if colluders >= clients:
+        raise ConfigError(f"{colluders} of {clients} clients collude: no noise share is left to protect the others")
+    base = adjacency.factor * math.sqrt(at_least("rounds", rounds, 0)) / positive("noise_multiplier", noise_multiplier)
+    return base * math.sqrt(clients / (clients - colluders))
+
+
+def coverage_mu(
+    noise_multiplier: float, clients: int, coverage: Sequence[int], rounds: int = 1, adjacency: Adjacency = _ZERO
+) -> float:
+    """mu of the sums when a coordinate gets noise only from the clients that share it (the paper's masks).
+
+    A coordinate of layer l that a_l clients share has a_l / n of the nominal noise variance, and a client's whole C_l may lie on
+    the least covered one: mu^2 = f^2 (T n / (L sigma^2)) sum_l 1 / a_l, between `central_mu` (a_l = n) and `upload_mu` (a_l = 1).
+
+    Args:
+        noise_multiplier: sigma, > 0. clients: n. coverage: smallest coverage a_l in 1..n of each layer's shared coordinates, the
+            client itself included (its own noise stays). rounds: T >= 0. adjacency: of the guarantee.
+    """
+    clients = at_least("clients", clients, 1)
+    if not coverage or any(a != int(a) or not 1 <= a <= clients for a in coverage):
+        raise ConfigError(f"coverage must list one integer in 1..{clients} a layer, got {list(coverage)[:5]}")
+    mean = math.fsum(1 / a for a in coverage) / len(coverage)
+    return upload_mu(noise_multiplier, clients, rounds, adjacency) * math.sqrt(mean)

@@ -1,0 +1,1 @@
+"""LaDP-FL: layer-wise adaptive noise."""

@@ -1,1 +1,0 @@
-"""Privacy mathematics and bookkeeping. Imports numpy and scipy only, never torch."""

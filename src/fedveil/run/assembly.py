@@ -1,0 +1,173 @@
+"""From a configuration to everything a run needs: data, model, method, door."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fedveil.accounting.accountant import bound
+from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded, View
+from fedveil.configuration.config import Config, Population, calibrated_setting
+from fedveil.configuration.plugins import load_plugins
+from fedveil.data.load import load
+from fedveil.data.partition import checked_options, from_options
+from fedveil.data.split import client_test_split, public_split, split_within_users
+from fedveil.errors import ConfigError
+from fedveil.federation.clients import Clients
+from fedveil.federation.fit import Federation
+from fedveil.federation.round import Context
+from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
+from fedveil.ledger.budgeted_ledger import Till
+from fedveil.methods.base import ROUNDING, Method, Setting
+from fedveil.models import model_registry as models
+from fedveil.release.door import Door
+from fedveil.release.noise import Randomness
+from fedveil.training.local import Objective, Personal, Trained
+from fedveil.training.params import FlatModel
+
+if TYPE_CHECKING:
+    from fedveil.data.dataset import Dataset
+    from fedveil.data.partition import Partition
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data dealt out to clients: training examples, each client's own test examples, the public test set and public split."""
+
+    dataset: Dataset
+    partition: Partition
+    clients: Clients
+    client_tests: Clients | None
+    test: tuple[torch.Tensor, torch.Tensor]
+    public: tuple[torch.Tensor, torch.Tensor] | None
+
+    @property
+    def population(self) -> Population:
+        """What is public about these clients."""
+        clients = len(self.clients)
+        return Population(self.dataset.info, clients, max(1, round(len(self.clients.y) / max(clients, 1))))
+
+
+def prepare(config: Config, dataset: Dataset | None = None, dealt: Partition | None = None) -> Prepared:
+    """Load the data and deal them out, unless they are given; tensors are made once."""
+    section, seed = config.data, config.run.seed
+    load_plugins(config.run.plugins)
+    if dataset is None:
+        dataset = load(section.name, section.data_dir, section.download)
+    if dealt is None and section.partition.get("kind") == "users" and dataset.users_test is not None:
+        dataset = split_within_users(dataset, section.user_test_fraction)
+    among, public_part = None, np.empty(0, dtype=np.int64)
+    if section.public_fraction:
+        among, public_part = public_split(len(dataset.y_train), seed=seed, fraction=section.public_fraction)
+    if dealt is None:
+        options = checked_options(section.partition)
+        dealt = from_options(options, dataset.y_train, seed=seed, users=dataset.users_train, among=among)
+    x, y = dataset.standardise(dataset.x_train), dataset.y_train
+    tests = None
+    if section.client_test_fraction:
+        dealt, own = client_test_split(dealt, section.client_test_fraction, seed=seed)
+        tests = Clients.of(x, y, own)
+    public = (torch.from_numpy(x[public_part]), torch.from_numpy(y[public_part])) if len(public_part) else None
+    test = torch.from_numpy(dataset.standardise(dataset.x_test)), torch.from_numpy(dataset.y_test)
+    return Prepared(dataset, dealt, Clients.of(x, y, dealt.clients), tests, test, public)
+
+
+def build_model(config: Config, prepared: Prepared) -> FlatModel:
+    """The configured network, initialised from the run's seed."""
+    options = dict(config.model)
+    name, info = str(options.pop("name", "mlp")), prepared.dataset.info
+    return FlatModel(models.build(name, info.input_shape, info.classes, Randomness(config.run.seed).derive("model"), **options))
+
+
+def federation(config: Config, prepared: Prepared, ledger: Path, run: str, device: str = "cpu") -> Federation:
+    """Everything that a run of this configuration needs, with its releases charged to the ledger file; trains on `device`."""
+    method, setting = calibrated_setting(config, prepared.population)
+    model = build_model(config, prepared).to(device)
+    randomness = Randomness(config.run.seed, config.run.seeded_noise)
+    door = Door(
+        model.layout,
+        setting.scope,
+        run,
+        Till(ledger, budgets(method, setting), config.run.seeded_noise),
+        randomness,
+        rate=setting.rate if setting.sampling == "poisson" else None,
+        max_norm=config.training.max_update_norm,
+        colluders=setting.colluders,
+    )
+    context = Context(
+        model,
+        prepared.clients,
+        setting.local,
+        objective(config, method, setting),
+        method.policy(setting),
+        door,
+        randomness,
+        setting.scope.view is not View.SERVER,
+        model.buffers(),
+    )
+    return Federation(
+        setting,
+        method,
+        context,
+        prepared.test,
+        prepared.client_tests,
+        config.training.server_optimizer.spec(),
+        config.training.evaluate_every,
+        prepared.public,
+    )
+
+
+def objective(config: Config, method: Method, setting: Setting) -> Objective:
+    """The method's local training, with `training.measure_trained` around it where that is asked for."""
+    own = method.objective(setting)
+    if not config.training.measure_trained:
+        return own
+    if isinstance(own, Personal):
+        raise ConfigError(f"{method.name} measures personal models of its own: leave training.measure_trained out")
+    if not config.data.client_test_fraction:
+        raise ConfigError("training.measure_trained needs tests of the clients: set data.client_test_fraction, such as 0.2")
+    return Trained(own)
+
+
+def budgets(method: Method, setting: Setting) -> Budgets | None:
+    """The budget of each client (server view) or of the whole run, preset from the planned releases; None promises nothing.
+
+    Where the last model alone tells less than the releases together, the cap is what these cost: each is charged in full.
+    """
+    view = setting.scope.view
+    planned = method.releases(setting, View.AGGREGATE if view is View.FINAL else view)
+    if any(isinstance(event, Unbounded) for event in planned):
+        return None
+    epsilon = setting.epsilon if planned == method.releases(setting, view) else None
+    return Budgets(filter_for(planned, epsilon, setting.delta, setting.scope.adjacency), setting.scope)
+
+
+def filter_for(planned: Sequence[Event], epsilon: float | None, delta: float, adjacency: Adjacency) -> Filter:
+    """The cap of a run: the target (epsilon, delta), or what the planned releases cost (plus rounding) where none is set.
+
+    Unsampled releases are capped by the GDP filter; equal sampled ones by their number, so that any accountant may be quoted;
+    mixtures by the Renyi filter at one order, which the plan fixes in advance.
+    """
+    gaussian = [event for event in planned if isinstance(event, Gaussian)]
+    if len(gaussian) == len(planned):
+        mu = math.sqrt(math.fsum(event.count * event.mu**2 for event in gaussian))
+        return GdpFilter(epsilon, delta) if epsilon is not None else GdpFilter.from_mu(mu * (1 + ROUNDING), delta)
+    if len(planned) == 1 and isinstance(planned[0], SampledGaussian):
+        event = planned[0]
+        return FixedPlan(SampledGaussian(event.rate, event.noise_multiplier * (1 - ROUNDING)), event.count)
+    if epsilon is None:
+        epsilon = bound(planned, delta, accountant="rdp", adjacency=adjacency)[0] * (1 + ROUNDING)
+    bounded = [event for event in planned if not isinstance(event, Unbounded)]
+    return RdpFilter(epsilon, delta, best_order(epsilon, delta, bounded, adjacency))
+
+
+def new_run_id() -> str:
+    """A name no other run has."""
+    return uuid.uuid4().hex[:12]

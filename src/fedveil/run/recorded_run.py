@@ -1,0 +1,182 @@
+"""What a run directory holds, read for a report or a plot; a file that is absent is an empty table, a damaged one an error."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedveil.errors import ConfigError
+from fedveil.statement.statement import Statement
+
+T = TypeVar("T")
+Row = dict[str, Any]
+"""One line of a table: numbers as float, absent values as None, everything else as text."""
+
+_NOT_THE_EXPERIMENT = {
+    ("run", "seed"),
+    ("run", "name"),
+    ("run", "engine"),
+    ("run", "clients_at_once"),
+    ("run", "deterministic"),
+    ("run", "track"),
+    ("data", "data_dir"),
+    ("data", "download"),
+}
+"""Configuration keys in which runs of one and the same experiment may differ."""
+
+
+@dataclass(frozen=True)
+class RunData:
+    """One run as its directory tells it.
+
+    Args:
+        config, config_text: the resolved configuration, and its file.
+        history, layers, clients, participants, failures: tables, rows in order.
+        statement: None where the directory has none. partition: who holds how much of what, or None.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    config_text: str
+    statement: Statement | None
+    history: list[Row]
+    layers: list[Row]
+    clients: list[Row]
+    participants: list[Row]
+    failures: list[Row]
+    summary: dict[str, Any]
+    versions: dict[str, str]
+    partition: dict[str, Any] | None
+
+    @property
+    def columns(self) -> list[str]:
+        """The history's columns that hold a number in at least one round, without `round`."""
+        names = dict.fromkeys(k for row in self.history for k in row)
+        return [k for k in names if k != "round" and any(isinstance(row.get(k), float) for row in self.history)]
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the run."""
+        seed: int | None = self.config.get("run", {}).get("seed")
+        return seed
+
+
+def read_run(path: str | Path) -> RunData:
+    """Everything that a report needs of one run directory.
+
+    Raises:
+        ConfigError: not a run directory, no round was finished, or a file in it cannot be read.
+    """
+    folder = Path(path)
+    if (folder / "grid.json").is_file():
+        pages = [str(folder / name) for name in ("compare.html", "runs.html") if (folder / name).is_file()]
+        shown = f"its pages are {' and '.join(pages)}; its" if pages else "its"
+        raise ConfigError(f"{folder} is not one run but a grid of them: {shown} run directories lie under {folder / 'cells'}")
+    if not (folder / "config.toml").is_file():
+        raise ConfigError(f"{folder} is not a run directory (it has no config.toml): give one that `fedveil run` left")
+    history = _table(folder / "history.csv")
+    if not history:
+        raise ConfigError(f"{folder} has no finished round yet: there is nothing to show")
+    text = _read(folder / "config.toml", str, "")
+    return RunData(
+        path=folder,
+        config=_parsed(folder / "config.toml", text),
+        config_text=text,
+        statement=_read(folder / "statement.json", lambda t: Statement.from_dict(json.loads(t)), None),
+        history=history,
+        layers=_table(folder / "layers.csv"),
+        clients=_table(folder / "clients.csv"),
+        participants=_table(folder / "participants.csv"),
+        failures=_table(folder / "failures.csv"),
+        summary=_read(folder / "summary.json", json.loads, {}),
+        versions=_read(folder / "versions.json", json.loads, {}),
+        partition=_read(folder / "partition.json", json.loads, None),
+    )
+
+
+def experiment_of(run: RunData) -> dict[str, Any]:
+    """The configuration as `section.key: value`, without what may differ between runs of one experiment (the seed above all)."""
+    flat = _flat(run.config)
+    return {".".join(key): value for key, value in flat.items() if key[:2] not in _NOT_THE_EXPERIMENT}
+
+
+def grouped(runs: Sequence[RunData]) -> list[list[RunData]]:
+    """Runs that differ in their seed only, together; groups in the order of their first run."""
+    groups: dict[str, list[RunData]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(experiment_of(run), sort_keys=True, default=str), []).append(run)
+    return list(groups.values())
+
+
+def group_names(groups: Sequence[Sequence[RunData]]) -> list[str]:
+    """A short name for each group: the method, and the fewest settings that tell it from the others of the same method."""
+    each = [experiment_of(group[0]) for group in groups]
+    names = [str(one.get("method.name", "run")) for one in each]
+    keys = sorted(
+        {k for one in each for k in one} - {"method.name"}, key=lambda k: (not k.startswith("method."), k != "privacy.epsilon", k)
+    )
+    while len(set(names)) < len(names):
+        more = {k: _with(names, each, k) for k in keys}
+        best = max(keys, key=lambda k: len(set(more[k])), default="")
+        if not best or len(set(more[best])) == len(set(names)):
+            break
+        names = more[best]
+        keys.remove(best)
+    return [name if names.count(name) == 1 else f"{name} ({groups[i][0].path.name})" for i, name in enumerate(names)]
+
+
+def _with(names: list[str], each: list[dict[str, Any]], key: str) -> list[str]:
+    """The names with a setting added to those that are not unique, where it differs among the namesakes."""
+    added = []
+    for name, one in zip(names, each, strict=True):
+        values = [json.dumps(other.get(key), default=str) for n, other in zip(names, each, strict=True) if n == name]
+        differs = len(set(values)) > 1 and key in one
+        added.append(f"{name}, {key.rsplit('.', 1)[-1].replace('_', ' ')} {_value(one[key])}" if differs else name)
+    return added
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _flat(value: dict[str, Any], prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    flat: dict[tuple[str, ...], Any] = {}
+    for key, item in value.items():
+        flat |= _flat(item, (*prefix, key)) if isinstance(item, dict) else {(*prefix, key): item}
+    return flat
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def _read(path: Path, parse: Callable[[str], T], absent: T) -> T:
+    if not path.is_file():
+        return absent
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}; the file is damaged or of another version") from None
+
+
+def _table(path: Path) -> list[Row]:
+    return _read(path, lambda text: [{k: _cell(v) for k, v in row.items()} for row in csv.DictReader(text.splitlines())], [])
+
+
+def _cell(text: str | None) -> float | str | None:
+    if text is None or text == "":
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return None if math.isnan(number) else number

@@ -1,0 +1,96 @@
+"""Going on with a run that was interrupted: which directory, which configuration, whether it is the same run."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil.configuration.config import Config, load_config
+from fedveil.configuration.plugins import digests
+from fedveil.errors import ConfigError, LedgerError
+from fedveil.federation.checkpoint import ledger_position
+from fedveil.ledger.ledger import AGGREGATE, Ledger
+from fedveil.ledger.ledger_head import head_path
+
+if TYPE_CHECKING:
+    from fedveil.federation.fit import Progress
+    from fedveil.run.assembly import Prepared
+
+FREE = (
+    "run.engine",
+    "run.clients_at_once",
+    "run.deterministic",
+    "run.name",
+    "run.plugins",
+    "run.track",
+    "data.data_dir",
+    "data.download",
+    "training.client_timeout",
+)
+"""Keys that change no result, and so may change when a run is resumed; what plugins contain is compared by `identity`."""
+
+
+def resumable(path: Path) -> Config:
+    """The configuration of the interrupted run in `path`; raises ConfigError if there is none, or if it is complete."""
+    begun = (path / "ledger.sqlite").exists() or head_path(path / "ledger.sqlite").exists()
+    if not (path / "config.toml").is_file() or not begun:
+        raise ConfigError(f"{path} holds no run that was begun: nothing to resume; start it with `fedveil run` and another --out")
+    if (path / "summary.json").exists():
+        raise ConfigError(f"the run in {path} has ended (see summary.json): nothing to resume")
+    return load_config(path / "config.toml")
+
+
+def same_run(saved: Config, given: Config, path: Path) -> None:
+    """Refuse a configuration that would give another result; the message shows what differs."""
+    before, now = _flat(saved.model_dump(mode="json")), _flat(given.model_dump(mode="json"))
+    keys = [k for k in sorted(before.keys() | now.keys()) if before.get(k) != now.get(k) and k not in FREE]
+    if keys:
+        shown = "; ".join(f"{k} was {before.get(k)!r} and is {now.get(k)!r}" for k in keys)
+        raise ConfigError(f"the run in {path} was begun with another configuration: {shown}. Resume with its own, or start anew")
+
+
+def run_id_of(path: Path) -> str:
+    """The name that the run's releases carry in its ledger; raises LedgerError if that is not the one the checkpoint knew.
+
+    A ledger that is ahead of the checkpoint is right: the interrupted round's releases count.
+    """
+    seq, digest = ledger_position(path / "checkpoint")
+    with Ledger.open(path / "ledger.sqlite") as ledger:
+        if not ledger.holds(seq, digest):
+            raise LedgerError(
+                f"the ledger of {path} is behind its checkpoint: it holds {len(ledger)} releases, and not the one with number "
+                f"{seq} that was its last when the checkpoint was saved (was an older copy put in place?). Restore the newer "
+                f"one; without it, count the budget as spent and release nothing more of these data"
+            )
+        return ledger.run
+
+
+def count_spent(progress: Progress, path: Path) -> None:
+    """Raise the rounds each client took part in to those its ledger charges it for: an interrupted round's clients are charged.
+
+    For secret noise, whose interrupted round is done again with other clients; else they would be sampled without a budget left.
+    """
+    with Ledger.open(path / "ledger.sqlite") as ledger:
+        charged = Counter(entry.client for _, _, entry in ledger.entries() if entry.client != AGGREGATE)
+    for client, releases in charged.items():
+        progress.seen[client] = max(progress.seen.get(client, 0), releases)
+
+
+def identity(run: str, prepared: Prepared, plugins: Sequence[str] = ()) -> dict[str, Any]:
+    """What a checkpoint belongs to: the run, a checksum of labels, sizes and some of the examples, and the plugins' code."""
+    clients = prepared.clients
+    parts = (clients.offsets, clients.y.numpy(), clients.x[:: max(1, len(clients.x) // 1000)].numpy())
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part.tobytes(), checksum)
+    return {"run": run, "data": checksum, **({"plugins": digests(plugins)} if plugins else {})}
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {path: json.loads(json.dumps(value))}
+    return {k: v for key, part in value.items() for k, v in _flat(part, f"{path}.{key}" if path else key).items()}

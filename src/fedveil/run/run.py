@@ -1,0 +1,199 @@
+"""Run one configuration from start to end and leave a run directory behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fedveil.run.run_directory as rundir
+from fedveil.configuration.config import calibrated_setting
+from fedveil.configuration.plugins import digests
+from fedveil.engines.select_engine import engine, place
+from fedveil.errors import ConfigError, FedveilError
+from fedveil.federation.checkpoint import Checkpoints
+from fedveil.federation.fit import Progress, Record, fit, start
+from fedveil.ledger.budgeted_ledger import Till
+from fedveil.ledger.ledger import Ledger
+from fedveil.run.assembly import Prepared, federation, new_run_id, prepare
+from fedveil.run.resume import count_spent, identity, resumable, run_id_of, same_run
+from fedveil.run.run_lock import claimed
+from fedveil.run.tracked_values import Begun
+from fedveil.run.tracking import Tracker, following, tracker_named
+from fedveil.statement.certify import certify
+from fedveil.statement.statement import Statement
+
+if TYPE_CHECKING:
+    from fedveil.configuration.config import Config
+    from fedveil.data.dataset import Dataset
+    from fedveil.data.partition import Partition
+    from fedveil.training.params import FlatModel
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave.
+
+    Args:
+        model: the final model. history: one record a round. privacy: the statement. path: the run directory.
+        ended: why the run stopped before its last round, or an empty string.
+    """
+
+    model: FlatModel
+    history: list[Record]
+    privacy: Statement
+    path: Path
+    ended: str = ""
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy of the final model, in [0, 1]."""
+        return float(next(r["test_accuracy"] for r in reversed(self.history) if "test_accuracy" in r))
+
+
+def run(
+    config: Config,
+    out: str | Path | None = None,
+    on_round: Callable[[Record], None] | None = None,
+    *,
+    data: Dataset | None = None,
+    partition: Partition | None = None,
+    resume: bool = False,
+    track: Sequence[Tracker] = (),
+) -> Result:
+    """Train as configured.
+
+    Args:
+        data, partition: used instead of the configured ones.
+        out: the run directory, which must be new, empty, or left by a run that ended before it began to train; by default
+            runs/<method>-<data>-<id>.
+        on_round: called with the history's new row after each round.
+        resume: go on with the interrupted run in `out`, from its last finished round.
+        track: trackers that follow the run, besides those that the configuration names (see `trackers`).
+
+    Raises:
+        ConfigError, DataError: before anything is trained. FedveilError: the run directory cannot be written.
+    """
+    trackers = [*track, *(tracker_named(name) for name in config.run.track)]
+    device = place(config.run.engine, config.training.client_timeout)
+    if resume:
+        if out is None:
+            raise ConfigError("resuming needs the run directory: give out")
+        same_run(resumable(Path(out)), config, Path(out))
+    prepared = prepare(config, data, partition)
+    method, setting = calibrated_setting(config, prepared.population)
+    vacuous, seeded = config.privacy.allow_vacuous_delta, config.run.seeded_noise
+    batch_norm = config.model.get("norm") == "batch"
+    statement = certify(method, setting, seeded_noise=seeded, allow_vacuous_delta=vacuous, batch_norm=batch_norm)
+    run_id = new_run_id()
+    path = Path(out) if out is not None else Path("runs") / f"{method.name}-{prepared.dataset.info.name}-{run_id}"
+    if not resume:
+        with _writable(path):
+            rundir.create(path)
+    with claimed(path):
+        if resume:
+            resumable(path)
+            run_id = run_id_of(path)
+        else:
+            _begin(path, config, prepared, statement, run_id, given=data is not None or partition is not None)
+        saved = Checkpoints(path / "checkpoint", identity(run_id, prepared, config.run.plugins), path / "ledger.sqlite")
+        progress = saved.load()
+        begun = Begun(run_id, path, config, statement, setting.layout.names, progress.history if progress is not None else [])
+        with following(trackers, begun) as told:
+            return _train(prepared, device, begun, saved, progress, [told] if on_round is None else [told, on_round])
+
+
+def _train(
+    prepared: Prepared,
+    device: str,
+    begun: Begun,
+    saved: Checkpoints,
+    progress: Progress | None,
+    tell: Sequence[Callable[[Record], None]],
+) -> Result:
+    """Train to the end, saving and telling each round, and write what is left of the run directory."""
+    config, path = begun.config, begun.path
+    section, timeout = config.run, config.training.client_timeout
+    job = federation(config, prepared, path / "ledger.sqlite", begun.run, device)
+    runner = engine(section.engine, job.context, timeout, at_once=section.clients_at_once, deterministic=section.deterministic)
+    progress = progress or start(job)
+    if config.privacy.max_participations is not None and not section.seeded_noise:
+        count_spent(progress, path)
+    layout = job.context.door.layout
+    with _safe(path):
+        rundir.write_history(path, progress.history, layout)
+
+    def after(progress: Progress) -> None:
+        saved.save(progress)
+        with _safe(path):
+            rundir.append_history(path, progress.history, layout)
+        for listener in tell:
+            listener(progress.history[-1])
+
+    try:
+        ended = fit(job, runner, progress, after)
+    except KeyboardInterrupt as stop:
+        stop.add_note(f"interrupted; {saved.rounds} rounds are saved: fedveil run --resume {path} goes on from there")
+        raise
+    finally:
+        if isinstance(job.context.door.ledger, Till):
+            job.context.door.ledger.close()
+    model = job.context.model.to("cpu")
+    model.load(progress.model)
+    result = Result(model, progress.history, begun.statement, path, ended)
+    with _safe(path):
+        rundir.write_history(path, progress.history, layout)
+        rundir.write_model(path / "model.safetensors", progress.model, layout)
+        rundir.write_json(path / "summary.json", summary(result, begun.run))
+    return result
+
+
+def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement, run_id: str, given: bool) -> None:
+    """Make the run directory; the ledger comes last, and with it the run can be resumed."""
+    with _writable(path):
+        rundir.create(path)
+        rundir.write_versions(path / "versions.json", digests(config.run.plugins))
+        rundir.write_config(path / "config.toml", config)
+        _write_statement(path, statement)
+        dealt, source = prepared.partition, prepared.dataset
+        rundir.write_partition(path / "partition.json", dealt, source.y_train, source.info.classes, given=given)
+    Ledger.create(path / "ledger.sqlite", run_id, {"method": str(config.method["name"])}).close()
+
+
+@contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        raise ConfigError(f"cannot write the run directory {path}: {problem.strerror}; choose another --out") from problem
+
+
+@contextmanager
+def _safe(path: Path) -> Iterator[None]:
+    """Say what a failed write means once rounds are saved: nothing is lost."""
+    try:
+        yield
+    except OSError as problem:
+        raise FedveilError(
+            f"cannot write {problem.filename or path}: {problem.strerror or problem}; all finished rounds are safe in "
+            f"{path / 'checkpoint'}: make room or give permission, then go on with fedveil run --resume {path}"
+        ) from problem
+
+
+def summary(result: Result, run_id: str) -> dict[str, Any]:
+    """The run in a few numbers (`summary.json`)."""
+    last = {k: v for k, v in result.history[-1].items() if not isinstance(v, list | dict)} if result.history else {}
+    return {
+        "run": run_id,
+        "rounds": len(result.history),
+        "ended": result.ended or "after its last round",
+        "seconds": sum(r["seconds"] for r in result.history),
+        "final": last,
+    }
+
+
+def _write_statement(path: Path, statement: Statement) -> None:
+    rundir.write_json(path / "statement.json", statement.to_dict())
+    rundir.write_text(path / "statement.md", statement.to_markdown())

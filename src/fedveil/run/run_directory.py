@@ -1,0 +1,228 @@
+"""The run directory: what a run leaves behind, in formats that other tools open as they are."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tomli_w
+
+from fedveil.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+    from fedveil.configuration.config import Config
+    from fedveil.data.partition import Partition
+    from fedveil.federation.fit import Record
+    from fedveil.training.params import Layout
+
+_PER_CLIENT = ("client_accuracy", "personal_accuracy", "by_client")
+_FIRST = ("versions.json", "config.toml", "statement.json", "statement.md", "partition.json")
+"""What a run writes before its ledger, with which it can be resumed."""
+LISTED_CLIENTS = 5000
+"""So many clients at most are listed in `partition.json`."""
+PACKAGES = ("fedveil", "torch", "numpy", "scipy", "pydantic", "safetensors")
+
+
+def create(path: Path) -> Path:
+    """Make a run directory; refuses one that holds anything but what a run leaves that ends before its ledger is there."""
+    if path.exists() and not (path.is_dir() and _unbegun({file.name for file in path.iterdir()})):
+        raise ConfigError(f"{path} exists and is not empty: a run never writes over another; choose another --out")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _unbegun(names: set[str]) -> bool:
+    """Whether a run that writes _FIRST in this order left them, whole or as drafts; a user's own config.toml alone is none."""
+    known = {name.removesuffix(".part") for name in names if not name.startswith(".ledger.sqlite-")}
+    return known <= set(_FIRST) and (not known or _FIRST[0] in known)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all: beside it, synced, renamed."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """As `write_text`; on failure no draft is left to fill the disk."""
+    draft = path.with_name(path.name + ".part")
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+
+
+def write_config(path: Path, config: Config) -> None:
+    """The resolved configuration as TOML (`config.toml`), without what was left open."""
+    write_text(path, tomli_w.dumps(present(config.model_dump(mode="json"))))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Strict JSON: infinities and NaN become strings."""
+    write_text(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
+
+
+def write_versions(path: Path, plugins: Mapping[str, str] | None = None) -> None:
+    """Versions of what decides a result (`versions.json`), and the SHA-256 of each plugin."""
+    own = {f"plugin {name}": f"sha256 {digest}" for name, digest in (plugins or {}).items()}
+    known = {p: version(p) for p in PACKAGES}
+    write_json(path, {"python": sys.version.split()[0], "platform": platform.platform(), **known, **own})
+
+
+def write_partition(path: Path, partition: Partition, labels: NDArray[np.int64], classes: int, *, given: bool) -> None:
+    """Who holds how much of what (`partition.json`): a row of label counts a client, for evenly spaced ones if there are many.
+
+    given: the data or the partition were handed over by a program, so that the configuration alone does not make them again.
+    """
+    counts, clients = partition.label_counts(labels, classes), len(partition)
+    listed = np.unique(np.linspace(0, clients - 1, min(clients, LISTED_CLIENTS)).round().astype(np.int64)).tolist()
+    value = {
+        "kind": partition.kind,
+        "given": given,
+        "clients": clients,
+        "sha256": partition.fingerprint(),
+        "listed": listed,
+        "counts": counts[listed].tolist(),
+    }
+    write_text(path, json.dumps(value) + "\n")
+
+
+def write_history(folder: Path, history: Sequence[Record], layout: Layout) -> None:
+    """The history as tables, whole.
+
+    `history.csv` has one row a round; `layers.csv` one a round and layer; `clients.csv` one an evaluated round and client;
+    `participants.csv` one a round and client that took part, where a method measures each of them; `failures.csv` one a client
+    that was left out of a round.
+    """
+    for name, rows in _tables(history, layout).items():
+        write_text(folder / name, _table(rows, _columns(rows), header=True))
+
+
+def append_history(folder: Path, history: Sequence[Record], layout: Layout) -> None:
+    """Add the last round to the tables, which hold the rounds before it; a table that gets new columns is written anew."""
+    for name, rows in _tables(history[-1:], layout).items():
+        header = _header(folder / name)
+        if set(_columns(rows)) <= set(header):
+            with (folder / name).open("a", newline="") as file:
+                file.write(_table(rows, header, header=False))
+        else:
+            whole = _tables(history, layout)[name]
+            write_text(folder / name, _table(whole, _columns(whole), header=True))
+
+
+def _tables(history: Sequence[Record], layout: Layout) -> dict[str, list[Record]]:
+    """The rows of each table that has any."""
+    clients = [
+        {"round": row["round"], "client": i, "accuracy": a, **({"personal": own[i]} if own else {})}
+        for row in history
+        for own in [row.get("personal_accuracy")]
+        for i, a in enumerate(row.get("client_accuracy", []))
+    ]
+    failures = [{"round": row["round"], "client": c, "failure": why} for row in history for c, why in row["failures"].items()]
+    participants = [{"round": row["round"], **cells} for row in history for cells in row.get("by_client", [])]
+    tables = {
+        "history.csv": [_scalars(row) for row in history],
+        "layers.csv": [cells for row in history for cells in _layer_rows(row, layout)],
+        "clients.csv": clients,
+        "participants.csv": participants,
+        "failures.csv": failures,
+    }
+    return {name: rows for name, rows in tables.items() if rows}
+
+
+def _scalars(row: Record) -> Record:
+    """The numbers and words of a round, and who was left out and why."""
+    plain_cells = {k: v for k, v in row.items() if not isinstance(v, list | dict)}
+    if not row["failures"]:
+        return plain_cells
+    return {**plain_cells, "failures": "; ".join(f"{client}: {why}" for client, why in row["failures"].items())}
+
+
+def _layer_rows(row: Record, layout: Layout) -> list[Record]:
+    """One row a layer of everything in the record that is a list over layers; `layer_` in front of a name is left out."""
+    lists = {k.removeprefix("layer_"): v for k, v in row.items() if isinstance(v, list) and k not in _PER_CLIENT}
+    columns = {k: v for k, v in lists.items() if len(v) == len(layout)}
+    if not columns:
+        return []
+    return [
+        {"round": row["round"], "layer": name, **{k: v[i] for k, v in columns.items()}} for i, name in enumerate(layout.names)
+    ]
+
+
+def write_model(path: Path, vector: torch.Tensor, layout: Layout) -> None:
+    """The model's layers by name (`model.safetensors`)."""
+    from safetensors.torch import save
+
+    parts = zip(layout.names, layout.shapes, layout.split(vector), strict=True)
+    write_bytes(path, save({name: part.reshape(shape).contiguous().clone() for name, shape, part in parts}))
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows as CSV with the columns of all of them."""
+    write_text(path, _table(rows, _columns(rows), header=True))
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for row in rows for key in row))
+
+
+def _header(path: Path) -> list[str]:
+    """The columns of a table on disk; none when there is no such table yet."""
+    try:
+        with path.open(newline="") as file:
+            return next(csv.reader(file), [])
+    except FileNotFoundError:
+        return []
+
+
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, header: bool) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns)
+    if header:
+        writer.writeheader()
+    writer.writerows({k: _cell(v) for k, v in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Nothing as nothing; infinity as 1e999, which pandas, DuckDB and Python read as a number (DuckDB takes `inf` for a date)."""
+    if value is None:
+        return ""
+    return value if not isinstance(value, float) or not math.isinf(value) else f"{'-' if value < 0 else ''}1e999"
+
+
+def plain(value: Any) -> Any:
+    """`value` with everything that strict JSON lacks spelled out."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return value
+
+
+def present(value: Any) -> Any:
+    """`value` without what is None, for TOML."""
+    if isinstance(value, dict):
+        return {k: present(v) for k, v in value.items() if v is not None}
+    return value

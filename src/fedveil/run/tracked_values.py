@@ -1,0 +1,69 @@
+"""What trackers are told of a run: its settings, its numbers, its guarantees."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil.run.run_directory import present
+
+if TYPE_CHECKING:
+    from fedveil.configuration.config import Config
+    from fedveil.federation.fit import Record
+    from fedveil.statement.statement import Statement
+
+CLIENTS = ("client_accuracy", "personal_accuracy", "trained_accuracy")
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a tracker is told when a run begins or goes on.
+
+    Args:
+        run: the run's id. path: its directory. layers: names of the model's layers.
+        history: rows of the rounds finished before, if the run is resumed; what a tracker lacks of them it makes up for.
+    """
+
+    run: str
+    path: Path
+    config: Config
+    statement: Statement
+    layers: tuple[str, ...]
+    history: Sequence[Record] = ()
+
+
+def numbers(record: Record, layers: Sequence[str]) -> dict[str, float]:
+    """Every number of a row that is not a client's, by name; one of a layer as `column/layer`."""
+    found = {k: float(v) for k, v in record.items() if isinstance(v, int | float) and k != "round"}
+    for key, values in record.items():
+        if isinstance(values, list) and key not in (*CLIENTS, "by_client") and len(values) == len(layers):
+            found.update({f"{key}/{layer}": float(v) for layer, v in zip(layers, values, strict=True)})
+    return found
+
+
+def settings(begun: Begun) -> dict[str, Any]:
+    """The configuration as `section.key: value`, and the three views' claimed and proven guarantees as text."""
+    flat = _flat(present(begun.config.model_dump(mode="json")))
+    for numbers in begun.statement.views:
+        reason = f": {numbers.proven.reason}" if numbers.proven.reason else ""
+        flat[f"statement.proven.{numbers.view.value}"] = f"{numbers.proven}{reason}"
+        if numbers.claimed is not None:
+            flat[f"statement.claimed.{numbers.view.value}"] = str(numbers.claimed)
+    return flat
+
+
+def epsilons(statement: Statement) -> dict[str, float]:
+    """Claimed and proven epsilon by view, where finite."""
+    found = {f"proven_epsilon/{v.view.value}": v.proven.epsilon for v in statement.views}
+    found |= {f"claimed_epsilon/{v.view.value}": v.claimed.epsilon for v in statement.views if v.claimed is not None}
+    return {key: epsilon for key, epsilon in found.items() if math.isfinite(epsilon)}
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {path: json.dumps(value) if isinstance(value, list) else value}
+    return {k: v for key, part in value.items() for k, v in _flat(part, f"{path}.{key}" if path else key).items()}

@@ -1,0 +1,1 @@
+"""What a configuration promises: claimed and proven epsilon, caveats, advice."""

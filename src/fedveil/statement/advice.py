@@ -1,0 +1,156 @@
+"""Noise against signal for a configuration, and what would let it learn at the same epsilon, by solving for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fedveil.accounting.accountant import AccountantName, bound, calibrate
+from fedveil.accounting.learnability import (
+    TARGET_RATIO,
+    Advice,
+    Learnability,
+    Level,
+    dimension_for,
+    multiplier_for,
+    noise_norm,
+    verdict_of,
+)
+from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Unbounded, View
+from fedveil.errors import ConfigError
+from fedveil.statement.scope_checks import neighbouring_pair
+from fedveil.statement.statement import VIEWS
+
+if TYPE_CHECKING:
+    from fedveil.methods.base import Method, Setting
+
+
+def learnability(method: Method, s: Setting, epsilon: float) -> Learnability | None:
+    """The block of the statement, or None where noise and signal have no known ratio (no clip, or no noise to scale).
+
+    Args:
+        s: with its noise multiplier known. epsilon: finite, held fixed in each view.
+    """
+    clip = s.example_clip if s.example_clip is not None else method.clip_norm(s)
+    if clip is None or not math.isfinite(clip) or not s.noise_multiplier or not 0 < epsilon < math.inf:
+        return None
+    own = _level(s, clip, s.scope.view, s.noise_multiplier)
+    assert own.ratio is not None
+    levels = tuple(own if view is s.scope.view else _other(method, s, clip, view, epsilon) for view in VIEWS)
+    return Learnability(
+        epsilon=epsilon,
+        delta=s.delta,
+        scope=s.scope,
+        clip=clip,
+        what="mean update" if s.example_clip is None else "mean gradient of a local step over the clients of a round",
+        levels=levels,
+        verdict=verdict_of(own.ratio, s.rounds if s.example_clip is None else s.rounds * s.steps),
+        advice=_advice(method, s, epsilon, own.ratio) if own.ratio > TARGET_RATIO else (),
+    )
+
+
+def _on_sum(s: Setting, view: View) -> bool:
+    return view is not View.SERVER and s.example_clip is None
+
+
+def _batch(s: Setting) -> float:
+    """Examples over which DP-SGD averages its noise in a local step; 1 where noise is not per step."""
+    step = s.dp_sgd() if s.example_clip is not None else None
+    return 1.0 if step is None else step.rate * max(s.records, 1)
+
+
+def _level(s: Setting, clip: float, view: View, z: float) -> Level:
+    norm = noise_norm(z * clip / _batch(s), s.layout.dimension, s.cohort, on_sum=_on_sum(s, view))
+    return Level(view, z, norm, norm / clip)
+
+
+def _other(method: Method, s: Setting, clip: float, view: View, epsilon: float) -> Level:
+    """The level of a view that the run does not promise, were the run made for it at the same epsilon."""
+    moved = replace(s, scope=replace(s.scope, view=view), epsilon=epsilon)
+
+    def events(z: float) -> list[Event]:
+        return method.releases(replace(moved, noise_multiplier=z), view)
+
+    try:
+        trial = events(1.0)
+        lost = next((event.reason for event in trial if isinstance(event, Unbounded)), None)
+        if lost is not None:
+            return Level(view, note=lost)
+        if events(s.z) == method.releases(s, s.scope.view) and _on_sum(s, view) == _on_sum(s, s.scope.view):
+            return _level(moved, clip, view, s.z)
+        z = calibrate(epsilon, s.delta, events, accountant=_quick(trial), adjacency=_pair(s), tolerance=1e-4)
+        return _level(moved, clip, view, z)
+    except ConfigError as problem:
+        return Level(view, note=str(problem))
+
+
+def _pair(s: Setting) -> Adjacency:
+    return neighbouring_pair(s.scope, per_example=s.example_clip is not None)
+
+
+def _quick(events: list[Event]) -> AccountantName:
+    """The exact accountant without sampling; with it the Renyi bound, a little above the best one but fast."""
+    return "rdp" if any(isinstance(event, SampledGaussian) and 0 < event.rate < 1 for event in events) else "gdp"
+
+
+def _advice(method: Method, s: Setting, epsilon: float, ratio: float) -> tuple[Advice, ...]:
+    return (_clients(method, s, epsilon), _rounds(method, s, epsilon), _dimension(s, ratio))
+
+
+def _affordable(method: Method, s: Setting, epsilon: float) -> bool:
+    """Whether `s`, with the noise that meets the target ratio, costs at most epsilon."""
+    z = multiplier_for(TARGET_RATIO, s.layout.dimension, s.cohort, on_sum=_on_sum(s, s.scope.view)) * _batch(s)
+    try:
+        events = method.releases(replace(s, noise_multiplier=z), s.scope.view)
+        return bound(events, s.delta, accountant=_quick(events), adjacency=_pair(s))[0] <= epsilon
+    except ConfigError:
+        return False
+
+
+def _least(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
+    """The least integer in [low, high] from which on `holds` is true, or None."""
+    if low > high or not holds(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return high
+
+
+def _clients(method: Method, s: Setting, epsilon: float) -> Advice:
+    within = _least(s.cohort + 1, s.clients, lambda n: _affordable(method, replace(s, cohort=n), epsilon))
+    if within is not None:
+        text = f"{within} clients a round instead of {s.cohort}, of the same {s.clients} clients"
+        return Advice("clients a round", s.cohort, within, s.clients, text)
+
+    def grown(n: int) -> Setting:
+        return replace(s, cohort=n, clients=math.ceil(n * s.clients / s.cohort))
+
+    n = _least(s.cohort + 1, 10**12, lambda n: _affordable(method, grown(n), epsilon))
+    if n is None:
+        return Advice("clients a round", s.cohort, None, s.clients, "no number of clients a round is enough by itself")
+    population = grown(n).clients
+    text = f"{n} clients a round instead of {s.cohort}, which takes a population of {population} clients instead of {s.clients}"
+    return Advice("clients a round", s.cohort, n, population, text)
+
+
+def _rounds(method: Method, s: Setting, epsilon: float) -> Advice:
+    fewer = _least(1, s.rounds - 1, lambda k: _affordable(method, replace(s, rounds=s.rounds - k), epsilon))
+    if fewer is None:
+        return Advice("rounds", s.rounds, None, s.clients, "no smaller number of rounds is enough by itself")
+    rounds = s.rounds - fewer
+    return Advice(
+        "rounds", s.rounds, rounds, s.clients, f"{rounds} rounds instead of {s.rounds}, if the task can be learned in them"
+    )
+
+
+def _dimension(s: Setting, ratio: float) -> Advice:
+    d = s.layout.dimension
+    z = (s.noise_multiplier or 0.0) / _batch(s)
+    most = dimension_for(TARGET_RATIO, z, s.cohort, on_sum=_on_sum(s, s.scope.view))
+    if most < 1:
+        return Advice("dimension", d, None, s.clients, "not even a single coordinate would be enough by itself")
+    text = f"{most} trained coordinates instead of {d} (frozen layers, low-rank or sparse updates, a smaller network)"
+    return Advice("dimension", d, most, s.clients, text)

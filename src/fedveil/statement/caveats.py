@@ -1,0 +1,138 @@
+"""What every reader of a run's privacy statement must know: its assumptions, what it does not protect, and warnings."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from fedveil.accounting.types import Adjacency, Guarantee, SampledGaussian, Unit, View
+from fedveil.statement.scope_checks import is_vacuous
+from fedveil.statement.statement import SIMULATION_ONLY, Assumption
+
+if TYPE_CHECKING:
+    from fedveil.accounting.types import Event
+    from fedveil.methods.base import Method, Setting
+
+
+def units(s: Setting) -> int:
+    """How many units of privacy there are: clients, or records of all clients."""
+    return s.clients if s.scope.unit is Unit.CLIENT else s.clients * max(s.records, 1)
+
+
+def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> tuple[Assumption, ...]:
+    """What the proven bound of one view rests on; empty where nothing is proven."""
+    found = [
+        Assumption(
+            "noise comes from a secret cryptographic source, and each draw is used once",
+            "whoever can predict or repeat noise can subtract it",
+        ),
+        _clipping(s),
+    ]
+    if s.scope.adjacency is Adjacency.ZERO_OUT and s.scope.unit is Unit.CLIENT:
+        found.append(
+            Assumption(
+                "the number of participants and the denominator of the mean stay the same when one contribution is zeroed",
+                "zero-out compares a contribution with zero; that somebody took part at all is not hidden by it",
+            )
+        )
+    if view is not View.SERVER and s.example_clip is None:
+        found += _summing(s)
+    sampled = [event for event in events if isinstance(event, SampledGaussian) and event.rate < 1]
+    if sampled and s.example_clip is None:
+        found.append(
+            Assumption(
+                f"each client joins each round independently with probability {s.rate:g}, and who joined stays secret",
+                "amplification by sampling fails for samples of fixed size and for those who see the sample",
+            )
+        )
+    elif sampled:
+        found.append(
+            Assumption(
+                "each record joins each local batch independently, and who joined never leaves the client",
+                "amplification by sampling fails for shuffled batches and for those who see the batches",
+            )
+        )
+    if s.max_participations is not None:
+        found.append(
+            Assumption(
+                f"no client takes part in more than {s.max_participations} rounds",
+                "the bound counts that many releases of one client",
+            )
+        )
+    return (*found, *(Assumption(text, f"the bound of {method.name} rests on it") for text in method.assumptions(s)))
+
+
+def _clipping(s: Setting) -> Assumption:
+    if s.example_clip is not None:
+        return Assumption(
+            f"each record's gradient is clipped to {s.example_clip:g}, and the {s.records} records a client are a public number",
+            "sampling rate, number of steps and denominator are computed from public numbers alone",
+        )
+    return Assumption(
+        "each client's software clips its contribution as configured",
+        "the sensitivity is the clip norm; an attacker's own client may break it, and loses only its own protection",
+    )
+
+
+def _summing(s: Setting) -> list[Assumption]:
+    if s.scope.view is View.SERVER:
+        return []
+    return [
+        Assumption(
+            "secure aggregation or a trusted server shows nothing of a round but the noisy sum",
+            "a single upload has less noise of its own than the sum has, or none",
+        )
+    ]
+
+
+def not_protected(s: Setting, proven: Guarantee, *, batch_norm: bool | None) -> tuple[str, ...]:
+    """What the promise does not cover."""
+    lines = []
+    if s.scope.view is View.SERVER or s.sampling == "fixed":
+        lines.append("participation: the server sees who takes part in which round, and how many do")
+    else:
+        lines.append("participation: in the server view it is seen who takes part in which round; how many do is seen by all")
+    lines.append("sizes: the number of clients, the nominal number of examples a client, and public weights")
+    if batch_norm is not False:
+        lines.append(_batch_norm(proven, batch_norm))
+    lines.append("hyper-parameter tuning: runs made to choose clip, rates or rounds on the same data cost privacy of their own")
+    lines.append(
+        "figures of a simulation: training loss, per-client accuracy and failures are computed from private data without noise; "
+        "publish none of them"
+    )
+    if s.scope.unit is Unit.RECORD:
+        lines.append("a client as a whole: many records of one client together are protected less, by group privacy")
+    if proven.epsilon < math.inf:
+        lines.append("what holds for the population: a model may reveal it about people who never took part")
+    return tuple(lines)
+
+
+def _batch_norm(proven: Guarantee, known: bool | None) -> str:
+    if proven.epsilon < math.inf:
+        stay = "they stay on the client and are no part of the released model"
+    else:
+        stay = "they leave the client as they are"
+    return f"batch-norm statistics{'' if known else ', if the network has any'}: no clip or noise is applied to them; {stay}"
+
+
+def warnings(s: Setting, proven: Guarantee, *, seeded_noise: bool) -> tuple[str, ...]:
+    """What should stop a reader."""
+    found = [SIMULATION_ONLY] if seeded_noise else []
+    if is_vacuous(s.delta, units(s)):
+        found.append(
+            f"delta = {s.delta:g} is not below 1 / {units(s)} (the number of {s.scope.unit}s): publishing one {s.scope.unit} "
+            f"at random would satisfy it"
+        )
+    if math.isinf(proven.epsilon) and (s.epsilon is not None or s.noise_multiplier):
+        found.append(f"noise is added, but nothing is proven at delta = {s.delta:g} ({proven.scope}): {proven.reason}")
+    return tuple(found)
+
+
+def notes(s: Setting, proven: Guarantee) -> tuple[str, ...]:
+    """How to read the numbers."""
+    if s.scope.unit is Unit.RECORD and s.example_clip is None and proven.epsilon < math.inf:
+        return (
+            "the mechanism clips whole clients, so the bound for one record holds for all records of its client together: "
+            "replacing one record is one way of replacing the client's data",
+        )
+    return ()

@@ -1,0 +1,163 @@
+"""The privacy statement of a configuration, computed before (and without) any training. Never imports torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from fedveil.accounting.accountant import bound
+from fedveil.accounting.power import exact_mu, largest_tpr
+from fedveil.accounting.types import Event, Guarantee, Unbounded, View
+from fedveil.errors import ConfigError
+from fedveil.statement import caveats
+from fedveil.statement import scope_checks as sense
+from fedveil.statement.advice import learnability
+from fedveil.statement.statement import FPR, VIEWS, Statement, ViewNumbers
+
+if TYPE_CHECKING:
+    from fedveil.configuration.config import Config
+    from fedveil.methods.base import Method, Setting
+
+
+@runtime_checkable
+class _HasVariant(Protocol):
+    @property
+    def variant(self) -> str: ...
+
+
+def certify_config(config: Config) -> Statement:
+    """The statement of a whole configuration, from the catalogue of data alone: nothing is loaded, nothing trained.
+
+    Raises:
+        ConfigError: as `certify`.
+    """
+    from fedveil.configuration.config import method_of, setting_of
+
+    method = method_of(config)
+    return certify(
+        method,
+        method.calibrate(setting_of(config)),
+        seeded_noise=config.run.seeded_noise,
+        allow_vacuous_delta=config.privacy.allow_vacuous_delta,
+        batch_norm=config.model.get("norm") == "batch",
+    )
+
+
+def saved(run: Path) -> Statement:
+    """The statement that lies in a run directory, with the audits made of it since.
+
+    Raises:
+        ConfigError: no readable statement there.
+    """
+    try:
+        return Statement.from_dict(json.loads((run / "statement.json").read_text()))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ConfigError(
+            f"{run} holds no readable statement.json ({error}): give a run directory or a configuration file"
+        ) from None
+
+
+def certify(
+    method: Method,
+    setting: Setting,
+    *,
+    seeded_noise: bool = False,
+    allow_vacuous_delta: bool = False,
+    batch_norm: bool | None = None,
+) -> Statement:
+    """Claimed and proven epsilon of a configuration in all three views, with everything needed to read them rightly.
+
+    Args:
+        setting: calibrated, or with a target epsilon to calibrate to.
+        seeded_noise: the run takes its noise from the seed. batch_norm: whether the network has such statistics; None if unknown.
+        allow_vacuous_delta: let a proven run have delta >= 1 / units.
+
+    Raises:
+        ConfigError: unknown noise, or a combination that makes no sense (see `fedveil.statement.scope_checks`).
+    """
+    s = setting if setting.noise_multiplier is not None else method.calibrate(setting)
+    variant = method.variant if isinstance(method, _HasVariant) else "proven"
+    released = {view: _releases(method, s, view) for view in VIEWS}
+    views, accountants = _numbers(method, s, released)
+    own = views[VIEWS.index(s.scope.view)].proven
+    if variant == "proven" and own.epsilon < math.inf:
+        sense.check_delta(s.delta, caveats.units(s), s.scope.unit, allow_vacuous_delta=allow_vacuous_delta)
+    assumed = [a for v in views if v.proven.epsilon < math.inf for a in caveats.assumptions(method, s, v.view, released[v.view])]
+    return Statement(
+        method=method.name,
+        variant=variant,
+        scope=s.scope,
+        delta=s.delta,
+        target_epsilon=s.epsilon,
+        noise_multiplier=s.noise_multiplier,
+        accountant=accountants[s.scope.view],
+        clients=s.clients,
+        cohort=s.cohort,
+        rounds=s.rounds,
+        sampling=s.sampling,
+        dimension=s.layout.dimension,
+        units=caveats.units(s),
+        views=_claimed(method, s, views),
+        assumptions=tuple(dict.fromkeys(assumed)),
+        not_protected=caveats.not_protected(s, own, batch_norm=batch_norm),
+        warnings=caveats.warnings(s, own, seeded_noise=seeded_noise),
+        notes=caveats.notes(s, own),
+        learnability=learnability(method, s, s.epsilon if s.epsilon is not None else own.epsilon)
+        if own.epsilon < math.inf
+        else None,
+    )
+
+
+def _releases(method: Method, s: Setting, view: View) -> list[Event]:
+    """What the view sees; a view that the method cannot speak of is unbounded with its reason, unless it is the promised one."""
+    try:
+        events = method.releases(s, view)
+    except ConfigError as problem:
+        if view is s.scope.view:
+            raise
+        return [Unbounded(str(problem))]
+    sense.check_sampling_credit(
+        events,
+        replace(s.scope, view=view),
+        poisson=s.sampling == "poisson",
+        rate=s.rate,
+        records_sampled=s.example_clip is not None,
+        noise_in_shares=s.scope.view is View.SERVER,
+    )
+    return events
+
+
+def _numbers(method: Method, s: Setting, released: dict[View, list[Event]]) -> tuple[list[ViewNumbers], dict[View, str]]:
+    """Proven epsilons; a view inherits what is proven of one that sees more where that is the better bound (post-processing)."""
+    views: list[ViewNumbers] = []
+    accountants: dict[View, str] = {}
+    for view in VIEWS:
+        events = released[view]
+        same = next((v for v in views if released[v.view] == events), None)
+        if same is not None:
+            numbers, accountants[view] = same, accountants[same.view]
+        else:
+            numbers, accountants[view] = _proven(method, s, view, events)
+        if views and views[-1].proven.epsilon < numbers.proven.epsilon:
+            numbers, accountants[view] = views[-1], accountants[views[-1].view]
+        views.append(replace(numbers, proven=replace(numbers.proven, scope=replace(s.scope, view=view))))
+    return views, accountants
+
+
+def _proven(method: Method, s: Setting, view: View, events: list[Event]) -> tuple[ViewNumbers, str]:
+    pair = sense.neighbouring_pair(s.scope, per_example=s.example_clip is not None)
+    epsilon, accountant = bound(events, s.delta, adjacency=pair)
+    reasons = dict.fromkeys(event.reason for event in events if isinstance(event, Unbounded))
+    assumed = caveats.assumptions(method, s, view, events) if epsilon < math.inf else ()
+    reason = "; ".join(reasons) or ("the cost has no finite bound at this delta" if math.isinf(epsilon) else "")
+    proven = Guarantee(epsilon, s.delta, replace(s.scope, view=view), accountant, tuple(a.what for a in assumed), reason)
+    tpr = largest_tpr(events, epsilon, s.delta, FPR, adjacency=pair)
+    return ViewNumbers(proven, mu=exact_mu(events), tpr=tpr), accountant
+
+
+def _claimed(method: Method, s: Setting, views: list[ViewNumbers]) -> tuple[ViewNumbers, ...]:
+    claim = method.claim(s)
+    return tuple(replace(v, claimed=claim) if claim is not None and claim.scope.view is v.view else v for v in views)

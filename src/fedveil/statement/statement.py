@@ -1,0 +1,205 @@
+"""The privacy statement: claimed, proven and audited, for each view, with everything needed to read the numbers rightly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from fedveil.accounting.learnability import Learnability
+from fedveil.accounting.types import Adjacency, Audit, Claim, Guarantee, Scope, Unit, View
+from fedveil.errors import ConfigError
+
+SIMULATION_ONLY = "simulation only: noise is reproducible, no privacy"
+VIEWS = (View.SERVER, View.AGGREGATE, View.FINAL)
+"""From the adversary who sees most to the one who sees least."""
+FPR = 0.05
+"""The false-positive rate at which `ViewNumbers.tpr` is quoted."""
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """What a bound rests on, and why it is needed."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class ViewNumbers:
+    """The three numbers of one view.
+
+    Args:
+        proven: an upper bound, inf with its reason. claimed: by the paper, for this view. audits: lower bounds from attacks.
+        mu: exact Gaussian-DP parameter when all releases are plain Gaussians, else None.
+        tpr: largest true-positive rate of any test for one unit at a false-positive rate of 5 %.
+    """
+
+    proven: Guarantee
+    claimed: Claim | None = None
+    audits: tuple[Audit, ...] = ()
+    mu: float | None = None
+    tpr: float = 1.0
+
+    @property
+    def view(self) -> View:
+        """Which view."""
+        return self.proven.scope.view
+
+    @property
+    def audited(self) -> Audit | None:
+        """The most telling audit: rigorous before estimated, then the largest epsilon."""
+        return max(self.audits, key=lambda audit: (audit.rigorous, audit.epsilon), default=None)
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """An audit above a number that should be above it."""
+
+    number: Literal["claimed", "proven"]
+    against: Claim | Guarantee
+    audit: Audit
+
+    @property
+    def label(self) -> str:
+        """REFUTED by a rigorous audit; IN DOUBT when the audit is an estimate."""
+        return "REFUTED" if self.audit.rigorous else "IN DOUBT"
+
+    def __str__(self) -> str:
+        return f"{self.label}: {self.number} {self.against}, but an audit found {self.audit}"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What a run promises, to whom, under which assumptions, and what it does not protect.
+
+    Args:
+        scope, delta: of the promise. target_epsilon: asked for in that scope, or None when the noise was given.
+        noise_multiplier: noise std / clip of what is released, or None where the method has none.
+        accountant: what computed the proven epsilon of the run's own view.
+        clients, cohort, rounds, sampling, dimension: N, n, T, how n are drawn, d. units: how many units of privacy there are.
+        views: server, aggregate, final. notes: remarks on how to read the numbers.
+    """
+
+    method: str
+    variant: str
+    scope: Scope
+    delta: float
+    target_epsilon: float | None
+    noise_multiplier: float | None
+    accountant: str
+    clients: int
+    cohort: int
+    rounds: int
+    sampling: str
+    dimension: int
+    units: int
+    views: tuple[ViewNumbers, ...]
+    assumptions: tuple[Assumption, ...] = ()
+    not_protected: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    learnability: Learnability | None = None
+
+    def __post_init__(self) -> None:
+        if tuple(numbers.view for numbers in self.views) != VIEWS:
+            raise ConfigError(
+                f"a statement has the views server, aggregate and final in this order, got {[v.view for v in self.views]}"
+            )
+        for numbers in self.views:
+            given = numbers.proven
+            if (given.scope.unit, given.scope.adjacency, given.delta) != (self.scope.unit, self.scope.adjacency, self.delta):
+                raise ConfigError(
+                    f"proven epsilons of one statement share unit, adjacency and delta; {given} does not fit {self.scope}"
+                )
+
+    def view(self, view: View) -> ViewNumbers:
+        """The numbers of one view."""
+        return self.views[VIEWS.index(view)]
+
+    @property
+    def own(self) -> ViewNumbers:
+        """The numbers of the view that the run promises."""
+        return self.view(self.scope.view)
+
+    @property
+    def proven(self) -> Guarantee:
+        """The proven guarantee of the run's own scope."""
+        return self.own.proven
+
+    @property
+    def claimed(self) -> Claim | None:
+        """The paper's claim, whatever its scope."""
+        return next((numbers.claimed for numbers in self.views if numbers.claimed), None)
+
+    def with_audits(self, audits: Iterable[Audit]) -> Statement:
+        """The same statement with these audits added to the views they speak of."""
+        added = tuple(audits)
+        views = tuple(replace(v, audits=(*v.audits, *(a for a in added if a.scope.view is v.view))) for v in self.views)
+        return replace(self, views=views)
+
+    def contradictions(self) -> tuple[Contradiction, ...]:
+        """Every claimed or proven number that an audit of the same or a weaker adversary exceeds, most exceeded audit first."""
+        audits = sorted((a for v in self.views for a in v.audits), key=lambda a: (not a.rigorous, -a.epsilon))
+        found = []
+        for numbers in self.views:
+            bounds: list[tuple[Literal["claimed", "proven"], Claim | Guarantee]] = [("proven", numbers.proven)]
+            if numbers.claimed is not None:
+                bounds.insert(0, ("claimed", numbers.claimed))
+            for name, against in bounds:
+                worst = next((audit for audit in audits if exceeds(audit, against)), None)
+                if worst is not None:
+                    found.append(Contradiction(name, against, worst))
+        return tuple(found)
+
+    def contradiction(self, view: View, number: Literal["claimed", "proven"]) -> Contradiction | None:
+        """The contradiction of one number of one view, if there is one."""
+        found = (c for c in self.contradictions() if c.number == number and c.against.scope.view is view)
+        return next(found, None)
+
+    def in_words(self) -> str:
+        """One plain-language paragraph: what an adversary can and cannot learn."""
+        from fedveil.statement.statement_text import in_words
+
+        return in_words(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for strict JSON; infinities are the string `inf`."""
+        from fedveil.statement.statement_json import to_dict
+
+        return to_dict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Statement:
+        """The statement that `to_dict` wrote.
+
+        Raises:
+            ConfigError: another format, a missing, unknown or mistyped entry.
+        """
+        from fedveil.statement.statement_json import from_dict
+
+        return from_dict(values)
+
+    def to_markdown(self) -> str:
+        """The statement as a Markdown page."""
+        from fedveil.statement.statement_text import to_markdown
+
+        return to_markdown(self)
+
+
+def exceeds(audit: Audit, bound: Claim | Guarantee) -> bool:
+    """Whether the audit contradicts the bound: larger epsilon at no smaller delta, for a scope that the bound covers."""
+    return covers(bound.scope, audit.scope) and audit.delta >= bound.delta and audit.epsilon > bound.epsilon
+
+
+def covers(promised: Scope, other: Scope) -> bool:
+    """Whether an (epsilon, delta) promised for the first scope holds for the second as well.
+
+    A view covers the views that see less (post-processing). At client level, replace-one covers zero-out (a client may
+    contribute nothing) and every change of a single record.
+    """
+    if VIEWS.index(promised.view) > VIEWS.index(other.view):
+        return False
+    if promised.unit is Unit.CLIENT and promised.adjacency is Adjacency.REPLACE_ONE:
+        return True
+    return (promised.unit, promised.adjacency) == (other.unit, other.adjacency)

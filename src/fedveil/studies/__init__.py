@@ -1,0 +1,1 @@
+"""Experiments of many runs: comparisons, recipes, twins."""

@@ -1,0 +1,68 @@
+"""What would stop the runs of a comparison and shows before training: data that cannot be dealt out, a number nobody measures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fedveil.configuration.config import Config, calibrated_setting
+from fedveil.errors import ConfigError, FedveilError
+
+if TYPE_CHECKING:
+    from fedveil.data.dataset import Dataset
+
+PERSONAL = "mean_personal_accuracy"
+
+
+class Check:
+    """Checks configurations; a data set is loaded once, and dealt out once a seed.
+
+    Args:
+        metric: the number that is compared.
+    """
+
+    def __init__(self, metric: str) -> None:
+        self.metric = metric
+        self._loaded: dict[tuple[str, str], Dataset] = {}
+        self._dealt: dict[tuple[str, int], str] = {}
+
+    def problem(self, configs: Sequence[Config]) -> str:
+        """Why the runs of one row, which differ in their seed only, cannot give the number; an empty string where they can."""
+        try:
+            if self.metric == PERSONAL:
+                _personal(configs[0])
+        except FedveilError as problem:
+            return str(problem)
+        found = {config.run.seed: said for config in configs if (said := self._deal(config))}
+        if not found:
+            return ""
+        return f"seed{'s' * (len(found) > 1)} {', '.join(map(str, found))}: {'; '.join(dict.fromkeys(found.values()))}"
+
+    def _deal(self, config: Config) -> str:
+        from fedveil.run.assembly import prepare
+
+        key = config.data.model_dump_json(), config.run.seed
+        source = config.data.name, str(config.data.data_dir)
+        if key not in self._dealt:
+            try:
+                ready = prepare(config, self._loaded.get(source))
+                if config.data.partition.get("kind") != "users":  # which may have cut other tests out of it
+                    self._loaded = {source: ready.dataset}
+                self._dealt[key] = ""
+            except FedveilError as problem:
+                self._dealt[key] = str(problem)
+        return self._dealt[key]
+
+
+def _personal(config: Config) -> None:
+    """Refuse a configuration that measures no models of the clients' own."""
+    from fedveil.run.assembly import objective
+    from fedveil.training.local import Personal
+
+    if not config.data.client_test_fraction:
+        raise ConfigError(f"{PERSONAL} is measured on the clients' own tests: set data.client_test_fraction, such as 0.2")
+    method, setting = calibrated_setting(config)
+    if not isinstance(objective(config, method, setting), Personal):
+        raise ConfigError(
+            f"{method.name} has no models of the clients' own, so no {PERSONAL}; training.measure_trained makes some"
+        )

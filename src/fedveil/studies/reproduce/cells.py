@@ -1,0 +1,81 @@
+"""From a recipe's rows to checked configurations, at the paper's scale or the small one."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fedveil.configuration.config import Config, parse
+from fedveil.configuration.presets import path_of
+from fedveil.errors import ConfigError
+from fedveil.studies.reproduce.measurements import MEASURES
+from fedveil.studies.reproduce.recipe import Overrides, Recipe, Row
+
+Scale = Literal["small", "paper"]
+SCALES: tuple[Scale, ...] = ("small", "paper")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is done for one row: its configuration, and the options of the measurement."""
+
+    config: Config
+    options: dict[str, Any]
+
+
+def job_of(
+    recipe: Recipe,
+    row: Row,
+    scale: Scale,
+    *,
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+    overrides: Sequence[str] = (),
+) -> Job:
+    """The checked job of one row.
+
+    Args:
+        seed: added to the seed of the base configuration. overrides: the user's, `section.key=value`, applied last.
+
+    Raises:
+        ConfigError: a configuration or an option that cannot be; names the row.
+    """
+    preset = next((entry.preset for entry in reversed(row.entries) if entry.preset), recipe.preset)
+    raw = {**tomllib.loads(path_of(preset).read_text()), "measure": dict(recipe.measure)}
+    layers: list[Overrides] = [recipe.set, *(entry.set for entry in row.entries)]
+    if scale == "small":
+        layers += [recipe.small.set, *(entry.small for entry in row.entries)]
+    for layer in layers:
+        for key, value in layer.items():
+            _put(raw, key, copy.deepcopy(value))
+    if data_dir is not None:
+        _put(raw, "data.data_dir", str(data_dir))
+    measure = raw.pop("measure")
+    try:
+        options = MEASURES[recipe.measure["name"]].checked(measure)
+        config = parse(raw, overrides)
+    except ConfigError as problem:
+        raise ConfigError(f"row {', '.join(row.labels)}: {problem}") from None
+    return Job(config.model_copy(update={"run": config.run.model_copy(update={"seed": config.run.seed + seed})}), options)
+
+
+def changes(recipe: Recipe) -> dict[str, Any]:
+    """What the small scale changes in all rows, by key; and what single entries change, by their label."""
+    own = {
+        f"{key} ({entry.label})": value for axis in recipe.axes for entry in axis.entries for key, value in entry.small.items()
+    }
+    return {**recipe.small.set, **own}
+
+
+def _put(raw: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    target = raw
+    for section in sections:
+        target = target.setdefault(section, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"{key}: {section} is not a section")
+    target[last] = value

@@ -1,0 +1,172 @@
+"""Recipes: the papers' tables and figures as grids of configurations, with the published values beside them.
+
+A recipe is a TOML file `recipes/METHOD/NAME.toml`. Its rows are all combinations of the entries of its axes; its columns say
+what is collected of each row; `published` holds the paper's values, nested like the axes, then by column if there are several.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation
+
+PAPERS = {"000": "LaDP-FL", "001": "FedGLP-ADP", "002": "Noisy-FedAvg", "003": "FedANC", "004": "ALDP-FL"}
+"""The five papers by their number, with the name of their method."""
+
+
+class Printed(float):
+    """A number that remembers how it was printed, such as 0.30."""
+
+    text: str
+
+    def __new__(cls, text: str | float) -> Printed:
+        number = super().__new__(cls, text)
+        number.text = str(text)
+        return number
+
+
+Value = float | str
+"""A published value: a number, or what the table says instead (a dash, a spread, a bound); empty where it says nothing."""
+Overrides = dict[str, Any]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Entry(_Part):
+    """One position on an axis: how it differs from the base configuration.
+
+    preset: base configuration of these rows. set: overrides `section.key = value`, or `measure.key` for an option of the
+    measurement. small: further ones at small scale. missing: why these rows cannot be run. note: what a reader must know about
+    these rows.
+    """
+
+    label: str
+    preset: str = ""
+    set: Overrides = {}
+    small: Overrides = {}
+    missing: str = ""
+    note: str = ""
+
+
+class Axis(_Part):
+    """One dimension of the table."""
+
+    name: str
+    entries: tuple[Entry, ...] = Field(min_length=1)
+
+
+class Column(_Part):
+    """What is collected of each row.
+
+    of: name of a series of the measurement. collect: what of the series (see `fedveil.studies.reproduce.collect`). round: the
+    last one considered, counted from 1 at paper scale; at small scale the round at the same share of the run. times: factor,
+    such as 100 for per cent. relative: the value divided by that of the row with these labels instead.
+    """
+
+    label: str
+    of: str = ""
+    collect: str = "last"
+    round: int | None = Field(None, ge=1)
+    times: float = 1.0
+    relative: dict[str, str] = {}
+
+
+class Small(_Part):
+    """The version that ends in minutes on two cores: overrides as in an entry, and the labels that an axis keeps."""
+
+    set: Overrides = {}
+    keep: dict[str, tuple[str, ...]] = {}
+
+
+class Stated(_Part):
+    """A figure that the paper's text gives and that belongs to no single row."""
+
+    what: str
+    value: SkipValidation[Value]
+
+
+class Recipe(_Part):
+    """One table or figure of a paper.
+
+    preset, set: base configuration of all rows. measure: what is done with a row's configuration, by name, with its options.
+    notes: what the paper does not state, and how the rows deal with it. stated: what else its text says of this table.
+    missing: why nothing of it can be run.
+    picture: `dots`, ours beside theirs; `curves`, the first column's series over the rounds.
+    """
+
+    title: str
+    paper: Literal["000", "001", "002", "003", "004"]
+    table: str
+    preset: str = ""
+    set: Overrides = {}
+    measure: dict[str, Any] = {"name": "run"}
+    notes: tuple[str, ...] = ()
+    stated: tuple[Stated, ...] = ()
+    missing: str = ""
+    picture: Literal["dots", "curves"] = "dots"
+    published: list[Any] = []
+    axes: tuple[Axis, ...] = Field(min_length=1)
+    columns: tuple[Column, ...] = Field(min_length=1)
+    small: Small = Small()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a recipe: its entries, one for each axis, and the published value of each column (None where there is none)."""
+
+    entries: tuple[Entry, ...]
+    published: tuple[Value | None, ...]
+    missing: str = ""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels, one for each axis."""
+        return tuple(entry.label for entry in self.entries)
+
+
+def rows(recipe: Recipe) -> list[Row]:
+    """All rows, in the order of the axes, the last one changing fastest."""
+    found = []
+    for indices in itertools.product(*(range(len(axis.entries)) for axis in recipe.axes)):
+        entries = tuple(axis.entries[i] for axis, i in zip(recipe.axes, indices, strict=True))
+        missing = recipe.missing or next((entry.missing for entry in entries if entry.missing), "")
+        found.append(Row(entries, _published(recipe, indices), missing))
+    return found
+
+
+def kept(recipe: Recipe, row: Row, scale: str) -> bool:
+    """Whether the row belongs to this scale."""
+    if scale != "small":
+        return True
+    wanted = recipe.small.keep
+    return all(label in wanted.get(axis.name, (label,)) for axis, label in zip(recipe.axes, row.labels, strict=True))
+
+
+def number(value: Value | None) -> float | None:
+    """The number that a published value is, or begins with before its spread; None for bounds, dashes and nothing."""
+    if isinstance(value, int | float):
+        return float(value)
+    match = re.fullmatch(r"\s*(-?[\d,]*\.?\d+(?:e-?\d+)?)\s*(?:±.*|%)?", value or "")
+    return float(match[1].replace(",", "")) if match else None
+
+
+def shown(value: Value | None) -> str:
+    """A published value as text, with the digits that the paper prints."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return value.text if isinstance(value, Printed) else f"{value:,.10g}"
+
+
+def _published(recipe: Recipe, indices: tuple[int, ...]) -> tuple[Value | None, ...]:
+    if not recipe.published:
+        return (None,) * len(recipe.columns)
+    value: Any = recipe.published
+    for index in indices:
+        value = value[index]
+    values = value if len(recipe.columns) > 1 else [value]
+    return tuple(None if v == "" else v for v in values)

@@ -1,0 +1,96 @@
+"""Recipes by name, read and checked: presets, labels, collectors and measurements that exist, values that fit the axes."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedveil.configuration.presets import names as preset_names
+from fedveil.errors import ConfigError, explain, nearest
+from fedveil.papers.paper_files import paper_files
+from fedveil.studies.reproduce.collect import COLLECTORS
+from fedveil.studies.reproduce.measurements import MEASURES
+from fedveil.studies.reproduce.recipe import Printed, Recipe
+
+
+def recipe_names() -> list[str]:
+    """All recipes, `method/table`, in the order of the papers."""
+    order = ["ladp-fl", "fedglp-adp", "noisy-fedavg", "fedanc", "aldp-fl"]
+    return sorted(paper_files("recipes"), key=lambda name: (order.index(name.split("/")[0]), "/fig" in name, _digits(name)))
+
+
+def load_recipe(name: str | Path) -> Recipe:
+    """The recipe of that name, or in that file.
+
+    Raises:
+        ConfigError: unknown name (names the nearest), or a file that is no recipe (says what is wrong where).
+    """
+    path = Path(name)
+    if path.suffix != ".toml":
+        if str(name) not in recipe_names():
+            raise ConfigError(
+                f"unknown recipe {str(name)!r}{nearest(str(name), recipe_names())}; `fedveil reproduce` lists the recipes"
+            )
+        path = paper_files("recipes")[str(name)]
+    try:
+        text = path.read_text(encoding="utf-8")
+        as_printed = {k: v for k, v in tomllib.loads(text, parse_float=Printed).items() if k in ("published", "stated")}
+        recipe = Recipe.model_validate({**tomllib.loads(text), **as_printed})
+    except OSError as error:
+        raise ConfigError(f"cannot read the recipe {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    except ValidationError as error:
+        raise ConfigError(f"{path} is not a recipe: {explain(error, Recipe)}") from None
+    problem = _problem(recipe)
+    if problem:
+        raise ConfigError(f"{path} is not a recipe: {problem}")
+    return recipe
+
+
+def _problem(recipe: Recipe) -> str:
+    """What is wrong with a recipe that its types do not say, or an empty string."""
+    labels = {axis.name: [entry.label for entry in axis.entries] for axis in recipe.axes}
+    if len(labels) < len(recipe.axes) or any(len(set(given)) < len(given) for given in labels.values()):
+        return "each axis needs a name of its own, and labels that differ"
+    wanted: list[Mapping[str, Any]] = [recipe.small.keep, *({k: (v,) for k, v in c.relative.items()} for c in recipe.columns)]
+    for mentioned in wanted:
+        for axis, chosen in mentioned.items():
+            if axis not in labels or not set(chosen) <= set(labels[axis]):
+                return f"{axis} = {', '.join(chosen)}: no such axis or label; there are {labels}"
+    given = {recipe.preset, *(entry.preset for axis in recipe.axes for entry in axis.entries)} - {""}
+    for preset in sorted(given - set(preset_names())):
+        return f"unknown preset {preset!r}{nearest(preset, preset_names())}"
+    if not recipe.missing and not recipe.preset and any(not e.preset and not e.missing for e in recipe.axes[0].entries):
+        return "preset: missing; give one for all rows, or one with each entry of the first axis"
+    if recipe.measure.get("name") not in MEASURES:
+        return f"measure.name = {recipe.measure.get('name')!r}: unknown; there are {', '.join(MEASURES)}"
+    for column in recipe.columns:
+        if column.collect not in COLLECTORS:
+            return f"column {column.label}: collect = {column.collect!r}: unknown; there are {', '.join(COLLECTORS)}"
+        if not column.of and not recipe.missing:
+            return f"column {column.label}: say what it is `of`, or why the recipe is missing"
+    return _misshapen(recipe)
+
+
+def _misshapen(recipe: Recipe) -> str:
+    if not recipe.published:
+        return ""
+    lengths = [len(axis.entries) for axis in recipe.axes] + ([len(recipe.columns)] if len(recipe.columns) > 1 else [])
+    level: list[Any] = [recipe.published]
+    for name, length in zip([*(axis.name for axis in recipe.axes), "columns"], lengths, strict=False):
+        if any(not isinstance(part, list) or len(part) != length for part in level):
+            return f"published: every list over {name} needs {length} values, in the order of the axes"
+        level = [value for part in level for value in part]
+    if any(not isinstance(value, int | float | str) for value in level):
+        return "published: values are numbers or text"
+    return ""
+
+
+def _digits(name: str) -> int:
+    return int(re.sub(r"\D", "", name.split("/")[1]) or 0)

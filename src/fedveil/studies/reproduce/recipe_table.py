@@ -1,0 +1,194 @@
+"""Ours beside theirs as a table, and as result.json, result.md and result.csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedveil.run.run_directory import write_json, write_text, write_versions
+from fedveil.studies.reproduce.cells import changes
+from fedveil.studies.reproduce.recipe import PAPERS, Value, shown
+from fedveil.studies.reproduce.reproduction import Outcome, Reproduction
+
+
+@dataclass(frozen=True)
+class Line:
+    """One value: its row's labels, its column, the published value, ours with its spread, the difference, and why ours is not."""
+
+    labels: tuple[str, ...]
+    column: str
+    theirs: Value | None
+    ours: float | None
+    spread: float | None
+    seeds: int
+    difference: float | None
+    why: str
+
+    def cells(self, footnotes: Sequence[str]) -> tuple[str, str, str]:
+        """Theirs, ours and the difference as text; in place of ours the number of the footnote that says why there is none."""
+        ours = "" if self.ours is None else digits(self.ours)
+        if self.spread is not None:
+            ours += f" ± {digits(self.spread)}"
+        if self.why:
+            ours = f"{ours} [{footnotes.index(self.why) + 1}]".lstrip()
+        return shown(self.theirs), ours, "" if self.difference is None else signed(self.difference)
+
+
+def lines(done: Reproduction) -> Iterator[Line]:
+    """All values, row by row and column by column; a row that was not run and has no published value has one line."""
+    for outcome in done.outcomes:
+        if outcome.problem and not any(v is not None for v in outcome.row.published):
+            yield Line(outcome.row.labels, "", None, None, None, 0, None, outcome.problem)
+            continue
+        for i, column in enumerate(done.recipe.columns):
+            if not (outcome.problem and outcome.row.published[i] is None):
+                yield _line(outcome, i, column.label)
+
+
+def header(done: Reproduction) -> list[str]:
+    """The names of a table's columns."""
+    several = len(done.recipe.columns) > 1
+    value = ["column"] if several else []
+    unit = "" if several else f" {done.recipe.columns[0].label}"
+    return [axis.name for axis in done.recipe.axes] + value + [f"paper:{unit}" if unit else "paper", "ours", "difference"]
+
+
+def body(done: Reproduction) -> list[list[str]]:
+    """The lines of a table, as text under `header`."""
+    several, why = len(done.recipe.columns) > 1, footnotes(done)
+    return [[*line.labels, *([line.column] if several else []), *line.cells(why)] for line in lines(done)]
+
+
+def footnotes(done: Reproduction) -> list[str]:
+    """Why values of ours are missing, each reason once."""
+    return list(dict.fromkeys(line.why for line in lines(done) if line.why))
+
+
+def scale_text(done: Reproduction) -> str:
+    """At which scale this is, and what that means, in one sentence or two."""
+    seeds = f"{done.seeds} seed{'s' if done.seeds > 1 else ''}"
+    own = f" Settings of the user: {', '.join(done.overrides)}." if done.overrides else ""
+    if all(outcome.problem for outcome in done.outcomes):
+        return "Nothing of it was run."
+    if done.scale == "paper":
+        return f"Scale: the paper's settings, as far as it states them ({seeds}).{own}"
+    made = [f"{key} = {_toml(value)}" for key, value in changes(done.recipe).items()]
+    rows = f" {done.left_out} further rows at the paper's scale." if done.left_out else ""
+    if not made and not rows:
+        return f"Scale: small, which is the paper's own here ({seeds}).{own}"
+    return (
+        f"Scale: SMALL, not the paper's ({seeds}): {'; '.join(made) or 'fewer rows'}. "
+        f"Differences show the change of settings too.{rows}{own}"
+    )
+
+
+def remarks(done: Reproduction) -> list[str]:
+    """Why values are missing, notes of the recipe and of the rows that were shown, and what the paper states besides."""
+    missing = [f"[{i}] {why}." for i, why in enumerate(footnotes(done), 1)]
+    ended = [f"{', '.join(o.row.labels)}: the run ended early: {o.ended}." for o in done.outcomes if o.ended]
+    entries = [entry for outcome in done.outcomes for entry in outcome.row.entries if entry.note]
+    notes = [*done.recipe.notes, *dict.fromkeys(f"{entry.label}: {entry.note}." for entry in entries)]
+    return [*missing, *ended, *notes, *(f"The paper also states: {s.what}: {shown(s.value)}." for s in done.recipe.stated)]
+
+
+def title(done: Reproduction) -> str:
+    """Paper, table and what it is about."""
+    return f"{PAPERS[done.recipe.paper]} (paper {done.recipe.paper}), {done.recipe.table}: {done.recipe.title}"
+
+
+def write_results(done: Reproduction) -> Path:
+    """Write result.json, result.md, result.csv and versions.json into the reproduction's folder; returns the folder."""
+    done.folder.mkdir(parents=True, exist_ok=True)
+    write_json(done.folder / "result.json", as_json(done))
+    write_text(done.folder / "result.md", as_markdown(done))
+    write_text(done.folder / "result.csv", as_csv(done))
+    write_versions(done.folder / "versions.json")
+    return done.folder
+
+
+def as_json(done: Reproduction) -> dict[str, Any]:
+    """Everything, by row."""
+    axes = [axis.name for axis in done.recipe.axes]
+    rows = []
+    for outcome in done.outcomes:
+        values = [
+            {
+                "column": column.label,
+                "paper": outcome.row.published[i],
+                "ours": outcome.mean(i),
+                "seeds": list(outcome.values[i]) if outcome.values else [],
+                "difference": outcome.difference(i),
+                "problem": outcome.problems[i] if outcome.problems else outcome.problem,
+            }
+            for i, column in enumerate(done.recipe.columns)
+        ]
+        labels = dict(zip(axes, outcome.row.labels, strict=True))
+        rows.append({"labels": labels, "problem": outcome.problem, "values": values, "folders": list(outcome.folders)})
+    return {
+        "format": "fedveil-reproduction/1",
+        "recipe": done.name,
+        "paper": done.recipe.paper,
+        "table": done.recipe.table,
+        "title": done.recipe.title,
+        "scale": done.scale,
+        "scale_text": scale_text(done),
+        "small": changes(done.recipe) if done.scale == "small" else {},
+        "overrides": list(done.overrides),
+        "seeds": done.seeds,
+        "left_out": done.left_out,
+        "rows": rows,
+        "remarks": remarks(done),
+    }
+
+
+def as_markdown(done: Reproduction) -> str:
+    """Title, scale, table and remarks."""
+    head = header(done)
+    table = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body(done))]
+    notes = "\n".join(f"- {note}" for note in remarks(done))
+    return f"# {title(done)}\n\n{scale_text(done)}\n\n" + "\n".join(table) + f"\n\n{notes}\n"
+
+
+def as_csv(done: Reproduction) -> str:
+    """One line a value."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    axes = [axis.name for axis in done.recipe.axes]
+    writer.writerow([*axes, "column", "paper", "ours", "spread", "seeds", "difference", "problem", "scale"])
+    for line in lines(done):
+        numbers = [line.ours, line.spread, line.seeds, line.difference]
+        shown_numbers = ["" if n is None else n for n in numbers]
+        theirs = "" if line.theirs is None else line.theirs
+        writer.writerow([*line.labels, line.column, theirs, *shown_numbers, line.why, done.scale])
+    return text.getvalue()
+
+
+def digits(value: float) -> str:
+    """A number to four significant digits, as the papers print theirs."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def signed(value: float) -> str:
+    """A difference, with its sign."""
+    return f"{'+' if value >= 0 else '-'}{digits(abs(value))}"
+
+
+def _line(outcome: Outcome, i: int, label: str) -> Line:
+    values = outcome.values[i] if outcome.values else ()
+    mean = outcome.mean(i)
+    spread = None
+    if len(values) > 1 and mean is not None:
+        spread = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
+    why = outcome.problem or (outcome.problems[i] if outcome.problems else "")
+    theirs = outcome.row.published[i]
+    return Line(outcome.row.labels, label, theirs, mean, spread, len(values), outcome.difference(i), why)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
+    return str(value).lower() if isinstance(value, bool) else str(value)

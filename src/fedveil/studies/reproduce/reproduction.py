@@ -1,0 +1,152 @@
+"""Reproduce a recipe: run its rows, resumably, and put ours beside theirs.
+
+Runs lie under `OUT/runs`, one directory for each configuration, so that recipes which need the same run share it; the results of
+a recipe lie under `OUT/RECIPE/SCALE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedveil.errors import DataError
+from fedveil.studies.reproduce.cells import Job, Scale, job_of
+from fedveil.studies.reproduce.collect import Measured, collected
+from fedveil.studies.reproduce.recipe import Column, Recipe, Row, kept, number, rows
+from fedveil.studies.reproduce.recipe_data import unavailable
+from fedveil.studies.reproduce.recipe_files import load_recipe
+from fedveil.studies.reproduce.recipe_jobs import Found, Watch, measured
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one row.
+
+    Args:
+        values: by column, one number for each seed that gave one. problems: by column, why there is none (or of a seed).
+        problem: why the whole row was not run. measured: of the first seed. folders: where the runs and files of the row lie.
+        ended: why a run of it stopped before its last round.
+    """
+
+    row: Row
+    values: tuple[tuple[float, ...], ...] = ()
+    problems: tuple[str, ...] = ()
+    problem: str = ""
+    measured: Measured = field(default_factory=dict)
+    folders: tuple[str, ...] = ()
+    ended: str = ""
+
+    def mean(self, column: int) -> float | None:
+        """The mean over the seeds, or None."""
+        values = self.values[column] if self.values else ()
+        return sum(values) / len(values) if values else None
+
+    def difference(self, column: int) -> float | None:
+        """Ours less theirs, or None where one of them is no number."""
+        ours, theirs = self.mean(column), number(self.row.published[column])
+        return None if ours is None or theirs is None else ours - theirs
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A recipe's rows at one scale, with what came of them. left_out: rows of the paper's scale that this scale does not have."""
+
+    name: str
+    recipe: Recipe
+    scale: Scale
+    seeds: int
+    overrides: tuple[str, ...]
+    outcomes: tuple[Outcome, ...]
+    left_out: int
+    folder: Path
+
+
+def reproduce(
+    name: str | Path,
+    scale: Scale = "small",
+    out: str | Path = "reproduced",
+    *,
+    seeds: int = 1,
+    data_dir: str | Path | None = None,
+    jobs: int | None = None,
+    overrides: Sequence[str] = (),
+    watch: Watch | None = None,
+) -> Reproduction:
+    """Run what is not yet done of a recipe and return all of it.
+
+    Args:
+        name: of a recipe, or its file. out: the folder that recipes share. seeds: repetitions of each row.
+        overrides: `section.key=value`, for all rows, applied last.
+
+    Raises:
+        ConfigError: a row that cannot be. DataError: none of the rows has its data.
+    """
+    recipe, root, watch = load_recipe(name), Path(out), watch or Watch()
+    chosen = [row for row in rows(recipe) if kept(recipe, row, scale)]
+    todo = {
+        (i, seed): job_of(recipe, row, scale, seed=seed, data_dir=data_dir, overrides=overrides)
+        for i, row in enumerate(chosen)
+        for seed in range(seeds)
+        if not row.missing
+    }
+    lacking = unavailable(
+        dict.fromkeys(job.config.data.name for job in todo.values()), None if data_dir is None else str(data_dir)
+    )
+    todo_here = {key: job for key, job in todo.items() if job.config.data.name not in lacking}
+    if todo and not todo_here:
+        raise DataError(" ".join(lacking.values()))
+    watch.plan(recipe, [job.config for job in todo_here.values()], lacking)
+    found = measured(recipe, todo_here, root, jobs, watch)
+    shares = {i: (job, job_of(recipe, chosen[i], "paper")) for (i, seed), job in todo_here.items() if seed == 0}
+    outcomes = []
+    for i, row in enumerate(chosen):
+        absent = todo[i, 0].config.data.name if (i, 0) in todo and (i, 0) not in todo_here else ""
+        problem = row.missing or (f"the data set {absent} is not here" if absent else "")
+        if problem:
+            outcomes.append(Outcome(row, problem=problem))
+        else:
+            outcomes.append(_outcome(recipe, row, [found[i, seed] for seed in range(seeds)], _upto(recipe.columns, *shares[i])))
+    path = root / (str(name) if Path(name).suffix != ".toml" else Path(name).stem) / scale
+    done = tuple(_with_relatives(recipe, outcomes))
+    return Reproduction(str(name), recipe, scale, seeds, tuple(overrides), done, len(rows(recipe)) - len(chosen), path)
+
+
+def _outcome(recipe: Recipe, row: Row, found: Sequence[Found], upto: Sequence[int | None]) -> Outcome:
+    values, problems = [], []
+    for column, last in zip(recipe.columns, upto, strict=True):
+        got = [m if isinstance(m, str) else collected(m, column.of, column.collect, last) for m in (f.measured for f in found)]
+        values.append(tuple(v * column.times for v in got if not isinstance(v, str)))
+        problems.append(next((v for v in got if isinstance(v, str)), ""))
+    first = found[0].measured
+    return Outcome(
+        row,
+        tuple(values),
+        tuple(problems),
+        measured={} if isinstance(first, str) else first,
+        folders=tuple(f.folder for f in found),
+        ended=next((f.ended for f in found if f.ended), ""),
+    )
+
+
+def _with_relatives(recipe: Recipe, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The outcomes with relative columns divided by the row that they are relative to."""
+    by_label = {o.row.labels: o for o in outcomes}
+    done = []
+    for outcome in outcomes:
+        values = list(outcome.values)
+        for i, column in enumerate(recipe.columns):
+            if not column.relative or not values:
+                continue
+            labels = (column.relative.get(a.name, own) for a, own in zip(recipe.axes, outcome.row.labels, strict=True))
+            base = by_label.get(tuple(labels))
+            divisor = None if base is None else base.mean(i)
+            values[i] = tuple(v / divisor for v in outcome.values[i]) if divisor else ()
+        done.append(Outcome(**{**vars(outcome), "values": tuple(values)}))
+    return done
+
+
+def _upto(columns: Sequence[Column], job: Job, full: Job) -> list[int | None]:
+    """The last round of each column: as in the recipe, or at the same share of a shorter run."""
+    share = job.config.training.rounds / full.config.training.rounds
+    return [None if c.round is None else max(1, round(c.round * share)) for c in columns]

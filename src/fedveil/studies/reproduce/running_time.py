@@ -1,0 +1,128 @@
+"""About how long a recipe takes on this machine: operations counted, and two short networks timed."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedveil.configuration.config import setting_of
+from fedveil.data.catalogue import info
+from fedveil.engines.pool import available_cores
+from fedveil.models.model_registry import build
+from fedveil.studies.reproduce.cells import Job, Scale, job_of
+from fedveil.studies.reproduce.recipe import Recipe, kept, rows
+
+BACKWARD = 3
+"""A training step costs about three forward passes."""
+PASSES = 10
+"""About so often a round's step reads or writes every parameter."""
+BEGIN = 2.0
+"""Seconds of a run beside its rounds and its data: imports, statement, ledger, files."""
+READ = 3e-8
+"""Seconds to load, standardise and deal out one number of the training data."""
+_PROBES = ({"name": "lenet5"}, {"name": "cnn2", "channels": [32, 64], "hidden": 512})
+
+
+def seconds_of(recipe: Recipe, scale: Scale) -> float:
+    """About the seconds that all rows of a recipe take, on all cores of this machine."""
+    chosen = [row for row in rows(recipe) if not row.missing and kept(recipe, row, scale)]
+    name = str(recipe.measure["name"])
+    return sum(_job(job_of(recipe, row, scale), name) for row in chosen) / min(available_cores(), max(len(chosen), 1))
+
+
+def spoken(seconds: float) -> str:
+    """About so long, in words."""
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"about {seconds / size:.2g} {unit}" if seconds < 100 * size else f"about {seconds / size:.0f} {unit}"
+    return f"about {max(math.ceil(seconds), 1)} s"
+
+
+def _job(job: Job, measure: str) -> float:
+    if measure in ("statement", "partition"):
+        return BEGIN
+    data = info(job.config.data.name)
+    begin = BEGIN + READ * data.train_size * math.prod(data.input_shape)
+    forward, parameters = _size(json.dumps(job.config.model, sort_keys=True), data.input_shape, data.classes)
+    if measure == "inversion":
+        return begin + _attack(job, forward)
+    s = setting_of(job.config)
+    steps = s.cohort * s.steps * s.rounds
+    examples = steps * min(s.local.batch_size, s.records) * BACKWARD
+    evaluations = -(-s.rounds // job.config.training.evaluate_every) if measure != "twin" else 1
+    own_tests = 2 * job.config.data.client_test_fraction * data.train_size  # by the global model and by their own ones
+    training = _per_operation(forward) * forward * (examples + evaluations * (data.test_size + own_tests))
+    training += steps * parameters * PASSES * _per_number()
+    if measure == "twin":
+        return begin + 2 * training
+    return begin + training + (_attack(job, forward) if measure == "inversion-after" else 0)
+
+
+def _attack(job: Job, forward: float) -> float:
+    """Reconstructions: each evaluation differentiates a gradient, three training steps or so; L-BFGS makes 20 a step."""
+    settings = job.options.get("settings", {})
+    kind = job.options.get("attack", "ig")
+    steps = settings.get("steps", {"ig": 4800, "gradinversion": 2000}.get(kind, 300))
+    starts = settings.get("restarts", settings.get("seeds", {"ig": 1}.get(kind, 4)))
+    each = steps * starts * (20 if kind in ("dlg", "idlg") else 1) * BACKWARD**2
+    return float(job.options.get("images", 10) * each * forward * _per_operation(forward))
+
+
+@cache
+def _size(options: str, shape: tuple[int, ...], classes: int) -> tuple[float, int]:
+    """Operations of one example's forward pass, and parameters."""
+    given: dict[str, Any] = json.loads(options)
+    module = build(str(given.pop("name", "mlp")), shape, classes, 0, **given)
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        module(torch.zeros((1, *shape)))
+    numbers = sum(p.numel() for p in module.parameters())
+    return max(float(counter.get_total_flops()), 2.0 * numbers), numbers
+
+
+def _per_operation(forward: float) -> float:
+    """Seconds per operation, by the timed network that is nearest in size."""
+    timed = _timed()
+    return min(timed, key=lambda pair: abs(math.log(pair[0] / forward)))[1]
+
+
+@cache
+def _timed() -> tuple[tuple[float, float], ...]:
+    """(operations of one forward pass, seconds per operation) of two networks, from half a second of training each."""
+    found = []
+    for options in _PROBES:
+        text, shape, batch = json.dumps(options), (3, 32, 32), 16
+        forward, _ = _size(text, shape, 10)
+        module = build(str(options["name"]), shape, 10, 0, **{k: v for k, v in options.items() if k != "name"})
+        x, y = torch.zeros((batch, *shape)), torch.zeros(batch, dtype=torch.int64)
+
+        def step(module: torch.nn.Module = module, x: torch.Tensor = x, y: torch.Tensor = y) -> None:
+            loss = torch.nn.functional.cross_entropy(module(x), y)
+            loss.backward()  # type: ignore[no-untyped-call]
+
+        found.append((forward, _time(step) / (BACKWARD * forward * batch)))
+    return tuple(found)
+
+
+@cache
+def _per_number() -> float:
+    """Seconds to update one number of a long vector."""
+    a, b = torch.zeros(4_000_000), torch.ones(4_000_000)
+    return _time(lambda: a.add_(b, alpha=0.1)) / len(a)
+
+
+def _time(act: Any, budget: float = 0.25) -> float:
+    """Seconds of one call, the median over `budget` seconds of them after one to warm up."""
+    act()
+    taken, end = [], time.perf_counter() + budget
+    while time.perf_counter() < end:
+        begin = time.perf_counter()
+        act()
+        taken.append(time.perf_counter() - begin)
+    return sorted(taken)[len(taken) // 2] if taken else budget

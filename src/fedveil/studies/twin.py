@@ -1,0 +1,146 @@
+"""Global sensitivity as paper 002 measures it: two runs with the same noise and batches, on data that differ in one client.
+
+A measurement of one pair of neighbours, in a simulation: it bounds nothing, since another pair may lie further apart.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+
+import fedveil.run.run_directory as rundir
+from fedveil.configuration.config import layout_of
+from fedveil.engines.inline import Inline
+from fedveil.errors import ConfigError
+from fedveil.federation.clients import Clients
+from fedveil.federation.fit import one_round, start
+from fedveil.ledger.ledger import Ledger
+from fedveil.run.assembly import Prepared, federation, prepare
+
+if TYPE_CHECKING:
+    from fedveil.configuration.config import Config
+    from fedveil.data.dataset import Dataset
+    from fedveil.data.partition import Partition
+    from fedveil.federation.fit import Federation, Record
+
+Change = Literal["labels", "record", "absent"]
+
+
+def twin_sensitivity(
+    config: Config,
+    client: int,
+    change: Change = "labels",
+    *,
+    data: Dataset | None = None,
+    partition: Partition | None = None,
+) -> list[float]:
+    """||w_t - w'_t|| after each round t = 1 .. T of twin runs: noise, batch order and sampling of clients are the same.
+
+    Args:
+        client: whose data differ.
+        change: `labels`, each of its labels becomes the next class; `record`, its first example becomes the first test example;
+            `absent`, it has no data and contributes zero.
+        data, partition: used instead of the configured ones.
+
+    Raises:
+        ConfigError: no such client, or one without data.
+
+    Source: paper 002, Section 5, "Sensitivity" (which record differs is not stated there).
+    """
+    return twin_runs(config, client, change, data=data, partition=partition)[0]
+
+
+def twin_runs(
+    config: Config,
+    client: int,
+    change: Change = "labels",
+    *,
+    data: Dataset | None = None,
+    partition: Partition | None = None,
+    on_round: Callable[[Record], None] | None = None,
+) -> tuple[list[float], list[Record]]:
+    """The distances of `twin_sensitivity`, and the history of the run on unchanged data, with them as `sensitivity`."""
+    prepared = prepare(config, data, partition)
+    return _twins(_seeded(config), prepared, neighbour(prepared, client, change), on_round)
+
+
+def twin_directory(
+    config: Config, client: int, change: Change, out: Path, on_round: Callable[[Record], None] | None = None
+) -> Path:
+    """Run twins and leave a directory whose `history.csv` has `sensitivity`, for `fedveil plot` and `fedveil report`.
+
+    It holds no ledger and no model: it is a measurement of a simulation, not a run that could go on.
+
+    Raises:
+        ConfigError: as `twin_sensitivity`; `out` exists and is not empty.
+    """
+    prepared = prepare(config)
+    other = neighbour(prepared, client, change)
+    rundir.create(out)
+    rundir.write_config(out / "config.toml", config)
+    _, history = _twins(_seeded(config), prepared, other, on_round)
+    rundir.write_history(out, history, layout_of(config, prepared.dataset.info))
+    ended = {"rounds": len(history), "ended": "after its last round"}
+    rundir.write_json(out / "summary.json", {"twin": {"client": client, "change": change}, **ended})
+    return out
+
+
+def _seeded(config: Config) -> Config:
+    """Both runs need the same noise."""
+    return config.model_copy(update={"run": config.run.model_copy(update={"seeded_noise": True})})
+
+
+def _twins(
+    config: Config, prepared: Prepared, other: Clients, on_round: Callable[[Record], None] | None
+) -> tuple[list[float], list[Record]]:
+    with tempfile.TemporaryDirectory() as folder:
+        first, second = (_job(config, prepared, Path(folder) / f"{name}.sqlite") for name in ("first", "second"))
+        second = replace(second, context=replace(second.context, clients=other))
+        return _distances(first, second, on_round)
+
+
+def neighbour(prepared: Prepared, client: int, change: Change) -> Clients:
+    """The clients of the neighbouring data set (see `twin_sensitivity`)."""
+    clients = prepared.clients
+    if not 0 <= client < len(clients):
+        raise ConfigError(f"client = {client}: there are clients 0 to {len(clients) - 1}")
+    low, high = int(clients.offsets[client]), int(clients.offsets[client + 1])
+    if low == high:
+        raise ConfigError(f"client {client} has no data that could differ: choose another")
+    x, y = clients.x.clone(), clients.y.clone()
+    if change == "labels":
+        y[low:high] = (y[low:high] + 1) % prepared.dataset.info.classes
+    elif change == "record":
+        x[low], y[low] = prepared.test[0][0], prepared.test[1][0]
+    else:
+        kept = torch.cat([torch.arange(low), torch.arange(high, len(y))])
+        offsets = np.where(np.arange(len(clients.offsets)) > client, clients.offsets - (high - low), clients.offsets)
+        return Clients(x[kept], y[kept], offsets)
+    return Clients(x, y, clients.offsets)
+
+
+def _job(config: Config, prepared: Prepared, path: Path) -> Federation:
+    Ledger.create(path, "twin", {}).close()
+    return replace(federation(config, prepared, path, "twin"), client_tests=None, evaluate_every=config.training.rounds)
+
+
+def _distances(
+    first: Federation, second: Federation, on_round: Callable[[Record], None] | None
+) -> tuple[list[float], list[Record]]:
+    one, two = start(first), start(second)
+    distances = []
+    with Inline(first.context) as engine, Inline(second.context) as other:
+        for _ in range(first.setting.rounds):
+            one_round(first, engine, one)
+            one_round(second, other, two)
+            distances.append(float((one.model.double() - two.model.double()).norm()))
+            one.history[-1]["sensitivity"] = distances[-1]
+            if on_round is not None:
+                on_round(one.history[-1])
+    return distances, one.history

@@ -1,0 +1,59 @@
+"""TensorBoard's event files, by the writer that comes with torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tomli_w
+
+from fedveil.run.run_directory import present
+from fedveil.run.tracked_values import CLIENTS, Begun, epsilons, numbers, settings
+
+if TYPE_CHECKING:
+    from fedveil.federation.fit import Record
+
+
+class TensorBoard:
+    """The tracker (see `trackers.tensorboard`)."""
+
+    name = "TensorBoard"
+
+    def __init__(self, path: str | Path | None) -> None:
+        self._path = path
+
+    def begin(self, begun: Begun) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = begun.path / "tensorboard" if self._path is None else Path(self._path)
+        fresh, done = not any(folder.glob("events.*")), len(begun.history)
+        self._begun, self._last = begun, dict[str, float]()
+        self._writer: Any = SummaryWriter(str(folder), purge_step=None if fresh or not done else done - 1)
+        if fresh or not done:
+            config = tomli_w.dumps(present(begun.config.model_dump(mode="json")))
+            self._writer.add_text("configuration", f"```toml\n{config}```")
+            self._writer.add_text("privacy statement", begun.statement.to_markdown())
+            for key, epsilon in epsilons(begun.statement).items():
+                self._writer.add_scalar(key, epsilon, 0)
+        for record in begun.history if fresh else begun.history[-1:]:
+            self.round(record)
+        self._writer.flush()
+
+    def round(self, record: Record) -> None:
+        step = record["round"]
+        values = numbers(record, self._begun.layers)
+        for key, value in values.items():
+            self._writer.add_scalar(key if "/" in key else f"history/{key}", value, step)
+        for key in CLIENTS:
+            known = [value for value in record.get(key, []) if value is not None]
+            if known:
+                self._writer.add_histogram(f"clients/{key}", np.asarray(known), step)
+        self._last |= {key: value for key, value in values.items() if key.startswith("test_")}
+        self._writer.flush()
+
+    def end(self, status: str) -> None:
+        plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in settings(self._begun).items()}
+        reached = epsilons(self._begun.statement) | {f"last/{key}": value for key, value in self._last.items()}
+        self._writer.add_hparams(plain, {f"hparams/{key}": v for key, v in reached.items()}, run_name=".")
+        self._writer.close()

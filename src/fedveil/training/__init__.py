@@ -1,0 +1,1 @@
+"""Local training: one loop, optimisers, and a model as one flat vector."""

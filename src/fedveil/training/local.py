@@ -1,0 +1,302 @@
+"""Local training on one client: one loop, with explicit hooks that every method reuses.
+
+A method brings an `Objective`; the loop brings batches, learning-rate schedules and the optimiser. Gradients come from a
+`GradientSource`: the batch mean, optionally clipped to V, or per-example DP-SGD (see `fedveil.release.dpsgd`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from fedveil.errors import ConfigError
+from fedveil.training.optimizer import Optimizer, OptimizerSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from fedveil.training.params import FlatModel
+
+State = dict[str, Any]
+"""Plain state: tensors, numbers and strings by name, so that it checkpoints without pickle."""
+
+Schedule = Literal["constant", "cyclic", "stage-wise", "iterative"]
+Precision = Literal["float32", "tf32", "bf16"]
+
+
+@dataclass(frozen=True)
+class LocalSpec:
+    """What a client does in one round, known before its data are touched.
+
+    Args:
+        epochs: passes over the client's data, when `steps` is None.
+        steps: exact number K of batches, cycling through reshuffled passes; overrides `epochs`.
+        batch_size: examples a batch; the last batch of a pass may be short.
+        batch_clip: V, the L2 bound on each batch gradient, or None.
+        schedule: learning rate of step k (from 0) in round t (from 0) with K steps a round, as in paper 002, Theorem 3:
+            constant lr; cyclic lr / (k + 1); stage-wise lr / (t + 1); iterative lr / (t K + k + 1).
+        precision: of the forward pass and what it sends back through the network; gradients, optimiser, clip and noise are
+            float32 always. `tf32` makes a difference on GPUs only, where the engine sets it.
+    """
+
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 32
+    optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    batch_clip: float | None = None
+    schedule: Schedule = "constant"
+    precision: Precision = "float32"
+
+    def steps_for(self, examples: int) -> int:
+        """K, the number of steps of a client with that many examples (0 for an empty client)."""
+        if examples == 0:
+            return 0
+        return self.steps if self.steps is not None else self.epochs * -(-examples // self.batch_size)
+
+    def learning_rate(self, round_index: int, step: int, steps: int) -> float:
+        """The learning rate of step `step` of `steps` in round `round_index`."""
+        return self.optimizer.lr * _SCHEDULES[self.schedule](round_index, step, steps)
+
+
+_SCHEDULES: dict[str, Callable[[int, int, int], float]] = {
+    "constant": lambda t, k, steps: 1.0,
+    "cyclic": lambda t, k, steps: 1.0 / (k + 1),
+    "stage-wise": lambda t, k, steps: 1.0 / (t + 1),
+    "iterative": lambda t, k, steps: 1.0 / (t * steps + k + 1),
+}
+
+
+@dataclass
+class Local:
+    """The working set of one client's round; everything in it is private and dies with the round, except `state`.
+
+    Attributes:
+        model: the network; its `vector` [d] is being trained.
+        start: w, the global model [d] this client received.
+        support: coordinates that may leave this round as a bool mask [d], or None for all; fixed by the plan.
+        state: this client's private state; a method may keep masks or personal weights here between rounds.
+        scratch: whatever an objective needs from one batch to the next; it dies with the round.
+        normal: source of standard normals, by number; ask `noise`. examples: how many the client has.
+        energy: expected squared norm of the noise drawn inside training, in each layer of the update [L]; None without any, NaN
+            where it is not known; see `noised`.
+        step: index of the current batch, from 0; `steps` is their number.
+    """
+
+    model: FlatModel
+    start: Tensor
+    spec: LocalSpec
+    gradient: GradientSource
+    generator: torch.Generator
+    round: int = 0
+    examples: int = 0
+    steps: int = 0
+    step: int = 0
+    support: Tensor | None = None
+    state: State = field(default_factory=dict)
+    scratch: dict[str, Any] = field(default_factory=dict)
+    optimizer: Optimizer | None = None
+    normal: Callable[[int], Tensor] | None = None
+    energy: Tensor | None = None
+
+    def noise(self, n: int) -> Tensor:
+        """n fresh standard normals from the run's source of noise, for methods that add noise inside training."""
+        if self.normal is None:
+            raise ConfigError("this training loop was given no source of noise: set Local.normal")
+        return self.normal(n)
+
+    def noised(self, energy: Tensor) -> None:
+        """Record that independent noise of that expected squared norm in each layer [L] went into the update, for the history."""
+        self.energy = energy if self.energy is None else self.energy + energy
+
+    def noised_gradient(self, energy: Tensor) -> None:
+        """Record noise of that energy [L] in this step's gradient, as plain SGD passes it on; NaN for other optimisers."""
+        o = self.spec.optimizer
+        plain = o.name == "sgd" and not o.momentum and not o.weight_decay
+        rate = self.spec.learning_rate(self.round, self.step, self.steps) if plain else math.nan
+        self.noised(energy * rate**2)
+
+    def descend(self) -> None:
+        """One optimiser step along `model.grad` at the scheduled learning rate."""
+        if self.optimizer is None:
+            self.optimizer = self.spec.optimizer.build()
+        rate = self.spec.learning_rate(self.round, self.step, self.steps)
+        self.optimizer.step(self.model.vector, self.model.grad, rate)
+
+
+class GradientSource(Protocol):
+    """How a batch becomes a gradient and how a pass is cut into batches."""
+
+    def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        """Write the gradient of the batch into `local.model.grad` and return the loss."""
+        ...
+
+    def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of the round, `local.steps` of them."""
+        ...
+
+
+class Objective(Protocol):
+    """What a method makes of local training; see `Plain` for the ordinary one.
+
+    One object serves all clients, and an engine may take their batches in turns: what a client needs from one batch to the next
+    is in its `Local`. Tensors are where `local.start` is, which may be a GPU.
+    """
+
+    def begin(self, local: Local) -> None:
+        """Set the starting point; `local.model.vector` holds the global model."""
+        ...
+
+    def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        """Use one batch; returns its loss."""
+        ...
+
+    def finish(self, local: Local) -> Tensor:
+        """The private update [d] that goes to the door."""
+        ...
+
+
+@runtime_checkable
+class Personal(Protocol):
+    """An objective whose clients keep a model of their own."""
+
+    def personal(self, model: Tensor, state: State) -> Tensor:
+        """The model [d] that a client with this private state uses, given the global one [d]."""
+        ...
+
+
+@runtime_checkable
+class Measuring(Protocol):
+    """A policy or an objective with figures of its own for the history."""
+
+    def measures(self, state: State) -> Mapping[str, float | list[float]]:
+        """Numbers, or lists of them, read off one state; a round records their mean over its clients.
+
+        An objective reads private states, so its figures are diagnostics of simulations, as the training loss is.
+        """
+        ...
+
+
+class BatchGradient:
+    """The mean gradient of a batch, clipped to V when the spec says so."""
+
+    def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        from torch.nn import functional as F
+
+        local.model.grad.zero_()
+        with forward_precision(local.spec, x.device):
+            logits = local.model.module(x)
+        loss = F.cross_entropy(logits.float(), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if local.spec.batch_clip is not None:
+            clip_(local.model.grad, local.spec.batch_clip)
+        return loss.detach()
+
+    def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        import torch
+
+        left = local.steps
+        while left > 0:
+            order = torch.randperm(len(y), generator=local.generator)
+            size = local.spec.batch_size
+            pairs = list(zip(torch.split(x[order], size), torch.split(y[order], size), strict=True))
+            yield from pairs[:left]
+            left -= len(pairs)
+
+
+def forward_precision(spec: LocalSpec, device: torch.device) -> AbstractContextManager[object]:
+    """The context in which a network computes its logits."""
+    if spec.precision != "bf16":
+        return nullcontext()
+    import torch
+
+    return torch.autocast(device.type, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Ordinary local training; `penalty(local)` may add the gradient of a regulariser to `local.model.grad`.
+
+    The penalty is added after the batch gradient was clipped, as FedProx does in paper 002.
+    """
+
+    penalty: Callable[[Local], None] | None = None
+
+    def begin(self, local: Local) -> None:
+        """Start from the global model."""
+
+    def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        """Gradient, penalty, optimiser step."""
+        loss = local.gradient(local, x, y)
+        if self.penalty is not None:
+            self.penalty(local)
+        local.descend()
+        return loss
+
+    def finish(self, local: Local) -> Tensor:
+        """The difference between the trained and the received model."""
+        return local.model.vector - local.start
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Any objective, with each client's model as local training left it kept in its private state, to be measured there."""
+
+    inner: Objective
+
+    def begin(self, local: Local) -> None:
+        """As the inner objective."""
+        self.inner.begin(local)
+
+    def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        """As the inner objective."""
+        return self.inner.step(local, x, y)
+
+    def finish(self, local: Local) -> Tensor:
+        """The inner objective's update; the trained model stays."""
+        local.state["trained"] = local.model.vector.clone()
+        return self.inner.finish(local)
+
+    def personal(self, model: Tensor, state: State) -> Tensor:
+        """What the client's last local training gave; the global model if it never took part."""
+        trained: Tensor = state.get("trained", model)
+        return trained
+
+    def measures(self, state: State) -> Mapping[str, float | list[float]]:
+        """Those of the inner objective."""
+        return self.inner.measures(state) if isinstance(self.inner, Measuring) else {}
+
+
+def clip_(vector: Tensor, bound: float) -> Tensor:
+    """Scale `vector` in place to L2 norm at most `bound` and return its norm before; zero stays zero."""
+    import torch
+
+    norm: Tensor = torch.linalg.vector_norm(vector)
+    vector.mul_((bound / norm.clamp_min(1e-30)).clamp_max(1.0))
+    return norm
+
+
+def train(local: Local, x: Tensor, y: Tensor, objective: Objective) -> tuple[Tensor, float]:
+    """Train one client for one round.
+
+    Args:
+        local: the working set; its model is overwritten.
+        x: examples [n, ...], float32. y: labels [n], int64. n = 0 gives a zero update.
+
+    Returns:
+        The update [d] and the mean training loss (0.0 without examples). Both are private.
+    """
+    if len(x) != len(y):
+        raise ConfigError(f"as many labels as examples are needed, got {len(x)} examples and {len(y)} labels")
+    local.model.load(local.start)
+    local.examples = len(y)
+    local.steps = local.spec.steps_for(len(y))
+    objective.begin(local)
+    total = x.new_zeros(())
+    for step, (bx, by) in enumerate(local.gradient.batches(local, x, y)):
+        local.step = step
+        total += objective.step(local, bx, by)
+    return objective.finish(local), float(total) / max(local.steps, 1)

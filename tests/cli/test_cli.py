@@ -1,0 +1,125 @@
+"""The program as a person meets it: commands in a process of their own, exit status, what lies in the run directory."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sqlite3
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+CONFIG = """
+[data]
+name = "digits"
+partition = { kind = "dirichlet", clients = 12, alpha = 1.0 }
+client_test_fraction = 0.2
+[model]
+name = "linear"
+[method]
+name = "dp-fedavg"
+clip = 0.5
+[training]
+rounds = 3
+clients_per_round = 6
+[privacy]
+epsilon = 6.0
+delta = 1e-3
+[run]
+seed = 4
+seeded_noise = true
+engine = "inline"
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "c.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def fedveil(*args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedveil", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=200)
+
+
+def test_run_leaves_a_complete_directory_and_the_same_seed_gives_the_same_bits(config: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "one", tmp_path / "two"
+    done = fedveil("run", config, "--out", first)
+    assert done.returncode == 0, done.stderr
+    assert "Test accuracy" in done.stdout
+    assert str(first) in done.stdout.replace("\n", "")
+    assert "simulation only" in done.stdout.replace("\n", " ")
+    names = {p.name for p in first.iterdir()}
+    assert names >= {
+        *("config.toml", "versions.json", "statement.json", "statement.md", "ledger.sqlite", "history.csv"),
+        *("layers.csv", "clients.csv", "summary.json", "model.safetensors", "curves.png"),
+    }
+    assert tomllib.loads((first / "config.toml").read_text())["run"]["seed"] == 4
+    with (first / "history.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [r["round"] for r in rows] == ["0", "1", "2"]
+    assert {"test_loss", "test_accuracy", "test_precision", "test_recall", "test_f1", "noise_norm", "seconds"} <= set(rows[0])
+    statement = json.loads((first / "statement.json").read_text())
+    assert "inf" in json.dumps(statement)
+    with sqlite3.connect(first / "ledger.sqlite") as book:
+        assert book.execute("SELECT count(*), min(client) FROM release").fetchone() == (3, -1)
+    assert fedveil("run", config, "--out", second, "--quiet").returncode == 0
+    a, b = (load_file(p / "model.safetensors") for p in (first, second))
+    assert set(a) == set(b)
+    assert all((a[k] == b[k]).all() for k in a)
+    again = fedveil("run", config, "--out", first)
+    assert again.returncode == 2
+    assert "not empty" in again.stderr
+    shown = fedveil("ledger", first, "--json")
+    assert json.loads(shown.stdout)[0]["releases"] == 3
+
+
+def test_errors_are_one_line_without_traceback_and_status_2(config: Path, tmp_path: Path) -> None:
+    for args in (
+        ["run", config, "--set", "training.roundz=1"],
+        ["run", config, "--set", "privacy.noise_multiplier=1.0"],
+        ["run", config, "--set", "data.name=nothing"],
+        ["certify", tmp_path / "absent.toml"],
+        ["certify", config, "--set", "privacy.delta=0.5"],
+        ["ledger", tmp_path],
+    ):
+        done = fedveil(*args)
+        assert done.returncode == 2, args
+        assert done.stderr.startswith("fedveil: ")
+        assert len(done.stderr.strip().splitlines()) == 1
+        assert "Traceback" not in done.stderr
+    assert "Traceback" in fedveil("--debug", "certify", tmp_path / "absent.toml").stderr
+
+
+def test_certify_speaks_json_and_markdown(config: Path) -> None:
+    done = fedveil("certify", config, "--json")
+    assert done.returncode == 0
+    views = json.dumps(json.loads(done.stdout))
+    assert all(word in views for word in ("server", "aggregate", "final", "proven"))
+    assert "epsilon" in fedveil("certify", config, "--markdown").stdout
+
+
+def test_lists(tmp_path: Path) -> None:
+    for command, word in (("methods", "dp-fedavg"), ("models", "lenet5"), ("data", "fashion-mnist")):
+        done = fedveil(command)
+        assert done.returncode == 0
+        assert word in done.stdout
+
+
+def test_a_partition_is_plotted(config: Path, tmp_path: Path) -> None:
+    done = fedveil("data", "plot", config, "--out", tmp_path / "p.png")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_imports_what_draws_only_when_there_is_something_to_draw() -> None:
+    heavy = "m for m in ('matplotlib', 'scipy.stats') if m in sys.modules"
+    code = f"import sys, fedveil.cli.run_terminal; sys.exit(' '.join({heavy}) or 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,585 @@
+"""Engines `cuda` and `batched`: several clients at once agree with one after the other; faulty clients, memory, precision."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_engines_pool import finished
+from test_federation_round import ONE, TWO
+from test_federation_round import federation as by_hand
+
+import fedveil.engines.batched_gradient as batched_gradient
+import fedveil.engines.select_engine as engines
+from federation_runs import charged, config, every_method, job, prepared
+from fedveil.configuration.config import Config
+from fedveil.engines.batched import Batched
+from fedveil.engines.batched_gradient import Stack, gradients, padded
+from fedveil.engines.client_thread import Lane, Request
+from fedveil.engines.device import gpu_problem, settings
+from fedveil.engines.inline import Inline
+from fedveil.engines.select_engine import engine, place
+from fedveil.errors import BudgetExhausted, ConfigError
+from fedveil.federation.fit import Federation, Progress, fit, one_round, start
+from fedveil.ledger.ledger import Ledger
+from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.fedavg import FedAvg
+from fedveil.models import model_registry as registry
+from fedveil.release.plan import Upload
+from fedveil.run.assembly import federation
+from fedveil.run.run import run as run_experiment
+from fedveil.training.local import BatchGradient, Local, LocalSpec, Plain
+from fedveil.training.params import FlatModel, Layout
+from pretend_gpu import PretendGpu
+
+RUNS = dict(every_method())
+CLOSE = 1e-5
+RANKED = "fedanc-published-server"
+"""Its noise goes to the coordinates of the largest gradients, so from the second round on rounding decides between equals."""
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = threading.active_count()
+    yield
+    assert threading.active_count() == before
+
+
+def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).norm() / a.norm())
+
+
+def assert_close(one: Progress, other: Progress) -> None:
+    assert apart(one.model, other.model) < CLOSE
+    for mine, theirs in zip(one.history, other.history, strict=True):
+        assert mine.keys() == theirs.keys()
+        assert mine["failures"] == theirs["failures"]
+        assert mine["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-4, nan_ok=True)
+    assert one.seen == other.seen
+    assert one.privates.keys() == other.privates.keys()
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "shape"), [("mlp", (1, 8, 8)), ("lenet5", (1, 28, 28)), ("cnn3", (3, 16, 16))])
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_stacked_gradients_are_those_of_each_model_alone(name: str, shape: tuple[int, ...], clip: float | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    modules = [registry.build(name, shape, 5, seed).double() for seed in range(3)]
+    layout = Layout.of({k: p.shape for k, p in modules[0].named_parameters()})
+    vectors = torch.stack([torch.cat([p.detach().flatten() for p in m.parameters()]) for m in modules])
+    xs = [torch.randn(n, *shape, generator=generator, dtype=torch.float64) for n in (4, 1, 3)]
+    ys = [torch.randint(0, 5, (len(x),), generator=generator) for x in xs]
+    losses, grads = gradients(modules[0], layout, LocalSpec(batch_clip=clip), vectors, *padded(xs, ys))
+    for i, module in enumerate(modules):
+        loss = torch.nn.functional.cross_entropy(module(xs[i]), ys[i])
+        loss.backward()
+        alone = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+        if clip is not None:
+            alone *= min(1.0, clip / float(alone.norm()))
+        assert float(losses[i]) == pytest.approx(float(loss.detach()), rel=1e-12)
+        assert apart(alone, grads[i]) < 1e-12
+
+
+def test_padding_weighs_nothing_and_holds_only_the_clients_own_examples() -> None:
+    x, y, weights = padded([torch.ones(3, 2), 2 * torch.ones(1, 2)], [torch.tensor([1, 0, 1]), torch.tensor([2])])
+    assert weights.tolist() == pytest.approx(np.array([[1 / 3] * 3, [1, 0, 0]]))
+    assert x[1].tolist() == [[2, 2]] * 3
+    assert y[1].tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("rows", [(2, 0, 1), (1, 0), (2, 1)])
+def test_requests_may_come_in_any_order_and_from_some_of_the_models(rows: tuple[int, ...]) -> None:
+    model = FlatModel(registry.build("mlp", (4,), 3, 0, hidden=[5]))
+    stack, alone = Stack(model, LocalSpec(), 3), Stack(model, LocalSpec(), 3)
+    generator = torch.Generator().manual_seed(1)
+    both = []
+    for part in (stack, alone):
+        generator.manual_seed(1)
+        part.vectors.normal_(generator=generator)
+        batches = {row: (torch.randn(row + 1, 4, generator=generator), torch.arange(row + 1) % 3) for row in range(3)}
+        both.append([Request(row, local_on(part.models[row]), BatchGradient(), *batches[row]) for row in rows])
+    stack.answer(both[0])
+    for request in both[1]:
+        alone.answer([request])
+    for together, single in zip(*both, strict=True):
+        assert float(together.answer) == pytest.approx(float(single.answer), rel=1e-5)  # type: ignore[arg-type]
+    assert apart(alone.grads, stack.grads) < 1e-6
+
+
+def local_on(model: FlatModel) -> Local:
+    return Local(model, model.vector, LocalSpec(), BatchGradient(), torch.Generator())
+
+
+# --- whole runs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [n for n in RUNS if not n.endswith("final") and n != RANKED])
+def test_every_method_agrees_with_inline(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one, two = job(RUNS[name], tmp_path / "inline"), job(RUNS[name], tmp_path / "batched")
+    assert_close(finished(one, Inline(one.context)), finished(two, Batched(two.context)))
+    mine, theirs = charged(tmp_path / "inline"), charged(tmp_path / "batched")
+    assert [(e.round, e.client, e.participants) for e in mine] == [(e.round, e.client, e.participants) for e in theirs]
+    assert [e.clip for e in mine] == [pytest.approx(e.clip, rel=1e-3) for e in theirs]
+    assert not caplog.records  # nothing fell back to one client at a time
+
+
+def test_a_method_that_ranks_coordinates_agrees_for_a_round(tmp_path: Path) -> None:
+    given = replace_rounds(RUNS[RANKED], 1)
+    one, two = job(given, tmp_path / "inline"), job(given, tmp_path / "batched")
+    assert_close(finished(one, Inline(one.context)), finished(two, Batched(two.context)))
+
+
+def replace_rounds(given: Config, rounds: int) -> Config:
+    return given.model_copy(update={"training": given.training.model_copy(update={"rounds": rounds})})
+
+
+UNEQUAL = {"data": {"partition": {"kind": "dirichlet", "clients": 6, "alpha": 0.3}}}
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"name": "sgd", "lr": 0.1},
+        {"name": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01},
+        {"name": "adam", "lr": 0.01},
+    ],
+)
+@pytest.mark.parametrize("at_once", [1, 2, 3, 4, None])
+def test_unequal_clients_do_their_own_steps(optimizer: dict[str, Any], at_once: int | None, tmp_path: Path) -> None:
+    training = {"local_steps": None, "local_epochs": 2, "optimizer": optimizer, "clients_per_round": 6, "schedule": "iterative"}
+    given = config({"name": "dp-fedavg", "clip": 0.5}, "server", **UNEQUAL, training=training)
+    one, two = job(given, tmp_path / "inline"), job(given, tmp_path / "batched")
+    assert len(set(one.context.clients.sizes().tolist())) > 3
+    assert_close(finished(one, Inline(one.context)), finished(two, Batched(two.context, at_once)))
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Plain training that writes down every batch."""
+
+    batches: list[tuple[int, int, bytes, bytes]] = field(default_factory=list)
+    inner: Plain = field(default_factory=Plain)
+
+    def begin(self, local: Local) -> None:
+        self.inner.begin(local)
+
+    def step(self, local: Local, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.batches.append((local.examples, local.step, x.numpy().tobytes(), y.numpy().tobytes()))
+        return self.inner.step(local, x, y)
+
+    def finish(self, local: Local) -> torch.Tensor:
+        return self.inner.finish(local)
+
+
+def test_each_client_sees_exactly_its_own_batches_in_order(tmp_path: Path) -> None:
+    given = config({"name": "fedavg"}, **UNEQUAL, training={"local_steps": None, "local_epochs": 2, "clients_per_round": 6})
+    seen = []
+    for kind in (Inline, Batched):
+        run, objective = job(given, tmp_path / kind.__name__), Watched()
+        run = replace(run, context=replace(run.context, objective=objective))
+        finished(run, kind(run.context))
+        seen.append(sorted(objective.batches))
+    assert seen[0] == seen[1]
+    assert len(seen[0]) > 30
+
+
+def test_an_empty_client_and_one_of_a_single_example() -> None:
+    parts = [ONE, (np.empty((0, 2)), []), TWO, ONE]
+    one, two = by_hand(FedAvg(), parts, rounds=2), by_hand(FedAvg(), parts, rounds=2)
+    assert_close(finished(one, Inline(one.context)), finished(two, Batched(two.context)))
+
+
+def test_no_client_at_all_in_a_round() -> None:
+    run = by_hand(DPFedAvg(clip=0.1), [ONE, TWO] * 5, z=0.5, rounds=3, cohort=1, sampling="poisson", seed=2)
+    progress = finished(run, Batched(run.context))
+    assert 0 in [row["participants"] for row in progress.history]
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_dp_sgd_agrees_with_inline(view: str, tmp_path: Path) -> None:
+    given = config(
+        {"name": "fedavg"},
+        training={"local": "dp-sgd", "batch_clip": None},
+        privacy={"epsilon": 8.0, "delta": 0.001, "unit": "record", "view": view},
+    )
+    one, two = job(given, tmp_path / "inline"), job(given, tmp_path / "batched")
+    assert_close(finished(one, Inline(one.context)), finished(two, Batched(two.context)))
+
+
+def test_batches_are_answered_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = counted(monkeypatch)
+    run = job(config({"name": "fedglp-adp"}, "server", training={"clients_per_round": 6, "rounds": 2}), tmp_path)
+    finished(run, Batched(run.context))
+    # first round: one gradient in each of 3 steps; second: a personal and a shared one; six clients each time
+    assert sizes == [6] * (3 + 6)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, most: int = 1000) -> list[int]:
+    """The models in each stacked pass; more than `most` do not fit into memory."""
+    sizes: list[int] = []
+
+    def pass_(module: Any, layout: Layout, spec: LocalSpec, vectors: torch.Tensor, *batch: torch.Tensor) -> Any:
+        if len(vectors) > most:
+            raise torch.OutOfMemoryError("out of memory")
+        sizes.append(len(vectors))
+        return gradients(module, layout, spec, vectors, *batch)
+
+    monkeypatch.setattr(batched_gradient, "gradients", pass_)
+    return sizes
+
+
+def test_where_memory_runs_out_half_as_many_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = config({"name": "dp-fedavg"}, training={"clients_per_round": 6})
+    one = job(given, tmp_path / "inline")
+    reference = finished(one, Inline(one.context))
+    sizes = counted(monkeypatch, most=3)
+    two = job(given, tmp_path / "batched")
+    assert_close(finished(two, Batched(two.context)), reference)
+    assert set(sizes) == {3}
+    assert [r.message for r in caplog.records] == [
+        "memory ran out: 3 clients at once from now on (run.clients_at_once lowers it from the start)"
+    ]
+
+
+# --- networks that cannot be stacked ----------------------------------------------------------------------------------
+
+
+def statistics(rounds: int) -> Federation:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    return by_hand(FedAvg(), [ONE, ONE, ONE], rounds=rounds, module=module)
+
+
+def test_batch_normalisation_is_trained_one_client_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
+    one, two = statistics(3), statistics(3)
+    reference, progress = finished(one, Inline(one.context)), finished(two, Batched(two.context))
+    assert_close(progress, reference)
+    assert progress.buffers is not None
+    assert reference.buffers is not None
+    assert torch.allclose(progress.buffers, reference.buffers)
+    assert ["one at a time" in r.message and "batch normalisation" in r.message for r in caplog.records] == [True]
+
+
+class Recurrent(torch.nn.Module):
+    """An LSTM over the two features, which torch cannot vectorise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.out = torch.nn.LSTM(1, 3, batch_first=True), torch.nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.out(self.lstm(x.unsqueeze(-1))[1][0][0])
+        return logits
+
+
+def test_a_network_that_cannot_be_vectorised_is_trained_one_client_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
+    def run() -> Federation:
+        torch.manual_seed(0)
+        return by_hand(FedAvg(), [ONE, TWO, ONE], rounds=2, module=Recurrent())
+
+    one, two = run(), run()
+    assert_close(finished(one, Inline(one.context)), finished(two, Batched(two.context)))
+    assert ["one at a time" in r.message and "lstm" in r.message for r in caplog.records] == [True]
+
+
+# --- faulty clients ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Failing:
+    """Plain training in which the client with so many examples raises in its second step, or returns what it should not."""
+
+    examples: int
+    how: str
+    inner: Plain = field(default_factory=Plain)
+
+    def begin(self, local: Local) -> None:
+        self.inner.begin(local)
+
+    def step(self, local: Local, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if local.examples == self.examples and local.step == 1:
+            if self.how == "raise":
+                raise ZeroDivisionError("of its own")
+            if self.how == "labels":
+                y = y + 1000
+            if self.how == "nan":
+                x = x * torch.nan
+        return self.inner.step(local, x, y)
+
+    def finish(self, local: Local) -> torch.Tensor:
+        update = self.inner.finish(local)
+        return update[:3] if local.examples == self.examples and self.how == "shape" else update
+
+
+@pytest.mark.parametrize("how", ["raise", "labels", "nan", "shape"])
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_one_faulty_client_is_left_out_and_the_others_are_as_without_it(
+    how: str, view: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = config({"name": "dp-fedavg"}, view, **UNEQUAL, training={"clients_per_round": 6, "rounds": 2})
+    results = []
+    for kind in (Inline, Batched):
+        run = job(given, tmp_path / kind.__name__)
+        sizes = run.context.clients.sizes().tolist()
+        victim = next(c for c in range(6) if sizes.count(sizes[c]) == 1 and sizes[c])
+        run = replace(run, context=replace(run.context, objective=Failing(sizes[victim], how)))
+        results.append(finished(run, kind(run.context)))
+        assert all(list(row["failures"]) == [victim] for row in results[-1].history)
+    assert_close(results[1], results[0])
+    assert not caplog.records
+
+
+def test_an_exhausted_budget_ends_the_run(tmp_path: Path) -> None:
+    class Empty:
+        def charge(self, entry: Any) -> int:
+            raise BudgetExhausted("spent")
+
+    run = by_hand(DPFedAvg(clip=0.1), [ONE, TWO, ONE], z=1.0, book=Empty())
+    assert fit(run, Batched(run.context), start(run)) == "spent"
+
+
+def test_an_interrupted_round_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    run = job(RUNS["dp-fedavg-server"], tmp_path)
+    monkeypatch.setattr(batched_gradient, "gradients", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fit(run, Batched(run.context), start(run))
+
+
+@dataclass(frozen=True)
+class Leaving(Failing):
+    """Asks to end the program, which no engine may swallow."""
+
+    def begin(self, local: Local) -> None:
+        raise SystemExit("enough")
+
+
+def test_a_request_to_exit_is_not_swallowed(tmp_path: Path) -> None:
+    run = job(RUNS["dp-fedavg-server"], tmp_path)
+    run = replace(run, context=replace(run.context, objective=Leaving(0, "")))
+    with pytest.raises(SystemExit, match="enough"):
+        fit(run, Batched(run.context), start(run))
+
+
+# --- checkpoints, precision, names ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedglp-adp-published-server", "aldp-fl-published-server", "dp-fedavg-aggregate"])
+def test_a_run_goes_on_from_its_checkpoint(name: str, tmp_path: Path) -> None:
+    given = RUNS[name].model_copy(update={"run": RUNS[name].run.model_copy(update={"engine": "batched"})})
+    whole = run_experiment(given, tmp_path / "whole")
+
+    def stop(record: dict[str, Any]) -> None:
+        if record["round"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(given, tmp_path / "broken", stop)
+    resumed = run_experiment(given, tmp_path / "broken", resume=True)
+    assert torch.equal(resumed.model.vector, whole.model.vector)
+    assert len(resumed.history) == 3
+
+
+@pytest.mark.parametrize("kind", [Inline, Batched])
+def test_bf16_leaves_clip_and_noise_at_float32(kind: Any, tmp_path: Path) -> None:
+    given = config({"name": "dp-fedavg", "clip": 0.01}, "server", run={"precision": "bf16"})
+    fine = config({"name": "dp-fedavg", "clip": 0.01}, "server")
+    coarse, exact = job(given, tmp_path / "bf16"), job(fine, tmp_path / "float32")
+    assert coarse.context.spec.precision == "bf16"
+    uploads: list[Upload] = []
+    updates: list[torch.Tensor] = []
+    watched = Door(coarse.context.door, uploads, updates)
+    coarse = replace(coarse, context=replace(coarse.context, door=watched))  # type: ignore[arg-type]
+    a, b = finished(coarse, kind(coarse.context)), finished(exact, kind(exact.context))
+    assert a.model.dtype == torch.float32
+    assert apart(b.model, a.model) > CLOSE  # the forward pass did change
+    assert all(u.dtype == torch.float32 for u in updates)
+    noise_std = float(uploads[0].noise_std[0])
+    for upload, update in zip(uploads, updates, strict=True):
+        assert upload.vector.dtype == upload.noise_std.dtype == torch.float32
+        noise = coarse.context.door.randomness.normal(len(update), upload.round, upload.client) * noise_std
+        assert float((upload.vector - noise).double().norm()) <= 0.01 * (1 + 1e-4)
+
+
+@dataclass(frozen=True)
+class Door:
+    """A door that keeps what came in and what went out."""
+
+    inner: Any
+    uploads: list[Upload]
+    updates: list[torch.Tensor]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def upload(self, update: torch.Tensor, *rest: Any) -> Upload:
+        self.updates.append(update)
+        self.uploads.append(self.inner.upload(update, *rest))
+        return self.uploads[-1]
+
+
+def test_bf16_close_to_float32_and_refused_for_dp_sgd(tmp_path: Path) -> None:
+    runs = [config({"name": "fedavg"}, run={"precision": p}) for p in ("float32", "bf16")]
+    exact, coarse = (job(given, tmp_path / given.run.precision) for given in runs)
+    a, b = finished(exact, Batched(exact.context)), finished(coarse, Batched(coarse.context))
+    assert 1e-5 < apart(a.model, b.model) < 0.02
+    given = config({"name": "fedavg"}, training={"local": "dp-sgd"}, privacy={"noise_multiplier": 1.0}, run={"precision": "bf16"})
+    with pytest.raises(ConfigError, match="float32"):
+        job(given, tmp_path / "refused")
+
+
+def test_engines_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    context = job(RUNS["fedavg-aggregate"], tmp_path).context
+    assert isinstance(engine("batched", context), Batched)
+    with pytest.raises(ConfigError, match="batched cannot interrupt a client"):
+        engine("batched", context, timeout=1.0)
+    with pytest.raises(ConfigError, match="at least 1, got 0"):
+        engine("batched", context, at_once=0)
+    with pytest.raises(ConfigError, match="did you mean 'batched'"):
+        engine("batche", context)
+    monkeypatch.setattr(engines, "gpu_problem", lambda: "it is broken")
+    with pytest.raises(ConfigError, match=r"run.engine = 'cuda', but it is broken: set run.engine to auto, pool, or batched"):
+        place("cuda")
+    monkeypatch.setattr(engines, "gpu_in_machine", lambda: False)
+    assert place("auto") == "cpu"
+    assert not caplog.records
+    monkeypatch.setattr(engines, "gpu_in_machine", lambda: True)
+    assert place("auto") == "cpu"
+    assert [r.message for r in caplog.records] == ["this machine has a GPU, but it is broken: training on the CPU"]
+    monkeypatch.setattr(engines, "gpu_problem", lambda: "")
+    assert (place("auto"), place("cuda"), place("auto", timeout=1.0), place("pool")) == ("cuda:0", "cuda:0", "cpu", "cpu")
+
+
+@pytest.mark.parametrize("name", ["cuda", "pol"])
+def test_an_engine_that_cannot_be_had_leaves_no_run_directory(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "gpu_problem", lambda: "it is broken")
+    with pytest.raises(ConfigError, match=f"run.engine = '{name}'"):
+        run_experiment(config({"name": "fedavg"}, run={"engine": name}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_are_put_back() -> None:
+    def now() -> tuple[Any, ...]:
+        cudnn = torch.backends.cudnn
+        return torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(), cudnn.benchmark
+
+    before = now()
+    with settings(torch.device("cpu"), "tf32", True):
+        assert now() == (True, "high", False)
+    assert now() == before
+    with pytest.raises(ZeroDivisionError), settings(torch.device("cpu"), "float32", False):
+        raise ZeroDivisionError
+    assert now() == before
+
+
+def test_determinism_on_a_gpu_needs_the_setting_of_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    with pytest.raises(ConfigError, match="CUBLAS_WORKSPACE_CONFIG=:4096:8"), settings(torch.device("cuda:0"), "float32", True):
+        pass
+
+
+def test_a_deterministic_run_by_configuration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sections = {"engine": "batched", "deterministic": True, "clients_at_once": 2}
+    given = config({"name": "dp-fedavg"}, training={"rounds": 1, "local_steps": 2}, run=sections)
+    given = given.model_copy(update={"model": {"name": "cnn2"}})
+    with caplog.at_level(logging.WARNING):
+        one, two = (run_experiment(given, tmp_path / name) for name in ("one", "two"))
+    assert torch.equal(one.model.vector, two.model.vector)
+    assert not caplog.records
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.skipif(bool(gpu_problem()), reason=f"needs a GPU: {gpu_problem()}")
+@pytest.mark.parametrize("name", [n for n in RUNS if n.endswith("server") and n != RANKED])
+def test_a_gpu_agrees_with_inline(name: str, tmp_path: Path) -> None:
+    one = job(RUNS[name], tmp_path / "inline")
+    (tmp_path / "gpu").mkdir()
+    Ledger.create(tmp_path / "gpu" / "ledger.sqlite", "r", {}).close()
+    two = federation(RUNS[name], prepared(RUNS[name]), tmp_path / "gpu" / "ledger.sqlite", "r", "cuda:0")
+    reference, progress = finished(one, Inline(one.context)), finished(two, engine("cuda", two.context))
+    assert apart(reference.model, progress.model) < 1e-4
+    tensors = [v for state in progress.privates.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    assert all(t.device.type == "cpu" for t in [progress.model, *tensors])
+    with Batched(two.context) as runner:
+        one_round(two, runner, start(two))
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGpu]:
+    """A GPU that only checks that nothing is mixed with the CPU's memory; the vectorised pass is trusted."""
+    gpu = PretendGpu()
+
+    def pass_(*given: Any) -> Any:
+        assert gpu.holds(given[3])
+        assert all(map(gpu.holds, given[4:]))
+        with torch._C.DisableTorchFunction():
+            out = gradients(*given)
+        return gpu.place(out)
+
+    def alive(lane: Lane) -> None:
+        with gpu:
+            run(lane)
+
+    run = Lane._run
+    batched_gradient._weights.cache_clear()
+    batched_gradient._on_device.cache_clear()
+    monkeypatch.setattr(batched_gradient, "gradients", pass_)
+    monkeypatch.setattr(Lane, "_run", alive)
+    with gpu:
+        yield gpu
+    batched_gradient._weights.cache_clear()
+    batched_gradient._on_device.cache_clear()
+
+
+@pytest.mark.parametrize("name", [n for n in RUNS if not n.endswith("final")])
+def test_no_method_mixes_devices(name: str, pretended: PretendGpu, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = replace_rounds(RUNS[name], 2)
+    (tmp_path / "gpu").mkdir()
+    Ledger.create(tmp_path / "gpu" / "ledger.sqlite", "r", {}).close()
+    run = federation(given, prepared(given), tmp_path / "gpu" / "ledger.sqlite", "r", "cuda:0")
+    assert pretended.holds(run.context.model.vector)
+    progress = finished(run, Batched(run.context, 4))
+    assert [row["failures"] for row in progress.history] == [{}, {}]
+    assert not caplog.records
+    states = [progress.common, progress.server, *progress.policies.values(), *progress.privates.values()]
+    tensors = [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
+    assert not any(map(pretended.holds, [progress.model, *tensors]))
+    with torch._C.DisableTorchFunction():
+        one = job(given, tmp_path / "inline")
+        reference = finished(one, Inline(one.context))
+        assert name == RANKED or apart(reference.model, progress.model) < CLOSE
+
+
+def test_the_pretended_gpu_finds_mixed_devices() -> None:
+    with PretendGpu() as gpu:
+        here, there = torch.ones(3), torch.ones(3, device="cuda:0")
+        assert there.device == torch.device("cuda:0")
+        assert here.device == here.to("cuda:0").cpu().device == torch.device("cpu")
+        assert all(map(gpu.holds, [there[1:].view(2, 1), there + torch.tensor(2.0), there.new_zeros(2)]))
+        for mixed in (
+            lambda: there + here,
+            lambda: there.add_(here),
+            lambda: torch.stack([there, here]),
+            lambda: here[there > 0],
+        ):
+            with pytest.raises(RuntimeError, match="same device"):
+                mixed()
+        with pytest.raises(TypeError, match="copy it to the CPU"):
+            there.numpy()
+        assert there.copy_(here).tolist() == [1, 1, 1]

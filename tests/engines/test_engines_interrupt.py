@@ -1,0 +1,219 @@
+"""Ctrl-C: all workers end within two seconds, however it arrives, and what is left can be resumed to the same bits."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_engines_pool import gone
+
+from fedveil.configuration.config import load_config
+from fedveil.engines.interrupts import ends_on_interrupt, put_off
+from fedveil.run.run import run
+
+LIMIT = 2.0
+"""Seconds."""
+
+CONFIG = """
+[data]
+name = "digits"
+partition = {{ kind = "iid", clients = 6 }}
+[model]
+name = "mlp"
+hidden = [8]
+[method]
+name = "{method}"
+[training]
+rounds = 15
+clients_per_round = 4
+sampling = "fixed"
+local_steps = 30
+[privacy]
+epsilon = 8.0
+delta = 1e-2
+view = "{view}"
+[run]
+seed = 4
+seeded_noise = true
+engine = "pool"
+"""
+
+SCRIPT = """
+import signal, sys, time
+sys.path.insert(0, {here!r})
+from pathlib import Path
+from federation_runs import config, job
+from fedveil.federation.fit import fit, start
+from fedveil.engines.pool import Pool
+
+def tell(progress):
+    if progress.round == 2:
+        if {deaf}:  # as if the parent were inside a long operator, where Python sees no signal
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        Path(sys.argv[1], "up").touch()
+        if {deaf}:
+            time.sleep(60)
+
+if __name__ == "__main__":
+    given = config(
+        {{"name": "dp-fedavg"}},
+        training={{"rounds": 100000, "local_steps": 200}},
+        privacy={{"epsilon": None, "noise_multiplier": 1.0}},
+    )
+    run = job(given, Path(sys.argv[1]))
+    fit(run, Pool(run.context, 2, {start!r}), start(run), tell)
+"""
+
+proc = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks processes up in /proc")
+
+
+def workers_of(pid: int) -> list[int]:
+    """The children of `pid`, without the one that multiprocessing keeps to clean up when all others have ended."""
+    children = [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [c for c in children if b"resource_tracker" not in Path(f"/proc/{c}/cmdline").read_bytes()]
+
+
+def seconds_to_end(command: list[str], up: Callable[[], bool], group: bool) -> tuple[float, int, str]:
+    """Start, press Ctrl-C once it is under way: seconds until its workers were gone, its exit status, its stderr."""
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            while not up():
+                assert process.poll() is None, process.communicate()[1]
+                time.sleep(0.005)
+            workers = workers_of(process.pid)
+            assert len(workers) >= 2
+            began = time.monotonic()
+            (os.killpg if group else os.kill)(process.pid, signal.SIGINT)
+            while not all(map(gone, workers)) and time.monotonic() < began + 20:
+                time.sleep(0.005)
+            took = time.monotonic() - began
+            if "-deaf" not in command:
+                process.wait(60)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        return took, process.wait(), process.communicate()[1]
+
+
+def twice(measure: Callable[[int], float]) -> None:
+    """Within the limit; a second chance for a machine that was busy."""
+    assert measure(0) <= LIMIT or measure(1) <= LIMIT
+
+
+@proc
+@pytest.mark.parametrize(
+    ("start", "group", "deaf"),
+    [
+        ("fork", False, False),
+        ("fork", True, True),
+        pytest.param("spawn", False, False, marks=pytest.mark.slow),
+        pytest.param("spawn", True, False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_script_s_workers_end_within_two_seconds(start: str, group: bool, deaf: bool, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(here=str(Path(__file__).parents[1] / "support"), start=start, deaf=deaf))
+
+    def measure(attempt: int) -> float:
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        command = [sys.executable, str(script), str(folder), *(["-deaf"] if deaf else [])]
+        took, status, errors = seconds_to_end(command, (folder / "up").exists, group)
+        if not deaf:
+            assert status == -signal.SIGINT
+            assert errors.rstrip().endswith("KeyboardInterrupt")
+        return took
+
+    twice(measure)
+
+
+@proc
+@pytest.mark.parametrize(
+    ("method", "view", "group"),
+    [("dp-fedavg", "aggregate", True), pytest.param("aldp-fl", "server", False, marks=pytest.mark.slow)],
+)
+def test_the_program_leaves_a_run_that_resumes_to_the_same_bits(method: str, view: str, group: bool, tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(CONFIG.format(method=method, view=view))
+    program = [sys.executable, "-m", "fedveil", "run", "--quiet"]
+
+    def measure(attempt: int) -> float:
+        out = tmp_path / str(attempt)
+        took, status, errors = seconds_to_end(
+            [*program, str(config), "--out", str(out)], (out / "checkpoint" / "head.json").exists, group
+        )
+        assert status == 130
+        assert f"rounds are saved: fedveil run --resume {out} goes on from there" in errors
+        assert "Traceback" not in errors
+        assert not (out / "summary.json").exists()
+        return took
+
+    twice(measure)
+    other = subprocess.run(
+        [*program, "--resume", str(tmp_path / "0"), "--set", "training.rounds=16", str(config)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert other.returncode == 2
+    assert other.stderr.startswith("fedveil: ")
+    assert "training.rounds was 15 and is 16" in other.stderr
+    done = subprocess.run([*program, "--resume", str(tmp_path / "0")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    calm = run(load_config(config), tmp_path / "calm").path
+    assert (calm / "model.safetensors").read_bytes() == (tmp_path / "0" / "model.safetensors").read_bytes()
+    assert table(calm / "history.csv") == table(tmp_path / "0" / "history.csv")
+    assert (calm / "layers.csv").read_bytes() == (tmp_path / "0" / "layers.csv").read_bytes()
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
+
+
+def test_an_interruption_waits_for_the_end_of_a_block() -> None:
+    steps = []
+    with pytest.raises(KeyboardInterrupt), put_off():
+        steps.append("before")
+        signal.raise_signal(signal.SIGINT)
+        steps.append("after")
+        with put_off():
+            signal.raise_signal(signal.SIGINT)
+        steps.append("nested")
+    assert steps == ["before", "after", "nested"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_other_threads_are_never_interrupted_and_other_handlers_are_left_alone() -> None:
+    entered = []
+
+    def work() -> None:
+        with put_off():
+            entered.append(threading.current_thread())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert entered == [thread]
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        assert not ends_on_interrupt()
+        with put_off():
+            signal.raise_signal(signal.SIGINT)
+            assert heard == []
+        assert heard == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ends_on_interrupt()

@@ -1,0 +1,399 @@
+"""Engine `pool`: equal to inline to the bit for every method; dead and hanging workers; nothing left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_federation_round import ONE
+from test_federation_round import federation as by_hand
+
+import fedveil.engines.pool as pool_module
+from federation_runs import bits, charged, config, every_method, job
+from fedveil.engines.inline import Inline
+from fedveil.engines.pool import Pool
+from fedveil.engines.pool_worker import work
+from fedveil.engines.select_engine import engine, place
+from fedveil.errors import ConfigError, FedveilError
+from fedveil.federation.engine import Engine
+from fedveil.federation.fit import Federation, Progress, fit, start
+from fedveil.methods.base import Method
+from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.fedavg import FedAvg
+from fedveil.training.local import Local, Plain
+
+RUNS = dict(every_method())
+
+
+def finished(run: Federation, runner: Engine) -> Progress:
+    progress = start(run)
+    assert fit(run, runner, progress) == ""
+    return progress
+
+
+def compared(progress: Progress) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in progress.history]
+
+
+def same_state(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same_state(a[k], b[k]) for k in a)
+    return bool(a == b)
+
+
+def assert_same(one: Progress, other: Progress) -> None:
+    assert bits(one.model) == bits(other.model)
+    assert repr(compared(one)) == repr(compared(other))
+    for part in ("common", "policies", "privates", "seen", "server"):
+        assert same_state(getattr(one, part), getattr(other, part)), part
+
+
+def test_every_method_is_covered_in_some_view() -> None:
+    from fedveil.methods.method_registry import METHODS
+
+    assert {given.method["name"] for given in RUNS.values()} == set(METHODS)
+    assert {given.privacy.view.value for given in RUNS.values()} >= {"server", "aggregate"}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_pool_equals_inline_to_the_bit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedveil.engines.pool_worker.LEAST", 1)  # as if the network were large: all tensors lie in slots
+    reference_job = job(RUNS[name], tmp_path / "inline")
+    reference = finished(reference_job, Inline(reference_job.context))
+    for workers in (1, 2, 3) if name.startswith(("dp-fedavg", "aldp")) else (2,):
+        run = job(RUNS[name], tmp_path / f"pool{workers}")
+        assert_same(finished(run, Pool(run.context, workers)), reference)
+        assert charged(tmp_path / f"pool{workers}") == charged(tmp_path / "inline")
+
+
+SPAWNED = ["aldp-fl-published-server"]
+
+
+@pytest.mark.parametrize("name", [n if n in SPAWNED else pytest.param(n, marks=pytest.mark.slow) for n in RUNS])
+def test_spawned_workers_equal_inline_to_the_bit(name: str, tmp_path: Path) -> None:
+    run = job(RUNS[name], tmp_path / "inline")
+    reference = finished(run, Inline(run.context))
+    other = job(RUNS[name], tmp_path / "spawned")
+    assert_same(finished(other, Pool(other.context, 2, "spawn")), reference)
+
+
+@pytest.mark.parametrize(("method", "z"), [(FedAvg(), None), (DPFedAvg(clip=0.1), 1.0)])
+def test_private_statistics_and_released_ones_travel(method: Method, z: float | None) -> None:
+    def run() -> Federation:
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+        return by_hand(method, [ONE, ONE, ONE], rounds=3, z=z, module=module)
+
+    one, two = run(), run()
+    reference = finished(one, Inline(one.context))
+    assert (reference.buffers is None) == (z is not None)
+    other = finished(two, Pool(two.context, 2))
+    assert_same(other, reference)
+    assert reference.buffers is None or (other.buffers is not None and torch.equal(other.buffers, reference.buffers))
+
+
+def test_states_of_many_clients_keep_no_files_open(tmp_path: Path) -> None:
+    given = config(
+        {"name": "aldp-fl", "variant": "published"},
+        "server",
+        data={"partition": {"kind": "iid", "clients": 150}},
+        training={"clients_per_round": 150, "rounds": 2},
+    )
+    run = job(given, tmp_path)
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
+    progress = finished(run, Pool(run.context, 2))
+    assert len(progress.privates) == 150
+    assert not before or len(os.listdir("/proc/self/fd")) < before + 20
+
+
+# --- workers that die or hang -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Misbehaving:
+    """Plain training, except that one client does something to its process; `marks` counts how often."""
+
+    inner: Plain
+    client_examples: int
+    how: str
+    marks: str
+    times: int = 100
+
+    def begin(self, local: Local) -> None:
+        self.inner.begin(local)
+        if local.examples != self.client_examples:
+            return
+        with open(self.marks, "a") as file:
+            file.write("x")
+        if len(Path(self.marks).read_text()) > self.times:
+            return
+        if self.how == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1000)
+
+    def step(self, local: Local, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.inner.step(local, x, y)
+
+    def finish(self, local: Local) -> torch.Tensor:
+        return self.inner.finish(local)
+
+
+def misbehaving(folder: Path, how: str, view: str, times: int = 100) -> tuple[Federation, int]:
+    """A run of two rounds over six unequal clients in which one, returned beside it, misbehaves."""
+    given = config(
+        {"name": "dp-fedavg"},
+        view,
+        data={"partition": {"kind": "dirichlet", "clients": 6, "alpha": 0.5}},
+        training={"clients_per_round": 6, "rounds": 2},
+    )
+    run = job(given, folder)
+    sizes = run.context.clients.sizes().tolist()
+    victim = next(c for c in range(6) if sizes.count(sizes[c]) == 1)
+    objective = Misbehaving(Plain(), sizes[victim], how, str(folder / "marks"), times)
+    return replace(run, context=replace(run.context, objective=objective)), victim
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_a_killed_worker_is_replaced_and_its_client_retried_once_then_reported(view: str, tmp_path: Path) -> None:
+    run, victim = misbehaving(tmp_path, "die", view)
+    progress = finished(run, Pool(run.context, 2))
+    assert (tmp_path / "marks").read_text() == "xx" * 2
+    for row in progress.history:
+        assert row["failures"] == {victim: "its worker process died (tried 2 times)"}
+        assert row["participants"] == 5
+    entries = charged(tmp_path)
+    if view == "server":
+        assert [(e.round, e.client) for e in entries] == [(t, c) for t in (0, 1) for c in range(6) if c != victim]
+    else:
+        assert [e.participants for e in entries] == [5, 5]
+
+
+def test_a_client_whose_worker_dies_once_takes_part_after_all(tmp_path: Path) -> None:
+    run, _ = misbehaving(tmp_path / "a", "die", "aggregate", times=1)
+    calm, _ = misbehaving(tmp_path / "b", "die", "aggregate", times=0)
+    assert_same(finished(run, Pool(run.context, 2)), finished(calm, Inline(calm.context)))
+
+
+def _kill_all(pool: Pool) -> None:
+    for worker in pool._workers:
+        os.kill(worker.process.pid or 0, signal.SIGKILL)
+        worker.process.join()
+
+
+def test_workers_killed_between_rounds_are_replaced(tmp_path: Path) -> None:
+    run = job(RUNS["dp-fedavg-aggregate"], tmp_path / "a")
+    pool, progress = Pool(run.context, 2), start(run)
+
+    def kill(_: Progress) -> None:
+        _kill_all(pool)
+
+    assert fit(run, pool, progress, kill) == ""
+    calm = job(RUNS["dp-fedavg-aggregate"], tmp_path / "b")
+    assert_same(progress, finished(calm, Inline(calm.context)))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts the starts of forked workers")
+def test_a_replacement_that_dies_before_it_is_up_costs_its_client_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the first replacement finds no memory: the client is reported, the next replacement goes on."""
+    starts = tmp_path / "starts"
+
+    def second_dies(*arguments: Any) -> None:
+        with starts.open("a") as file:
+            file.write("x")
+        if starts.stat().st_size == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        work(*arguments)
+
+    monkeypatch.setattr(pool_module, "work", second_dies)
+    run, victim = misbehaving(tmp_path, "die", "aggregate", times=1)
+    progress = finished(run, Pool(run.context, 1))
+    assert [row["failures"] for row in progress.history] == [{victim: "its worker process died (tried 2 times)"}, {}]
+
+
+def test_an_idle_worker_that_died_and_whose_replacement_dies_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = job(RUNS["dp-fedavg-aggregate"], tmp_path / "a")
+    pool, progress = Pool(run.context, 2), start(run)
+
+    def kill(_: Progress) -> None:
+        _kill_all(pool)
+        real = pool._renewed
+
+        def dead(place: int) -> Any:
+            monkeypatch.setattr(pool, "_renewed", real)
+            worker = real(place)
+            worker.process.kill()
+            worker.process.join()
+            return worker
+
+        monkeypatch.setattr(pool, "_renewed", dead)
+
+    assert fit(run, pool, progress, kill) == ""
+    calm = job(RUNS["dp-fedavg-aggregate"], tmp_path / "b")
+    assert_same(progress, finished(calm, Inline(calm.context)))
+
+
+def test_workers_that_never_come_up_name_classes_of_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spawned worker cannot load what was defined there."""
+    monkeypatch.setattr(pool_module, "work", lambda *_: os._exit(1))
+    run = job(RUNS["dp-fedavg-aggregate"], tmp_path)
+    with pytest.raises(FedveilError, match=r"classes defined in a notebook .* must be put in a module"):
+        fit(run, Pool(run.context, 1), start(run))
+
+
+@dataclass(frozen=True)
+class Unsendable:
+    """Plain training whose clients keep something that no pipe carries."""
+
+    inner: Plain
+    kept: Any
+
+    def begin(self, local: Local) -> None:
+        self.inner.begin(local)
+
+    def step(self, local: Local, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.inner.step(local, x, y)
+
+    def finish(self, local: Local) -> torch.Tensor:
+        if local.examples % 2:
+            local.state["kept"] = self.kept
+        return self.inner.finish(local)
+
+
+@pytest.mark.parametrize(
+    ("kept", "reason"),
+    [(lambda: 0, "pickle"), (torch.zeros(2, dtype=torch.bfloat16), "BFloat16"), (torch.eye(2).to_sparse(), "(s|S)parse")],
+)
+def test_a_state_that_cannot_be_sent_is_its_client_s_failure(kept: Any, reason: str, tmp_path: Path) -> None:
+    run, _ = misbehaving(tmp_path, "die", "aggregate", times=0)
+    odd = [c for c, size in enumerate(run.context.clients.sizes().tolist()) if size % 2]
+    assert 0 < len(odd) < 6
+    run = replace(run, context=replace(run.context, objective=Unsendable(Plain(), kept)))
+    pool = Pool(run.context, 2)
+    for row in finished(run, pool).history:
+        assert list(row["failures"]) == odd
+        for why in row["failures"].values():
+            assert re.search(f"^its answer cannot be sent to the main process: .*{reason}", why)
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_a_hanging_client_is_left_out_with_the_reason(view: str, tmp_path: Path) -> None:
+    run, victim = misbehaving(tmp_path, "hang", view)
+    progress = finished(run, engine("auto", run.context, timeout=0.5))
+    for row in progress.history:
+        assert row["failures"] == {victim: "no answer within 0.5 seconds"}
+    assert (tmp_path / "marks").read_text() == "xx"
+
+
+def test_a_timeout_needs_the_pool(tmp_path: Path) -> None:
+    run = job(RUNS["fedavg-aggregate"], tmp_path)
+    with pytest.raises(ConfigError, match="inline cannot interrupt"):
+        engine("inline", run.context, timeout=1.0)
+    for name in ("inline", "batched", "cuda"):
+        with pytest.raises(ConfigError, match=f"{name} cannot interrupt"):
+            place(name, timeout=1.0)
+    with pytest.raises(ConfigError, match="must be > 0"):
+        Pool(run.context, timeout=0.0)
+    assert isinstance(engine("auto", run.context, timeout=1.0), Pool)
+    with pytest.raises(ConfigError, match="did you mean 'pool'"):
+        engine("pol", run.context)
+
+
+def test_inside_a_process_that_may_not_start_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a worker of multiprocessing.Pool."""
+    run = job(RUNS["fedavg-aggregate"], tmp_path)
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    assert isinstance(engine("auto", run.context), Inline)
+    for name, timeout in (("pool", None), ("auto", 1.0)):
+        for made in (lambda n, t: engine(n, run.context, t), place):
+            with pytest.raises(ConfigError, match=r"a worker of multiprocessing\.Pool may not start any"):
+                made(name, timeout)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A policy with a bug after its release."""
+
+    inner: Any
+    calls: list[int] = field(default_factory=list)
+
+    def start(self) -> dict[str, Any]:
+        return self.inner.start()  # type: ignore[no-any-return]
+
+    def plan(self, released: Any, state: Any) -> Any:
+        return self.inner.plan(released, state)
+
+    def observe(self, state: Any, upload: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+
+def test_a_bug_outside_training_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
+    run = job(RUNS["dp-fedavg-server"], tmp_path)
+    run = replace(run, context=replace(run.context, policy=Broken(run.context.policy)))
+    pool = Pool(run.context, 2)
+    with pytest.raises(RuntimeError, match=r"in a worker:(.|\n)*ZeroDivisionError: a bug"):
+        fit(run, pool, start(run))
+    assert pool._workers == []
+
+
+# --- endings ----------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import sys, time
+sys.path.insert(0, {here!r})
+from pathlib import Path
+from federation_runs import config, job
+from fedveil.federation.fit import fit, start
+from fedveil.engines.pool import Pool
+given = config(
+    {{"name": "dp-fedavg"}},
+    training={{"rounds": 100000, "local_steps": 200}},
+    privacy={{"epsilon": None, "noise_multiplier": 1.0}},
+)
+run = job(given, Path(sys.argv[1]))
+pool = Pool(run.context, 2)
+def tell(progress):
+    if progress.round == 1:
+        print(*[w.process.pid for w in pool._workers], flush=True)
+fit(run, pool, start(run), tell)
+"""
+
+
+def gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z"
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="looks processes up in /proc")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_no_worker_outlives_the_run(how: signal.Signals, tmp_path: Path) -> None:
+    program = PROGRAM.format(here=str(Path(__file__).parents[1] / "support"))
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        workers = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(workers) == 2, process.stderr.read() if process.stderr else ""
+        process.send_signal(how)
+        deadline = time.monotonic() + 20.0
+        while not all(map(gone, workers)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert all(map(gone, workers))
+        process.wait(30.0)
+        assert process.stderr is not None
+        if how == signal.SIGINT:
+            assert process.stderr.read().rstrip().endswith("KeyboardInterrupt")

@@ -1,0 +1,108 @@
+"""The comparison's page in a browser: chart, legend, tables, small screens; text is never markup; no network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from fedveil.pages.compare_figures import plot
+from fedveil.pages.compare_page import write_page
+from fedveil.studies.compare.comparison import Comparison
+from fedveil.studies.compare.comparison_plan import plan
+from fedveil.studies.compare.comparison_rows import Row
+from fedveil.studies.statistics import Against
+from grid_cells import small
+
+pytestmark = pytest.mark.browser
+METHODS = ("fedavg", "dp-fedavg", "dp-fedavg:clip=0.01", "noisy-fedavg")
+LINES = "return document.querySelectorAll('#chart-0 .veil-plot > svg > .veil-line').length"
+OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+TEXTS = "return [...document.querySelectorAll(arguments[0])].map((e) => e.innerText)"
+
+
+def comparison(folder: Path, epsilons: tuple[float, ...]) -> Comparison:
+    """Rows with given numbers: the page draws what they say."""
+    rows = []
+    for p in plan(small(), METHODS, epsilons, (1, 2)):
+        if not p.cells:
+            rows.append(Row(p.method, p.partition, p.epsilon, 0, problems=("<b>set</b> training.batch_clip",)))
+            continue
+        alone, best = math.isinf(p.epsilon), p.method == "dp-fedavg"
+        test = None if alone or best else Against("dp-fedavg", 2, -0.2, 0.03, 0.5, 0.04)
+        values = {1: 0.7, 2: 0.72} if best else {1: 0.5, 2: 0.54}
+        rank = None if alone else (1 if best else 2)
+        rows.append(Row(p.method, p.partition, p.epsilon, 2, values, rank, test, p.statement))
+    return Comparison(folder, small(), "proven", "test_accuracy", METHODS, epsilons, (), (1, 2), tuple(rows))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    return write_page(comparison(folder, (2.0, 8.0)), folder / "compare.html", runs=folder / "runs.html")
+
+
+def test_the_chart_has_a_line_for_each_method_and_its_legend_hides_one(open_page: Callable[..., Any], page: Path) -> None:
+    browser = open_page(page)
+    assert browser.execute_script(TEXTS, "#chart-0 .veil-key") == ["fedavg, no noise", "dp-fedavg", "dp-fedavg clip=0.01"]
+    assert browser.execute_script(LINES) == 3
+    browser.execute_script("document.querySelectorAll('#chart-0 .veil-key')[1].click()")
+    assert browser.execute_script(LINES) == 2
+
+
+def test_bands_are_the_confidence_interval_of_the_mean(page: Path, open_page: Callable[..., Any]) -> None:
+    browser = open_page(page)
+    assert browser.execute_script(TEXTS, "#result .scope") == [
+        "Bands: 95 % confidence interval of the mean (Student's t, n = 2 seeds)."
+    ]
+    drawn = browser.execute_script("return JSON.parse(document.getElementById('data').textContent).charts[0].series[1]")
+    low, high = stats.t.interval(0.95, 1, loc=71, scale=stats.sem([70, 72]))
+    assert drawn["band"][0] == pytest.approx([2.0, low, high])
+
+
+def test_tables_tell_claimed_and_proven_and_the_test(open_page: Callable[..., Any], page: Path) -> None:
+    browser = open_page(page)
+    rows = [row.split("\t") for row in browser.execute_script(TEXTS, "#tables tbody tr")]
+    assert rows[0][:2] == ["1", "dp-fedavg"]
+    assert rows[0][2] == "71.0 ± 1.4 %"
+    assert rows[0][5:] == ["none", "2", "best"]
+    assert rows[1][-1] == "worse, p = 0.040"
+    assert rows[-1][1] == "fedavg"
+    assert rows[-1][6] == "∞"
+    assert browser.execute_script(TEXTS, "#tables h3") == [
+        *("Proven epsilon = 2", "Proven epsilon = 8", "Without noise (no guarantee)")
+    ]
+    result = browser.execute_script(TEXTS, "#result .sentence")
+    assert (
+        result[0]
+        == "Proven epsilon = 2: dp-fedavg 71.0 ± 1.4 %; next dp-fedavg clip=0.01 52.0 ± 2.8 % (worse, p\u00a0=\u00a00.040)."
+    )
+    assert "<b>set</b> training.batch_clip" in browser.execute_script(TEXTS, "#not-compared li")[0]
+    assert "with 2 seeds they cannot reach 0.05" in " ".join(browser.execute_script(TEXTS, "#how-to-read-it p"))
+    (command,) = browser.execute_script(TEXTS, "pre.command")
+    assert "--methods fedavg,dp-fedavg,dp-fedavg:clip=0.01,noisy-fedavg --epsilon 2,8 --seeds 2 --by proven" in command
+
+
+def test_it_fits_a_small_screen(open_page: Callable[..., Any], page: Path) -> None:
+    assert open_page(page, width=390).execute_script(OVERFLOW) <= 0
+
+
+def test_one_epsilon_is_a_picture(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    found = comparison(tmp_path, (2.0,))
+    browser = open_page(write_page(found, tmp_path / "compare.html", plot(found, tmp_path / "compare.png")))
+    assert browser.execute_script("return document.querySelector('#result img').naturalWidth") > 300
+    one = replace(
+        found, seeds=(1,), rows=tuple(replace(r, values={1: 0.5} if r.values else {}, against=None) for r in found.rows)
+    )
+    text = browser_text(open_page(write_page(one, tmp_path / "compare.html", plot(one, tmp_path / "compare.png"))))
+    assert "One seed is no sample" in text
+    assert "nan" not in text.lower()
+
+
+def browser_text(browser: Any) -> str:
+    return str(browser.execute_script("return document.querySelector('main').innerText"))

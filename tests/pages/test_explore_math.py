@@ -1,0 +1,277 @@
+"""privacy.js and families.js against the reference values and against fedveil.privacy, to 1e-6 relative or better."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.accounting import accountant, gaussian, last_iterate, subsampled, truncated
+from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.methods.base import Setting
+from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.noisy_fedavg import NoisyFedAvg
+from fedveil.pages.explorer import write_explorer
+from fedveil.papers.convergent_dp import convergent_claim as noisy_fedavg
+from fedveil.papers.convergent_dp.convergent_claim import Schedule
+from fedveil.papers.fedanc import fedanc_claim as fedanc
+from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
+from fedveil.papers.ladp_fl import ladp_claim as ladp
+from fedveil.training.local import LocalSpec, OptimizerSpec
+from fedveil.training.params import Layout
+
+pytestmark = pytest.mark.browser
+ORACLES = Path(__file__).parents[1] / "accounting" / "oracles.json"
+START: dict[str, Any] = {
+    "family": "dp-fedavg",
+    "view": "aggregate",
+    "unit": "client",
+    "adjacency": "replace_one",
+    "sampling": "fixed",
+    "schedule": "constant",
+    "project": "no",
+    "delta": 1e-06,
+    "density": 0.3,
+    "eta": 0.5,
+    "diameter": 0.1,
+    "clients": 1000,
+    "cohort": 100,
+    "rounds": 50,
+    "noise": 3.0,
+    "clip": 0.7,
+    "dim": 20000,
+    "records": 400,
+    "batch": 40,
+    "steps": 6,
+    "lr": 0.05,
+    "smooth": 2.0,
+    "prox": 3.0,
+}
+PROJECTED: dict[str, Any] = {"family": "noisy-fedavg", "view": "final", "project": "yes", "adjacency": "zero_out", "cohort": 1}
+Ask = Callable[[str], Any]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_explorer(tmp_path_factory.mktemp("explorer"))
+
+
+@pytest.fixture
+def ask(open_page: Callable[..., Any], page: Path) -> Ask:
+    """Evaluates an expression of V (veilPrivacy) and F (veilFamilies) in the page; infinities come back as floats."""
+    browser = open_page(page)
+
+    def asking(expression: str) -> Any:
+        wrapped = "const V = veilPrivacy, F = veilFamilies; "
+        wrapped += f"return JSON.stringify({expression}, (key, value) => value === Infinity ? 'Infinity' : value)"
+        value = json.loads(browser.execute_script(wrapped))
+        return math.inf if value == "Infinity" else value
+
+    return asking
+
+
+def setting(**changes: Any) -> str:
+    return json.dumps({**START, **changes})
+
+
+def close(given: float, wanted: float, rel: float = 1e-9) -> None:
+    assert given == pytest.approx(wanted, rel=rel, abs=1e-300)
+
+
+def _const(rho: float, gamma: float, rounds: int, diameter: float) -> str:
+    p = setting(**PROJECTED, steps=1, smooth=1.0, lr=rho - 1, clip=gamma, noise=1 / gamma, diameter=diameter)
+    return f"F.projectedMu({p}, {rounds})"
+
+
+ORACLE_CALLS = {
+    "gdp_delta(mu=1, eps=1)": "V.delta(1, 1)",
+    "gdp_delta(mu=0.5, eps=1)": "V.delta(0.5, 1)",
+    "gdp_delta(mu=3, eps=10)": "V.delta(3, 10)",
+    "gdp_delta(mu=0.1, eps=0.5)": "V.delta(0.1, 0.5)",
+    "gdp_eps(mu=1, delta=1e-05)": "V.epsilon(1, 1e-5)",
+    "gdp_eps(mu=0.5, delta=1e-05)": "V.epsilon(0.5, 1e-5)",
+    "gdp_eps(mu=10, delta=1e-05)": "V.epsilon(10, 1e-5)",
+    "gdp_eps(mu=0.1, delta=1e-05)": "V.epsilon(0.1, 1e-5)",
+    "gdp_mu(eps=1, delta=1e-05)": "V.muOf(1, 1e-5)",
+    "gdp_mu(eps=4, delta=1e-07)": "V.muOf(4, 1e-7)",
+    "gdp_mu(eps=8, delta=1e-05)": "V.muOf(8, 1e-5)",
+    "gdp_tpr(mu=1, fpr=0.05)": "V.tpr(1, 0.05)",
+    "sqrt(H0_paper(rho=1.61051, T=600))  [claimed, in units of gamma sqrt(m)/sigma]": "V.shiftedH0(1.61051, 600)",
+    "sqrt(H0_paper(rho=2, T=10))  [claimed, in units of gamma sqrt(m)/sigma]": "V.shiftedH0(2, 10)",
+    "sqrt(si_last_iterate_const(rho=1.05, gamma=0.01, T=1000, D=1.0))": _const(1.05, 0.01, 1000, 1.0),
+    "sqrt(si_last_iterate_const(rho=1.05, gamma=0.01, T=2000, D=1.0))": _const(1.05, 0.01, 2000, 1.0),
+    "sqrt(si_last_iterate_const(rho=1.2, gamma=0.3, T=12, D=2.0))": _const(1.2, 0.3, 12, 2.0),
+    "claimed eps, T=40, sigma=.3, delta=.1": "V.zcdpEpsilon(40 / (2 * 0.3 ** 2), 0.1)",
+    "claimed eps d=44426 gamma=0.5 beta=0.5 delta=1e-5": "Math.sqrt(44426 * 0.5) * V.classicalEpsilon(0.5, 1e-5)",
+    "exact eps(1e-5), fixed mask, replace, beta=.5: gdp_eps(4,1e-5)": "V.epsilon(4, 1e-5)",
+    "sigma/Delta = sqrt(2 ln(1.25/1e-7))/4": "V.classicalMultiplier(4, 1e-7)",
+    "tn_delta_inf(sigma=0.3, b=1.0, shift=0.3)": "V.truncatedFloor(0.3, 1, 0.3)",
+    "tn_delta_inf(sigma=2.0, b=1.0, shift=1.5)": "V.truncatedFloor(2, 1, 1.5)",
+    "rdp_sgm_int(q=0.01, noise_mult=1.0, alpha=8)": "V.rdp(0.01, 1, 'zero_out')[6]",
+    "rdp_sgm_int(q=0.1, noise_mult=1.0, alpha=3)": "V.rdp(0.1, 1, 'zero_out')[1]",
+    "rdp_sgm_int(q=0.01, noise_mult=0.8, alpha=2)": "V.rdp(0.01, 0.8, 'zero_out')[0]",
+    "eps(1e-5) of 1000 SGM steps q=.01 z=1, integer alpha in 2..199, CKS": "V.epsilonRdp(0.01, 1, 1000, 1e-5, 'zero_out')",
+}
+
+
+def test_every_reference_value_that_the_page_can_compute(ask: Ask) -> None:
+    values = {row["expr"]: float(row["value"]) for row in json.loads(ORACLES.read_text())}
+    given = ask("[" + ", ".join(ORACLE_CALLS.values()) + "]")
+    for (name, _), value in zip(ORACLE_CALLS.items(), given, strict=True):
+        assert value == pytest.approx(values[name], rel=1e-9), name
+
+
+def test_gaussian_curve_over_the_whole_range(ask: Ask) -> None:
+    mus = [1e-6, 1e-3, 0.1, 0.9999, 1.0001, 3, 30, 1000]
+    deltas = [1e-300, 1e-100, 1e-12, 1e-5, 0.3]
+    epsilons = [0, 0.01, 1, 30, 500]
+    given = ask(f"{mus}.map((m) => [{deltas}.map((d) => V.epsilon(m, d)), {epsilons}.map((e) => V.logDelta(m, e))])")
+    for mu, (eps, logs) in zip(mus, given, strict=True):
+        for delta, value in zip(deltas, eps, strict=True):
+            close(value, gaussian.epsilon_of(mu, delta))
+        for epsilon, value in zip(epsilons, logs, strict=True):
+            close(value, gaussian.log_delta_of(mu, epsilon))
+
+
+def test_inverse_and_trade_off(ask: Ask) -> None:
+    for epsilon, delta in ((0.01, 1e-12), (1, 1e-5), (100, 0.1)):
+        close(ask(f"V.muOf({epsilon}, {delta})"), gaussian.mu_of(epsilon, delta))
+    for mu, fpr in ((0.1, 1e-9), (1, 0.05), (3, 0.7)):
+        close(ask(f"V.tpr({mu}, {fpr})"), gaussian.tpr(mu, fpr))
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_poisson_sampling_equals_the_reference_at_the_same_orders(ask: Ask, adjacency: Adjacency) -> None:
+    orders = ask("V.ORDERS")
+    for rate, z in ((1e-4, 0.5), (0.01, 1.0), (0.1, 3.0), (0.5, 0.7), (0.9, 20.0)):
+        wanted = subsampled.rdp(rate, z, orders, adjacency=adjacency)
+        np.testing.assert_allclose(ask(f"V.rdp({rate}, {z}, '{adjacency}')"), wanted, rtol=1e-8)
+        epsilon = subsampled.epsilon_rdp(rate, z, 500, 1e-6, orders=orders, adjacency=adjacency)
+        close(ask(f"V.epsilonRdp({rate}, {z}, 500, 1e-6, '{adjacency}')"), epsilon, 1e-8)
+
+
+def test_claims_equal_the_published_formulas(ask: Ask) -> None:
+    z, n, t, d = START["noise"], START["cohort"], START["rounds"], START["delta"]
+
+    def claimed(**changes: Any) -> float:
+        return float(ask(f"F.claim({setting(**changes)}).epsilon"))
+
+    close(claimed(family="fedglp-adp"), fedglp.claimed_epsilon(z, t, d))
+    close(claimed(family="fedglp-adp", view="server"), fedglp.claimed_epsilon(z * math.sqrt(n), t, d))
+    close(claimed(family="fedanc", view="server"), fedanc.claimed_epsilon(z, 0.3, 20000, d) * math.sqrt(t))
+    per_round = math.sqrt(2 * math.log(1.25 / d)) / (z / 2)  # noise std over sensitivity 2C
+    close(claimed(family="ladp-fl", view="server"), ladp.claimed_total(per_round, d, t, 0.1)[0])
+    close(truncated.claimed_std(claimed(family="aldp-fl", view="server"), d, 2 * 0.7 / 400), z * 0.7)
+    batch_clip = 0.7 / (0.05 * 6)
+    shared: dict[str, Any] = {
+        "clip": batch_clip,
+        "smoothness": 2.0,
+        "rounds": t,
+        "clients": n,
+        "noise_std": z * 0.7 / math.sqrt(n),
+    }
+    for name, schedule in (("constant", Schedule.CONSTANT), ("stage", Schedule.STAGE_WISE)):
+        mu = noisy_fedavg.claim_fedavg(schedule, learning_rate=0.05, steps=6, **shared)
+        close(claimed(family="noisy-fedavg", schedule=name), gaussian.epsilon_of(mu, d))
+    travel = noisy_fedavg.shift([0.05] * 6, 1.0, 1, proximal=3.0, adjacency=Adjacency.ZERO_OUT)
+    mu = noisy_fedavg.claim_fedprox(**{**shared, "clip": 0.7 / travel}, proximal=3.0)
+    close(claimed(family="noisy-fedprox"), gaussian.epsilon_of(mu, d))
+    assert ask(f"F.claim({setting(family='noisy-fedprox', prox=1.5)}).why") == "the theorem needs α > L"
+
+
+def test_linear_losses_exceed_the_claim_and_meet_the_proof(ask: Ask) -> None:
+    p = setting(family="noisy-fedavg")
+    claimed, proven, attained = ask(f"[F.claim({p}).epsilon, F.proven({p}), F.attained({p}, 50)]")
+    shifts = [noisy_fedavg.shift([0.05] * 6, 0.7 / 0.3, 100)] * 50
+    mu = noisy_fedavg.linear_loss_mu(shifts, 100, 3.0 * 0.7 / 10)
+    close(attained, gaussian.epsilon_of(mu, 1e-6))
+    close(proven, attained)
+    assert claimed < 0.5 * attained
+
+
+@pytest.mark.parametrize("family", ["noisy-fedavg", "noisy-fedprox"])
+def test_projected_last_model_equals_the_reference(ask: Ask, family: str) -> None:
+    for rounds, diameter, smooth in ((1, 0.1, 2.0), (400, 0.02, 0.1), (4000, 0.3, 0.01)):
+        alpha = 3.0 if family == "noisy-fedprox" else 0.0
+        rho = noisy_fedavg.lipschitz([0.05] * 6, smooth, proximal=alpha)
+        wanted = last_iterate.final_mu_constant(rho, 2 * 0.7 / 100, rounds, diameter, 3.0 * 0.7 / 100)
+        p = setting(family=family, view="final", project="yes", rounds=rounds, diameter=diameter, smooth=smooth)
+        close(ask(f"F.projectedMu({p}, {rounds})"), wanted)
+        close(ask(f"F.proven({p})"), gaussian.epsilon_of(wanted, 1e-6))
+
+
+def _setting(
+    view: View, sampling: str, adjacency: Adjacency, unit: Unit = Unit.CLIENT, example_clip: float | None = None
+) -> Setting:
+    local = LocalSpec(steps=6, batch_size=40, batch_clip=0.7 / 0.3, optimizer=OptimizerSpec(lr=0.05))
+    public: dict[str, Any] = {"clients": 1000, "cohort": 100, "rounds": 50, "records": 400, "classes": 10, "delta": 1e-6}
+    layout, scope = Layout.of({"w": (20000,)}), Scope(unit, adjacency, view)
+    return Setting(
+        **public, sampling=sampling, local=local, layout=layout, scope=scope, noise_multiplier=3.0, example_clip=example_clip
+    )
+
+
+RUNS = [("dp-fedavg", "fixed"), ("dp-fedavg", "poisson"), ("noisy-fedavg", "fixed"), ("silo-dp-sgd", "fixed")]
+
+
+@pytest.mark.parametrize(("family", "sampling"), RUNS)
+def test_releases_and_proven_epsilon_equal_those_of_a_run(ask: Ask, family: str, sampling: str) -> None:
+    """What the page counts is what fedveil's method counts, in every view of every run."""
+    sgd = family == "silo-dp-sgd"
+    unit = Unit.RECORD if sgd else Unit.CLIENT
+    method = NoisyFedAvg() if family == "noisy-fedavg" else DPFedAvg()
+    for view, adjacency, seen in product(View, Adjacency, View):
+        (event,) = method.releases(_setting(view, sampling, adjacency, unit, 1.0 if sgd else None), seen)
+        p = setting(family=family, view=view, sampling=sampling, adjacency=adjacency, unit=unit)
+        given, proven = ask(f"[F.event({p}, '{seen}'), F.proven({p}, 50, '{seen}')]")
+        if isinstance(event, Unbounded):
+            assert given["reason"] == event.reason
+            assert proven == "Infinity"
+        elif isinstance(event, Gaussian):
+            close(given["mu"], event.mu)
+            close(proven, gaussian.epsilon_of(event.mu * math.sqrt(event.count), 1e-6))
+        else:
+            assert isinstance(event, SampledGaussian)
+            close(given["rate"], event.rate)
+            close(given["multiplier"], event.noise_multiplier)
+            assert given["perRound"] * 50 == event.count
+            best, _ = accountant.bound([event], 1e-6, adjacency=adjacency)
+            assert best * (1 - 1e-9) <= proven <= 1.25 * best, "an upper bound, and not a loose one"
+
+
+def test_one_record_of_a_clipped_update_costs_as_much_as_a_client(ask: Ask) -> None:
+    record = ask(f"F.proven({setting(unit='record')})")
+    close(record, ask(f"F.proven({setting(unit='client')})"))
+
+
+def test_noise_norm_and_remedy(ask: Ask) -> None:
+    close(ask(f"F.noiseRatio({setting()})"), 3 * math.sqrt(20000) / 100)
+    close(ask(f"F.noiseRatio({setting(view='server')})"), 3 * math.sqrt(20000 / 100))
+    close(ask(f"F.noiseRatio({setting(family='fedanc')})"), 3 * math.sqrt(6000) / 100)
+    for view in ("server", "aggregate"):
+        remedy = ask(f"F.remedy({setting(view=view)})")
+        assert ask(f"F.noiseRatio({setting(view=view, cohort=remedy['cohort'])})") <= 1
+        assert ask(f"F.noiseRatio({setting(view=view, cohort=remedy['cohort'] - 1)})") > 1
+        if remedy["dim"]:
+            assert ask(f"F.noiseRatio({setting(view=view, dim=remedy['dim'])})") <= 1 + 1e-12
+
+
+def test_trade_off_of_sampled_releases_lies_between_guessing_and_the_unsampled_curve(ask: Ask) -> None:
+    p = setting(sampling="poisson", adjacency="zero_out")
+    sampled = ask(f"F.provenTradeoff({p}, [0.01, 0.05, 0.5])")
+    mu = ask(f"F.plainMu({p}, F.event({p}, 'aggregate'), 50)")
+    for fpr, rate in zip((0.01, 0.05, 0.5), sampled, strict=True):
+        assert fpr < rate < gaussian.tpr(mu, fpr)
+
+
+def test_calibration_meets_the_target_from_below(ask: Ask) -> None:
+    for changes in ({}, {"sampling": "poisson"}, {"family": "silo-dp-sgd", "unit": "record"}):
+        z = ask(f"F.calibrate({setting(**changes)}, 4)")
+        close(ask(f"F.proven({setting(**changes, noise=z)})"), 4.0, 1e-6)
+    assert ask(f"F.calibrate({setting(family='silo-dp-sgd')}, 4)") is None  # DP-SGD proves nothing about a client

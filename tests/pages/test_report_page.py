@@ -1,0 +1,204 @@
+"""The report in a browser: what is shown, what clicking does, keyboard, small screens, print; nothing is asked of the network."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import report_runs as runs
+from fedveil.pages.figures import plot_run
+from fedveil.pages.report import write_report
+from fedveil.run.recorded_run import read_run
+from fedveil.statement.statement_text import number
+
+pytestmark = pytest.mark.browser
+LINES = "return document.querySelectorAll('#training .veil-chart')[0].querySelectorAll('.veil-plot > svg > .veil-line').length"
+REACH = """const svg = document.querySelector('#training .veil-plot > svg'), band = svg.querySelector('.veil-band').getBBox();
+return [26 - 0.1, band.y, band.y + band.height, svg.height.baseVal.value - 46 + 0.1];"""
+OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return runs.make(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def single(made: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of one run with an attack's picture and figures, a failure, and text that would like to be markup."""
+    run = Path(shutil.copytree(made["one"], tmp_path_factory.mktemp("single") / "run"))
+    plot_run(run, ["clip"], run / "attack-strip.png")
+    (run / "attack-dlg.json").write_text('{"attack": "dlg", "psnr": {"mean": 11.25}, "each": [1, 2]}')
+    (run / "failures.csv").write_text("round,client,failure\n0,3,<b>NaN</b> in the update\n2,5,<b>NaN</b> in the update\n")
+    return write_report([run])
+
+
+@pytest.fixture(scope="session")
+def several(made: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("several")
+    server = Path(shutil.copytree(made["server"], folder / "server"))
+    settings = (server / "config.toml").read_text()
+    longer = "\n".join(f'a_setting_with_a_long_name_{i} = "and a value that is long as well"' for i in range(6))
+    (server / "config.toml").write_text(settings.replace("[method]\n", f"[method]\n{longer}\n"))
+    return write_report([*(made[n] for n in ("loose", "one", "other")), server], folder / "report.html")
+
+
+def text(browser: Any, selector: str) -> str:
+    return str(browser.execute_script("return document.querySelector(arguments[0]).innerText", selector))
+
+
+def texts(browser: Any, selector: str) -> list[str]:
+    return list(browser.execute_script("return [...document.querySelectorAll(arguments[0])].map((e) => e.innerText)", selector))
+
+
+def click(browser: Any, selector: str, index: int = 0) -> None:
+    browser.execute_script("document.querySelectorAll(arguments[0])[arguments[1]].click()", selector, index)
+
+
+def test_headline_has_accuracy_and_three_numbers_with_their_scope(
+    open_page: Callable[..., Any], single: Path, made: dict[str, Path]
+) -> None:
+    browser = open_page(single)
+    run = read_run(made["one"])
+    assert run.statement is not None
+    accuracy = f"{100 * run.history[-1]['test_accuracy']:.1f} %"
+    assert accuracy in text(browser, "#result .sentence")
+    assert "at most" in text(browser, "#result .sentence")
+    cards = texts(browser, "#result .card")
+    assert [card.splitlines()[0] for card in cards] == ["Test accuracy", "Claimed ε", "Proven ε", "Audited ε"]
+    assert accuracy in cards[0].splitlines()
+    assert number(run.statement.proven.epsilon) in cards[2].splitlines()
+    assert "delta = 0.001, client level, zero-out, aggregate view" in cards[2]
+    assert "simulation only" in text(browser, "#result .warning")
+    assert run.statement.in_words() in text(browser, "#privacy")
+    rows = texts(browser, "#privacy tbody tr")
+    assert [row.split()[0] for row in rows] == ["server", "aggregate", "final"]
+    assert "no bound" in rows[0]
+
+
+def test_sections_hold_what_the_run_left(open_page: Callable[..., Any], single: Path) -> None:
+    browser = open_page(single)
+    titles = texts(browser, "#jump a")
+    assert {
+        "Result",
+        "Training",
+        "Privacy",
+        "Noise and clip by layer",
+        "Fairness among clients",
+        "Data",
+        "Attacks",
+        "Left out",
+    } <= {*titles}
+    assert titles == texts(browser, ".report > section > h2")
+    assert browser.execute_script("return document.querySelector('#attacks img').naturalWidth") > 100
+    assert "psnr.mean\n11.25" in text(browser, "#attacks")
+    assert "<b>NaN</b> in the update" in text(browser, "#failures")
+    assert "1, 3" in text(browser, "#failures")
+    assert "fedveil run" in text(browser, "#repeat pre.command")
+    click(browser, "#repeat summary")
+    assert 'name = "dp-fedavg"' in text(browser, "#repeat pre:not(.command)")
+    click(browser, "#repeat summary", 1)
+    assert "torch" in text(browser, "#repeat")
+
+
+def test_a_series_is_hidden_and_shown_by_its_legend(open_page: Callable[..., Any], single: Path) -> None:
+    browser = open_page(single)
+    loss = "#training .chart-cell:nth-child(2) "
+    count = f"return document.querySelectorAll('{loss} .veil-plot > svg > .veil-line').length"
+    assert browser.execute_script(count) == 2
+    click(browser, f"{loss} .veil-key", 1)
+    assert browser.execute_script(count) == 1
+    assert (
+        browser.execute_script(f"return document.querySelectorAll('{loss} .veil-key')[1].getAttribute('aria-pressed')") == "false"
+    )
+    click(browser, f"{loss} .veil-key", 1)
+    assert browser.execute_script(count) == 2
+
+
+def test_partition_is_read_by_hover_and_by_keyboard(open_page: Callable[..., Any], single: Path) -> None:
+    browser = open_page(single)
+    cells = browser.execute_script("return document.querySelectorAll('#data .heat-cell').length")
+    assert 20 < cells <= 10 * runs.CLIENTS
+    svg = browser.find_element("css selector", "#data svg")
+    browser.execute_script("arguments[0].focus()", svg)
+    svg.send_keys("\ue014")
+    assert text(browser, "#data .veil-tip").startswith("client 0, label 0: ")
+    svg.send_keys("\ue015")
+    svg.send_keys("\ue014")
+    assert text(browser, "#data .veil-tip").startswith("client 1, label 1: ")
+    assert text(browser, "#data .veil-live").startswith("client 1, label 1: ")
+    svg.send_keys("\ue00c")
+    assert browser.execute_script("return document.querySelector('#data .veil-tip').hidden")
+
+
+def test_runs_are_compared_with_bands_and_can_be_left_out(open_page: Callable[..., Any], several: Path) -> None:
+    browser = open_page(several)
+    rows = texts(browser, "#comparison tbody tr")
+    assert len(rows) == 3
+    assert "over 2 seeds" in rows[0] or "over 2 seeds" in rows[1]
+    assert all("client level, zero-out" in row for row in rows)
+    assert any("server view" in row for row in rows)
+    assert browser.execute_script(LINES) == 3
+    assert (
+        browser.execute_script(
+            "return document.querySelectorAll('#training .veil-chart')[0].querySelectorAll('.veil-band').length"
+        )
+        == 1
+    )
+    assert "95 % confidence interval in each round (Student's t, n = 2 seeds)" in text(browser, "#training .chart-cell .scope")
+    reach = browser.execute_script(REACH)
+    assert reach == sorted(reach), "two seeds are wide apart; the band ends where the axes do"
+    click(browser, ".runs input", 1)
+    assert browser.execute_script(LINES) == 2
+    click(browser, ".runs input", 1)
+    assert browser.execute_script(LINES) == 3
+
+
+def test_comparison_is_sorted_by_its_headings(open_page: Callable[..., Any], several: Path) -> None:
+    browser = open_page(several)
+
+    def accuracies() -> list[float]:
+        return [float(cell.split()[0]) for cell in texts(browser, "#comparison tbody td[data-label='Test accuracy'] b")]
+
+    proven = [float(cell) for cell in texts(browser, "#comparison tbody td[data-label='Proven ε'] b")]
+    assert proven == sorted(proven)
+    click(browser, "#comparison th button", 2)
+    assert accuracies() == sorted(accuracies(), reverse=True)
+    click(browser, "#comparison th button", 2)
+    assert accuracies() == sorted(accuracies())
+    assert (
+        browser.execute_script("return document.querySelectorAll('#comparison th')[2].getAttribute('aria-sort')") == "descending"
+    )
+
+
+@pytest.mark.parametrize("page", ["single", "several"])
+def test_small_screens_do_not_scroll_sideways(open_page: Callable[..., Any], page: str, request: pytest.FixtureRequest) -> None:
+    browser = open_page(request.getfixturevalue(page), width=390, height=800)
+    browser.execute_script("document.querySelectorAll('details').forEach((d) => (d.open = true))")
+    assert browser.execute_script(OVERFLOW) <= 0
+
+
+def test_dark_colours_keep_text_readable(open_page: Callable[..., Any], single: Path) -> None:
+    browser = open_page(single)
+    colours = (
+        "const s = getComputedStyle(document.body); return [s.color, s.backgroundColor].map((c) => c.match(/\\d+/g).map(Number))"
+    )
+    for scheme in ("light", "dark"):
+        browser.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia", {"media": "", "features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        )
+        ink, ground = browser.execute_script(colours)
+        assert (sum(ink) > sum(ground)) == (scheme == "dark")
+        assert abs(sum(ink) - sum(ground)) > 3 * 140
+
+
+def test_printing_opens_what_is_folded(open_page: Callable[..., Any], single: Path) -> None:
+    browser = open_page(single)
+    pdf = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"])
+    assert pdf.startswith(b"%PDF")
+    assert browser.execute_script("return [...document.querySelectorAll('details')].every((d) => d.open)")

@@ -1,0 +1,198 @@
+"""A new project runs and passes its own test as it is written; its names are checked; plugins tell what is wrong with them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedveil.cli.app import app
+from fedveil.configuration.config import load_config
+from fedveil.configuration.plugins import load_plugins
+from fedveil.data import load as loading
+from fedveil.data.catalogue import CATALOGUE
+from fedveil.errors import ConfigError, DataError
+from fedveil.methods.method_registry import METHODS
+from fedveil.run.new_project import example_readings, new_project
+from fedveil.run.resume import resumable
+from fedveil.run.run import run
+from fedveil.statement.certify import certify_config
+
+PYTHON = (sys.executable, "-m")
+SHORT = ("training.rounds=2", "training.clients_per_round=10", "training.local_epochs=1", "run.engine=inline")
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Methods, data sets, the project's modules and the search path as they were."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    registries: list[dict[str, Any]] = [METHODS, CATALOGUE, loading._OWN]
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, entries in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(entries)
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    free = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTEST_ADDOPTS")}
+    return subprocess.run([*PYTHON, *words], cwd=cwd, env=free, capture_output=True, text=True, check=False)
+
+
+def plugin(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_new_project_passes_its_own_test_and_its_commands_work(tmp_path: Path) -> None:
+    made = command("fedveil", "new", "walkers", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    project = tmp_path / "walkers"
+    assert {p.name for p in project.iterdir()} == {
+        *("README.md", "config.toml", "walkers.csv", ".gitignore"),
+        *("walkers_method.py", "walkers_data.py", "test_walkers.py"),
+    }
+    assert not [p for p in project.iterdir() if "starter" in p.read_text()]
+    tested = command("pytest", "-q", cwd=project)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    assert "4 passed" in tested.stdout
+    certified = command("fedveil", "certify", "config.toml", "--json", cwd=project)
+    assert certified.returncode == 0, certified.stderr
+    assert json.loads(certified.stdout)["method"] == "walkers"
+
+
+def test_the_four_commands_of_its_page_exist(tmp_path: Path) -> None:
+    project = new_project("walkers", tmp_path)
+    lines = [line.split("#")[0].split() for line in (project / "README.md").read_text().splitlines() if line.startswith("    ")]
+    assert [line[:2] for line in lines] == [["fedveil", "certify"], ["fedveil", "run"], ["fedveil", "report"], ["python", "-m"]]
+    for _, name, *_ in lines[:3]:
+        assert CliRunner().invoke(app, [name, "--help"]).exit_code == 0
+
+
+def test_its_data_are_the_same_every_time_and_fit_what_it_says_of_them(tmp_path: Path) -> None:
+    rows = list(csv.reader((new_project("walkers", tmp_path) / "walkers.csv").read_text().splitlines()))
+    assert rows[0] == ["person", "heart_rate", "cadence", "skin_temperature", "activity"]
+    assert [[float(cell) for cell in row] for row in rows[1:]] == example_readings().tolist()
+    assert len(rows) == 1 + 360 * 8
+    assert (example_readings() == example_readings()).all()
+    certify_config(load_config(tmp_path / "walkers" / "config.toml"))
+    data = loading.load("walkers")
+    assert data.users_train is not None
+    assert sorted(set(data.users_train.tolist())) == list(range(300))
+    assert (len(data.x_train), len(data.x_test)) == (2400, 480)
+
+
+@pytest.mark.parametrize("name", ["", "2nd", "my-lab", "my lab", "class", "_hidden", "étude", "../up", "a/b", "a.b"])
+def test_what_is_no_name_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot name a project"):
+        new_project(name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "kind"), [("fedavg", "method"), ("digits", "data set")])
+def test_names_that_fedveil_has_are_refused(name: str, kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"is the name of a {kind} of fedveil"):
+        new_project(name, tmp_path)
+
+
+def test_what_exists_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "walkers").mkdir()
+    with pytest.raises(ConfigError, match="exists already"):
+        new_project("walkers", tmp_path)
+    assert list((tmp_path / "walkers").iterdir()) == []
+    with pytest.raises(ConfigError, match="choose a --dir that exists"):
+        new_project("walkers", tmp_path / "absent")
+
+
+def test_the_run_remembers_its_plugins_wherever_it_is_started_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = new_project("walkers", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    result = run(load_config("walkers/config.toml", SHORT), tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    saved = resumable(tmp_path / "run")
+    assert saved.run.plugins == (str(project / "walkers_method.py"), str(project / "walkers_data.py"))
+    assert '"plugin walkers_method": "sha256 ' in (tmp_path / "run" / "versions.json").read_text()
+    assert run(saved, tmp_path / "run", resume=True).history == result.history
+
+
+def test_a_run_is_not_resumed_with_another_version_of_its_method(tmp_path: Path) -> None:
+    project = new_project("walkers", tmp_path)
+    config = load_config(project / "config.toml", SHORT)
+    run(config, tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    method = project / "walkers_method.py"
+    method.write_text(method.read_text() + "\n# changed\n")
+    with pytest.raises(ConfigError, match="belongs to another run or to other data"):
+        run(config, tmp_path / "run", resume=True)
+
+
+def test_reading_a_configuration_runs_no_code(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[run]\nplugins = ["boom.py"]\n')
+    plugin(tmp_path, "boom.py", "raise RuntimeError('it ran')")
+    config = load_config(tmp_path / "config.toml")
+    with pytest.raises(ConfigError, match=r"boom.py cannot be imported: RuntimeError: it ran \(.*boom.py, line 1\)"):
+        certify_config(config)
+
+
+def test_plugins_that_cannot_be_used_are_told_why(tmp_path: Path) -> None:
+    for given, why in [
+        (str(tmp_path / "absent.py"), "there is no file .*absent.py"),
+        (plugin(tmp_path, "my-method.py", ""), "'my-method' cannot be a module's name"),
+        (plugin(tmp_path, "json.py", ""), "there is another module 'json'"),
+        (plugin(tmp_path, "broken_one.py", "def"), "broken_one.py cannot be imported: SyntaxError"),
+        ("no_such_module", "no_such_module cannot be imported: ModuleNotFoundError"),
+    ]:
+        with pytest.raises(ConfigError, match=why):
+            load_plugins([given])
+
+
+def test_a_name_belongs_to_one_method_and_one_data_set(tmp_path: Path) -> None:
+    new_project("walkers", tmp_path)
+    code = (tmp_path / "walkers" / "walkers_method.py").read_text()
+    taken = plugin(tmp_path, "taken_one.py", code.replace('"walkers"', '"fedavg"'))
+    with pytest.raises(ConfigError, match="'fedavg' of ShrinkingClip belongs to FedAvg"):
+        load_plugins([taken])
+    data = (tmp_path / "walkers" / "walkers_data.py").read_text()
+    with pytest.raises(ConfigError, match="'digits' of a data set of your own"):
+        load_plugins([plugin(tmp_path, "taken_two.py", data.replace('name="walkers"', 'name="digits"'))])
+    partial = plugin(tmp_path, "partial_one.py", code.replace("def claim", "def _claim"))
+    with pytest.raises(ConfigError, match="ShrinkingClip is not a method yet: it lacks claim"):
+        load_plugins([partial])
+
+
+def test_a_plugin_may_be_an_installed_module_and_is_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin(tmp_path, "counted_one.py", "import builtins\nbuiltins.counted = getattr(builtins, 'counted', 0) + 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    load_plugins(["counted_one"])
+    load_plugins(["counted_one", str(tmp_path / "counted_one.py")])
+    import builtins
+
+    assert builtins.counted == 1  # type: ignore[attr-defined]
+    monkeypatch.delattr(builtins, "counted")
+
+
+def test_data_that_its_reader_cannot_read(tmp_path: Path) -> None:
+    project = new_project("walkers", tmp_path)
+    config = load_config(project / "config.toml")
+    (project / "walkers.csv").rename(project / "moved.csv")
+    with pytest.raises(DataError, match=r"walkers cannot be read by walkers_data.read: FileNotFoundError"):
+        run(config, tmp_path / "run")
+    (tmp_path / "elsewhere").mkdir()
+    (project / "moved.csv").rename(tmp_path / "elsewhere" / "walkers.csv")
+    assert len(loading.load("walkers", tmp_path / "elsewhere").x_train) == 2400
+    short = (tmp_path / "elsewhere" / "walkers.csv").read_text().splitlines()[:-5]
+    (tmp_path / "elsewhere" / "walkers.csv").write_text("\n".join(short))
+    with pytest.raises(DataError, match="475 test examples; the official split has 480"):
+        loading.load("walkers", tmp_path / "elsewhere")

@@ -1,0 +1,139 @@
+"""Runs killed at random moments and resumed end with the bits of an uninterrupted run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from federation_runs import config, prepared, small_digits
+from fedveil.configuration.config import Config, configure
+from fedveil.errors import ConfigError
+from fedveil.ledger.ledger import Entry, Ledger
+from fedveil.run.run import run
+
+CASES = {
+    "dp-fedavg aggregate": ({"name": "dp-fedavg"}, "aggregate", "inline"),
+    "dp-fedavg server": ({"name": "dp-fedavg"}, "server", "pool"),
+    "aldp-fl published": ({"name": "aldp-fl", "variant": "published"}, "server", "pool"),
+    "aldp-fl proven": ({"name": "aldp-fl"}, "aggregate", "pool"),
+    "noisy-fedavg": ({"name": "noisy-fedavg"}, "server", "inline"),
+    "fedglp-adp": ({"name": "fedglp-adp"}, "server", "pool"),
+    "fedanc": ({"name": "fedanc"}, "server", "inline"),
+}
+
+
+def case(name: str, **more: Any) -> Config:
+    method, view, engine = CASES[name]
+    sections = {"training": {"rounds": 6}, **more}
+    return config(method, view, run={"engine": engine}, **sections)
+
+
+def go(given: Config, path: Path, resume: bool = False) -> Any:
+    return run(given, path, data=small_digits(), partition=prepared(given).partition, resume=resume)
+
+
+def entries(path: Path) -> list[Entry]:
+    with Ledger.open(path / "ledger.sqlite") as ledger:
+        return sorted((e for _, _, e in ledger.entries()), key=lambda e: (e.round, e.client))
+
+
+def killed_after(given: Config, path: Path, resume: bool, seconds: float) -> bool:
+    """Run in a forked process and kill it; whether it was still running."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            go(given, path, resume)
+        finally:
+            os._exit(0)
+    time.sleep(seconds)
+    os.kill(pid, signal.SIGKILL)
+    return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+
+
+def check_moments(tmp_path: Path, moments: int) -> None:
+    draw, hits = random.Random(5), 0
+    lasts: dict[Path, float] = {}  # seconds of the uninterrupted run
+    for i in range(moments):
+        given = case(list(CASES)[i % len(CASES)])
+        calm, path = tmp_path / f"calm{i % len(CASES)}", tmp_path / f"run{i}"
+        if not calm.exists():
+            began = time.monotonic()
+            go(given, calm)
+            lasts[calm] = time.monotonic() - began
+        hits += killed_after(given, path, False, draw.uniform(0, lasts[calm]))
+        if not (path / "ledger.sqlite").exists():
+            continue
+        if not (path / "summary.json").exists():
+            hits += killed_after(given, path, True, draw.uniform(0, lasts[calm] / 2))
+        if not (path / "summary.json").exists():
+            go(given, path, resume=True)
+        assert (path / "model.safetensors").read_bytes() == (calm / "model.safetensors").read_bytes()
+        plain = [[{**e.__dict__, "run": ""} for e in entries(p)] for p in (path, calm)]
+        assert plain[0] == plain[1]
+    assert hits > moments // 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its victims")
+def test_killed_runs_resume_to_the_same_bits(tmp_path: Path) -> None:
+    check_moments(tmp_path, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its victims")
+def test_killed_runs_resume_to_the_same_bits_at_fifty_moments(tmp_path: Path) -> None:
+    check_moments(tmp_path, 50)
+
+
+def interrupted(given: Config, path: Path, at: int) -> None:
+    """A run that ends between the charge of round `at` and its checkpoint."""
+    import fedveil.run.run as module
+
+    real = module.Checkpoints.save
+
+    def save(self: Any, progress: Any) -> None:
+        if progress.round == at:
+            raise KeyboardInterrupt
+        real(self, progress)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module.Checkpoints, "save", save)
+        go(given, path)
+
+
+def test_secret_noise_is_drawn_anew_and_charged_again(tmp_path: Path) -> None:
+    given = case("dp-fedavg aggregate", training={"rounds": 4})
+    given = given.model_copy(update={"run": given.run.model_copy(update={"seeded_noise": False})})
+    interrupted(given, tmp_path / "a", 2)
+    result = go(given, tmp_path / "a", resume=True)
+    assert [e.round for e in entries(tmp_path / "a")] == [0, 1, 1, 2]
+    assert "budget" in result.ended.lower()
+    assert len(result.history) == 3
+
+
+def test_another_configuration_is_refused_with_the_difference(tmp_path: Path) -> None:
+    given = case("dp-fedavg aggregate", training={"rounds": 3})
+    interrupted(given, tmp_path / "a", 2)
+    other = case("dp-fedavg aggregate", training={"rounds": 5})
+    with pytest.raises(ConfigError, match=r"training\.rounds was 3 and is 5"):
+        go(other, tmp_path / "a", resume=True)
+    moved = given.model_copy(update={"run": given.run.model_copy(update={"engine": "pool"})})
+    assert len(go(moved, tmp_path / "a", resume=True).history) == 3
+    assert json.loads((tmp_path / "a" / "summary.json").read_text())["rounds"] == 3
+    with pytest.raises(ConfigError, match="has ended"):
+        go(given, tmp_path / "a", resume=True)
+    with pytest.raises(ConfigError, match="no run that was begun"):
+        go(given, tmp_path / "none", resume=True)
+
+
+def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write the run directory"):
+        run(configure(training={"rounds": 1}), tmp_path / "file" / "run")

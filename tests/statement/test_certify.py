@@ -1,0 +1,376 @@
+"""Statements of whole configurations: exact values in each view, reasons, refusals, learnability, and no torch."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from fedveil.accounting.accountant import bound
+from fedveil.accounting.gaussian import epsilon_of, mu_of, tpr
+from fedveil.accounting.learnability import Learnability
+from fedveil.accounting.types import Adjacency, Audit, Claim, Event, SampledGaussian, Scope, Unit, View
+from fedveil.cli.statement_terminal import render
+from fedveil.configuration.config import parse
+from fedveil.errors import ConfigError
+from fedveil.methods.base import Setting
+from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.fedavg import FedAvg
+from fedveil.statement.advice import learnability
+from fedveil.statement.certify import certify, certify_config
+from fedveil.statement.statement import SIMULATION_ONLY, VIEWS, Statement
+from fedveil.training.local import LocalSpec
+from fedveil.training.params import Layout
+
+DELTA = 1e-5
+
+
+def setting(
+    view: View = View.AGGREGATE, unit: Unit = Unit.CLIENT, adjacency: Adjacency = Adjacency.ZERO_OUT, **other: object
+) -> Setting:
+    base = Setting(
+        clients=200,
+        cohort=50,
+        rounds=16,
+        sampling="fixed",
+        local=LocalSpec(batch_size=10),
+        layout=Layout.of({"w": (100, 30), "b": (600,)}),
+        records=40,
+        classes=10,
+        scope=Scope(unit, adjacency, view),
+        delta=DELTA,
+        noise_multiplier=2.0,
+    )
+    return replace(base, **other)  # type: ignore[arg-type]
+
+
+def epsilons(s: Statement) -> list[float]:
+    return [s.view(v).proven.epsilon for v in VIEWS]
+
+
+# --- the proven number in each view -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_aggregate_runs_compose_exactly_and_prove_nothing_against_the_server(adjacency: Adjacency) -> None:
+    s = certify(DPFedAvg(clip=3.0), setting(adjacency=adjacency))
+    mu = adjacency.factor * math.sqrt(16) / 2.0
+    assert epsilons(s) == [math.inf, *[pytest.approx(epsilon_of(mu, DELTA), rel=1e-9)] * 2]
+    assert "only their sum is protected" in s.view(View.SERVER).proven.reason
+    assert s.view(View.SERVER).tpr == 1.0
+    assert s.own.mu == pytest.approx(mu, rel=1e-12)
+    assert s.own.tpr == pytest.approx(tpr(mu, 0.05), rel=1e-12)
+    assert s.accountant == "gdp"
+
+
+def test_server_runs_gain_the_other_uploads_noise_in_the_sum() -> None:
+    s = certify(DPFedAvg(), setting(View.SERVER, min_survivors=40, colluders=4))
+    alone, summed = math.sqrt(16) / 2.0, math.sqrt(16) / (2.0 * math.sqrt(36))
+    expected = [epsilon_of(mu, DELTA) for mu in (alone, summed, summed)]
+    assert epsilons(s) == pytest.approx(expected, rel=1e-9)
+
+
+def test_poisson_sampling_is_credited_in_the_views_that_do_not_see_it() -> None:
+    s = certify(DPFedAvg(), setting(sampling="poisson"))
+    expected, name = bound([SampledGaussian(0.25, 2.0, 16)], DELTA, adjacency=Adjacency.ZERO_OUT)
+    assert epsilons(s) == [math.inf, expected, expected]
+    assert s.accountant == name
+    assert expected < epsilon_of(math.sqrt(16) / 2.0, DELTA)
+    assert any("independently with probability 0.25" in a.what for a in s.assumptions)
+    server = certify(DPFedAvg(), setting(View.SERVER, sampling="poisson"))
+    full = epsilon_of(math.sqrt(16) / 2.0, DELTA)
+    assert epsilons(server) == pytest.approx([full] * 3, rel=1e-9), "who takes part is seen: no amplification in any view"
+
+
+def test_a_target_is_calibrated_to() -> None:
+    s = certify(DPFedAvg(), setting(noise_multiplier=None, epsilon=3.0))
+    assert s.target_epsilon == 3.0
+    assert s.proven.epsilon == pytest.approx(3.0, rel=1e-4)
+    assert s.proven.epsilon <= 3.0
+    assert s.noise_multiplier == pytest.approx(math.sqrt(16) / mu_of(3.0, DELTA), rel=1e-4)
+
+
+def test_dp_sgd_protects_records_in_every_view_and_clients_in_none() -> None:
+    records = certify(FedAvg(), setting(View.SERVER, Unit.RECORD, example_clip=1.0))
+    expected, _ = bound([SampledGaussian(0.25, 2.0, 4 * 16)], DELTA, adjacency=Adjacency.ZERO_OUT)
+    assert epsilons(records) == [expected] * 3
+    assert any("who joined never leaves the client" in a.what for a in records.assumptions)
+    clients = certify(FedAvg(), setting(View.SERVER, example_clip=1.0))
+    assert epsilons(clients) == [math.inf] * 3
+    assert all("protects records, not the client" in v.proven.reason for v in clients.views)
+
+
+def test_without_noise_or_clip_every_view_is_inf_with_its_reason() -> None:
+    bare = certify(FedAvg(), setting(noise_multiplier=None))
+    assert epsilons(bare) == [math.inf] * 3
+    assert {v.proven.reason for v in bare.views} == {"fedavg neither clips nor adds noise"}
+    assert bare.learnability is None
+    assert bare.assumptions == ()
+    silent = certify(DPFedAvg(), setting(noise_multiplier=0.0))
+    assert {v.proven.reason for v in silent.views} == {"no noise is added (noise_multiplier = 0)"}
+    with pytest.raises(ConfigError, match="noise is not set"):
+        certify(DPFedAvg(), setting(noise_multiplier=None))
+
+
+class Claims(DPFedAvg):
+    """A method whose paper claims something of the last model."""
+
+    variant: str = "published"
+
+    def claim(self, s: Setting) -> Claim:
+        return Claim(0.5, s.delta, Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.FINAL), "a theorem")
+
+    def assumptions(self, s: Setting) -> tuple[str, ...]:
+        return ("the moon is full",)
+
+
+def test_a_claim_stands_in_its_own_view_and_an_audit_refutes_it() -> None:
+    s = certify(Claims(), setting(delta=0.1))
+    assert s.variant == "published"
+    assert [v.claimed is not None for v in s.views] == [False, False, True]
+    assert ("the moon is full", "the bound of dp-fedavg rests on it") in [(a.what, a.why) for a in s.assumptions]
+    assert "the moon is full" in s.proven.assumptions
+    found = Audit(0.7, 0.1, Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.FINAL), "two worlds", 0.95, 500)
+    audited = s.with_audits([found])
+    assert [c.number for c in audited.contradictions()] == ["claimed"]
+    assert "REFUTED" in shown(audited)
+
+
+# --- nonsense -----------------------------------------------------------------------------------------------------------------
+
+
+class CreditsSampling(DPFedAvg):
+    """A method that wrongly credits sampling in every view."""
+
+    def releases(self, s: Setting, view: View) -> list[Event]:
+        return [SampledGaussian(s.rate, s.z, s.rounds)]
+
+
+def test_wrong_credit_for_sampling_is_refused() -> None:
+    with pytest.raises(ConfigError, match="in the server view"):
+        certify(CreditsSampling(), setting(View.SERVER, sampling="poisson"))
+    with pytest.raises(ConfigError, match="in the server view"):
+        certify(CreditsSampling(), setting(sampling="poisson"))
+
+
+def test_a_vacuous_delta_warns_and_is_refused_where_something_is_proven() -> None:
+    with pytest.raises(ConfigError, match="allow_vacuous_delta"):
+        certify(DPFedAvg(), setting(delta=1 / 200))
+    allowed = certify(DPFedAvg(), setting(delta=1 / 200), allow_vacuous_delta=True)
+    assert any("not below 1 / 200 (the number of clients)" in w for w in allowed.warnings)
+    assert any("not below" in w for w in certify(Claims(), setting(delta=1 / 200)).warnings), "published: a warning"
+    assert any("not below" in w for w in certify(FedAvg(), setting(delta=0.1, noise_multiplier=None)).warnings)
+    records = setting(View.SERVER, Unit.RECORD, example_clip=1.0, delta=1 / 8001)
+    assert certify(FedAvg(), records).units == 200 * 40, "units are records here"
+    with pytest.raises(ConfigError, match="1 / 8000"):
+        certify(FedAvg(), replace(records, delta=1 / 8000))
+
+
+def test_records_under_a_client_level_mechanism() -> None:
+    for adjacency in Adjacency:
+        s = certify(DPFedAvg(), setting(unit=Unit.RECORD, adjacency=adjacency))
+        assert s.proven.epsilon == pytest.approx(epsilon_of(2 * math.sqrt(16) / 2.0, DELTA), rel=1e-9)
+        assert any("all records of its client together" in note for note in s.notes)
+        sampled = certify(DPFedAvg(), setting(unit=Unit.RECORD, adjacency=adjacency, sampling="poisson"))
+        expected, _ = bound([SampledGaussian(0.25, 1.0, 16)], DELTA, adjacency=Adjacency.REPLACE_ONE)
+        assert sampled.proven.epsilon == expected
+    zeroing, _ = bound([SampledGaussian(0.25, 1.0, 16)], DELTA, adjacency=Adjacency.ZERO_OUT)
+    assert zeroing != pytest.approx(expected, rel=0.01), "the two pairs differ, so that the choice matters"
+
+
+def test_seeded_noise_and_what_is_not_protected() -> None:
+    s = certify(DPFedAvg(), setting(), seeded_noise=True, batch_norm=True)
+    assert s.warnings[0] == SIMULATION_ONLY == "simulation only: noise is reproducible, no privacy"
+    assert s.in_words().startswith("Simulation only")
+    assert SIMULATION_ONLY in s.to_markdown()
+    lines = " ".join(s.not_protected)
+    for topic in ("participation", "sizes", "batch-norm", "hyper-parameter", "training loss"):
+        assert topic in lines
+    assert "batch-norm" not in " ".join(certify(DPFedAvg(), setting(), batch_norm=False).not_protected)
+    assert SIMULATION_ONLY not in certify(DPFedAvg(), setting()).warnings
+
+
+# --- can it learn? --------------------------------------------------------------------------------------------------------------
+
+
+def block(method: DPFedAvg | FedAvg, s: Setting) -> Learnability:
+    found = certify(method, s).learnability
+    assert found is not None
+    return found
+
+
+def test_noise_norms_by_hand() -> None:
+    d, n, clip = 3600, 50, 3.0
+    aggregate = block(DPFedAvg(clip=clip), setting())
+    own = aggregate.level(View.AGGREGATE)
+    assert own.noise_norm == pytest.approx(2.0 * clip * math.sqrt(d) / n, rel=1e-9)
+    assert own.ratio == pytest.approx(2.0 * 60 / 50, rel=1e-9)
+    assert aggregate.level(View.FINAL).ratio == pytest.approx(2.0 * 60 / 50, rel=1e-9)
+    assert aggregate.level(View.SERVER).ratio == pytest.approx(2.0 * math.sqrt(d / n), rel=1e-3), "same z, noise on each upload"
+    server = block(DPFedAvg(clip=clip), setting(View.SERVER))
+    assert server.level(View.SERVER).noise_norm == pytest.approx(2.0 * clip * math.sqrt(d / n), rel=1e-9)
+    assert server.level(View.AGGREGATE).ratio == pytest.approx(2.0 * 60 / 50, rel=1e-3)
+    assert (aggregate.verdict, server.verdict) == ("perhaps", "no")
+
+
+def test_noise_norm_of_a_dp_sgd_step_by_hand() -> None:
+    s = block(FedAvg(), setting(View.SERVER, Unit.RECORD, example_clip=0.5))
+    for view in VIEWS:
+        assert s.level(view).noise_norm == pytest.approx(2.0 * 0.5 / 10 * math.sqrt(3600 / 50), rel=1e-9)
+        assert s.level(view).ratio == pytest.approx(2.0 / 10 * math.sqrt(72), rel=1e-9)
+
+
+CASES = [
+    (DPFedAvg(), setting()),
+    (DPFedAvg(), setting(View.SERVER)),
+    (DPFedAvg(), setting(adjacency=Adjacency.REPLACE_ONE, cohort=100)),
+    (DPFedAvg(), setting(noise_multiplier=None, epsilon=6.0, sampling="poisson", cohort=20)),
+    (DPFedAvg(), setting(noise_multiplier=None, epsilon=8.0, sampling="poisson", clients=5000, cohort=20)),
+    (FedAvg(), setting(View.SERVER, Unit.RECORD, example_clip=0.5, noise_multiplier=1.5, rounds=40)),
+]
+
+
+@pytest.mark.parametrize(("method", "s"), CASES)
+def test_following_the_advice_reaches_the_ratio_at_the_same_epsilon(method: DPFedAvg | FedAvg, s: Setting) -> None:
+    before = certify(method, s)
+    start = before.learnability
+    assert start is not None
+    own = start.level(s.scope.view)
+    assert own.ratio is not None
+    assert own.ratio > 1
+    assert [a.change for a in start.advice] == ["clients a round", "rounds", "dimension"]
+    target = replace(s, noise_multiplier=None, epsilon=start.epsilon)
+    for advice in start.advice:
+        if advice.to is None:
+            continue
+        moved = {
+            "clients a round": replace(target, cohort=advice.to, clients=advice.clients),
+            "rounds": replace(target, rounds=advice.to),
+            "dimension": replace(target, layout=Layout.of({"w": (advice.to,)})),
+        }[advice.change]
+        after = certify(method, moved)
+        reached = after.learnability
+        assert after.proven.epsilon <= start.epsilon * (1 + 1e-9)
+        assert reached is not None
+        ratio = reached.level(s.scope.view).ratio
+        assert ratio is not None
+        assert 0.8 < ratio <= 1 + 2e-5, (advice, ratio)
+        assert reached.advice == () or ratio > 1
+    assert any(a.to is not None for a in start.advice)
+
+
+def test_clients_are_sought_in_the_population_first_and_the_answer_is_the_least() -> None:
+    s = setting(clients=200, cohort=50)
+    found = block(DPFedAvg(), s).advice[0]
+    assert (found.to, found.clients) == (120, 200), "z sqrt(d) = 2 * 60"
+    small = block(DPFedAvg(), setting(clients=60, cohort=50)).advice[0]
+    assert (small.to, small.clients) == (120, 144)
+    assert "population of 144 clients instead of 60" in small.text
+
+
+def test_advice_that_cannot_work_is_said_to_be_impossible() -> None:
+    hopeless = block(DPFedAvg(), setting(View.SERVER, noise_multiplier=100.0))
+    assert [a.to for a in hopeless.advice[1:]] == [None, None]
+    assert hopeless.advice[0].to == 100**2 * 3600
+    assert block(DPFedAvg(), setting(cohort=200)).advice == ()
+
+
+def test_no_learnability_without_clip_noise_or_finite_epsilon() -> None:
+    assert learnability(FedAvg(), setting(), 1.0) is None
+    assert learnability(DPFedAvg(), setting(noise_multiplier=0.0), 1.0) is None
+    assert learnability(DPFedAvg(), setting(), math.inf) is None
+
+
+# --- whole configurations ------------------------------------------------------------------------------------------------------
+
+
+CONFIG = {
+    "data": {"name": "fashion-mnist", "partition": {"kind": "iid", "clients": 20}},
+    "model": {"name": "lenet5"},
+    "method": {"name": "dp-fedavg"},
+    "training": {"rounds": 10**6, "clients_per_round": 10, "sampling": "poisson"},
+    "privacy": {"epsilon": 8.0, "delta": 1e-5},
+}
+
+
+def configured(*overrides: str) -> Statement:
+    return certify_config(parse(json.loads(json.dumps(CONFIG)), list(overrides)))
+
+
+@pytest.mark.parametrize(
+    "overrides", [[], ["privacy.view=server"], ["method.name=fedavg", "training.local=dp-sgd", "privacy.unit=record"]]
+)
+def test_json_round_trip_of_real_statements(overrides: list[str]) -> None:
+    s = configured(*overrides)
+    assert Statement.from_dict(json.loads(json.dumps(s.to_dict(), allow_nan=False))) == s
+    assert s.proven.epsilon == pytest.approx(8.0, rel=1e-3)
+    assert s.proven.epsilon <= 8.0
+
+
+def test_batch_norm_is_named_only_where_there_is_any() -> None:
+    resnet = ["data.name=cifar10", "training.rounds=3", "privacy.view=server"]
+    plain = certify_config(parse({**json.loads(json.dumps(CONFIG)), "model": {"name": "resnet18"}}, resnet))
+    batch = certify_config(parse({**json.loads(json.dumps(CONFIG)), "model": {"name": "resnet18", "norm": "batch"}}, resnet))
+    assert not any("batch-norm" in line for line in plain.not_protected)
+    assert any(line.startswith("batch-norm statistics:") and "stay on the client" in line for line in batch.not_protected)
+
+
+def test_a_million_rounds_need_no_torch() -> None:
+    code = (
+        "import sys, json\n"
+        "from fedveil.statement.certify import certify_config\n"
+        "from fedveil.cli.statement_terminal import render\n"
+        "from fedveil.configuration.config import parse\n"
+        "from rich.console import Console\n"
+        f"s = certify_config(parse(json.loads({json.dumps(json.dumps(CONFIG))})))\n"
+        "render(s, Console())\n"
+        "s.to_markdown()\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+        "assert s.rounds == 10**6\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+# --- in the terminal ------------------------------------------------------------------------------------------------------------
+
+
+def shown(s: Statement) -> str:
+    out = io.StringIO()
+    render(s, Console(file=out, width=80, color_system=None, legacy_windows=False))
+    return out.getvalue()
+
+
+def test_the_terminal_shows_everything_within_80_columns() -> None:
+    s = certify(Claims(), setting(), seeded_noise=True)
+    text = shown(s)
+    assert max(len(line) for line in text.splitlines()) <= 80
+    flat = " ".join(text.split())
+    for part in (
+        "epsilon at delta = 1e-05, client level, zero-out",
+        "claimed",
+        "proven",
+        "audited",
+        "inf in the server view: the server receives uploads without noise of their own",
+        "warning: simulation only: noise is reproducible, no privacy",
+        "Can it learn?",
+        "Assumptions",
+        "Not protected",
+        "In plain words",
+    ):
+        assert part in flat, part
+    assert s.in_words() in flat
+
+
+def test_brackets_in_reasons_are_shown_as_they_are() -> None:
+    class Odd(DPFedAvg):
+        def assumptions(self, s: Setting) -> tuple[str, ...]:
+            return ("[red]layers[/red] [0, 1]",)
+
+    assert "[red]layers[/red] [0, 1]" in shown(certify(Odd(), setting()))

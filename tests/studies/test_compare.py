@@ -1,0 +1,246 @@
+"""A comparison from start to end: rows, files, extension, refusals."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+from rich.console import Console
+from scipy import stats
+from typer.testing import CliRunner
+
+from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
+from fedveil.cli.app import app
+from fedveil.cli.compare_terminal import Board, render
+from fedveil.errors import ConfigError
+from fedveil.pages.compare_files import markdown, write_files
+from fedveil.run.run import run
+from fedveil.run.run_directory import write_config
+from fedveil.studies.compare.comparison import Comparison, compare, default_out
+from fedveil.studies.compare.comparison_plan import Planned
+from fedveil.studies.compare.comparison_rows import Row, blocks, rows_of
+from fedveil.studies.compare.comparison_text import promise_sentences, verdict
+from fedveil.studies.grid.run_grid import CellState
+from grid_cells import small
+
+METHODS = ("fedavg", "dp-fedavg", "dp-fedavg:clip=0.01", "noisy-fedavg")
+EPSILONS = (2.0, 8.0)
+
+
+def row(found: Comparison, method: str, epsilon: float) -> Row:
+    return next(r for r in found.rows if (r.method, r.epsilon) == (method, epsilon))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    return compare(small(seed=5, rounds=2), METHODS, EPSILONS, 3, out=tmp_path_factory.mktemp("compare") / "a", jobs=2)
+
+
+def test_rows_are_what_single_runs_give(found: Comparison, tmp_path: Path) -> None:
+    reached = row(found, "dp-fedavg:clip=0.01", 8.0)
+    assert sorted(reached.values) == [5, 6, 7]
+    config = small(seed=6, rounds=2, clip=0.01)
+    assert run(config, tmp_path / "alone").accuracy == reached.values[6]
+    for r in found.rows:
+        if r.values:
+            assert r.mean == pytest.approx(fmean(r.values.values()))
+            assert r.sd == pytest.approx(stdev(r.values.values()))
+        for state in r.states:
+            assert state.statement is not None
+            assert state.statement.proven.epsilon <= r.epsilon * (1 + 1e-6)
+
+
+def test_ranks_and_tests_within_a_guarantee(found: Comparison) -> None:
+    for (_, epsilon), block in found.blocks.items():
+        ranked = [r for r in block if r.rank is not None]
+        if math.isinf(epsilon):
+            assert [(r.method, r.rank, r.against) for r in block] == [("fedavg", None, None)]
+            continue
+        assert [r.rank for r in ranked] == [1, 2]
+        best, other = ranked
+        assert best.mean > other.mean
+        assert best.against is None
+        assert other.against is not None
+        pairs = [(other.values[s], best.values[s]) for s in (5, 6, 7)]
+        theirs = float(stats.ttest_rel([a for a, _ in pairs], [b for _, b in pairs]).pvalue)
+        assert other.against.holm == pytest.approx(theirs, rel=1e-9)
+        assert (other.against.n, other.against.wilcoxon) == (3, 0.25)
+
+
+def test_blocks_come_by_partition_then_epsilon() -> None:
+    rows = [Row("m", p, e, 0) for e in (math.inf, 8.0, 2.0) for p in ("b", "a")]
+    assert list(blocks(rows)) == [(p, e) for p in ("b", "a") for e in (2.0, 8.0, math.inf)]
+
+
+def test_a_method_that_cannot_be_run_is_a_row_with_its_reason(found: Comparison) -> None:
+    for epsilon in EPSILONS:
+        missing = row(found, "noisy-fedavg", epsilon)
+        assert (missing.values, missing.rank, missing.states) == ({}, None, ())
+        assert "training.batch_clip" in missing.problems[0]
+
+
+def test_the_sample_and_its_limits_are_said(found: Comparison) -> None:
+    said = " ".join(found.sentences)
+    assert "n = 3, seeds 5, 6, 7" in said
+    assert "rounds of one run are never a sample" in said
+    assert (
+        "with 3 seeds they cannot reach 0.05: the least possible p is 0.25 (Wilcoxon signed-rank) or 0.1 (Mann-Whitney)" in said
+    )
+    assert "paired t-test by seed" in said
+    assert "Holm" in said
+
+
+def test_files(found: Comparison) -> None:
+    paths = write_files(found)
+    assert {p.name for p in paths.values()} == {
+        *("compare.html", "compare.md", "compare.csv", "cells.csv", "compare.json", "compare.png", "compare.svg", "runs.html")
+    }
+    with paths["table"].open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert len(table) == len(found.rows)
+    line = next(r for r in table if r["method"] == "dp-fedavg" and r["epsilon"] == "8.0")
+    assert float(line["mean"]) == row(found, "dp-fedavg", 8.0).mean
+    assert float(line["proven_epsilon"]) == pytest.approx(8.0, rel=1e-3)
+    assert line["claimed_epsilon"] == ""
+    assert math.isinf(float(next(r for r in table if r["method"] == "fedavg")["proven_epsilon"]))
+    with paths["cells"].open(newline="") as file:
+        cells = list(csv.DictReader(file))
+    assert len(cells) == 15
+    assert {(found.path / c["run"] / "config.toml").is_file() for c in cells} == {True}
+    stored = json.loads(paths["json"].read_text())
+    assert stored["notes"] == found.sentences
+    assert [r["mean"] for r in stored["rows"]] == [r.mean if r.values else None for r in found.rows]
+    text = paths["markdown"].read_text()
+    assert "| 1 | dp-fedavg" in text
+    assert "training.batch_clip" in text
+    assert paths["picture"].read_bytes().startswith(b"\x89PNG")
+    drawn = paths["svg"].read_text()
+    for name in ("dp-fedavg clip=0.01", "fedavg, no noise", "proven ε (log scale)"):
+        assert f">{name}<" in drawn
+
+
+def test_the_same_call_repeats_nothing_and_more_extends(found: Comparison) -> None:
+    runs = {state.path: state.summary["run"] for r in found.rows for state in r.states}
+    changed: list[CellState] = []
+    boards: list[Board] = []
+
+    def start(planned: Any, states: Any) -> None:
+        boards.append(Board(planned, states))
+
+    def change(state: CellState, left: float | None) -> None:
+        boards[0].change(state, left)
+        changed.append(state)
+
+    more = compare(
+        small(seed=5, rounds=2), ["dp-fedavg", "aldp-fl"], [2.0], 3, out=found.path, jobs=1, on_start=start, on_change=change
+    )
+    assert {state.cell.name for state in changed} == {f"aldp-fl/eps-2/seed-{s}" for s in (5, 6, 7)}
+    assert row(more, "dp-fedavg", 2.0).values == row(found, "dp-fedavg", 2.0).values
+    for state in row(more, "dp-fedavg", 2.0).states:
+        assert state.summary["run"] == runs[state.path]
+    shown = shown_by(boards[0])
+    assert shown.count("3/3") == 2
+    assert "12 of 12 rounds" in shown
+    with pytest.raises(ConfigError, match=r"training\.rounds was 2 and is 3"):
+        compare(small(seed=5, rounds=3), ["dp-fedavg"], [2.0], 1, out=found.path)
+
+
+def shown_by(what: Any) -> str:
+    console = Console(record=True, width=120, file=io.StringIO())
+    console.print(what)
+    return console.export_text()
+
+
+def test_the_final_table(found: Comparison) -> None:
+    console = Console(record=True, width=100, file=io.StringIO())
+    render(found, console)
+    text = console.export_text()
+    best = row(found, "dp-fedavg", 8.0)
+    assert f"{100 * best.mean:.1f} ± {100 * best.sd:.1f} %" in text
+    assert "noisy-fedavg: paper 002" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_command_ends_with_the_same_table(found: Comparison) -> None:
+    write_files(found)
+    arguments = ["compare", str(found.path / "base.toml"), "--methods", ",".join(METHODS), "--epsilon", "2,8", "--seeds", "3"]
+    told = CliRunner().invoke(app, [*arguments, "--out", str(found.path)])
+    assert told.exit_code == 0, told.output
+    assert "done" not in told.output  # nothing was left to run
+    best = row(found, "dp-fedavg", 8.0)
+    assert f"{100 * best.mean:.1f} ± {100 * best.sd:.1f} %" in told.output
+    assert str(found.path / "compare.html") in told.output
+    for wrong, message in ((["--epsilon", "two"], "give numbers with commas"), (["--by", "proof"], "proven and claimed")):
+        refused = CliRunner().invoke(app, [*arguments, *wrong])
+        assert message in str(refused.exception)
+
+
+def test_refusals() -> None:
+    with pytest.raises(ConfigError, match=r"no method can be run in this setting\. noisy-fedavg: .*batch_clip"):
+        compare(small(), ["noisy-fedavg"], [2.0], 1)
+    for arguments, message in (
+        ({"seeds": 0}, "at least 1 seed"),
+        ({"by": "proof"}, "there are proven and claimed"),
+        ({"metric": "loss"}, "there are test_accuracy"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            compare(small(), ["dp-fedavg"], [2.0], **arguments)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="at least one method"):
+        compare(small(), [], [2.0])
+
+
+def test_the_default_directory_belongs_to_the_configuration() -> None:
+    assert default_out(small(seed=1)) == default_out(small(seed=2))
+    assert default_out(small()) != default_out(small(rounds=4))
+
+
+def test_a_failed_cell_is_left_out_and_told(found: Comparison) -> None:
+    rows = {m: row(found, m, 8.0) for m in ("dp-fedavg", "dp-fedavg:clip=0.01")}
+    states = {s.cell.name: s for r in rows.values() for s in r.states}
+    broken = rows["dp-fedavg"].states[0]
+    failed = {**states, broken.cell.name: CellState(broken.cell, broken.path, "failed", error="the disk is full")}
+    planned = [Planned(m, "", 8.0, tuple(s.cell for s in r.states)) for m, r in rows.items()]
+    told, other = rows_of(planned, failed, "test_accuracy")
+    assert sorted(told.values) == [6, 7]
+    assert told.problems == ("seed 5: failed: the disk is full",)
+    assert (told.rank, told.against, verdict(told)) == (None, None, "only 2 of 3 seeds")
+    assert (other.rank, verdict(other)) == (None, "alone")
+    assert [r.method for r in blocks([told, other])["", 8.0]] == [other.method, told.method]
+    absent, _ = rows_of(planned, states, "mean_personal_accuracy")
+    assert absent.problems == ("seeds 5, 6, 7: no mean_personal_accuracy",)
+    kept = replace(found, rows=(told, other))
+    console = Console(record=True, width=80, file=io.StringIO())
+    render(kept, console)
+    assert re.search(r"dp-fedavg .* only 2 of 3 seeds", console.export_text())
+    assert not kept.failed
+    empty = replace(found, rows=(absent,))
+    assert empty.failed
+    assert "| rank |" not in markdown(empty)
+
+
+def test_a_comparison_without_a_number_ends_with_status_1(
+    found: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "c.toml"
+    write_config(config, found.config)
+    for rows, status in ((found.rows, 0), ((*found.rows, replace(row(found, "dp-fedavg", 2.0), values={})), 1)):
+        monkeypatch.setattr("fedveil.cli.compare_terminal.compare_live", lambda *_, rows=rows: replace(found, rows=rows))
+        assert CliRunner().invoke(app, ["compare", str(config), "--methods", "dp-fedavg"]).exit_code == status
+
+
+def test_methods_whose_claims_have_the_same_scope_are_all_named(found: Comparison) -> None:
+    claim = Claim(3.0, 1e-3, Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER), "a paper")
+    given = row(found, "dp-fedavg", 8.0)
+    assert given.statement is not None
+    server, *others = given.statement.views
+    statement = replace(given.statement, views=(replace(server, claimed=claim), *others))
+    said = promise_sentences([replace(given, method=m, statement=statement) for m in ("first", "second:clip=1")], "proven")
+    assert "Claimed by the papers: first, second: client level" in said[1]

@@ -1,0 +1,203 @@
+"""A grid of runs: the same as single runs, resumable, never repeating what is finished."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedveil.studies.grid.run_grid as grid
+from fedveil.errors import ConfigError
+from fedveil.run.run import run
+from fedveil.studies.grid.run_grid import Cell, CellState, run_grid, state_of
+from fedveil.studies.grid.schedule import Pace
+from grid_cells import cells, content, small
+
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its victims")
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted grid of four cells."""
+    out = tmp_path_factory.mktemp("grid") / "calm"
+    assert [s.state for s in run_grid(cells(), out, jobs=2)] == ["done"] * 4
+    return out
+
+
+class Forked:
+    """The grid in a process of its own, to be interrupted."""
+
+    def __init__(self, given: list[Cell], out: Path, jobs: int) -> None:
+        reading, writing = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            try:
+                run_grid(given, out, jobs, on_change=lambda s, _: void(os.write(writing, f"{s.state} {s.rounds}\n".encode())))
+            finally:
+                os._exit(130 if isinstance(sys.exception(), KeyboardInterrupt) else 0)
+        os.close(writing)
+        self.lines = os.fdopen(reading)
+
+    def end(self, after: str, sign: int) -> int:
+        """Send the signal to its group after that line, and return how it ended."""
+        with self.lines:
+            assert any(line.strip() == after for line in self.lines), "the grid ended before it could be interrupted"
+            (os.killpg if sign == signal.SIGINT else os.kill)(self.pid, sign)
+            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def void(_: object) -> None:
+    """For callbacks that return nothing."""
+
+
+def is_free(out: Path) -> bool:
+    """Whether neither a grid nor any of its workers is left."""
+    with (out / "grid.lock").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
+
+
+def test_cells_are_the_runs_that_run_makes(calm: Path, tmp_path: Path) -> None:
+    for cell in cells():
+        alone = run(cell.config, tmp_path / cell.name)
+        assert content(alone.path) == content(calm / "cells" / cell.name)
+        state = state_of(cell, calm)
+        assert (state.state, state.rounds, state.total, state.error, state.ended) == ("done", 3, 3, "", "")
+        assert state.accuracy == pytest.approx(alone.accuracy, abs=1e-12)
+        assert state.statement == alone.privacy
+        assert state.summary["rounds"] == 3
+
+
+@forks
+def test_a_killed_grid_continues_to_the_same_cells(calm: Path, tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    assert Forked(cells(), out, jobs=2).end("running 2", signal.SIGKILL) == -signal.SIGKILL
+    assert any(state_of(cell, out).state == "waiting" for cell in cells())
+    assert [s.state for s in run_grid(cells(), out, jobs=1)] == ["done"] * 4
+    for cell in cells():
+        assert content(out / "cells" / cell.name) == content(calm / "cells" / cell.name)
+
+
+@forks
+def test_ctrl_c_ends_every_worker(tmp_path: Path) -> None:
+    assert Forked(cells(rounds=10_000), tmp_path, jobs=1).end("running 1", signal.SIGINT) == 130
+    assert is_free(tmp_path)
+    assert {row["state"] for row in json.loads((tmp_path / "grid.json").read_text())["cells"]} <= {"waiting", "running"}
+
+
+def test_finished_cells_are_kept_and_more_are_welcome(calm: Path) -> None:
+    before = {cell.name: run_of(calm, cell) for cell in cells()}
+    changed: list[str] = []
+    again = run_grid(cells(seeds=3, methods=("dp-fedavg",)), calm, jobs=2, on_change=lambda s, left: changed.append(s.cell.name))
+    assert [s.state for s in again] == ["done"] * 3
+    assert set(changed) == {"dp-fedavg/seed-3"}
+    assert {cell.name: run_of(calm, cell) for cell in cells()} == before
+    remembered = json.loads((calm / "grid.json").read_text())["cells"]
+    assert {row["name"] for row in remembered} == {*before, "dp-fedavg/seed-3"}
+    assert {row["state"] for row in remembered} == {"done"}
+
+
+def run_of(out: Path, cell: Cell) -> tuple[str, int]:
+    path = state_of(cell, out).path / "summary.json"
+    return json.loads(path.read_text())["run"], path.stat().st_mtime_ns
+
+
+def test_another_configuration_is_refused_with_the_difference(calm: Path) -> None:
+    with pytest.raises(ConfigError, match=r"training\.rounds was 3 and is 4"):
+        run_grid(cells(rounds=4), calm)
+
+
+def test_a_failed_cell_has_its_reason_and_stops_no_other(tmp_path: Path) -> None:
+    impossible = Cell("bad/seed-1", small("fedavg"), {})
+    good = cells(seeds=1, methods=("dp-fedavg",))
+    waste = tmp_path / "cells" / good[0].name  # left by a run that was killed before it had begun
+    waste.mkdir(parents=True)
+    (waste / "config.toml.part").write_text("")
+    (tmp_path / "grid.json").write_text(json.dumps({"format": grid.FORMAT, "cells": []}))
+    failed, done = run_grid([impossible, *good], tmp_path, jobs=1)
+    assert (failed.state, done.state) == ("failed", "done")
+    assert failed.error.startswith("fedavg adds no noise")
+    assert "fedavg adds no noise" in (tmp_path / "grid.json").read_text()
+    repaired = Cell("bad/seed-1", small("dp-fedavg"), {})
+    assert state_of(repaired, tmp_path).state == "waiting"
+
+
+def test_a_worker_that_dies_fails_its_cell_only(tmp_path: Path) -> None:
+    def kill(changed: CellState, left: float | None) -> None:
+        if changed.cell.name == long.name and changed.rounds == 1 and changed.state == "running":
+            workers = [int(p) for p in children() if "grid.worker" in Path(f"/proc/{p}/cmdline").read_text()]
+            for pid in workers:
+                os.kill(pid, signal.SIGKILL)
+
+    long = Cell("long", small(rounds=10_000), {})
+    short = Cell("short", small(rounds=1), {})
+    first, second = run_grid([long, short], tmp_path, jobs=1, on_change=kill)
+    assert (first.state, second.state) == ("failed", "done"), second.error
+    assert "signal 9" in first.error
+
+
+def children() -> list[str]:
+    tasks = Path("/proc/self/task")
+    if not tasks.is_dir():
+        pytest.skip("finds the worker through /proc")
+    return [pid for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
+
+
+def test_two_grids_in_one_directory_are_refused(calm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "LOCK_SECONDS", 0.0)
+    with (calm / "grid.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another grid is running"):
+            run_grid(cells(), calm)
+    assert is_free(calm)
+
+
+@pytest.mark.parametrize("name", ["/a", "../a", "a/../b", "a//b", ".", ""])
+def test_names_stay_inside(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="relative directory"):
+        run_grid([Cell(name, small())], tmp_path)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    one = Cell("a", small())
+    for given, message in (([one, one], "named twice"), ([one, Cell("a/b", small())], "would lie in"), ([], "at least one")):
+        with pytest.raises(ConfigError, match=message):
+            run_grid(given, tmp_path / "new")
+    with pytest.raises(ConfigError, match="jobs must be at least 1"):
+        run_grid([one], tmp_path / "new", jobs=0)
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "letter.txt").write_text("")
+    with pytest.raises(ConfigError, match="holds no grid"):
+        run_grid([one], tmp_path)
+    assert not (tmp_path / "grid.lock").exists()
+    (tmp_path / "grid.json").write_text("[]")
+    with pytest.raises(ConfigError, match="not what a grid leaves"):
+        run_grid([one], tmp_path)
+
+
+def test_pace_goes_by_the_most_similar_cells() -> None:
+    def config(method: str = "dp-fedavg", seed: int = 0, **training: Any) -> Any:
+        base = small(method, seed)
+        return base.model_copy(update={"training": base.training.model_copy(update=training)})
+
+    pace = Pace()
+    assert pace.left([(config(), 3)], 2) is None
+    assert pace.expected(config(), 4) > pace.expected(config(clients_per_round=3), 4) > 0
+    pace.measure(config(seed=1), 2, 6.0)
+    pace.measure(config("aldp-fl", clients_per_round=3), 1, 5.0)
+    assert pace.expected(config(seed=2), 4) == pytest.approx(12.0)
+    assert pace.expected(config(clients_per_round=12), 1) == pytest.approx(6.0)  # its method's pace, twice the work
+    assert pace.expected(config("ladp-fl"), 1) == pytest.approx(11.0 / 2.5)  # the pace of all: 11 s for 2.5 such rounds
+    assert pace.left([(config(), 1), (config(), 1), (config(), 1)], 2) == pytest.approx(4.5)
+    assert pace.left([(config(), 4), (config(), 1)], 2) == pytest.approx(12.0)
+    assert pace.left([], 2) == 0.0

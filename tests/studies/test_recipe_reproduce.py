@@ -1,0 +1,305 @@
+"""A recipe from start to end on embedded digits: ours beside theirs, missing rows, files, resuming, and each measurement."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedveil.cli.app import app
+from fedveil.configuration.config import Config
+from fedveil.errors import ConfigError, DataError
+from fedveil.pages.reproduce_figures import plot_reproduction
+from fedveil.run.recorded_run import read_run
+from fedveil.run.run import run
+from fedveil.studies.reproduce.cells import job_of
+from fedveil.studies.reproduce.collect import COLLECTORS, collected
+from fedveil.studies.reproduce.measurements import MEASURES
+from fedveil.studies.reproduce.recipe import rows
+from fedveil.studies.reproduce.recipe_files import load_recipe
+from fedveil.studies.reproduce.recipe_jobs import Watch
+from fedveil.studies.reproduce.recipe_table import as_markdown, body, header, remarks, scale_text, write_results
+from fedveil.studies.reproduce.reproduction import Reproduction, reproduce
+
+TINY = """
+title = "Accuracy by rate"
+paper = "001"
+table = "Table 0"
+preset = "fedglp-adp/fashion-mnist"
+notes = ["A note."]
+published = [[50.5, "> 40", ""], ["60.0 ± 1.0", "", 1.5], [70.25, 1000, ""]]
+
+[set]
+"data" = { name = "digits", partition = { kind = "iid", clients = 4 } }
+"model" = { name = "linear" }
+"method" = { name = "fedavg" }
+"privacy" = { view = "server" }
+"training.optimizer" = { name = "sgd", lr = 0.5 }
+"training.evaluate_every" = 1
+"training.rounds" = 4
+"training.batch_size" = 64
+
+[[axes]]
+name = "method"
+entries = [
+  { label = "FedAvg", note = "with a rate of its own" },
+  { label = "slow", set = { "training.optimizer.lr" = 0.05 } },
+  { label = "absent", missing = "fedveil does not have this method" },
+]
+
+[[columns]]
+label = "accuracy (%)"
+of = "test_accuracy"
+times = 100
+
+[[columns]]
+label = "half way"
+of = "test_accuracy"
+round = 2
+times = 100
+
+[[columns]]
+label = "times slow"
+of = "test_accuracy"
+relative = { method = "slow" }
+
+[[stated]]
+what = "something else"
+value = 0.10
+
+[small]
+set = { "training.rounds" = 2 }
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("recipe") / "tiny.toml"
+    file.write_text(TINY)
+    return file
+
+
+@pytest.fixture(scope="module")
+def done(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
+    return reproduce(recipe, "small", tmp_path_factory.mktemp("out"), jobs=1)
+
+
+def test_ours_stand_beside_theirs(done: Reproduction) -> None:
+    first, slow, absent = done.outcomes
+    for outcome in (first, slow):
+        history = read_run(outcome.folders[0]).history
+        assert len(history) == 2
+        assert outcome.mean(0) == pytest.approx(100 * float(history[-1]["test_accuracy"]))
+        assert outcome.mean(1) == pytest.approx(100 * float(history[0]["test_accuracy"]))  # round 2 of 4 is round 1 of 2
+    assert first.difference(0) == pytest.approx(first.mean(0) - 50.5)  # type: ignore[operator]
+    assert slow.difference(0) == pytest.approx(slow.mean(0) - 60.0)  # type: ignore[operator]
+    assert first.difference(1) is None
+    assert slow.mean(2) == 1.0
+    assert slow.difference(2) == -0.5
+    assert first.mean(2) == pytest.approx(first.mean(0) / slow.mean(0))  # type: ignore[operator]
+    assert absent.mean(0) is None
+    assert absent.problem == "fedveil does not have this method"
+
+
+def test_the_table_shows_everything_and_says_its_scale(done: Reproduction) -> None:
+    assert header(done) == ["method", "column", "paper", "ours", "difference"]
+    table = body(done)
+    ours = done.outcomes[0].mean(0)
+    assert ours is not None
+    assert table[0] == ["FedAvg", "accuracy (%)", "50.5", f"{ours:.4g}", f"{ours - 50.5:+.4g}"]
+    assert table[1][2] == "> 40"
+    assert table[1][4] == ""
+    assert table[4][2] == ""
+    assert table[6] == ["absent", "accuracy (%)", "70.25", "[1]", ""]
+    assert table[7][2] == "1,000"
+    assert len(table) == 8
+    assert remarks(done) == [
+        "[1] fedveil does not have this method.",
+        "A note.",
+        "FedAvg: with a rate of its own.",
+        "The paper also states: something else: 0.10.",
+    ]
+    assert "SMALL, not the paper's (1 seed): training.rounds = 2." in scale_text(done)
+    assert "| absent | half way | 1,000 | [1] |  |" in as_markdown(done)
+
+
+def test_files_and_picture(done: Reproduction) -> None:
+    folder = write_results(done)
+    saved = json.loads((folder / "result.json").read_text())
+    assert saved["scale"] == "small"
+    assert saved["rows"][0]["values"][0]["ours"] == done.outcomes[0].mean(0)
+    assert saved["rows"][2]["problem"]
+    with (folder / "result.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["method"] for line in lines] == ["FedAvg"] * 3 + ["slow"] * 3 + ["absent"] * 2
+    assert float(lines[0]["difference"]) == done.outcomes[0].difference(0)
+    assert lines[6]["problem"] == "fedveil does not have this method"
+    picture = plot_reproduction(done)
+    assert picture is not None
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_what_is_done_is_not_done_again(recipe: Path, done: Reproduction) -> None:
+    root = Path(done.outcomes[0].folders[0]).parents[2]
+    before = {p: p.stat().st_mtime_ns for p in root.glob("runs/cells/*/summary.json")}
+    assert len(before) == 2
+    told: list[Any] = []
+    again = reproduce(recipe, "small", root, watch=Watch(change=lambda state, left: told.append(state)))
+    assert again.outcomes == done.outcomes
+    assert told == []
+    assert {p: p.stat().st_mtime_ns for p in root.glob("runs/cells/*/summary.json")} == before
+    two = reproduce(recipe, "small", root, seeds=2, overrides=["training.optimizer.lr=0.5"], jobs=1)
+    values = two.outcomes[0].values[0]
+    assert len(values) == 2
+    assert values[0] == pytest.approx(done.outcomes[0].mean(0))  # the same configuration, so the same run
+    assert two.outcomes[1].folders == two.outcomes[0].folders
+    assert len(list(root.glob("runs/cells/*/summary.json"))) == 3
+    assert "±" in body(two)[0][3]
+    assert "Settings of the user: training.optimizer.lr=0.5" in scale_text(two)
+
+
+@pytest.mark.parametrize("measure", ["statement", pytest.param("run", marks=pytest.mark.slow)])
+def test_a_row_that_fails_says_why_and_stops_no_other(tmp_path: Path, measure: str) -> None:
+    file = tmp_path / "r.toml"
+    text = TINY.replace("[set]", f'measure = {{ name = "{measure}" }}\n[set]', 1).replace("test_accuracy", "proven_epsilon")
+    reason = 'missing = "fedveil does not have this method"'
+    file.write_text(text.replace(reason, 'set = { "method" = { name = "dp-fedavg" } }'))
+    done = reproduce(file, "small", tmp_path / "out", jobs=1)
+    assert "privacy.epsilon or privacy.noise_multiplier" in done.outcomes[2].problems[0]
+    assert done.outcomes[2].mean(0) is None
+    if measure == "statement":
+        assert done.outcomes[0].mean(0) == math.inf
+    else:
+        assert done.outcomes[0].problems[0] == "this run has no proven_epsilon"
+
+
+@pytest.mark.slow
+def test_measurements_side_by_side_give_what_one_after_the_other_gives(tmp_path: Path) -> None:
+    file = tmp_path / "r.toml"
+    text = TINY.replace("[set]", 'measure = { name = "twin" }\n[set]', 1).replace("test_accuracy", "sensitivity")
+    reason = 'missing = "fedveil does not have this method"'
+    file.write_text(text.replace(reason, 'set = { "method" = { name = "dp-fedavg" } }'))
+    side_by_side = reproduce(file, "small", tmp_path / "two", jobs=2)
+    one_by_one = reproduce(file, "small", tmp_path / "one", jobs=1)
+    assert side_by_side.outcomes[0].mean(0) == one_by_one.outcomes[0].mean(0) != side_by_side.outcomes[1].mean(0)
+    assert side_by_side.outcomes[2].problems == one_by_one.outcomes[2].problems
+    assert side_by_side.outcomes[2].problems[0].startswith("failed: ")
+
+
+def test_absent_data_are_told_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDVEIL_DATA", raising=False)
+    file = tmp_path / "r.toml"
+    file.write_text(TINY.replace('name = "digits"', 'name = "femnist"'))
+    with pytest.raises(DataError, match="no copy of femnist"):
+        reproduce(file, "small", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    mixed = TINY.replace('label = "slow", set = { ', 'label = "slow", set = { "data.name" = "femnist", ')
+    mixed = mixed.replace("[set]", 'measure = { name = "partition" }\n[set]', 1).replace("test_accuracy", "labels_others")
+    file.write_text(mixed)
+    told: list[Any] = []
+    done = reproduce(file, "small", tmp_path / "out", watch=Watch(plan=lambda recipe, configs, lacking: told.append(lacking)))
+    assert list(told[0]) == ["femnist"]
+    assert done.outcomes[1].problem == "the data set femnist is not here"
+    assert done.outcomes[0].mean(0) == 1000
+
+
+def test_the_program_runs_a_recipe_and_refuses_nonsense(recipe: Path, done: Reproduction) -> None:
+    root = Path(done.outcomes[0].folders[0]).parents[2]
+    shown = CliRunner().invoke(app, ["reproduce", str(recipe), "--out", str(root)], env={"COLUMNS": "140"})
+    assert shown.exit_code == 0, shown.output
+    assert "FedGLP-ADP (paper 001), Table 0: Accuracy by rate" in shown.output
+    assert "70.25" in shown.output
+    assert "SMALL" in shown.output
+    for words, problem in ((["--scale", "big"], "--scale big"), (["--seeds", "0"], "--seeds 0")):
+        with pytest.raises(ConfigError, match=problem):
+            CliRunner().invoke(app, ["reproduce", str(recipe), *words], catch_exceptions=False)
+
+
+def test_the_program_lists_all_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDVEIL_DATA", raising=False)
+    listed = CliRunner().invoke(app, ["reproduce", "--json"])
+    assert listed.exit_code == 0, listed.output
+    found = {one["recipe"]: one for one in json.loads(listed.stdout)}
+    assert len(found) == 46
+    table = found["ladp-fl/table-2"]
+    assert (table["runnable"], table["missing"], table["small_rows"]) == (16, 32, 8)
+    assert set(table["data"]) == {"cifar10", "cifar100"}
+    assert table["reasons"] == {"fedveil does not have this method": 32}
+    assert found["ladp-fl/table-10"]["small"] == ""
+    assert all(one["full"].startswith("about ") for one in found.values() if one["runnable"])
+
+
+def test_collectors() -> None:
+    measured = {"a": [(1, 3.0), (2, 5.0), (4, 1.0)]}
+    wanted = {"last": 1.0, "best": 5.0, "mean": 3.0, "median": 3.0, "sum": 9.0, "spread": math.sqrt(8 / 3)}
+    assert {name: collected(measured, "a", name) for name in COLLECTORS} == pytest.approx(wanted)
+    assert collected(measured, "a", "last", upto=3) == 5.0
+    assert collected(measured, "b", "last") == "this run has no b"
+    assert collected(measured, "a", "last", upto=0) == "nothing was measured up to round 0"
+
+
+# --- measurements -------------------------------------------------------------------------------------------------------
+
+
+def digits(recipe: Path, **sections: dict[str, Any]) -> Config:
+    """The first row's configuration, with changes."""
+    config = job_of(load_recipe(recipe), rows(load_recipe(recipe))[0], "small").config
+    return Config.model_validate({**config.model_dump(), **{k: {**config.model_dump()[k], **v} for k, v in sections.items()}})
+
+
+def measured(name: str, config: Config, path: Path, folder: Path, **options: Any) -> dict[str, float]:
+    measure = MEASURES[name]
+    series = measure.series(config, path if measure.trains else None, folder, **measure.checked({"name": name, **options}))
+    return {key: points[-1][1] for key, points in series.items() if points}
+
+
+def test_measurements_that_need_no_training(recipe: Path, tmp_path: Path) -> None:
+    isolated = {"partition": {"kind": "private-label-isolation", "clients": 4, "private_label": 5}}
+    counts = measured("partition", digits(recipe, data=isolated), tmp_path, tmp_path)
+    assert (counts["labels_others"], counts["labels_curious"]) == (10, 9)
+    assert counts["examples_least"] <= counts["examples_curious"] <= counts["examples_most"]
+    own = {"method": {"name": "dp-fedavg"}, "privacy": {"noise_multiplier": 1.0, "view": "aggregate"}}
+    assert measured("statement", digits(recipe, **own), tmp_path, tmp_path)["proven_epsilon"] > 0
+    twin = measured("twin", digits(recipe), tmp_path, tmp_path, change="absent")
+    assert twin["sensitivity"] > 0
+    assert twin["test_accuracy"] > 0.2
+
+
+def test_reconstruction_from_the_upload_of_the_configured_mechanism(recipe: Path, tmp_path: Path) -> None:
+    network = {"model": {"name": "mlp", "hidden": [16]}}
+    options: dict[str, Any] = {"attack": "ig", "images": 2, "settings": {"steps": 150}}
+    plain = measured("inversion", digits(recipe, **network), tmp_path, tmp_path, **options)
+    assert "ssim" not in plain  # 8 x 8 is too small for its window
+    assert plain["l2"] == pytest.approx(8 * math.sqrt(plain["mse"]), rel=0.5)
+    assert (tmp_path / "reconstruction.png").stat().st_size > 1000
+    noisy = {**network, "method": {"name": "dp-fedavg", "clip": 1.0}, "privacy": {"noise_multiplier": 5.0, "view": "server"}}
+    hidden = measured("inversion", digits(recipe, **noisy), tmp_path, tmp_path, **options)
+    assert hidden["psnr"] < plain["psnr"] - 3
+    summed = {**noisy, "privacy": {"noise_multiplier": 5.0, "view": "aggregate"}}
+    with pytest.raises(ConfigError, match=r"set privacy\.view"):
+        measured("inversion", digits(recipe, **summed), tmp_path, tmp_path, **options)
+
+
+def test_attacks_on_a_finished_run(recipe: Path, tmp_path: Path) -> None:
+    config = digits(recipe, training={"rounds": 6, "local_epochs": 2})
+    path = run(config, tmp_path / "run").path
+    final = float(read_run(path).history[-1]["test_accuracy"])
+    labels = measured("labels-after", config, path, tmp_path, images=360)
+    assert labels["accuracy"] == pytest.approx(final)
+    extracted = measured("extraction-after", config, path, tmp_path, queries=300, epochs=20)
+    assert 0.3 < extracted["student"] <= 1
+    with pytest.raises(ConfigError, match="leaves none of the 360"):
+        measured("extraction-after", config, path, tmp_path, queries=360)
+    with pytest.raises(ConfigError, match="cifar10"):
+        measured("attribute-after", config, path, tmp_path)
+    shards = {"partition": {"kind": "shards", "clients": 10, "per_client": 1}}
+    apart = digits(recipe, data=shards, training={"rounds": 2})
+    path = run(apart, tmp_path / "apart").path
+    found = measured("clients-after", apart, path, tmp_path, targets=5, probes=10)
+    assert found["matched"] >= 0.8
+    assert found["chance"] == 0.1

@@ -1,0 +1,94 @@
+"""Small runs over every method, shared by the tests of engines and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedveil.accounting.types import View
+from fedveil.configuration.config import Config, calibrated_setting, configure
+from fedveil.data.dataset import Dataset
+from fedveil.data.load import load
+from fedveil.errors import ConfigError
+from fedveil.federation.fit import Federation
+from fedveil.ledger.ledger import Ledger
+from fedveil.methods.method_registry import METHODS
+from fedveil.run.assembly import Prepared, federation, prepare
+
+
+@cache
+def small_digits() -> Dataset:
+    """A tenth of the embedded digits."""
+    full = load("digits")
+    return Dataset(full.info, full.x_train[:150], full.y_train[:150], full.x_test[:60], full.y_test[:60])
+
+
+def config(method: dict[str, Any], view: str = "aggregate", **more: Any) -> Config:
+    """Six clients, four a round, three rounds, seeded noise, unless told otherwise."""
+    private = {} if method["name"] == "fedavg" else {"epsilon": 8.0, "delta": 0.01, "view": view}
+    sections: dict[str, Any] = {
+        "model": {"name": "mlp", "hidden": [8]},
+        "data": {"name": "digits", "partition": {"kind": "iid", "clients": 6}},
+        "training": {
+            "rounds": 3,
+            "clients_per_round": 4,
+            "local_steps": 3,
+            "batch_size": 16,
+            "batch_clip": 1.0,
+            "sampling": "fixed",
+        },
+        "privacy": private,
+        "run": {"seeded_noise": True, "seed": 3, "engine": "inline"},
+    }
+    for section, values in more.items():
+        sections[section] = {**sections[section], **values}
+    return configure(method=method, **sections)
+
+
+def every_method() -> Iterator[tuple[str, Config]]:
+    """Each method of the registry, in each variant and each view that it accepts."""
+    for name, kind in METHODS.items():
+        variants = ["published", "proven"] if "variant" in kind.model_fields else [None]
+        for variant in variants:
+            for view in [v.value for v in View]:
+                method = {"name": name} if variant is None else {"name": name, "variant": variant}
+                try:
+                    given = config(method, view)
+                    calibrated_setting(given, prepared(given).population)
+                except ConfigError:
+                    continue
+                yield "-".join(filter(None, (name, variant, view))), given
+
+
+_PREPARED: dict[str, Prepared] = {}
+
+
+def prepared(given: Config) -> Prepared:
+    """The small digits dealt out, once for each way of dealing."""
+    key = str(given.data)
+    if key not in _PREPARED:
+        _PREPARED[key] = prepare(given, small_digits())
+    return _PREPARED[key]
+
+
+def job(given: Config, folder: Path) -> Federation:
+    """The federation of a configuration, with a new ledger."""
+    folder.mkdir(parents=True, exist_ok=True)
+    Ledger.create(folder / "ledger.sqlite", "r", {}).close()
+    return federation(given, prepared(given), folder / "ledger.sqlite", "r")
+
+
+def charged(folder: Path) -> list[Any]:
+    """What the ledger of `job` holds, ordered by round and client."""
+    with Ledger.open(folder / "ledger.sqlite") as ledger:
+        entries = [entry for _, _, entry in ledger.entries()]
+    return sorted(entries, key=lambda e: (e.round, e.client))
+
+
+def bits(tensor: Any) -> bytes:
+    """The exact contents."""
+    return np.ascontiguousarray(tensor.numpy()).tobytes()

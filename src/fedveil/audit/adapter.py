@@ -16,7 +16,7 @@ import torch
 
 from fedveil.accounting.types import Adjacency, SampledGaussian, Scope, Unit, View
 from fedveil.audit.mechanism import Floats, Subject, Upload
-from fedveil.federation.round import seen
+from fedveil.federation.round import observed
 from fedveil.ledger.ledger import Entry
 from fedveil.release.cost import active_layers, per_layer, plan_mu
 from fedveil.release.door import Door, clipped
@@ -179,7 +179,7 @@ def warmed(case: Case, rng: np.random.Generator, rounds: int = WARM) -> State:
         released = case.released(t)
         plan = case.policy.plan(released, state)
         update = torch.from_numpy(rng.standard_normal(len(case.model))).float() * 0.05 * (t + 1)
-        state = case.policy.observe(state, seen(case.release(update, plan, t, rng), released))
+        state = case.policy.observe(state, observed(case.release(update, plan, t, rng), released))
     return state
 
 
@@ -248,7 +248,7 @@ def run_score(case: Case, rounds: int) -> Callable[[int, np.random.Generator], f
             a, b = (clipped(u, plan, s.layout) for u in worst_pair(plan, case))
             update = (b if world else a) if case.joins(rng) else torch.zeros_like(a)
             release = case.release(update, plan, t, rng)
-            state = case.policy.observe(state, seen(release, released))
+            state = case.policy.observe(state, observed(release, released))
             std = noise_of(case, plan)
             total += _ratio(release.vector.double().numpy(), a.numpy(), b.numpy(), std, rate)
         return total
@@ -306,5 +306,5 @@ def costs(case: Case, rounds: int, rng: np.random.Generator) -> list[float]:
         plan = case.policy.plan(released, state)
         found.append(plain_mu(plan, case.setting.layout))
         update = torch.from_numpy(rng.standard_normal(len(case.model))).float()
-        state = case.policy.observe(state, seen(case.release(update, plan, t, rng), released))
+        state = case.policy.observe(state, observed(case.release(update, plan, t, rng), released))
     return found

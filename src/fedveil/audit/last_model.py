@@ -19,7 +19,7 @@ from fedveil.audit.mechanism import Floats, Upload
 from fedveil.audit.structural import FALSE_CONSTANT, structural
 from fedveil.audit.two_world import many_runs
 from fedveil.errors import ConfigError
-from fedveil.federation.round import seen
+from fedveil.federation.round import observed
 from fedveil.release.plan import Plan, Released
 
 FAR = 1e6
@@ -63,7 +63,7 @@ class Runs:
             joins = t >= s.rounds - s.participations and case.joins(rng)
             update = self.pair[world] if joins else torch.zeros_like(model)
             release = case.release(update, plan, t, rng, s.cohort)
-            state = case.policy.observe(state, seen(release, released))
+            state = case.policy.observe(state, observed(release, released))
             server.step(vector, -case.method.aggregate([release], model))
             previous = model
         return vector

@@ -13,7 +13,7 @@ import torch
 
 from fedveil.errors import BudgetExhausted, FedveilError
 from fedveil.federation.evaluate import client_accuracy, predict, score
-from fedveil.federation.round import Context, Outcome, Task, seen
+from fedveil.federation.round import Context, Outcome, Task, observed
 from fedveil.release.door import Contribution
 from fedveil.release.plan import Plan, Raw, Released, Upload
 from fedveil.training.local import Measuring, Personal, State
@@ -106,7 +106,8 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     plan = context.policy.plan(released, progress.common) if context.summed else None
     outcomes = list(engine.map(_tasks(federation, progress, released, chosen, plan)))
     failed = {o.client: o.error for o in outcomes if o.error}
-    if len(failed) == len(outcomes) > 1 and federation.setting.min_survivors is None:
+    lost = sum(o.release is None for o in outcomes)
+    if lost == len(outcomes) > 1 and federation.setting.min_survivors is None:
         raise FedveilError(f"every client of round {t} failed; the first reason: {next(iter(failed.values()))}")
     record: Record = {"round": t, "participants": len(outcomes) - len(failed), "failed": len(failed), "failures": failed}
     uploads = _uploads(federation, progress, outcomes, plan, released, record)
@@ -156,12 +157,12 @@ def _tasks(
 
 
 def _remember(progress: Progress, outcome: Outcome) -> None:
-    if outcome.error:
+    if outcome.release is None:
         return
     progress.seen[outcome.client] = progress.seen.get(outcome.client, 0) + 1
     if outcome.policy_state and not isinstance(outcome.release, Contribution):
         progress.policies[outcome.client] = outcome.policy_state
-    if outcome.private:
+    if outcome.private and not outcome.error:
         progress.privates[outcome.client] = outcome.private
 
 
@@ -186,7 +187,7 @@ def _uploads(
     if not denominator:
         return []
     upload = context.door.release_sum(sealed, plan, progress.round, denominator)
-    progress.common = context.policy.observe(progress.common, seen(upload, released))
+    progress.common = context.policy.observe(progress.common, observed(upload, released))
     return [upload]
 
 

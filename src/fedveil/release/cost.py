@@ -6,8 +6,9 @@ import math
 from typing import TYPE_CHECKING
 
 from fedveil.accounting.heterogeneous import mu_groups, mu_groups_joint
-from fedveil.accounting.types import Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
-from fedveil.release.plan import Plan
+from fedveil.accounting.types import Event, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.release.grid import exponent_for
+from fedveil.release.plan import DpSgd, Plan
 
 if TYPE_CHECKING:
     from fedveil.training.params import Layout
@@ -28,7 +29,18 @@ def per_layer(value: float | object, layout: Layout) -> list[float]:
 
 
 def plan_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float | str:
-    """The exact mu of one Gaussian release under this plan, or the reason why there is none.
+    """The exact mu of one joint Gaussian release of the update and all extras, or the reason why there is none; as `update_mu`."""
+    mus: list[float] = []
+    for name, extra in plan.extras.items():
+        if not extra.noise_std:
+            return f"the extra {name!r} leaves without noise"
+        mus.append(factor * extra.clip / (extra.noise_std * math.sqrt(shares)))
+    mu = update_mu(plan, layout, factor, shares)
+    return mu if isinstance(mu, str) or not mus else math.hypot(mu, *mus)
+
+
+def update_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float | str:
+    """The exact mu of one Gaussian release of the update under this plan, or the reason why there is none.
 
     Args:
         factor: 1 for zero-out, 2 for replace-one adjacency.
@@ -58,7 +70,14 @@ def plan_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float |
     return float(mu_groups_joint(bounded, sigmas, factor * plan.clip))
 
 
-def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, noisy_uploads: int = 1) -> Event:
+def promises(plan: Plan, layout: Layout) -> bool:
+    """Whether everything that leaves under this plan is clipped and noised, so that it leaves as integers on the grid."""
+    return not plan.unproven and plan.dp_sgd is None and not isinstance(update_mu(plan, layout, 1), str)
+
+
+def event_of(
+    plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, noisy_uploads: int = 1, round: int = 0
+) -> Event:
     """The privacy event of one release.
 
     Args:
@@ -73,8 +92,8 @@ def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, no
         if scope.unit is not Unit.RECORD:
             return Unbounded("DP-SGD inside a client protects records, not the client")
         if step.noise_multiplier == 0:
-            return Unbounded("DP-SGD without noise")
-        return SampledGaussian(step.rate, step.noise_multiplier / scope.adjacency.factor, step.steps)
+            return Unbounded("no noise is added (noise_multiplier = 0)")
+        return SampledGaussian(step.rate, step_multiplier(step, layout.dimension, scope.adjacency.factor), step.steps)
     in_server_view = scope.view is View.SERVER
     if in_server_view and plan.place == "sum":
         return Unbounded("the server receives uploads without noise of their own; only their sum is protected")
@@ -84,6 +103,29 @@ def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, no
     mu = plan_mu(plan, layout, scope.update_factor, shares)
     if isinstance(mu, str):
         return Unbounded(mu)
-    if rate is None or in_server_view or plan.place == "upload" or mu == 0:
-        return Gaussian(mu)
-    return SampledGaussian(rate, 1 / mu)
+    return plan.mechanism.price(mu, None if in_server_view or plan.place == "upload" else rate, round)
+
+
+def step_multiplier(step: DpSgd, dimension: int, factor: int) -> float:
+    """Noise std / true sensitivity of one DP-SGD step: the clip, with the errors of float64 norms and sums and of the grid.
+
+    Args:
+        dimension: d of the gradient. factor: 1 for zero-out, 2 for replace-one adjacency.
+
+    Source: docs/privacy.md, "DP-SGD to the bit".
+    """
+    std = step.noise_multiplier * step.clip
+    return std / (factor * step_sensitivity(step, dimension))
+
+
+def step_sensitivity(step: DpSgd, dimension: int) -> float:
+    """Bound on what one example moves the gridded sum of a batch by, L2.
+
+    C (1 + e_n) (1 + 2 B gamma_B) for norms and sums in float64, and h sqrt(d) for the rounding of the sum to the grid step h.
+    """
+    u = 2.0**-53
+    gamma_norm = (dimension + 1) * u / (1 - (dimension + 1) * u)
+    norm_error = (1 + 2.0**-24) ** 2 / ((1 - 2.0**-24) * math.sqrt(1 - gamma_norm)) - 1
+    gamma_sum = step.cap * u / (1 - step.cap * u)
+    grid = 2.0 ** exponent_for(step.noise_multiplier * step.clip) * math.sqrt(dimension)
+    return step.clip * (1 + norm_error) * (1 + 2 * step.cap * gamma_sum) + grid

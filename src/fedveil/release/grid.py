@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fedveil.errors import ConfigError, UpdateRefused
@@ -98,8 +97,10 @@ def to_grid(vector: Tensor, groups: Sequence[Group], clip: float, group_clips: S
     return integers
 
 
-def from_grid(integers: Integers, groups: Sequence[Group]) -> Tensor:
+def from_grid(integers: Integers | NDArray[np.float64], groups: Sequence[Group]) -> Tensor:
     """The float32 vector [n] that released integers [n] stand for; post-processing at the receiver."""
+    import torch
+
     vector = np.empty(len(integers), dtype=np.float32)
     for part, k in _merged(groups):
         np.multiply(integers[part], 2.0**k, out=vector[part], casting="unsafe")

@@ -25,9 +25,10 @@ from fedveil.federation.fit import Federation
 from fedveil.federation.round import Context
 from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.ledger.budgeted_ledger import Till
-from fedveil.methods.base import ROUNDING, Method, Setting
+from fedveil.methods.base import ROUNDING, Method, Setting, releases_to
 from fedveil.models import model_registry as models
 from fedveil.release.door import Door
+from fedveil.release.memory import Memory
 from fedveil.release.noise import Randomness
 from fedveil.training.local import Objective, Personal, Trained
 from fedveil.training.params import FlatModel
@@ -97,9 +98,11 @@ def federation(config: Config, prepared: Prepared, ledger: Path, run: str, devic
         run,
         Till(ledger, budgets(method, setting), config.run.seeded_noise),
         randomness,
-        rate=setting.rate if setting.sampling == "poisson" else None,
+        rate=setting.rate if setting.amplified else None,
         max_norm=config.training.max_update_norm,
         colluders=setting.colluders,
+        extras=method.extras(setting),
+        memory=Memory(ledger.with_name("noise-state.safetensors")),
     )
     context = Context(
         model,
@@ -142,10 +145,10 @@ def budgets(method: Method, setting: Setting) -> Budgets | None:
     Where the last model alone tells less than the releases together, the cap is what these cost: each is charged in full.
     """
     view = setting.scope.view
-    planned = method.releases(setting, View.AGGREGATE if view is View.FINAL else view)
+    planned = releases_to(method, setting, View.AGGREGATE if view is View.FINAL else view)
     if any(isinstance(event, Unbounded) for event in planned):
         return None
-    epsilon = setting.epsilon if planned == method.releases(setting, view) else None
+    epsilon = setting.epsilon if planned == releases_to(method, setting, view) else None
     return Budgets(filter_for(planned, epsilon, setting.delta, setting.scope.adjacency), setting.scope)
 
 

@@ -127,11 +127,6 @@ class Method(Protocol):
         ...
 
     @property
-    def weighting(self) -> Weighting:
-        """How clients weigh in the mean: all the same, or by their number of examples."""
-        ...
-
-    @property
     def coverage(self) -> bool:
         """Whether `aggregate` means a coordinate over the clients that sent it, not over all; tells the history its noise."""
         ...
@@ -183,11 +178,6 @@ class MethodConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @property
-    def weighting(self) -> Weighting:
-        """All clients weigh the same."""
-        return "uniform"
-
-    @property
     def coverage(self) -> bool:
         """Coordinates are averaged over all clients."""
         return False
@@ -231,6 +221,12 @@ class MethodConfig(BaseModel):
 
 
 # --- shared parts ------------------------------------------------------------------------------------------------------
+
+
+def weighting_of(method: Method) -> Weighting:
+    """How clients weigh in the mean: by the method's `weighting`, as a parameter or a property, else all the same."""
+    found: Weighting = getattr(method, "weighting", "uniform")
+    return found
 
 
 def mean(uploads: Sequence[Upload]) -> Tensor:

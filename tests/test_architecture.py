@@ -19,10 +19,10 @@ ROOMS = (
 )
 """From low to high: a room imports only rooms before it. `fedveil/__init__.py` is below, `fedveil/__main__.py` above all."""
 
-SHARED_NAMES = set(
-    "Case Clients Entry Found LocalSpec NoisyFedAvg Optimizer Options Outcome Pool Progress Raw Result Row Scene Scores Task"
-    " Upload".split()
-)
+SHARED_NAMES = {
+    *("Case", "Clients", "Entry", "Found", "LocalSpec", "NoisyFedAvg", "Optimizer", "Options", "Outcome", "Pool", "Progress"),
+    *("Raw", "Result", "Row", "Scene", "Scores", "Task", "Upload"),
+}
 """Classes whose name another room has too: no new ones."""
 
 
@@ -41,7 +41,7 @@ def imports(text: str, modules: set[str]) -> set[str]:
 
 def order(module: str) -> int:
     """How high a module's room is."""
-    return ("fedveil", *ROOMS, "__main__").index(module.split(".")[module.count(".") > 0])
+    return ("fedveil", *ROOMS, "__main__").index(module.split(".")[1] if "." in module else module)
 
 
 def upward(graph: dict[str, set[str]]) -> list[str]:

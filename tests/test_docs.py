@@ -89,7 +89,7 @@ def test_what_is_not_there_and_what_is_too_long_are_found() -> None:
     text = "`fedveil.data.load.load` `fedveil.nowhere.load` `run/run.py: run` `run/run.py: walk`\nfrom fedveil.errors import Gone"
     gone = {name for name in names(text) if not there(name)}
     assert gone == {"fedveil.nowhere." + "load", "fedveil.run.run.walk", "fedveil.errors.Gone"}
-    page = "src/fedveil/run/" + "gone.py, run/run.py, `test_gone" + ".py`, runs/a/report.html, presets/METHOD/ROW.toml"
+    page = "tests/, src/fedveil/run/" + "gone.py, run/run.py, `test_gone" + ".py`, runs/a/report.html, presets/METHOD/ROW.toml"
     assert missing_paths(page, ROOT) == ["src/fedveil/run/gone.py", "test_gone.py"]
     line = "word " * 30
     assert long_lines(f"{line}\n| {line}\n```\n{line}\n```\n    {line}") == [line]

@@ -117,3 +117,9 @@ def test_an_arrow_up_and_a_circle_are_found() -> None:
     assert upward({"fedveil.data.load": {"fedveil.run.run", "fedveil.errors"}}) == ["fedveil.data.load imports fedveil.run.run"]
     assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})) == {"a", "b", "c"}
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_what_tests_share_lies_in_tests_support() -> None:
+    tests = {path.stem: path for path in (ROOT / "tests").rglob("test_*.py")}
+    named = {path.name: set(re.findall(r"^ *(?:from|import) (test_\w+)", path.read_text(), re.M)) for path in tests.values()}
+    assert {name: found for name, found in named.items() if found & set(tests)} == {}

@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_engines_pool import assert_same, same_state
-from test_federation_round import ONE
-from test_federation_round import federation as by_hand
 
-from federation_runs import charged, config, every_method, job
+from by_hand import ONE
+from by_hand import federation as by_hand
+from federation_runs import assert_same, charged, config, every_method, job, same_state
 from fedveil.accounting.types import Gaussian
 from fedveil.engines import pool
 from fedveil.engines.inline import Inline

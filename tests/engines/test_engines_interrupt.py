@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_engines_pool import gone
 
+from federation_runs import gone
 from fedveil.configuration.config import load_config
 from fedveil.engines.interrupts import ends_on_interrupt, put_off
 from fedveil.run.run import run

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 from safetensors import SafetensorError
-from test_engines_pool import assert_same
 
-from federation_runs import bits, config, every_method, job
+from federation_runs import assert_same, bits, config, every_method, job
 from fedveil.configuration.config import Config
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError, FedveilError

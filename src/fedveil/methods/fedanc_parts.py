@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedveil.methods.adaptive import debiased_norms
 from fedveil.methods.base import Setting, sum_noise
+from fedveil.methods.fedanc_options import FedANCOptions
 from fedveil.methods.lstm_controller import BETA, ranks, soft_mask_slope
 from fedveil.release.plan import Plan, Released, Upload
 from fedveil.training.local import Local, State, clip_
@@ -17,7 +18,6 @@ from fedveil.training.local import Local, State, clip_
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.methods.fedanc import FedANC
 
 REFERENCE = sum(BETA) / 2
 """The controller's beta that spends an even share of what is left of the budget."""
@@ -35,7 +35,7 @@ class Budgeted:
     for varying noise, so there mu = f / z always, and the controller sets only the share of coordinates.
     """
 
-    method: FedANC
+    method: FedANCOptions
     setting: Setting
 
     def start(self) -> State:
@@ -146,7 +146,7 @@ class SparseNoise:
     optimisers the step's dependence on the gradient is taken to be eta. The last batch of a round teaches the budget only.
     """
 
-    method: FedANC
+    method: FedANCOptions
     target: float
     delta: float
 

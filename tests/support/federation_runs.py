@@ -14,7 +14,7 @@ from fedveil.configuration.config import Config, calibrated_setting, configure
 from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
 from fedveil.errors import ConfigError
-from fedveil.federation.fit import Federation
+from fedveil.federation.progress import Federation
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.method_registry import METHODS
 from fedveil.run.assembly import Prepared, federation, prepare

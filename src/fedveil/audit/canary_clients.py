@@ -21,7 +21,8 @@ from fedveil.audit import one_shot
 from fedveil.audit.mechanism import Floats
 from fedveil.errors import ConfigError
 from fedveil.federation.engine import Engine
-from fedveil.federation.fit import Federation, Progress, fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import Context
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import Plan, Released

@@ -12,7 +12,7 @@ from fedveil.run.recorded_run import Row, RunData, read_run
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from fedveil.federation.fit import Record
+    from fedveil.federation.progress import Record
 
 INK, MUTED, BLUE, ORANGE, GREEN = "#222222", "#777777", "#0072B2", "#D55E00", "#009E73"
 COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#8A7F00", MUTED)

@@ -21,7 +21,7 @@ from fedveil.data.partition import checked_options, from_options
 from fedveil.data.split import client_test_split, public_split, split_within_users
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
-from fedveil.federation.fit import Federation
+from fedveil.federation.progress import Federation
 from fedveil.federation.round import Context
 from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.ledger.budgeted_ledger import Till

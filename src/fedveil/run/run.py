@@ -14,7 +14,8 @@ from fedveil.configuration.plugins import digests
 from fedveil.engines.select_engine import engine, place
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.checkpoint import Checkpoints
-from fedveil.federation.fit import Progress, Record, fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import Progress, Record, start
 from fedveil.ledger.budgeted_ledger import Till
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import Prepared, federation, new_run_id, prepare

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from fedveil.configuration.config import Config
     from fedveil.data.partition import Partition
-    from fedveil.federation.fit import Record
+    from fedveil.federation.progress import Record
     from fedveil.training.params import Layout
 
 _PER_CLIENT = ("client_accuracy", "personal_accuracy", "by_client")

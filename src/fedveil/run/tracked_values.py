@@ -13,7 +13,7 @@ from fedveil.run.run_directory import present
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
-    from fedveil.federation.fit import Record
+    from fedveil.federation.progress import Record
     from fedveil.statement.statement import Statement
 
 CLIENTS = ("client_accuracy", "personal_accuracy", "trained_accuracy")

@@ -19,7 +19,8 @@ from fedveil.configuration.config import layout_of
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
-from fedveil.federation.fit import one_round, start
+from fedveil.federation.fit import one_round
+from fedveil.federation.progress import start
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import Prepared, federation, prepare
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from fedveil.configuration.config import Config
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
-    from fedveil.federation.fit import Federation, Record
+    from fedveil.federation.progress import Federation, Record
 
 Change = Literal["labels", "record", "absent"]
 

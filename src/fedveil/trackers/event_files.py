@@ -12,7 +12,7 @@ from fedveil.run.run_directory import present
 from fedveil.run.tracked_values import CLIENTS, Begun, epsilons, numbers, settings
 
 if TYPE_CHECKING:
-    from fedveil.federation.fit import Record
+    from fedveil.federation.progress import Record
 
 
 class TensorBoard:

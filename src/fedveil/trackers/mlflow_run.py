@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fedveil.run.tracked_values import Begun, epsilons, numbers, settings
 
 if TYPE_CHECKING:
-    from fedveil.federation.fit import Record
+    from fedveil.federation.progress import Record
 
 ARTIFACTS = ("report.html", "statement.json", "statement.md", "config.toml", "versions.json", "summary.json")
 TABLES = ("history.csv", "layers.csv", "clients.csv", "participants.csv", "failures.csv")

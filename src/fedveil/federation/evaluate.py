@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from fedveil.training.local import Personal
+from fedveil.training.local import HasPersonalModel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.federation.clients import Clients
-    from fedveil.federation.progress import Federation, Progress, Record
+    from fedveil.federation.history import Record
+    from fedveil.federation.progress import Federation, Progress
     from fedveil.training.params import FlatModel
 
 _BATCH = 1000
@@ -101,9 +102,9 @@ def evaluate(federation: Federation, progress: Progress) -> Record:
 
 
 def _personal(federation: Federation, progress: Progress, tests: Clients) -> Record:
-    """Accuracy of each client's own model on its own test examples, where the method has such models (see `Personal`)."""
+    """Accuracy of each client's own model on its own test examples, where the method has such models (see `HasPersonalModel`)."""
     objective = federation.context.objective
-    if not isinstance(objective, Personal):
+    if not isinstance(objective, HasPersonalModel):
         return {}
     each: list[float | None] = []
     for c in range(len(tests)):

@@ -12,8 +12,9 @@ import torch
 
 from fedveil.errors import BudgetExhausted, FedveilError
 from fedveil.federation.evaluate import evaluate, global_model, predict, score
+from fedveil.federation.history import Record
 from fedveil.federation.measures import method_measures, release_measures
-from fedveil.federation.progress import Federation, Progress, Record
+from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import Outcome, Task, seen
 from fedveil.release.door import Contribution
 from fedveil.release.plan import Plan, Raw, Released, Upload

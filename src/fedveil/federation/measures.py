@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedveil.training.local import Measuring
+from fedveil.training.local import HasMetrics
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.federation.progress import Federation, Progress, Record
+    from fedveil.federation.history import Record
+    from fedveil.federation.progress import Federation, Progress
     from fedveil.federation.round import Outcome
     from fedveil.release.plan import Plan, Upload
     from fedveil.training.params import Layout
@@ -78,13 +79,13 @@ def _noise(variances: list[Tensor], uploads: list[Upload], layout: Layout, *, by
 
 
 def method_measures(federation: Federation, progress: Progress, clients: list[int]) -> Record:
-    """The figures of this round's policies and objectives (see `Measuring`): means over the clients, and each client's own."""
+    """The figures of this round's policies and objectives (see `HasMetrics`): means over the clients, and each client's own."""
     context = federation.context
     policies = [progress.common] if context.summed else [progress.policies.get(c, {}) for c in clients]
     row: Record = {}
     own: dict[int, dict[str, Any]] = {c: {} for c in clients}
     for part, states in ((context.objective, [progress.privates.get(c, {}) for c in clients]), (context.policy, policies)):
-        if isinstance(part, Measuring):
+        if isinstance(part, HasMetrics):
             measured = [part.measures(state) if state else {} for state in states]
             row.update(_means([cells for cells in measured if cells]))
             if len(measured) == len(clients) and not (context.summed and part is context.policy):

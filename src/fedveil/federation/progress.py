@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedveil.training.local import State
 from fedveil.training.optimizer import OptimizerSpec
@@ -12,11 +12,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.federation.clients import Clients
+    from fedveil.federation.history import Record
     from fedveil.federation.round import Context
     from fedveil.methods.base import Method, Setting
-
-Record = dict[str, Any]
-"""One row of history: numbers, and lists of numbers per layer or client."""
 
 
 @dataclass

@@ -26,7 +26,8 @@ from fedveil.engines.device import gpu_problem, settings
 from fedveil.engines.inline import Inline
 from fedveil.engines.select_engine import engine, place
 from fedveil.errors import BudgetExhausted, ConfigError
-from fedveil.federation.fit import Federation, Progress, fit, one_round, start
+from fedveil.federation.fit import fit, one_round
+from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg

@@ -27,10 +27,11 @@ from fedveil.engines.pool import Pool
 from fedveil.engines.pool_worker import work
 from fedveil.errors import FedveilError
 from fedveil.federation.engine import Engine
-from fedveil.federation.fit import Federation, Progress, fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import Federation, Progress, start
 from fedveil.methods.fedavg import FedAvg
 from fedveil.release.plan import Plan, Released
-from fedveil.run.run_directory import write_history
+from fedveil.run.history_files import write_history
 from fedveil.training.local import Local
 
 RUNS = dict(every_method())

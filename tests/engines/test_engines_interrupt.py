@@ -51,7 +51,8 @@ import signal, sys, time
 sys.path.insert(0, {here!r})
 from pathlib import Path
 from federation_runs import config, job
-from fedveil.federation.fit import fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import start
 from fedveil.engines.pool import Pool
 
 def tell(progress):

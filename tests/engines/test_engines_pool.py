@@ -25,7 +25,8 @@ from fedveil.engines.pool import Pool
 from fedveil.engines.pool_worker import work
 from fedveil.engines.select_engine import engine, place
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.federation.fit import Federation, Progress, fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import Federation, Progress, start
 from fedveil.methods.base import Method
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
@@ -328,7 +329,8 @@ import sys, time
 sys.path.insert(0, {here!r})
 from pathlib import Path
 from federation_runs import config, job
-from fedveil.federation.fit import fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import start
 from fedveil.engines.pool import Pool
 given = config(
     {{"name": "dp-fedavg"}},

@@ -17,7 +17,8 @@ from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation import checkpoint
 from fedveil.federation.checkpoint import Checkpoints
-from fedveil.federation.fit import Progress, fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import Progress, start
 
 RUNS = dict(every_method())
 ME = {"run": "r"}

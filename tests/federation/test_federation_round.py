@@ -14,7 +14,8 @@ from fedveil.accounting.types import Gaussian, SampledGaussian, View
 from fedveil.engines.inline import Inline
 from fedveil.errors import BudgetExhausted, FedveilError
 from fedveil.federation.clients import Clients
-from fedveil.federation.fit import Federation, Progress, fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.ledger import Entry
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg

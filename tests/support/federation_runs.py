@@ -16,7 +16,8 @@ from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
 from fedveil.errors import ConfigError
 from fedveil.federation.engine import Engine
-from fedveil.federation.fit import Federation, Progress, fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.method_registry import METHODS
 from fedveil.run.assembly import Prepared, federation, prepare

@@ -21,7 +21,8 @@ from fedveil.configuration.config import Config, load_config
 from fedveil.engines.select_engine import engine
 from fedveil.errors import ConfigError
 from fedveil.federation.checkpoint import Checkpoints
-from fedveil.federation.fit import Federation, Progress, one_round, start
+from fedveil.federation.fit import one_round
+from fedveil.federation.progress import Federation, Progress, start
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import Fixed, Plan, Released
 from fedveil.run.assembly import Prepared, build_model, federation, prepare

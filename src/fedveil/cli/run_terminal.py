@@ -14,7 +14,7 @@ from fedveil.studies.twin import twin_directory
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
-    from fedveil.federation.fit import Record
+    from fedveil.federation.history import Record
     from fedveil.studies.twin import Change
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"

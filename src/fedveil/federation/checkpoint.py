@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.federation.fit import Progress
+from fedveil.federation.progress import Progress
 from fedveil.ledger.ledger_head import read_head
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from fedveil.methods.base import Setting, sum_noise
 from fedveil.methods.fedanc_options import FedANCOptions
 from fedveil.methods.lstm_controller import BETA, ranks, soft_mask_slope
 from fedveil.release.plan import Plan, Released, Upload
+from fedveil.training.column import Column
 from fedveil.training.local import Local, State, clip_
 
 if TYPE_CHECKING:
@@ -37,6 +38,12 @@ class Budgeted:
 
     method: FedANCOptions
     setting: Setting
+    columns = (
+        Column("beta", "Noise std / clip"),
+        Column("gamma", "Coordinates that may be sent", "coordinates", share=True),
+        Column("controller_beta", "The controller's own noise std / clip"),
+        Column("mu2_spent", "Spent of the budget in μ²", "μ²"),
+    )
 
     def start(self) -> State:
         """A pre-trained controller that has seen nothing."""
@@ -149,6 +156,11 @@ class SparseNoise:
     method: FedANCOptions
     target: float
     delta: float
+    columns = (
+        Column("beta", "Noise std / clip"),
+        Column("gamma", "Coordinates that may be sent", "coordinates", share=True),
+        Column("claimed_epsilon", "The paper's ε of the last step", "ε"),
+    )
 
     def begin(self, local: Local) -> None:
         """Each client keeps its controller."""

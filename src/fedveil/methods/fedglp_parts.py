@@ -12,6 +12,7 @@ from fedveil.methods.base import Setting, gaussian_plan, sum_noise
 from fedveil.methods.fedglp_options import FedGLPOptions
 from fedveil.methods.sparse import grown
 from fedveil.release.plan import Plan, Released, Upload
+from fedveil.training.column import Column
 from fedveil.training.local import Local, State
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from fedveil.training.params import Layout
 
+
+BETA = Column("beta", "Most that a layer may keep personal", "coordinates", share=True)
 
 # --- clip weights (Algorithm 1) ----------------------------------------------------------------------------------------
 
@@ -53,6 +56,7 @@ class ClipWeights:
     method: FedGLPOptions
     setting: Setting
     beta: float
+    columns = (BETA, Column("clip_weights", "Share of the squared clip", kind="layer", share=True))
 
     def start(self) -> State:
         """Log-odds of the layers' shares; nothing personal."""
@@ -107,6 +111,11 @@ class TwoLosses:
     setting: Setting
     beta: float
     sigma: float | None = None
+    columns = (
+        BETA,
+        Column("mask_share", "Personal coordinates", "coordinates", share=True),
+        Column("uplink_bits", "Sent by a client", "bits", "lower"),
+    )
 
     def begin(self, local: Local) -> None:
         """where(mask, personal, global)."""

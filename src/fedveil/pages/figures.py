@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.errors import ConfigError, nearest
-from fedveil.run.recorded_run import Row, RunData, read_run
+from fedveil.run.history_files import Row
+from fedveil.run.recorded_run import RunData, read_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from fedveil.federation.fit import Record
+    from fedveil.federation.history import Record
 
 INK, MUTED, BLUE, ORANGE, GREEN = "#222222", "#777777", "#0072B2", "#D55E00", "#009E73"
 COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#8A7F00", MUTED)

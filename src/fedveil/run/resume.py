@@ -17,7 +17,7 @@ from fedveil.ledger.ledger import AGGREGATE, Ledger
 from fedveil.ledger.ledger_head import head_path
 
 if TYPE_CHECKING:
-    from fedveil.federation.fit import Progress
+    from fedveil.federation.progress import Progress
     from fedveil.run.assembly import Prepared
 
 FREE = (

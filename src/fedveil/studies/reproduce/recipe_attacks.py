@@ -32,7 +32,7 @@ from fedveil.attacks.pictures import save_comparison
 from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
-from fedveil.federation.fit import Federation
+from fedveil.federation.progress import Federation
 from fedveil.federation.round import Task, client_round
 from fedveil.ledger.ledger import Ledger
 from fedveil.release.plan import Released, Upload

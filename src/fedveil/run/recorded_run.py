@@ -9,24 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedveil.configuration.config import without_free_keys
 from fedveil.errors import ConfigError
 from fedveil.federation.history import Columns
 from fedveil.run.history_files import DECLARED, Row, parse_columns, parse_table
 from fedveil.statement.statement import Statement
 
 T = TypeVar("T")
-
-_NOT_THE_EXPERIMENT = {
-    ("run", "seed"),
-    ("run", "name"),
-    ("run", "engine"),
-    ("run", "clients_at_once"),
-    ("run", "deterministic"),
-    ("run", "track"),
-    ("data", "data_dir"),
-    ("data", "download"),
-}
-"""Configuration keys in which runs of one and the same experiment may differ."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +96,8 @@ def read_run(path: str | Path) -> RunData:
 
 def experiment_of(run: RunData) -> dict[str, Any]:
     """The configuration as `section.key: value`, without what may differ between runs of one experiment (the seed above all)."""
-    flat = _flat(run.config)
-    return {".".join(key): value for key, value in flat.items() if key[:2] not in _NOT_THE_EXPERIMENT}
+    flat = _flat(without_free_keys(run.config))
+    return {".".join(key): value for key, value in flat.items() if key != ("run", "seed")}
 
 
 def grouped(runs: Sequence[RunData]) -> list[list[RunData]]:

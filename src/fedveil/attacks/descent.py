@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks.attack_types import Bounds
-from fedveil.attacks.case import Report
+from fedveil.attacks.attempt import Report
 
 LineSearch = Literal["strong_wolfe"] | None
 

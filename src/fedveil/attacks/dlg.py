@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks import labels
-from fedveil.attacks.attack_types import Bounds, Knowledge, ModelFn, OnStep, Result, Trial, Upload
-from fedveil.attacks.case import Case
+from fedveil.attacks.attack_types import Bounds, CapturedUpload, Knowledge, ModelFn, OnStep, Reconstruction, Trial
+from fedveil.attacks.attempt import Attempt
 from fedveil.attacks.descent import LineSearch, lbfgs
 from fedveil.attacks.matching import squared
 
@@ -32,16 +32,16 @@ class DLG:
 
     def run(
         self,
-        uploads: Sequence[Upload],
+        uploads: Sequence[CapturedUpload],
         model_fn: ModelFn,
         state: Mapping[str, Tensor],
         knowledge: Knowledge,
         bounds: Bounds,
         rng: torch.Generator,
         on_step: OnStep | None = None,
-    ) -> Result:
+    ) -> Reconstruction:
         """Reconstruct the examples behind `uploads`; see `Attack.run`."""
-        case = Case.of(uploads, model_fn, state, knowledge, bounds, rng, on_step)
+        case = Attempt.of(uploads, model_fn, state, knowledge, bounds, rng, on_step)
         fixed = None if knowledge.labels is None else labels.infer(case.targets[0], case.n, knowledge, bounds, rng)
         return case.conclude("dlg", self, _trials("dlg", self, case, fixed))
 
@@ -60,21 +60,21 @@ class IDLG:
 
     def run(
         self,
-        uploads: Sequence[Upload],
+        uploads: Sequence[CapturedUpload],
         model_fn: ModelFn,
         state: Mapping[str, Tensor],
         knowledge: Knowledge,
         bounds: Bounds,
         rng: torch.Generator,
         on_step: OnStep | None = None,
-    ) -> Result:
+    ) -> Reconstruction:
         """Reconstruct the examples behind `uploads`; see `Attack.run`."""
-        case = Case.of(uploads, model_fn, state, knowledge, bounds, rng, on_step)
+        case = Attempt.of(uploads, model_fn, state, knowledge, bounds, rng, on_step)
         fixed = labels.infer(case.targets[0], case.n, knowledge, bounds, rng)
         return case.conclude("idlg", self, _trials("idlg", self, case, fixed))
 
 
-def _trials(name: str, config: DLG | IDLG, case: Case, fixed: Tensor | None) -> list[Trial]:
+def _trials(name: str, config: DLG | IDLG, case: Attempt, fixed: Tensor | None) -> list[Trial]:
     """Starts until one is below the tolerance; without `fixed` labels these are variables too.
 
     L-BFGS stops at absolute changes, so a gradient of norm below 1 (a clipped one) is matched in units of its own.

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.attacks import labels
-from fedveil.attacks.attack_types import Bounds, Knowledge, ModelFn, OnStep, Result, Trial, Upload
-from fedveil.attacks.case import Case
+from fedveil.attacks.attack_types import Bounds, CapturedUpload, Knowledge, ModelFn, OnStep, Reconstruction, Trial
+from fedveil.attacks.attempt import Attempt
 from fedveil.attacks.descent import adam
 from fedveil.attacks.inverting import total_variation
 from fedveil.attacks.matching import Target, squared
@@ -46,23 +46,23 @@ class GradInversion:
 
     def run(
         self,
-        uploads: Sequence[Upload],
+        uploads: Sequence[CapturedUpload],
         model_fn: ModelFn,
         state: Mapping[str, Tensor],
         knowledge: Knowledge,
         bounds: Bounds,
         rng: torch.Generator,
         on_step: OnStep | None = None,
-    ) -> Result:
+    ) -> Reconstruction:
         """Reconstruct the examples behind `uploads`; see `Attack.run`."""
-        case = Case.of(uploads, model_fn, state, knowledge, bounds, rng, on_step)
+        case = Attempt.of(uploads, model_fn, state, knowledge, bounds, rng, on_step)
         if self.unique and knowledge.labels is None:
             y = labels.unique_labels(case.targets[0], case.n)
         else:
             y = labels.infer(case.targets[0], case.n, knowledge, bounds, rng)
         return case.conclude("gradinversion", self, self._trials(case, y))
 
-    def _trials(self, case: Case, y: Tensor) -> list[Trial]:
+    def _trials(self, case: Attempt, y: Tensor) -> list[Trial]:
         x, targets = case.gaussian(self.seeds, case.n), case.targets
 
         def noise(step: int) -> Tensor:
@@ -97,7 +97,7 @@ def disagreement(x: Tensor) -> Tensor:
 def statistics_distance(module: nn.Module, x: Tensor) -> Tensor:
     """Sum over batch normalisations of |mean - running mean| + |variance - running variance|, the first ten times.
 
-    0 where the model has none, or where their statistics are not known (`Upload.bn_mode` "train").
+    0 where the model has none, or where their statistics are not known (`CapturedUpload.bn_mode` "train").
     """
     layers = [m for m in module.modules() if isinstance(m, _BATCH_NORMS) and m.running_mean is not None]
     if not layers:

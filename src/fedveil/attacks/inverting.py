@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks import labels
-from fedveil.attacks.attack_types import Bounds, Knowledge, ModelFn, OnStep, Result, Trial, Upload
-from fedveil.attacks.case import Case
+from fedveil.attacks.attack_types import Bounds, CapturedUpload, Knowledge, ModelFn, OnStep, Reconstruction, Trial
+from fedveil.attacks.attempt import Attempt
 from fedveil.attacks.descent import adam
 from fedveil.attacks.matching import Target, cosine
 
@@ -36,20 +36,20 @@ class IG:
 
     def run(
         self,
-        uploads: Sequence[Upload],
+        uploads: Sequence[CapturedUpload],
         model_fn: ModelFn,
         state: Mapping[str, Tensor],
         knowledge: Knowledge,
         bounds: Bounds,
         rng: torch.Generator,
         on_step: OnStep | None = None,
-    ) -> Result:
+    ) -> Reconstruction:
         """Reconstruct the examples behind `uploads`; see `Attack.run`."""
-        case = Case.of(uploads, model_fn, state, knowledge, bounds, rng, on_step)
+        case = Attempt.of(uploads, model_fn, state, knowledge, bounds, rng, on_step)
         y = labels.infer(case.targets[0], case.n, knowledge, bounds, rng)
         return case.conclude("ig", self, [self._trial(case, y, trial) for trial in range(self.restarts)])
 
-    def _trial(self, case: Case, y: Tensor, trial: int) -> Trial:
+    def _trial(self, case: Attempt, y: Tensor, trial: int) -> Trial:
         x = case.gaussian(case.n)
 
         def loss() -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedveil.attacks.attack_types import Bounds, Knowledge, ModelFn, OnStep, Progress, Result, Trial, Upload
+from fedveil.attacks.attack_types import AttackStep, Bounds, CapturedUpload, Knowledge, ModelFn, OnStep, Reconstruction, Trial
 from fedveil.attacks.matching import Target, read
 from fedveil.errors import ConfigError
 
@@ -19,10 +19,10 @@ Report = Callable[[int, float], None]
 
 
 @dataclass(frozen=True)
-class Case:
+class Attempt:
     """One attack under way. targets: the uploads as gradients. n: examples to reconstruct. started: clock at the start, s."""
 
-    uploads: Sequence[Upload]
+    uploads: Sequence[CapturedUpload]
     targets: Sequence[Target]
     n: int
     knowledge: Knowledge
@@ -34,14 +34,14 @@ class Case:
     @classmethod
     def of(
         cls,
-        uploads: Sequence[Upload],
+        uploads: Sequence[CapturedUpload],
         model_fn: ModelFn,
         state: Mapping[str, Tensor],
         knowledge: Knowledge,
         bounds: Bounds,
         rng: torch.Generator,
         on_step: OnStep | None,
-    ) -> Case:
+    ) -> Attempt:
         """Read the uploads; the arguments are those of `Attack.run`."""
         targets = read(uploads, model_fn, state, knowledge)
         return cls(uploads, targets, examples(uploads, knowledge), knowledge, bounds, rng, on_step)
@@ -55,16 +55,16 @@ class Case:
         tell = self.on_step
         if tell is None:
             return lambda step, loss: None
-        return lambda step, loss: tell(Progress(name, trial, trials, step, steps, loss))
+        return lambda step, loss: tell(AttackStep(name, trial, trials, step, steps, loss))
 
-    def conclude(self, name: str, config: Any, trials: Sequence[Trial]) -> Result:
+    def conclude(self, name: str, config: Any, trials: Sequence[Trial]) -> Reconstruction:
         """The trial with the smallest matching loss as a result; candidates of a loss that is not finite lose."""
         if not trials:
             raise ConfigError("an attack needs at least one start; set restarts >= 1")
         losses = tuple(t.loss if math.isfinite(t.loss) else math.inf for t in trials)
         chosen = min(range(len(trials)), key=losses.__getitem__)
         best = trials[chosen]
-        return Result(
+        return Reconstruction(
             attack=name,
             x=best.x.detach(),
             images=self.bounds.images(best.x),
@@ -83,7 +83,7 @@ class Case:
         )
 
 
-def examples(uploads: Sequence[Upload], knowledge: Knowledge) -> int:
+def examples(uploads: Sequence[CapturedUpload], knowledge: Knowledge) -> int:
     """How many examples to reconstruct: what the attacker knows, else what the upload states."""
     if knowledge.n is not None:
         return knowledge.n

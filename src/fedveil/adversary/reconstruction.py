@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.adversary.snapshot import Scene
-    from fedveil.attacks.attack_types import Attack
+    from fedveil.attacks.attempt import Attack
 
 REFERENCE = 1000
 STARTS = {"gradinversion": "seeds"}

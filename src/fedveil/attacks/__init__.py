@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fedveil.attacks.attack_registry import ATTACKS, attack
 from fedveil.attacks.attack_types import (
-    Attack,
     AttackStep,
     Bounds,
     CapturedUpload,
@@ -13,6 +12,7 @@ from fedveil.attacks.attack_types import (
     KnownTraining,
     Reconstruction,
 )
+from fedveil.attacks.attempt import Attack
 from fedveil.attacks.dlg import DLG, IDLG
 from fedveil.attacks.gradinversion import GradInversion
 from fedveil.attacks.inverting import IG

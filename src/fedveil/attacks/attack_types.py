@@ -7,9 +7,9 @@ named in every `Reconstruction`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -228,20 +228,3 @@ class Reconstruction:
         """Everything but the tensors, ready for JSON."""
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("x", "images", "y")}
         return plain | {"labels": self.y.tolist(), "restarts": len(self.trial_losses), "steps_per_second": self.steps_per_second}
-
-
-class Attack(Protocol):
-    """A reconstruction attack: a frozen configuration that can be run."""
-
-    def run(
-        self,
-        uploads: Sequence[CapturedUpload],
-        model_fn: ModelFn,
-        state: Mapping[str, Tensor],
-        knowledge: Knowledge,
-        bounds: Bounds,
-        rng: torch.Generator,
-        on_step: OnStep | None = None,
-    ) -> Reconstruction:
-        """Reconstruct the examples behind `uploads`, all of the same examples at the model `state`."""
-        ...

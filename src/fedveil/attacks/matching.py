@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -167,6 +167,16 @@ def cosine(target: Target, candidate: Tensor) -> Tensor:
     own = candidate if target.weight is None else candidate * target.weight
     scale = (weighted @ target.gradient).sqrt() * (own @ candidate + 1e-30).sqrt()
     return 1 - (weighted @ candidate) / (scale + 1e-12)
+
+
+def averaged(measure: Callable[[Target, Tensor], Tensor], targets: Sequence[Target], x: Tensor, y: Tensor) -> Tensor:
+    """A distance of the candidate (x, y), averaged over the uploads."""
+    return torch.stack([measure(t, t.simulate(x, y)) for t in targets]).mean()
+
+
+def mean_power(targets: Sequence[Target]) -> Tensor:
+    """Weighted squared norm of what was received, averaged over the uploads."""
+    return torch.stack([t.power() for t in targets]).mean()
 
 
 def _std(noise: Noise | None, name: str) -> float | Tensor:

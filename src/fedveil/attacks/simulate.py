@@ -14,7 +14,7 @@ from fedveil.attacks.attack_types import KnownTraining, ModelFn
 from fedveil.errors import ConfigError
 
 Simulation = Callable[[Tensor, Tensor], Tensor]
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def prepared(model_fn: ModelFn, state: Mapping[str, Tensor], bn_mode: str, buffers: Mapping[str, Tensor] | None) -> nn.Module:
@@ -33,7 +33,7 @@ def prepared(model_fn: ModelFn, state: Mapping[str, Tensor], bn_mode: str, buffe
     module.eval()
     if bn_mode == "train":
         for layer in module.modules():
-            if isinstance(layer, _BATCH_NORMS):
+            if isinstance(layer, BATCH_NORMS):
                 layer.track_running_stats = False
                 layer.running_mean = layer.running_var = layer.num_batches_tracked = None
     for parameter in module.parameters():

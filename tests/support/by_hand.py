@@ -11,7 +11,7 @@ import torch
 
 from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
 from fedveil.federation.clients import Clients
-from fedveil.federation.fit import Federation
+from fedveil.federation.progress import Federation
 from fedveil.federation.round import Context
 from fedveil.ledger.ledger import Entry
 from fedveil.methods.base import Method, Setting

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from fedveil.pages.compare_figures import plot
 from fedveil.pages.compare_page import write_page
+from fedveil.pages.figures.compare_figure import plot_comparison
 from fedveil.studies.compare.comparison import Comparison
 from fedveil.studies.compare.comparison_plan import plan
 from fedveil.studies.compare.comparison_rows import Row
@@ -94,12 +94,12 @@ def test_it_fits_a_small_screen(open_page: Callable[..., Any], page: Path) -> No
 
 def test_one_epsilon_is_a_picture(open_page: Callable[..., Any], tmp_path: Path) -> None:
     found = comparison(tmp_path, (2.0,))
-    browser = open_page(write_page(found, tmp_path / "compare.html", plot(found, tmp_path / "compare.png")))
+    browser = open_page(write_page(found, tmp_path / "compare.html", plot_comparison(found, tmp_path / "compare.png")))
     assert browser.execute_script("return document.querySelector('#result img').naturalWidth") > 300
     one = replace(
         found, seeds=(1,), rows=tuple(replace(r, values={1: 0.5} if r.values else {}, against=None) for r in found.rows)
     )
-    text = browser_text(open_page(write_page(one, tmp_path / "compare.html", plot(one, tmp_path / "compare.png"))))
+    text = browser_text(open_page(write_page(one, tmp_path / "compare.html", plot_comparison(one, tmp_path / "compare.png"))))
     assert "One seed is no sample" in text
     assert "nan" not in text.lower()
 

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fedveil.pages.compare_figures import plot
 from fedveil.pages.compare_page import write_page
+from fedveil.pages.figures.compare_figure import plot_comparison
 from fedveil.pages.report import MOST_RUNS, write_report
 from fedveil.run.run_directory import write_config, write_json, write_table, write_text
 from fedveil.studies.compare.comparison import Comparison
@@ -34,7 +34,8 @@ def write_files(found: Comparison) -> dict[str, Path]:
     write_json(folder / "compare.json", values(found))
     paths = {"table": folder / "compare.csv", "cells": folder / "cells.csv", "json": folder / "compare.json"}
     if any(row.values for row in found.rows):
-        paths["picture"], paths["svg"] = plot(found, folder / "compare.png"), plot(found, folder / "compare.svg")
+        paths["picture"] = plot_comparison(found, folder / "compare.png")
+        paths["svg"] = plot_comparison(found, folder / "compare.svg")
     runs = [state.path for row in found.rows for state in row.states if state.rounds]
     if 1 < len(runs) <= MOST_RUNS:
         paths["runs"] = write_report(runs, folder / "runs.html")

@@ -65,8 +65,7 @@ def headlines(found: Comparison) -> list[str]:
         best, *others = ranked
         text = f"{_capital(guarantee(partition, at, found.by))}: {found.names[best.method]} {mean_and_sd(best)}"
         if others:
-            difference = verdict(others[0]).replace(" = ", "\u00a0=\u00a0")
-            text += f"; next {found.names[others[0].method]} {mean_and_sd(others[0])} ({difference})"
+            text += f"; next {found.names[others[0].method]} {mean_and_sd(others[0])} ({verdict(others[0])})"
         lines.append(f"{text}.")
     return lines
 

@@ -2,26 +2,31 @@
 "use strict";
 
 (() => {
-  const { cell, data, el, fold, head, list, section, table } = veilPage;
+  const { data, el, fold, head, list, section, table } = veilPage;
 
-  /** A cell's text and its small print. */
-  const parts = ([text, small]) => [text, small && el("small", {}, small)];
+  /** A cell of a table: its text and its small print. The column of the methods names the rows; numbers do not wrap. */
+  function place(column, [text, small]) {
+    const parts = [text, small && el("small", {}, small)];
+    if (column === "Method") return el("th", { scope: "row" }, parts);
+    return el(small ? "td" : "td.number", { "data-label": column }, parts);
+  }
 
   function block({ title, rows }, index) {
-    const lines = rows.map(({ best, cells }) =>
-      el(best ? "tr.own" : "tr", {}, cells.map((found, i) => (data.columns[i] === "Method" ? el("th", { scope: "row" }, parts(found)) : cell(data.columns[i], parts(found))))),
-    );
+    const lines = rows.map(({ best, cells }) => el(best ? "tr.own" : "tr", {}, cells.map((found, i) => place(data.columns[i], found))));
     return [el("h3", { id: `table-${index}` }, title), table(data.columns, lines, { "aria-labelledby": `table-${index}` })];
   }
 
+  /** Numbers keep their signs on the same line. */
+  const joined = (sign) => sign.replaceAll(" ", "\u00a0");
+
   head(data.title, data.lead);
-  const places = data.charts.map((spec, i) => el("div", { id: `chart-${i}` }));
-  const cells = places.map((place) => el("div.chart-cell", {}, place, el("p.scope", {}, data.note)));
-  section("result", "Result", data.headlines.map((text) => el("p.sentence", {}, text)), cells.length && el(cells.length > 1 ? "div.charts" : "div.charts.one", {}, cells));
+  const charts = data.charts.map((spec, i) => el("div", { id: `chart-${i}` }));
+  const cells = charts.map((chart) => el("div.chart-cell", {}, chart, el("p.scope", {}, data.note)));
+  section("result", "Result", data.headlines.map((text) => el("p.sentence", {}, text.replace(/ (±|%|=) ?/g, joined))), cells.length && el(cells.length > 1 ? "div.charts" : "div.charts.one", {}, cells));
   section("tables", "Tables", data.tables.map(block));
   section("not-compared", "Not compared", list(data.problems));
   section("how-to-read-it", "How to read it", data.reading.map((text) => el("p.words", {}, text)));
   section("how-to-repeat-it", "How to repeat it", el("pre.command", {}, data.command),
     data.runs && el("p", {}, el("a", { href: data.runs }, "Every run: curves, privacy, settings")), fold("What all methods share", el("pre", {}, data.configuration)));
-  places.forEach((place, i) => veilChart(place, data.charts[i]));
+  charts.forEach((chart, i) => veilChart(chart, data.charts[i]));
 })();

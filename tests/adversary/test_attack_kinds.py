@@ -17,7 +17,7 @@ from fedveil.adversary.attack_kinds import attack
 from fedveil.adversary.attack_options import Options
 from fedveil.adversary.gan_attack import WithAttacker, _isolated
 from fedveil.adversary.inference import middle
-from fedveil.adversary.reconstruction import told_ratios
+from fedveil.adversary.reconstruction import distinct_ratios
 from fedveil.adversary.snapshot import scene_of
 from fedveil.cli.app import app
 from fedveil.errors import ConfigError
@@ -88,7 +88,7 @@ def test_noise_ratios_that_are_unknown_are_left_out_and_those_without_signal_are
     assert middle([1.0, None, 3.0]) == "2 (median)"
     assert middle([math.inf, math.inf, 1.0]) == "inf (median)"
     assert middle([None]) == "unknown"
-    assert told_ratios([0.5, 0.5001, math.inf, None]) == "0.5, inf, unknown"
+    assert distinct_ratios([0.5, 0.5001, math.inf, None]) == "0.5, inf, unknown"
 
 
 def test_attributes_of_training_examples_from_the_released_model(config: Path) -> None:

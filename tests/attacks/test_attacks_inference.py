@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedveil.attacks import IG, Bounds, Knowledge, Upload
+from fedveil.attacks import IG, Bounds, CapturedUpload, Knowledge
 from fedveil.attacks.attribute import infer_attribute
 from fedveil.attacks.extraction import KnowledgeExtraction, divergence
 from fedveil.attacks.features import features, fit
@@ -16,7 +16,7 @@ from fedveil.attacks.label_reconstruction import from_gradients, from_outputs
 from fedveil.errors import ConfigError
 
 Digits = tuple[Tensor, Tensor]
-Make = Callable[..., Upload]
+Make = Callable[..., CapturedUpload]
 
 
 def _rng(seed: int = 0) -> torch.Generator:
@@ -35,7 +35,7 @@ def clients(digits: Digits) -> list[tuple[Tensor, Tensor]]:
     return made
 
 
-def _uploads(clients: list[tuple[Tensor, Tensor]], net: nn.Module, make: Make, sigma: float) -> list[Upload]:
+def _uploads(clients: list[tuple[Tensor, Tensor]], net: nn.Module, make: Make, sigma: float) -> list[CapturedUpload]:
     std = {k: sigma for k, _ in net.named_parameters()}
     return [make(net, x, y, std, seed) for seed, (x, y) in enumerate(clients)]
 

@@ -15,8 +15,7 @@ import torch
 from fedveil.accounting.types import Audit, View
 from fedveil.adversary.audit_run import audit, audit_config, audit_run
 from fedveil.audit.adapter import Case, release_subject, run_score, sampled_run, worst_shift
-from fedveil.audit.linear_loss import NoisyFedAvg as LinearRun
-from fedveil.audit.linear_loss import audit_linear_loss
+from fedveil.audit.linear_loss import LinearRun, audit_linear_loss
 from fedveil.audit.sampled_curve import many_sampled_runs
 from fedveil.audit.single_upload import single_upload
 from fedveil.audit.training_audit import Trainer, pairs

@@ -19,7 +19,8 @@ from fedveil.configuration.config import calibrated_setting, load_config, parse
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import Pool
 from fedveil.errors import ConfigError
-from fedveil.federation.fit import fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import start
 from fedveil.methods.base import Setting
 from fedveil.methods.fedanc import FedANC
 from fedveil.methods.fedanc_parts import Budgeted, SparseNoise, captured, estimate, tradeoff

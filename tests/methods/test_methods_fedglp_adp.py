@@ -20,7 +20,8 @@ from fedveil.configuration.config import calibrated_setting, configure, load_con
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import Pool
 from fedveil.errors import ConfigError
-from fedveil.federation.fit import fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import start
 from fedveil.methods.base import Setting
 from fedveil.methods.fedglp_adp import FedGLPADP, personal_share, sigma
 from fedveil.methods.fedglp_parts import ClipWeights, TwoLosses, clip_weights, next_log_odds, share_after, start_log_odds

@@ -1,4 +1,4 @@
-"""privacy.js and families.js against the reference values and against fedveil.privacy, to 1e-6 relative or better."""
+"""privacy.js and families.js against the reference values and against fedveil.accounting, to 1e-6 relative or better."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from fedveil.cli.statement_terminal import render, render_brief
 from fedveil.data.load import load
 from fedveil.errors import ConfigError
 from fedveil.ledger.ledger import Entry, Ledger
-from fedveil.pages.figures import plot_run
+from fedveil.pages.figures.run_figures import plot_run
 from fedveil.pages.report import write_report
 from fedveil.pages.report_page import page_values
 from fedveil.pages.spent import spent

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import report_runs as runs
-from fedveil.pages.figures import plot_run
+from fedveil.pages.figures.run_figures import plot_run
 from fedveil.pages.report import write_report
 from fedveil.run.recorded_run import read_run
 from fedveil.statement.statement_text import number

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_resume import case, entries, go, interrupted
 
 from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError, FedveilError
+from resumed_runs import case, entries, go, interrupted
 
 BIG = {"model": {"hidden": [512]}}  # 38,000 parameters: checkpoints larger than the ledger
 
@@ -116,8 +116,7 @@ def test_a_table_that_cannot_be_added_to(tmp_path: Path) -> None:
             (path / "history.csv").unlink()
             (path / "history.csv").mkdir()
 
-    from test_resume import prepared, small_digits
-
+    from federation_runs import prepared, small_digits
     from fedveil.run.run import run
 
     with pytest.raises(FedveilError, match=r"cannot write .*history.csv.*all finished rounds are safe in .*checkpoint.*--resume"):
@@ -140,7 +139,7 @@ SCRIPT = """
 import sys
 sys.path[:0] = {folders!r}
 from pathlib import Path
-from test_resume import case, go
+from resumed_runs import case, go
 from fedveil.errors import FedveilError
 given = case({name!r}, training={{"rounds": 3}}, model={{"hidden": [512]}})
 try:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from fedveil.cli.app import app
 from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError, DataError
-from fedveil.pages.reproduce_figures import plot_reproduction
+from fedveil.pages.figures.reproduce_figure import plot_reproduction
 from fedveil.run.recorded_run import read_run
 from fedveil.run.run import run
 from fedveil.studies.reproduce.cells import job_of

@@ -14,7 +14,8 @@ from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
 from fedveil.configuration.config import Config, configure
 from fedveil.engines.inline import Inline
 from fedveil.federation.clients import Clients
-from fedveil.federation.fit import Federation, Progress, fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.base import Method, Setting
 from fedveil.release.door import AGGREGATE, Contribution, Door

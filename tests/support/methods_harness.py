@@ -14,7 +14,8 @@ from fedveil.accounting.types import Gaussian, View
 from fedveil.configuration.config import Config, calibrated_setting, parse
 from fedveil.engines.inline import Inline
 from fedveil.federation.clients import Clients
-from fedveil.federation.fit import Federation, Progress, fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import Context
 from fedveil.ledger.ledger import Entry
 from fedveil.papers.paper_files import paper_files

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedveil.adversary.attacked_client import Victim
-from fedveil.attacks.attack_types import Knowledge, LocalSpec, Noise, Upload
+from fedveil.attacks.attack_types import CapturedUpload, Knowledge, KnownTraining, Noise
 from fedveil.attacks.intercept import clip_of, intercepted
 from fedveil.release import plan as release
 from fedveil.training.local import Plain
@@ -32,7 +32,7 @@ class Interception:
         upload: what was let out. known: what the attacker may be told of it. victims: whose examples are behind it.
     """
 
-    upload: Upload
+    upload: CapturedUpload
     known: Knowledge
     victims: tuple[Victim, ...]
 
@@ -65,18 +65,18 @@ def told(scene: Scene, sent: release.Upload, clean: Tensor, behind: tuple[Victim
     return Interception(upload, known, behind)
 
 
-def _noise(scene: Scene, sent: release.Upload, upload: Upload, knows: Sequence[str]) -> Noise | None:
+def _noise(scene: Scene, sent: release.Upload, upload: CapturedUpload, knows: Sequence[str]) -> Noise | None:
     """By coordinate where the mask is known, else by layer: it would give the mask away."""
     if "noise" not in knows:
         return None
     return upload.noise_std if "mask" in knows else dict(zip(scene.layout.names, sent.noise_std.tolist(), strict=True))
 
 
-def local_spec(spec: Training, examples: int, round: int) -> LocalSpec:
+def local_spec(spec: Training, examples: int, round: int) -> KnownTraining:
     """The training of a client with so many examples, as an attacker simulates it."""
     steps, o = spec.steps_for(examples), spec.optimizer
     rates = tuple(spec.learning_rate(round, k, steps) for k in range(steps))
-    return LocalSpec(
+    return KnownTraining(
         steps=steps,
         lr=sum(rates) / steps,
         batch=spec.batch_size if examples > spec.batch_size else None,

@@ -19,7 +19,8 @@ from fedveil.attacks.features import fit, predictions
 from fedveil.attacks.frechet import ClassScores, class_scores, classifier_logits, from_classifier, split_by_class
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
-from fedveil.federation.fit import evaluate, one_round
+from fedveil.federation.evaluate import evaluate
+from fedveil.federation.fit import one_round
 from fedveil.models import model_registry as registry
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from fedveil.adversary.attack_options import Options, Outcome, Tell
 from fedveil.adversary.attacked_release import interceptions, number
 from fedveil.adversary.attacker_knowledge import Interception, caveats
 from fedveil.attacks.attack_registry import attack
-from fedveil.attacks.attack_types import Progress, Result
-from fedveil.attacks.metrics import Scores, floors, matched, score
+from fedveil.attacks.attack_types import AttackStep, Reconstruction
+from fedveil.attacks.metrics import ImageScores, floors, matched, score
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.adversary.snapshot import Scene
-    from fedveil.attacks.attack_types import Attack
+    from fedveil.attacks.attempt import Attack
 
 REFERENCE = 1000
 STARTS = {"gradinversion": "seeds"}
@@ -34,7 +34,7 @@ def reconstruction(kind: str, scene: Scene, options: Options, tell: Tell) -> Out
     images = options.images or 4 * batch
     count = -(-images // batch)
     total = number(scene, count, options.knows)
-    found: list[Result] = []
+    found: list[Reconstruction] = []
     truths: list[Tensor] = []
     ordered: list[Tensor] = []
     releases: list[Interception] = []
@@ -61,7 +61,7 @@ def configured(kind: str, options: Options) -> Attack:
 def _counted(tell: Tell, done: int, count: int) -> Any:
     """Steps of all releases together: each has the same number at most."""
 
-    def on_step(p: Progress) -> None:
+    def on_step(p: AttackStep) -> None:
         before = done * p.trials * p.steps
         tell(
             before + p.trial * p.steps + p.step,
@@ -72,7 +72,7 @@ def _counted(tell: Tell, done: int, count: int) -> Any:
     return on_step
 
 
-def _attack(config: Attack, scene: Scene, seen: Interception, seed: int, on_step: Any) -> Result:
+def _attack(config: Attack, scene: Scene, seen: Interception, seed: int, on_step: Any) -> Reconstruction:
     rng = torch.Generator().manual_seed(seed)
     return config.run([seen.upload], scene.make_model, scene.state, seen.known, scene.bounds, rng, on_step)
 
@@ -81,8 +81,8 @@ def _attack(config: Attack, scene: Scene, seen: Interception, seed: int, on_step
 class Judged:
     """Scores of all reconstructions, and of an attacker who saw nothing."""
 
-    scores: Scores
-    floors: dict[str, Scores]
+    scores: ImageScores
+    floors: dict[str, ImageScores]
 
 
 def judged(scene: Scene, ordered: Tensor, truth: Tensor, seed: int) -> Judged:
@@ -96,7 +96,7 @@ def _judged(
     scene: Scene,
     options: Options,
     batch: int,
-    found: Sequence[Result],
+    found: Sequence[Reconstruction],
     releases: Sequence[Interception],
     truth: Tensor,
     ordered: Tensor,
@@ -126,7 +126,7 @@ def _judged(
         "success (at least 20 dB)": f"{scores.success:.0%} of {len(scores.psnr)} images",
         "floors: mean image, other image": f"{middle['mean image']:.1f} dB, {middle['other image']:.1f} dB",
         "labels right": f"{labels:.0%}",
-        "r = |noise| / |signal|": told_ratios(ratios),
+        "r = |noise| / |signal|": distinct_ratios(ratios),
         "attack steps a second": f"{rate:.0f}",
     }
     show = truth.ndim == 4 and truth.shape[1] in (1, 3)
@@ -144,7 +144,7 @@ def in_common(a: Tensor, b: Tensor, classes: int) -> int:
     return int(torch.minimum(a.bincount(minlength=classes), b.bincount(minlength=classes)).sum())
 
 
-def told_ratios(ratios: Sequence[float | None]) -> str:
+def distinct_ratios(ratios: Sequence[float | None]) -> str:
     """The distinct noise ratios, to three digits."""
     known = sorted({float(f"{r:.3g}") for r in ratios if r is not None})
     return ", ".join([f"{r:.3g}" for r in known] + ["unknown"] * (None in ratios))
@@ -157,7 +157,7 @@ def _behind(releases: Sequence[Interception], batch: int) -> str:
     return f"each attacked release is of {who} with {_plural(batch, 'example')} and {_plural(steps, 'local step')}"
 
 
-def _effort(result: Result) -> str:
+def _effort(result: Reconstruction) -> str:
     starts = len(result.trial_losses)
     settings = ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in result.settings.items())
     return f"the best of {_plural(starts, 'start')} by its matching loss counts; settings: {settings}"

@@ -16,12 +16,13 @@ import torch
 
 from fedveil.attacks.attack_types import Bounds
 from fedveil.attacks.simulate import split
-from fedveil.audit.adapter import Unlimited
+from fedveil.audit.adapter import NullLedger
 from fedveil.configuration.config import Config, load_config
 from fedveil.engines.select_engine import engine
 from fedveil.errors import ConfigError
 from fedveil.federation.checkpoint import Checkpoints
-from fedveil.federation.fit import Federation, Progress, one_round, start
+from fedveil.federation.fit import one_round
+from fedveil.federation.progress import Federation, Progress, start
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import Fixed, Plan, Released
 from fedveil.run.assembly import Prepared, build_model, federation, prepare
@@ -170,5 +171,5 @@ def uncharged(config: Config, seed: int) -> tuple[Federation, Prepared]:
     prepared = prepare(config)
     job = federation(config, prepared, Path("no-ledger"), "attack")
     randomness = Randomness(Randomness(config.run.seed).derive("attack", seed), seeded_noise=True)
-    door = replace(job.context.door, ledger=Unlimited(), randomness=randomness)
+    door = replace(job.context.door, ledger=NullLedger(), randomness=randomness)
     return replace(job, context=replace(job.context, door=door, randomness=randomness)), prepared

@@ -19,7 +19,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedveil.attacks.attack_types import Bounds, Knowledge, ModelFn, OnStep, Upload
+from fedveil.attacks.attack_types import Bounds, CapturedUpload, Knowledge, ModelFn, OnStep
 from fedveil.attacks.features import features
 from fedveil.attacks.inverting import IG
 from fedveil.attacks.matching import Target, read
@@ -50,7 +50,7 @@ class Identification:
 
 
 def gradient_scores(
-    uploads: Sequence[Upload],
+    uploads: Sequence[CapturedUpload],
     probes: Sequence[tuple[Tensor, Tensor]],
     model_fn: ModelFn,
     state: Mapping[str, Tensor],
@@ -71,7 +71,7 @@ def _alignment(expected: Tensor, target: Target) -> Tensor:
 
 
 def inversion_scores(
-    uploads: Sequence[Upload],
+    uploads: Sequence[CapturedUpload],
     probes: Sequence[tuple[Tensor, Tensor]],
     model_fn: ModelFn,
     state: Mapping[str, Tensor],

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedveil.accounting.types import Adjacency, SampledGaussian, Scope, Unit, View
-from fedveil.audit.mechanism import Floats, Subject, Upload
+from fedveil.audit.mechanism import Floats, Output, Subject
 from fedveil.federation.round import observed
 from fedveil.ledger.ledger import Entry
 from fedveil.release.cost import active_layers, per_layer, plan_mu
@@ -39,7 +39,7 @@ CROWD = 4
 
 
 @dataclass(frozen=True)
-class Unlimited:
+class NullLedger:
     """A charger without a budget and without a file."""
 
     def charge(self, entry: Entry) -> int:
@@ -100,7 +100,7 @@ class Case:
     def door(self, rng: np.random.Generator) -> Door:
         """The door, with fresh noise from `rng` for each release."""
         randomness = Randomness(int(rng.integers(2**62)), seeded_noise=True)
-        return Door(self.setting.layout, self.setting.scope, "audit", Unlimited(), randomness)
+        return Door(self.setting.layout, self.setting.scope, "audit", NullLedger(), randomness)
 
     def released(self, round: int) -> Released:
         """What is public in that round; the global model wanders a little, for policies that watch it."""
@@ -197,11 +197,11 @@ def release_subject(case: Case, rng: np.random.Generator) -> Subject:
     std = noise_of(case, plan)
     sent = None if plan.support is None or case.summed else plan.support.numpy()
 
-    def present(world: int, rng: np.random.Generator, /) -> Upload:
-        return Upload(case.release(pair[world], plan, t, rng).vector.numpy(), sent)
+    def present(world: int, rng: np.random.Generator, /) -> Output:
+        return Output(case.release(pair[world], plan, t, rng).vector.numpy(), sent)
 
-    def mechanism(world: int, rng: np.random.Generator, /) -> Upload:
-        return present(world, rng) if case.joins(rng) else Upload(case.release(absent, plan, t, rng).vector.numpy(), sent)
+    def mechanism(world: int, rng: np.random.Generator, /) -> Output:
+        return present(world, rng) if case.joins(rng) else Output(case.release(absent, plan, t, rng).vector.numpy(), sent)
 
     mu = plain_mu(plan, layout)
     return Subject(

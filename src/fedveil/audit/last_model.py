@@ -15,7 +15,7 @@ import torch
 
 from fedveil.accounting.types import Audit
 from fedveil.audit.adapter import Case, first_plan, gaussian_run, worst_pair
-from fedveil.audit.mechanism import Floats, Upload
+from fedveil.audit.mechanism import Floats, Output
 from fedveil.audit.structural import FALSE_CONSTANT, structural
 from fedveil.audit.two_world import many_runs
 from fedveil.errors import ConfigError
@@ -87,8 +87,8 @@ def audit_last_model(case: Case, rng: np.random.Generator, *, n: int = 1000, del
     """
     runs, scope = Runs.of(case), case.setting.scope
 
-    def vector(world: int, rng: np.random.Generator, /) -> Upload:
-        return Upload(_numbers(runs.last(world, rng)))
+    def vector(world: int, rng: np.random.Generator, /) -> Output:
+        return Output(_numbers(runs.last(world, rng)))
 
     structure = structural(vector, rng, confirm=min(n, 100))
     if structure.leak:

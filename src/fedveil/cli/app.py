@@ -235,7 +235,7 @@ def data_plot(
 ) -> None:
     """Plot clients against labels."""
     from fedveil.configuration.config import load_config
-    from fedveil.pages.partition_figure import plot_partition
+    from fedveil.pages.figures.partition_figure import plot_partition
     from fedveil.run.assembly import prepare
 
     ready = prepare(load_config(config, overrides or []))
@@ -341,7 +341,7 @@ def plot(
     ] = None,
 ) -> None:
     """Plot columns of a run's history over its rounds."""
-    from fedveil.pages.figures import plot_run
+    from fedveil.pages.figures.run_figures import plot_run
 
     typer.echo(f"plot: {plot_run(run, what.split(',') if what else None, out)}")
 

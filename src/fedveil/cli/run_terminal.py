@@ -14,7 +14,7 @@ from fedveil.studies.twin import twin_directory
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
-    from fedveil.federation.fit import Record
+    from fedveil.federation.history import Record
     from fedveil.studies.twin import Change
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -76,7 +76,7 @@ def _summary(result: Result, console: Console) -> None:
     console.print(f"\nAssumptions, limits and advice: {result.path / 'statement.md'}", highlight=False, soft_wrap=True)
     if curve:
         # Drawing takes as long to import as a first round takes to train, so it is imported when there is something to draw.
-        from fedveil.pages.figures import plot_curves
+        from fedveil.pages.figures.run_figures import plot_curves
         from fedveil.pages.report import write_report
 
         picture, report = plot_curves(result.history, result.path / "curves.png"), write_report([result.path])

@@ -6,10 +6,10 @@ Nothing here touches data or imports torch, so that a privacy statement can be h
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -24,6 +24,9 @@ from fedveil.models import model_registry as models
 from fedveil.training.local import LocalSpec, Precision, Schedule
 from fedveil.training.optimizer import OptimizerSpec
 from fedveil.training.params import Layout
+
+FREE = "changes no result"
+"""Marks a key in which runs may differ and yet give the same model and the same history."""
 
 
 class _Section(BaseModel):
@@ -40,8 +43,8 @@ class DataSection(_Section):
 
     name: str = "digits"
     partition: dict[str, Any] = Field(default_factory=lambda: {"kind": "iid", "clients": 10})
-    data_dir: str | None = None
-    download: bool = True
+    data_dir: Annotated[str | None, FREE] = None
+    download: Annotated[bool, FREE] = True
     client_test_fraction: float = Field(0.0, ge=0, lt=1)
     public_fraction: float = Field(0.0, ge=0, lt=1)
     user_test_fraction: float = Field(0.2, gt=0, lt=1)
@@ -81,7 +84,7 @@ class TrainingSection(_Section):
     example_clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     evaluate_every: int = Field(1, ge=1)
     max_update_norm: float = Field(1e6, gt=0)
-    client_timeout: float | None = Field(None, gt=0, allow_inf_nan=False)
+    client_timeout: Annotated[float | None, FREE] = Field(None, gt=0, allow_inf_nan=False)
     measure_trained: bool = False
 
 
@@ -103,18 +106,19 @@ class PrivacySection(_Section):
 class RunSection(_Section):
     """How to run it. seeded_noise makes the noise reproducible, and therefore no protection: simulation only.
 
-    plugins: files or modules with methods and data sets of one's own; track: trackers that follow the run.
+    plugins: files or modules with methods and data sets of one's own, whose contents are compared by their digests.
+    track: trackers that follow the run.
     """
 
     seed: int = Field(0, ge=0, lt=2**62)
     seeded_noise: bool = False
-    engine: str = "auto"
-    clients_at_once: int | None = Field(None, ge=1)
+    engine: Annotated[str, FREE] = "auto"
+    clients_at_once: Annotated[int | None, FREE] = Field(None, ge=1)
     precision: Precision = "float32"
-    deterministic: bool = False
-    name: str = ""
-    plugins: tuple[str, ...] = ()
-    track: tuple[Literal["tensorboard", "mlflow"], ...] = ()
+    deterministic: Annotated[bool, FREE] = False
+    name: Annotated[str, FREE] = ""
+    plugins: Annotated[tuple[str, ...], FREE] = ()
+    track: Annotated[tuple[Literal["tensorboard", "mlflow"], ...], FREE] = ()
 
     @field_validator("plugins")
     @classmethod
@@ -132,6 +136,25 @@ class Config(_Section):
     training: TrainingSection = TrainingSection()
     privacy: PrivacySection = PrivacySection()
     run: RunSection = RunSection()
+
+
+FREE_KEYS = frozenset(
+    f"{section}.{key}"
+    for section, part in Config.model_fields.items()
+    for key, field in getattr(part.annotation, "model_fields", {}).items()
+    if FREE in field.metadata
+)
+"""The keys that change no result: a run is resumed, a comparison continued and runs are grouped whatever these say."""
+
+
+def without_free_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as nested dict, without the keys that change no result."""
+    return {
+        section: {key: value for key, value in part.items() if f"{section}.{key}" not in FREE_KEYS}
+        if isinstance(part, Mapping)
+        else part
+        for section, part in config.items()
+    }
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:

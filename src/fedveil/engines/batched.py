@@ -22,7 +22,7 @@ from fedveil.engines.device import settings
 from fedveil.engines.memory import keep_freed_memory
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
-from fedveil.federation.round import Context, Outcome, Failure, Task, Work, attempted, planned, released_outcome
+from fedveil.federation.round import Context, Failure, Outcome, Task, Work, attempted, planned, released_outcome
 from fedveil.training.local import BatchGradient, GradientSource
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from fedveil.engines.interrupts import begin_worker
 from fedveil.engines.memory import keep_freed_memory
 from fedveil.engines.shared_arena import LEAST, Array, Desk, Handle, There
 from fedveil.errors import FedveilError
-from fedveil.federation.round import Context, Outcome, Task, client_round
+from fedveil.federation.round import Context, Outcome, client_round
 from fedveil.release.door import Contribution
 from fedveil.release.plan import Plan, Raw, Upload
 

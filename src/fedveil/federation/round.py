@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedveil.errors import UpdateRefused
-from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.cost import promises
+from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload, copied
 from fedveil.training.local import BatchGradient, GradientSource, Local, Objective, State, train
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast
 from pydantic import BaseModel, ConfigDict
 
 from fedveil.accounting.accountant import calibrate
-from fedveil.accounting.types import Claim, Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.accounting.types import Claim, Event, Gaussian, SampledGaussian, Scope, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.release.cost import event_of
 from fedveil.release.plan import DpSgd, Fixed, Plan, Policy, Upload

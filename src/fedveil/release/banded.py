@@ -42,7 +42,7 @@ class Banded:
     coefficients: tuple[float, ...]
     sensitivity: float
     participation: Participation
-    bits: int = 32
+    bits: int = 30
     shift: int = DYADIC_BITS
 
     def __post_init__(self) -> None:

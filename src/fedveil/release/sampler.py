@@ -142,6 +142,7 @@ def _words(key: bytes, first: int, pairs: int) -> Words:
     return np.frombuffer(stream.update(bytes(16 * pairs)), dtype="<u8").reshape(pairs, 2)
 
 
+@np.errstate(divide="ignore", invalid="ignore")
 def _round_block(words: Words, std: float | Floats, out: Integers) -> Integers:
     """Round the coordinates of one block into `out` [n]; returns the indices of those that float64 cannot decide.
 
@@ -173,8 +174,7 @@ def _round_block(words: Words, std: float | Floats, out: Integers) -> Integers:
 
 def _log(x: Floats) -> Floats:
     """Natural logarithm; within Assumption A."""
-    with np.errstate(divide="ignore"):
-        return np.log(x)
+    return np.log(x)
 
 
 def _cos_sin(angle: Floats) -> tuple[Floats, Floats]:

@@ -21,7 +21,7 @@ from fedveil.data.partition import checked_options, from_options
 from fedveil.data.split import client_test_split, public_split, split_within_users
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
-from fedveil.federation.fit import Federation
+from fedveil.federation.progress import Federation
 from fedveil.federation.round import Context
 from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.ledger.budgeted_ledger import Till
@@ -30,7 +30,7 @@ from fedveil.models import model_registry as models
 from fedveil.release.door import Door
 from fedveil.release.memory import Memory
 from fedveil.release.noise import Randomness
-from fedveil.training.local import Objective, Personal, Trained
+from fedveil.training.local import HasPersonalModel, Objective, Trained
 from fedveil.training.params import FlatModel
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ def federation(config: Config, prepared: Prepared, ledger: Path, run: str, devic
         config.training.server_optimizer.spec(),
         config.training.evaluate_every,
         prepared.public,
+        getattr(method, "participation", None),
     )
 
 
@@ -132,7 +133,7 @@ def objective(config: Config, method: Method, setting: Setting) -> Objective:
     own = method.objective(setting)
     if not config.training.measure_trained:
         return own
-    if isinstance(own, Personal):
+    if isinstance(own, HasPersonalModel):
         raise ConfigError(f"{method.name} measures personal models of its own: leave training.measure_trained out")
     if not config.data.client_test_fraction:
         raise ConfigError("training.measure_trained needs tests of the clients: set data.client_test_fraction, such as 0.2")

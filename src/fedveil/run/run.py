@@ -14,10 +14,13 @@ from fedveil.configuration.plugins import digests
 from fedveil.engines.select_engine import engine, place
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.checkpoint import Checkpoints
-from fedveil.federation.fit import Progress, Record, fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.history import Record, declared
+from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.budgeted_ledger import Till
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import Prepared, federation, new_run_id, prepare
+from fedveil.run.history_files import append_history, write_history
 from fedveil.run.resume import count_spent, identity, resumable, run_id_of, same_run
 from fedveil.run.run_lock import claimed
 from fedveil.run.tracked_values import Begun
@@ -100,14 +103,15 @@ def run(
             _begin(path, config, prepared, statement, run_id, given=data is not None or partition is not None)
         saved = Checkpoints(path / "checkpoint", identity(run_id, prepared, config.run.plugins), path / "ledger.sqlite")
         progress = saved.load()
-        begun = Begun(run_id, path, config, statement, setting.layout.names, progress.history if progress is not None else [])
+        job = federation(config, prepared, path / "ledger.sqlite", run_id, device)
+        history, columns = progress.history if progress is not None else [], declared(job.context.objective, job.context.policy)
+        begun = Begun(run_id, path, config, statement, setting.layout.names, history, columns)
         with following(trackers, begun) as told:
-            return _train(prepared, device, begun, saved, progress, [told] if on_round is None else [told, on_round])
+            return _train(job, begun, saved, progress, [told] if on_round is None else [told, on_round])
 
 
 def _train(
-    prepared: Prepared,
-    device: str,
+    job: Federation,
     begun: Begun,
     saved: Checkpoints,
     progress: Progress | None,
@@ -116,19 +120,18 @@ def _train(
     """Train to the end, saving and telling each round, and write what is left of the run directory."""
     config, path = begun.config, begun.path
     section, timeout = config.run, config.training.client_timeout
-    job = federation(config, prepared, path / "ledger.sqlite", begun.run, device)
     runner = engine(section.engine, job.context, timeout, at_once=section.clients_at_once, deterministic=section.deterministic)
     progress = progress or start(job)
     if config.privacy.max_participations is not None and not section.seeded_noise:
         count_spent(progress, path)
-    layout = job.context.door.layout
+    layout, columns = job.context.door.layout, begun.columns
     with _safe(path):
-        rundir.write_history(path, progress.history, layout)
+        write_history(path, progress.history, layout, columns)
 
     def after(progress: Progress) -> None:
         saved.save(progress)
         with _safe(path):
-            rundir.append_history(path, progress.history, layout)
+            append_history(path, progress.history, layout, columns)
         for listener in tell:
             listener(progress.history[-1])
 
@@ -144,7 +147,7 @@ def _train(
     model.load(progress.model)
     result = Result(model, progress.history, begun.statement, path, ended)
     with _safe(path):
-        rundir.write_history(path, progress.history, layout)
+        write_history(path, progress.history, layout, columns)
         rundir.write_model(path / "model.safetensors", progress.model, layout)
         rundir.write_json(path / "summary.json", summary(result, begun.run))
     return result

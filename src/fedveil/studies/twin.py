@@ -19,15 +19,18 @@ from fedveil.configuration.config import layout_of
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
-from fedveil.federation.fit import one_round, start
+from fedveil.federation.fit import one_round
+from fedveil.federation.progress import start
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import Prepared, federation, prepare
+from fedveil.run.history_files import write_history
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
-    from fedveil.federation.fit import Federation, Record
+    from fedveil.federation.history import Record
+    from fedveil.federation.progress import Federation
 
 Change = Literal["labels", "record", "absent"]
 
@@ -85,7 +88,7 @@ def twin_directory(
     rundir.create(out)
     rundir.write_config(out / "config.toml", config)
     _, history = _twins(_seeded(config), prepared, other, on_round)
-    rundir.write_history(out, history, layout_of(config, prepared.dataset.info))
+    write_history(out, history, layout_of(config, prepared.dataset.info))
     ended = {"rounds": len(history), "ended": "after its last round"}
     rundir.write_json(out / "summary.json", {"twin": {"client": client, "change": change}, **ended})
     return out

@@ -7,12 +7,13 @@ A method brings an `Objective`; the loop brings batches, learning-rate schedules
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from fedveil.errors import ConfigError
+from fedveil.training.column import Column, HasColumns
 from fedveil.training.optimizer import Optimizer, OptimizerSpec
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class Objective(Protocol):
 
 
 @runtime_checkable
-class Personal(Protocol):
+class HasPersonalModel(Protocol):
     """An objective whose clients keep a model of their own."""
 
     def personal(self, model: Tensor, state: State) -> Tensor:
@@ -190,12 +191,13 @@ class Personal(Protocol):
 
 
 @runtime_checkable
-class Measuring(Protocol):
+class HasMetrics(Protocol):
     """A policy or an objective with figures of its own for the history."""
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
         """Numbers, or lists of them, read off one state; a round records their mean over its clients.
 
+        An attribute `columns` (see `HasColumns`) gives them titles and units; without it their names serve.
         An objective reads private states, so its figures are diagnostics of simulations, as the training loss is.
         """
         ...
@@ -288,7 +290,12 @@ class Trained:
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
         """Those of the inner objective."""
-        return self.inner.measures(state) if isinstance(self.inner, Measuring) else {}
+        return self.inner.measures(state) if isinstance(self.inner, HasMetrics) else {}
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """Those of the inner objective."""
+        return self.inner.columns if isinstance(self.inner, HasColumns) else ()
 
 
 def clip_(vector: Tensor, bound: float) -> Tensor:

@@ -2,7 +2,8 @@
 //
 // spec = { title, height?, x: {label, scale?, min?, max?}, y: {...}, series: [...], marks: [{x?, y?, label}] }
 // scale: "linear" | "log" | "band" (x only: categories). whole: ticks at whole numbers only; ticks: these and no others.
-// series = { name, points: [[x, y]...], band: [[x, low, high]...], kind: "line" | "scatter" | "bar" | "area", dashed, color, stacked }
+// series = { name, points: [[x, y]...], band: [[x, low, high]...], dots: [[x, y]...], kind: "line" | "scatter" | "bar" | "area", dashed, color, stacked }
+// The band of a scatter is drawn as bars; dots are small points without a read-out.
 // y may be Infinity or "inf": drawn as a line at the top, labelled "no bound". null and NaN are gaps.
 "use strict";
 
@@ -48,12 +49,14 @@ globalThis.veilChart = (() => {
   const read = (value) => (value === "inf" ? Infinity : value === null || value === undefined ? NaN : Number(value));
 
   function normalise(spec) {
+    const place = ([x, ...values]) => [spec.x.scale === "band" ? x : read(x), ...values.map(read)];
     return spec.series.map((series, index) => ({
       ...series,
       index: series.color ?? index,
       kind: series.kind ?? "line",
-      points: (series.points ?? []).map(([x, y]) => [spec.x.scale === "band" ? x : read(x), read(y)]),
-      band: (series.band ?? []).map(([x, low, high]) => [read(x), read(low), read(high)]),
+      points: (series.points ?? []).map(place),
+      band: (series.band ?? []).map(place),
+      dots: (series.dots ?? []).map(place),
     }));
   }
 
@@ -162,11 +165,18 @@ globalThis.veilChart = (() => {
     const dash = series.dashed ? DASHES[1 + (series.index % 7)] : series.kind === "line" && series.dashed === undefined ? DASHES[series.index % 8] : "";
     const finite = ([, value]) => Number.isFinite(value);
     for (const part of runs(series.band, ([, low, high]) => Number.isFinite(low) && Number.isFinite(high))) {
+      if (series.kind === "scatter") {
+        const bars = part.map(([a, low, high]) => `M${x.at(a) - 5} ${y.within(low)}h10m-5 0V${y.within(high)}m-5 0h10`);
+        svg.append(node("svg:path", { class: `veil-line veil-reach ${color}`, d: bars.join("") }));
+        continue;
+      }
       const upper = part.map(([a, , high]) => [x.at(a), y.within(high)]);
       const lower = part.map(([a, low]) => [x.at(a), y.within(low)]).reverse();
       svg.append(node("svg:path", { class: `veil-band ${color}`, d: `${path([...upper, ...lower])}Z` }));
     }
     if (series.kind === "bar") return drawBars(svg, spec, series, box, x, y, stack);
+    const aside = series.kind === "scatter" ? 12 : 0;
+    for (const [a, b] of series.dots) svg.append(node("svg:circle", { class: `veil-dot ${color}`, cx: (x.at(a) + aside).toFixed(1), cy: y.within(b).toFixed(1), r: 2 }));
     for (const part of runs(series.points, finite)) {
       const drawn = part.map(([a, b]) => [x.at(a), y.at(b)]);
       if (series.kind === "area") {
@@ -235,7 +245,7 @@ globalThis.veilChart = (() => {
     const xs = all.flatMap((series) => [...series.points.map(([a]) => a), ...series.band.map(([a]) => a)]);
     const sums = new Map();
     for (const s of visible) if (s.stacked) for (const [a, b] of s.points) sums.set(a, (sums.get(a) ?? 0) + (b || 0));
-    const ys = [...visible.flatMap((s) => [...s.points.map(([, b]) => b), ...s.band.flatMap(([, low, high]) => [low, high])]), ...sums.values()];
+    const ys = [...visible.flatMap((s) => [...s.points, ...s.dots, ...s.band].flatMap(([, ...values]) => values)), ...sums.values()];
     ys.push(...(spec.marks ?? []).map((mark) => mark.y).filter((value) => value !== undefined));
     if (visible.some((s) => s.kind === "bar") && spec.y.scale !== "log") ys.push(0);
     const x = scaleOf({ snap: false, ...spec.x }, xs, box.left, box.right, Math.floor(width / 90));

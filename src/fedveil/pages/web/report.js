@@ -2,22 +2,12 @@
 "use strict";
 
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
+  const { cell, data, el, fold, head, section, table } = veilPage;
   const groups = data.groups;
   const several = groups.length > 1;
   const hidden = new Set();
   const redraws = [];
   const format = veilChart.format;
-
-  /** el("td.number", {attribute: value}, child, "text", ...) */
-  function el(what, attributes = {}, ...children) {
-    const [tag, ...classes] = what.split(".");
-    const made = document.createElement(tag);
-    if (classes.length) made.className = classes.join(" ");
-    for (const [key, value] of Object.entries(attributes)) if (value !== undefined && value !== false) made.setAttribute(key, value === true ? "" : value);
-    made.append(...children.flat(9).filter((child) => child !== null && child !== undefined && child !== ""));
-    return made;
-  }
   const dash = (text) => (text === "-" ? "–" : text);
   const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
   const plural = (n, one, many = `${one}s`) => `${n} ${n === 1 ? one : many}`;
@@ -26,19 +16,6 @@
     const text = NAMES[column] ?? column.replaceAll("_", " ");
     return text[0].toUpperCase() + text.slice(1);
   };
-
-  function section(id, title, ...children) {
-    const kept = children.flat(9).filter(Boolean);
-    if (!kept.length) return;
-    document.getElementById("report").append(el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), kept));
-    document.getElementById("jump").append(el("li", {}, el("a", { href: `#${id}` }, title)));
-  }
-
-  function table(headings, rows, id) {
-    const head = el("tr", {}, headings.map((text) => el("th", { scope: "col" }, text)));
-    return el("div.scroll", {}, el("table", { id }, el("thead", {}, head), el("tbody", {}, rows)));
-  }
-  const cell = (label, ...children) => el("td", { "data-label": label }, ...children);
 
   // --- charts ---------------------------------------------------------------------------------------------------------
 
@@ -272,9 +249,9 @@
       several ? [el("p.words", {}, s.words), learn(s)].flat() : [],
       el("dl.facts", {}, facts.map(([k, v]) => el("div", {}, el("dt", {}, k), el("dd", {}, v)))),
       el("div.two", {},
-        s.assumptions.length ? el("details", {}, el("summary", {}, `What the proof assumes (${s.assumptions.length})`), list(s.assumptions)) : null,
-        s.not_protected.length ? el("details", {}, el("summary", {}, `What is not protected (${s.not_protected.length})`), list(s.not_protected)) : null),
-      s.notes.length ? el("details", {}, el("summary", {}, "Notes"), list(s.notes)) : null,
+        s.assumptions.length ? fold(`What the proof assumes (${s.assumptions.length})`, list(s.assumptions)) : null,
+        s.not_protected.length ? fold(`What is not protected (${s.not_protected.length})`, list(s.not_protected)) : null),
+      s.notes.length ? fold("Notes", list(s.notes)) : null,
     ].flat();
   }
 
@@ -346,7 +323,7 @@
     const link = el("a.download", { href: `data:text/plain;charset=utf-8,${encodeURIComponent(g.configuration)}`, download: "config.toml" }, "Save config.toml");
     const versions = el("dl.facts", {}, Object.entries(g.versions).map(([k, v]) => el("div", {}, el("dt", {}, k), el("dd", {}, v))));
     return [el("pre.command", {}, g.commands.join("\n")), el("p.about", {}, `Seed ${g.seeds.join(", ")}. ${noise} ${given}`),
-      el("details", {}, el("summary", {}, "Configuration"), el("pre", {}, g.configuration), el("p", {}, link)), el("details", {}, el("summary", {}, "Versions"), versions)];
+      fold("Configuration", el("pre", {}, g.configuration), el("p", {}, link)), fold("Versions", versions)];
   }
 
   function differences() {
@@ -356,9 +333,12 @@
     return [el("h3", {}, "What differs"), table(["Run", ...keys], rows)];
   }
 
-  document.title = several ? `fedveil report: ${groups.length} configurations` : `fedveil report: ${groups[0].name} on ${groups[0].data}`;
-  document.getElementById("title").textContent = several ? "Runs compared" : `${groups[0].name}${groups[0].statement ? ` (${groups[0].statement.variant})` : ""} on ${groups[0].data}`;
-  document.getElementById("lead").textContent = several ? `${plural(data.runs, "run")} of ${plural(groups.length, "configuration")} on ${[...new Set(groups.map((g) => g.data))].join(", ")}.` : "A federated training run: what it learned, what its privacy is worth, and how to repeat it.";
+  const configurations = plural(groups.length, "configuration");
+  if (several) head("Runs compared", `${plural(data.runs, "run")} of ${configurations} on ${[...new Set(groups.map((g) => g.data))].join(", ")}.`, `fedveil report: ${configurations}`);
+  else {
+    const [g] = groups;
+    head(`${g.name}${g.statement ? ` (${g.statement.variant})` : ""} on ${g.data}`, "A federated training run: what it learned, what its privacy is worth, and how to repeat it.", `fedveil report: ${g.name} on ${g.data}`);
+  }
   result();
   training();
   section("privacy", "Privacy", spending(), each(statement));
@@ -370,5 +350,4 @@
   section("failures", "Left out", each(failures, true));
   section("repeat", "How to repeat it", several && differences(), each(repeat));
   drawAll();
-  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => (d.open = true)));
 })();

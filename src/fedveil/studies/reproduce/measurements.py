@@ -13,7 +13,8 @@ import numpy as np
 from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError, nearest
 from fedveil.run.assembly import prepare
-from fedveil.run.recorded_run import Row, read_run
+from fedveil.run.history_files import Row
+from fedveil.run.recorded_run import read_run
 from fedveil.statement.certify import certify_config
 from fedveil.studies.reproduce import recipe_attacks as attacks
 from fedveil.studies.reproduce.collect import Measured

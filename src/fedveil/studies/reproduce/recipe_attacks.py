@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from fedveil.attacks import metrics
 from fedveil.attacks.attack_registry import attack as attack_of
-from fedveil.attacks.attack_types import Bounds, Knowledge, LocalSpec
-from fedveil.attacks.attack_types import Upload as Seen
+from fedveil.attacks.attack_types import Bounds, Knowledge
+from fedveil.attacks.attack_types import CapturedUpload as Seen
+from fedveil.attacks.attack_types import KnownTraining as LocalSpec
 from fedveil.attacks.attribute import CIFAR10_ANIMALS, infer_attribute
 from fedveil.attacks.extraction import KnowledgeExtraction
 from fedveil.attacks.features import features
@@ -32,7 +33,7 @@ from fedveil.attacks.pictures import save_comparison
 from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
-from fedveil.federation.fit import Federation
+from fedveil.federation.progress import Federation
 from fedveil.federation.round import Task, client_round
 from fedveil.ledger.ledger import Ledger
 from fedveil.release.plan import Released, Upload

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedveil.configuration.config import Config
+from fedveil.configuration.config import Config, without_free_keys
 from fedveil.engines.pool import available_cores
-from fedveil.run.resume import FREE
 from fedveil.run.run_directory import plain
 from fedveil.studies.grid.run_grid import Cell, CellState, run_grid
 from fedveil.studies.reproduce.cells import Job
@@ -82,11 +81,8 @@ def _tell(watch: Watch, total: int, done: int, task: Task) -> None:
 
 def _directory(config: Config) -> str:
     """One directory for each configuration, whatever row asks for it."""
-    flat: dict[str, Any] = plain(config.model_dump(mode="json"))
-    for key in FREE:
-        section, _, name = key.partition(".")
-        flat.get(section, {}).pop(name, None)
-    return f"{config.method['name']}-{config.data.name}-{_digest(flat)}"
+    deciding = plain(without_free_keys(config.model_dump(mode="json")))
+    return f"{config.method['name']}-{config.data.name}-{_digest(deciding)}"
 
 
 def _digest(value: Any) -> str:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedveil.errors import ConfigError, nearest
-from fedveil.run.recorded_run import Row, RunData, read_run
+from fedveil.pages.figures.figure_style import BLUE, COLOURS, DASHES, GREEN, MUTED, ORANGE, blank, panels, quiet, save, writable
+from fedveil.run.history_files import Row
+from fedveil.run.recorded_run import RunData, read_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from fedveil.federation.fit import Record
+    from fedveil.federation.history import Record
 
-INK, MUTED, BLUE, ORANGE, GREEN = "#222222", "#777777", "#0072B2", "#D55E00", "#009E73"
-COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#8A7F00", MUTED)
-DASHES = ("-", "--", ":", "-.")
 SHORT = {
     "accuracy": ("test_accuracy", "mean_personal_accuracy"),
     "loss": ("test_loss", "train_loss"),
@@ -29,28 +28,14 @@ MOST_LAYERS = 12
 
 def plot_curves(history: Sequence[Record], path: Path) -> Path:
     """Accuracy, loss, and the noise of the mean update against its own norm, over rounds."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 3.2), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
-    scored = [r for r in history if "test_accuracy" in r]
-    rounds = [r["round"] + 1 for r in scored]
-    left.plot(rounds, [100 * r["test_accuracy"] for r in scored], color=BLUE)
-    left.set(title="test accuracy (%)", xlabel="round", ylim=(0, 100))
-    middle.plot(rounds, [r["test_loss"] for r in scored], color=ORANGE)
-    middle.set(title="test loss", xlabel="round")
-    released = [r for r in history if "update_norm" in r]
-    at = [r["round"] + 1 for r in released]
-    noisy = [(r["round"] + 1, r["noise_norm"]) for r in released if "noise_norm" in r]
-    right.plot(at, [r["update_norm"] for r in released], color=BLUE, label="released step of the model")
-    right.plot(*zip(*noisy, strict=True) if noisy else ((), ()), color=GREEN, linestyle="--", label="expected norm of its noise")
-    right.set(title="update and noise (L2 norm)", xlabel="round", ylim=(0, None))
-    right.legend(frameon=False, fontsize=8)
-    for axis in (left, middle, right):
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
-    figure.savefig(path, dpi=130)
-    return path
+    figure = blank(11, 3.2)
+    left, middle, right = panels(figure, 3, 3)
+    step = {"released step of the model": "update_norm", "expected norm of its noise": "noise_norm"}
+    norms = {label: _points(history, column) for label, column in step.items()}
+    _panel(left, "test_accuracy", {"test_accuracy": _points(history, "test_accuracy")})
+    _panel(middle, "test_loss", {"test_loss": _points(history, "test_loss")}, (ORANGE,))
+    _panel(right, "update and noise (L2 norm)", norms, (BLUE, GREEN))
+    return save(figure, path)
 
 
 def plot_run(run: str | Path, what: Sequence[str] | None = None, out: str | Path | None = None) -> Path:
@@ -64,28 +49,17 @@ def plot_run(run: str | Path, what: Sequence[str] | None = None, out: str | Path
     Raises:
         ConfigError: no run directory, an unknown column (the message names those that there are), or another suffix.
     """
-    from matplotlib.figure import Figure
-
     data = read_run(run)
     chosen = [name.strip() for name in what] if what else list(OVERVIEW)
-    panels = [(name, _lines(data, name)) for name in chosen]
+    drawn = [(name, _lines(data, name)) for name in chosen]
     if out is None:
         out = data.path / ("overview.png" if not what else f"plot-{'-'.join(chosen)}.png")
-    target = Path(out)
-    if target.suffix.lower() not in {".png", ".svg", ".pdf"}:
-        raise ConfigError(f"cannot draw to {str(out)!r}; give a file name that ends in .png, .svg or .pdf")
-    if not target.parent.is_dir():
-        raise ConfigError(f"cannot draw to {str(out)!r}: the folder {str(target.parent)!r} does not exist")
-    across = min(3, len(panels))
-    down = -(-len(panels) // across)
-    figure = Figure(figsize=(4.2 * across, 3.2 * down), layout="constrained")
-    axes = figure.subplots(down, across, squeeze=False).ravel()
-    for axis, (name, lines) in zip(axes, panels, strict=False):
+    target = writable(out)
+    across = min(3, len(drawn))
+    figure = blank(4.2 * across, 3.2 * -(-len(drawn) // across))
+    for axis, (name, lines) in zip(panels(figure, len(drawn), across), drawn, strict=True):
         _panel(axis, name, lines)
-    for axis in axes[len(panels) :]:
-        axis.set_axis_off()
-    figure.savefig(target, dpi=130)
-    return target
+    return save(figure, target)
 
 
 _Lines = dict[str, list[tuple[float, float]]]
@@ -115,8 +89,7 @@ def _lines(run: RunData, name: str) -> _Lines:
         there = [*SHORT, *(["noise"] if "noise_std" in layered else []), *layered, *run.columns, *own]
         known = list(dict.fromkeys(there))
         raise ConfigError(f"{run.path} has no column {name!r}{nearest(name, known)}; there are {', '.join(known)}")
-    lines = {c: _points(run.history, c) for c in SHORT.get(name, (name,))}
-    return {c: points for c, points in lines.items() if points}
+    return {c: _points(run.history, c) for c in SHORT.get(name, (name,))}
 
 
 def _points(rows: Sequence[Row], column: str) -> list[tuple[float, float]]:
@@ -138,11 +111,13 @@ def _fewer(lines: _Lines, of: str = "layers") -> _Lines:
     return {f"{name} ({what})": named[name] for what, name in kept.items()}
 
 
-def _panel(axis: Axes, name: str, lines: _Lines) -> None:
+def _panel(axis: Axes, name: str, lines: _Lines, colours: Sequence[str] = COLOURS) -> None:
+    lines = {label: points for label, points in lines.items() if points}
     percent = bool(lines) and all("accuracy" in column for column in lines)
     for i, (label, points) in enumerate(lines.items()):
-        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i // len(COLOURS) % 4 or i % 4]}
-        axis.plot([t for t, _ in points], [100 * v if percent else v for _, v in points], label=label.replace("_", " "), **style)
+        dash = DASHES[i // len(colours) % 4 or i % 4]
+        values = [100 * v if percent else v for _, v in points]
+        axis.plot([t for t, _ in points], values, label=label.replace("_", " "), color=colours[i % len(colours)], linestyle=dash)
     axis.set(title=f"{name.replace('_', ' ')}{' (%)' if percent else ''}", xlabel="round")
     if percent:
         axis.set_ylim(0, 100)
@@ -152,5 +127,4 @@ def _panel(axis: Axes, name: str, lines: _Lines) -> None:
         axis.legend(frameon=False, fontsize=8)
     if not lines:
         axis.text(0.5, 0.5, "not in this run", ha="center", va="center", color=MUTED, transform=axis.transAxes)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.25)
+    quiet(axis)

@@ -182,7 +182,7 @@ class Pool:
             tries[worker.index] += 1
 
     def _with_common_plan(self, task: Task, known: bool) -> Task:
-        """What a worker needs for the plan of the round: that plan, once a round; where it cannot travel, the state that makes it."""
+        """What a worker needs for the plan of the round: it travels once a round; a raw one is made by the worker."""
         if known:
             return replace(task, common=None, policy_state={})
         return replace(task, policy_state={}) if isinstance(task.common, Plan) else replace(task, common=None)

@@ -110,7 +110,7 @@ def _slim(outcome: Outcome, row: torch.Tensor, context: Context) -> Outcome:
 
 
 def in_row(row: torch.Tensor, kind: torch.dtype, context: Context) -> torch.Tensor:
-    """The part of a row [D], int64, that holds what was released: all integers, or the floats [d] of a release without promise."""
+    """What was released, in a row [D] of int64: the integers, or the floats [d] of a release that promises nothing."""
     return row if kind == torch.int64 else row.view(kind)[: context.door.layout.dimension]
 
 

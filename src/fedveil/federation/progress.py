@@ -24,8 +24,8 @@ class Progress:
 
     Args:
         round: the next round. model, previous: global models [d]. common: state of the common policy (aggregate view).
-        policies, privates: states per client, created when first needed. seen, last: how many rounds each client took part in, and
-            the last of them.
+        policies, privates: states per client, created when first needed.
+        seen, last: how many rounds each client took part in, and the last of them.
     """
 
     round: int

@@ -72,8 +72,8 @@ class Task:
 class Outcome:
     """What a client's round gave. `loss`, `energy` and `error` are private and serve as diagnostics of simulations only.
 
-    `energy`: of the noise drawn inside training, per layer of what was sent [L] (see `Local`). `error`: why the client has nothing
-    of its own in this round; under a plan that promises anything it still releases zero with noise, so that nobody can tell.
+    `energy`: of the noise drawn inside training, per layer of what was sent [L] (see `Local`). `error`: why the client has
+    nothing of its own in this round; under a plan that promises anything it still releases zero with noise, so that nobody can tell.
     """
 
     client: int
@@ -200,7 +200,8 @@ def trained(context: Context, task: Task, plan: Plan | Raw) -> Work:
     buffers = model.buffers()
     if buffers.numel():
         local.state["buffers"] = buffers
-    return Work(plan, _on("cpu", update), loss, _on("cpu", local.state), buffers.to("cpu"), len(y), _on("cpu", local.energy), _on("cpu", local.extras))
+    update, state, energy, extras = (_on("cpu", part) for part in (update, local.state, local.energy, local.extras))
+    return Work(plan, update, loss, state, buffers.to("cpu"), len(y), energy, extras)
 
 
 def _on(device: torch.device | str, value: Any) -> Any:

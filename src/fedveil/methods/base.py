@@ -259,9 +259,7 @@ def planned_releases(plan: Plan, s: Setting, view: View) -> list[Event]:
     shares = 1
     if plan.place == "upload" and plan.dp_sgd is None and view is not View.SERVER:
         shares = s.sharers if s.can_share else 1
-    first, later = (
-        event_of(plan, s.layout, scope, rate=rate, noisy_uploads=shares, round=t) for t in (0, 1)
-    )
+    first, later = (event_of(plan, s.layout, scope, rate=rate, noisy_uploads=shares, round=t) for t in (0, 1))
     if isinstance(first, Unbounded):
         return [first]
     if first == later:

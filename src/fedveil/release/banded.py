@@ -1,7 +1,7 @@
 """Noise correlated over the rounds by a banded Toeplitz matrix C (matrix factorisation, DP-FTRL).
 
-Round t releases Y_t = sum_{j < band} c_j X_{t-j} + Z_t with independent integers Z_t, so that the whole run is one Gaussian release
-of C X. The estimate of X_t is (C^-1 Y)_t = X_t + (C^-1 Z)_t: post-processing, in floats. The coefficients are dyadic, so that C X
+Round t releases Y_t = sum_{j < band} c_j X_{t-j} + Z_t with independent integers Z_t, so that the whole run is one Gaussian
+release of C X. The estimate of X_t is (C^-1 Y)_t = X_t + (C^-1 Z)_t: post-processing, in floats. The coefficients are dyadic, so that C X
 lies on the grid of Y, and the sensitivity is that of the rounded coefficients. Earlier sums X are the mechanism's secret state.
 
 Source: Choquette-Choo et al. 2023 (banded factorisation for multiple participations); docs/privacy.md.
@@ -35,7 +35,7 @@ class Banded:
 
     Args:
         coefficients: c_0 = 1, c_1, ..., each a multiple of 2^-10; as many as the band is wide.
-        sensitivity: of C X to one client under `participation`, for updates of norm 1 (`fedveil.accounting.matrix_factorisation`).
+        sensitivity: of C X to one client under `participation`, for updates of norm 1.
         participation: what the sampler enforces.
     """
 
@@ -69,7 +69,7 @@ class Banded:
         if last == round:
             return held["released"]
         if last != round - 1:
-            raise LedgerError(f"the state of correlated noise is of round {last}, so round {round} cannot be released: start anew")
+            raise LedgerError(f"the state of correlated noise is of round {last}: round {round} cannot be released; start anew")
         band = len(self.coefficients)
         history = [data, *(held["data"] if held else [])][:band]
         weights = [round_half(c * 2**self.shift) for c in self.coefficients]

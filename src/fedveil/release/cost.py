@@ -29,7 +29,7 @@ def per_layer(value: float | object, layout: Layout) -> list[float]:
 
 
 def plan_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float | str:
-    """The exact mu of one joint Gaussian release of the update and all extras, or the reason why there is none; as `update_mu`."""
+    """The exact mu of one joint Gaussian release of the update and all extras, or why there is none; see `update_mu`."""
     mus: list[float] = []
     for name, extra in plan.extras.items():
         if not extra.noise_std:
@@ -75,9 +75,7 @@ def promises(plan: Plan, layout: Layout) -> bool:
     return not plan.unproven and plan.dp_sgd is None and not isinstance(update_mu(plan, layout, 1), str)
 
 
-def event_of(
-    plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, noisy_uploads: int = 1, round: int = 0
-) -> Event:
+def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, noisy_uploads: int = 1, round: int = 0) -> Event:
     """The privacy event of one release.
 
     Args:

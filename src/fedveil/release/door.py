@@ -1,4 +1,4 @@
-"""The door itself. In the order of the code: check, restrict, clip, put on the grid, noise, charge (if the budget allows), hand over.
+"""The door itself. In the order of the code: check, restrict, clip, put on the grid, noise, charge, hand over.
 
 What leaves under a plan that promises anything is integers: clipped coordinates truncated to a public grid, plus rounded Gaussian
 noise that was drawn without looking at them (`grid`, `sampler`). Sums of clients are integer sums. An update that cannot be
@@ -235,7 +235,8 @@ class Door:
             vector = self._check(update, extras)
             return plan.make(vector), plan.reads, plan.reason, vector
         if set(plan.extras) != set(self.extras):
-            raise ConfigError(f"the plan must give clip and noise for the extras {sorted(self.extras)}, got {sorted(plan.extras)}")
+            needed, got = sorted(self.extras), sorted(plan.extras)
+            raise ConfigError(f"the plan must give clip and noise for the extras {needed}, got {got}")
         try:
             return plan, (), plan.unproven, self._check(update, extras)
         except UpdateRefused:
@@ -261,7 +262,7 @@ class Door:
             kind = "NaN" if bool(vector.isnan().any()) else "infinite values"
             raise UpdateRefused(f"the update contains {kind} (a smaller learning rate or a batch_clip may help)")
         if norm > self.max_norm:
-            raise UpdateRefused(f"the update has norm {norm:.4g}, above the {self.max_norm:g} that the door allows (max_update_norm)")
+            raise UpdateRefused(f"the update has norm {norm:.4g}, above training.max_update_norm = {self.max_norm:g}")
         return vector
 
     def _gridded(self, vector: Tensor, plan: Plan) -> Integers:
@@ -348,8 +349,8 @@ class _Draw:
 def clipped(update: Tensor, plan: Plan, layout: Layout) -> Tensor:
     """A copy of `update` [d] restricted to the plan's support, then clipped per layer, then as a whole, in floats.
 
-    The exact L2 norm of the result is at most `plan.clip`, and of each layer at most `plan.layer_clip`. What leaves with a promise
-    is clipped on the grid instead.
+    The exact L2 norm of the result is at most `plan.clip`, and of each layer at most `plan.layer_clip`. What leaves with a
+    promise is clipped on the grid instead.
     """
     vector = update.clone() if plan.support is None else update * plan.support
     if plan.layer_clip is not None:

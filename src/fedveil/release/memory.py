@@ -42,7 +42,7 @@ class Memory:
             try:
                 self._held = load(self.path.read_bytes()) if self.path is not None and self.path.exists() else {}
             except (OSError, SafetensorError) as problem:
-                raise LedgerError(f"{self.path}: the state of correlated noise cannot be read ({problem}); start anew") from problem
+                raise LedgerError(f"{self.path}: the state of the noise cannot be read ({problem}); start anew") from problem
         return self._held
 
     def write(self, arrays: Arrays) -> None:
@@ -69,6 +69,6 @@ class Memory:
                     os.close(folder)
             except OSError as problem:
                 raise LedgerError(
-                    f"cannot write {self.path}: {problem.strerror or problem}; nothing was released: make room, then resume the run"
+                    f"cannot write {self.path}: {problem.strerror or problem}; nothing was released: make room, then resume"
                 ) from problem
         self._held = arrays

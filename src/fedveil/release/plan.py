@@ -192,8 +192,9 @@ class Upload:
 class Released:
     """All that a policy may see: the round, the global models that everyone has, and nothing private.
 
-    `client` is the one that plans, or -1 for the common plan of a round. What this client (server view) or this round (aggregate view) released before reaches the policy through `observe`.
-    `public_loss` is the global model's loss on the public split, where the run has one.
+    `client` is the one that plans, or -1 for the common plan of a round. What this client (server view) or this round (aggregate
+    view) released before reaches the policy through `observe`. `public_loss` is the global model's loss on the public split,
+    where the run has one.
     """
 
     round: int

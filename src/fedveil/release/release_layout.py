@@ -69,7 +69,8 @@ class ReleaseLayout:
 
         Layers of which nothing is sent have std 0. The whole clip of the update is not in it.
         """
-        return [*self._layers(plan), *((place, plan.extras[n].noise_std, plan.extras[n].clip) for n, place in self.places.items())]
+        extras = ((place, plan.extras[name]) for name, place in self.places.items())
+        return [*self._layers(plan), *((place, extra.noise_std, extra.clip) for place, extra in extras)]
 
     def _layers(self, plan: Plan) -> Iterator[tuple[slice, float, float]]:
         if isinstance(plan.noise_std, int | float) and plan.layer_clip is None:
@@ -83,12 +84,19 @@ class ReleaseLayout:
             start += size
 
     def grid(self, plan: Plan) -> list[Group]:
-        """The exponent of the grid step of what leaves, group by group: from the public noise alone."""
+        """The exponent of the grid step of what leaves, group by group: from the public noise alone.
+
+        Where the clip is so many times the noise that it would not fit into 2^52 steps, the step is 2^-52 of the clip.
+        """
         parts = self.groups(plan)
-        exponents = [exponent_for(std, plan.mechanism.bits) if std else None for _, std, _ in parts]
+        exponents = [_exponent(std, min(clip, plan.clip), plan.mechanism.bits) if std else None for _, std, clip in parts]
         known = [k for k in exponents if k is not None]
         silent = max(known, default=0)  # nothing is sent there
         return [(part, silent if k is None else k) for (part, _, _), k in zip(parts, exponents, strict=True)]
+
+
+def _exponent(std: float, clip: float, bits: int) -> int:
+    return max(exponent_for(std, bits), math.frexp(clip)[1] - 52 if math.isfinite(clip) else -(2**31))
 
 
 def _described(value: object) -> str:

@@ -73,7 +73,7 @@ class Outcome:
     """What a client's round gave. `loss`, `energy` and `error` are private and serve as diagnostics of simulations only.
 
     `energy`: of the noise drawn inside training, per layer of what was sent [L] (see `Local`). `error`: why the client has
-    nothing of its own in this round; under a plan that promises anything it still releases zero with noise, so that nobody can tell.
+    nothing of its own in this round; under a plan that promises anything it releases zero with noise.
     """
 
     client: int

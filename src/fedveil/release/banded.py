@@ -1,8 +1,9 @@
 """Noise correlated over the rounds by a banded Toeplitz matrix C (matrix factorisation, DP-FTRL).
 
 Round t releases Y_t = sum_{j < band} c_j X_{t-j} + Z_t with independent integers Z_t, so that the whole run is one Gaussian
-release of C X. The estimate of X_t is (C^-1 Y)_t = X_t + (C^-1 Z)_t: post-processing, in floats. The coefficients are dyadic, so that C X
-lies on the grid of Y, and the sensitivity is that of the rounded coefficients. Earlier sums X are the mechanism's secret state.
+release of C X. The estimate of X_t is (C^-1 Y)_t = X_t + (C^-1 Z)_t: post-processing, in floats. The coefficients are dyadic,
+so that C X lies on the grid of Y, and the sensitivity is that of the rounded coefficients. Earlier sums X are the mechanism's
+secret state.
 
 Source: Choquette-Choo et al. 2023 (banded factorisation for multiple participations); docs/privacy.md.
 """

@@ -23,7 +23,6 @@ from fedveil.release.cost import active_layers, event_of, per_layer, promises
 from fedveil.release.grid import from_grid, to_grid
 from fedveil.release.plan import Plan, Raw, Upload
 from fedveil.release.release_layout import ReleaseLayout
-from fedveil.release.sampler import rounded_normal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -335,15 +334,15 @@ class _Draw:
 
     def __call__(self) -> Integers:
         door, plan = self.door, self.plan
-        n, key = door.parts.dimension, door.randomness.key(self.round, self.client)
+        n, name = door.parts.dimension, (self.round, self.client)
         steps = [std * 2.0**-k for (_, std, _), (_, k) in zip(door.parts.groups(plan), door.parts.grid(plan), strict=True)]
         if len(set(steps)) == 1 and plan.support is None:
-            return rounded_normal(steps[0], n, key)
+            return door.randomness.integers(steps[0], n, *name)
         sizes = [part.stop - part.start for part, _ in door.parts.grid(plan)]
         std = np.repeat(np.array(steps), sizes)
         if plan.support is not None:
             std[: door.layout.dimension] *= plan.support.numpy()
-        return rounded_normal(std, n, key)
+        return door.randomness.integers(std, n, *name)
 
 
 def clipped(update: Tensor, plan: Plan, layout: Layout) -> Tensor:

@@ -19,7 +19,6 @@ import torch
 from fedveil.errors import ConfigError
 from fedveil.release.grid import exponent_for
 from fedveil.release.per_example import Block, norms, per_example_gradients, weighted_sum
-from fedveil.release.sampler import rounded_normal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,7 +82,7 @@ class PerExampleGradient:
             self.losses.append(float(losses.mean()))
         if std:
             step = 2.0 ** exponent_for(std)
-            noise = rounded_normal(std / step, len(total), self.randomness.key("step", *self.key, local.step))
+            noise = self.randomness.integers(std / step, len(total), "step", *self.key, local.step)
             integers = torch.from_numpy(noise) + total.div_(step).round_().to(torch.int64)
             total = integers.to(torch.float64).mul_(step)
         model.grad.copy_(total.div_(self.plan.expected))

@@ -16,6 +16,7 @@ import torch
 from fedveil.release.sampler import rounded_normal
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
 _STEPS = 2.0**24
@@ -49,10 +50,13 @@ class Randomness:
             return hashlib.blake2b(repr((self.seed, "noise", *name)).encode(), digest_size=32).digest()
         return os.urandom(32)
 
+    def integers(self, std: float | NDArray[np.float64], n: int, *name: object) -> NDArray[np.int64]:
+        """n integers [n] with the law of rounded Gaussian noise of that std, in grid steps; from the seed only if `seeded_noise`."""
+        return rounded_normal(std, n, self.key(*name))
+
     def normal(self, n: int, *name: object) -> Tensor:
         """n standard normals [n], float32, for noise that promises nothing; from the seed only if `seeded_noise`."""
-        integers = rounded_normal(_STEPS, n, self.key(*name))
-        return torch.from_numpy(integers).to(torch.float32).mul_(1 / _STEPS)
+        return torch.from_numpy(self.integers(_STEPS, n, *name)).to(torch.float32).mul_(1 / _STEPS)
 
     def secret(self, *key: object) -> np.random.Generator:
         """A numpy generator for client sampling, which amplification needs to be secret."""

@@ -51,7 +51,7 @@ class Randomness:
         return os.urandom(32)
 
     def integers(self, std: float | NDArray[np.float64], n: int, *name: object) -> NDArray[np.int64]:
-        """n integers [n] with the law of rounded Gaussian noise of that std, in grid steps; from the seed only if `seeded_noise`."""
+        """n integers [n] with the law of rounded Gaussian noise, std in grid steps; from the seed only if `seeded_noise`."""
         return rounded_normal(std, n, self.key(*name))
 
     def normal(self, n: int, *name: object) -> Tensor:

@@ -90,7 +90,7 @@ def _counts(clients: int, rate: float, tail: float, exact: bool) -> tuple[_Array
     low, high = _window(clients, rate, tail)
     k = np.arange(low, high + 1, dtype=np.float64)
     weights = _probabilities(clients, rate, low, high)
-    lost = math.exp(_log_tail(clients, rate, high + 1)) if high < clients else 0.0
+    lost = math.exp(_log_tail(clients, rate, high + 1)) * (1 + 1e-9) if high < clients else 0.0
     mean = clients * rate
     kept = k if exact else np.array(_kept(low, high, mean, math.sqrt(mean * (1 - rate))), dtype=np.float64)
     return kept, weights if kept.size == k.size else _spread_onto(kept, k, weights), lost

@@ -85,7 +85,7 @@ def run(
     prepared = prepare(config, data, partition)
     method, setting = calibrated_setting(config, prepared.population)
     vacuous, seeded = config.privacy.allow_vacuous_delta, config.run.seeded_noise
-    batch_norm = config.model.get("norm") == "batch"
+    batch_norm = config.model.keeps_statistics
     statement = certify(method, setting, seeded_noise=seeded, allow_vacuous_delta=vacuous, batch_norm=batch_norm)
     run_id = new_run_id()
     path = Path(out) if out is not None else Path("runs") / f"{method.name}-{prepared.dataset.info.name}-{run_id}"
@@ -159,7 +159,7 @@ def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement,
         _write_statement(path, statement)
         dealt, source = prepared.partition, prepared.dataset
         rundir.write_partition(path / "partition.json", dealt, source.y_train, source.info.classes, given=given)
-    Ledger.create(path / "ledger.sqlite", run_id, {"method": str(config.method["name"])}).close()
+    Ledger.create(path / "ledger.sqlite", run_id, {"method": config.method.name}).close()
 
 
 @contextmanager

@@ -84,9 +84,21 @@ def build_model(config: Config, prepared: Prepared) -> FlatModel:
     return FlatModel(models.build(network.name, info.input_shape, info.classes, seed, **dict(network.options)))
 
 
-def federation(config: Config, prepared: Prepared, ledger: Path, run: str, device: str = "cpu") -> Federation:
-    """Everything that a run of this configuration needs, with its releases charged to the ledger file; trains on `device`."""
-    method, setting = calibrated_setting(config, prepared.population)
+def federation(
+    config: Config,
+    prepared: Prepared,
+    ledger: Path,
+    run: str,
+    device: str = "cpu",
+    calibrated: tuple[Method, Setting] | None = None,
+) -> Federation:
+    """Everything that a run of this configuration needs.
+
+    Args:
+        ledger: file to which releases are charged, under the name `run`. device: where it trains.
+        calibrated: method and setting with the noise known, where they were computed before.
+    """
+    method, setting = calibrated or calibrated_setting(config, prepared.population)
     model = build_model(config, prepared).to(device)
     randomness = Randomness(config.run.seed, config.run.seeded_noise)
     door = Door(

@@ -14,7 +14,7 @@ from fedveil.configuration.plugins import digests
 from fedveil.engines.select_engine import engine, place
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.checkpoint import Checkpoints
-from fedveil.federation.fit import Progress, Record, fit, start
+from fedveil.federation.fit import Federation, Progress, Record, fit, start
 from fedveil.ledger.budgeted_ledger import Till
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import Prepared, federation, new_run_id, prepare
@@ -101,22 +101,17 @@ def run(
         saved = Checkpoints(path / "checkpoint", identity(run_id, prepared, config.run.plugins), path / "ledger.sqlite")
         progress = saved.load()
         begun = Begun(run_id, path, config, statement, setting.layout.names, progress.history if progress is not None else [])
-        with following(trackers, begun) as told:
-            return _train(prepared, device, begun, saved, progress, [told] if on_round is None else [told, on_round])
+        with following(trackers, begun) as tracked:
+            job = federation(config, prepared, path / "ledger.sqlite", run_id, device, (method, setting))
+            return _train(job, begun, saved, progress, [tracked] if on_round is None else [tracked, on_round])
 
 
 def _train(
-    prepared: Prepared,
-    device: str,
-    begun: Begun,
-    saved: Checkpoints,
-    progress: Progress | None,
-    tell: Sequence[Callable[[Record], None]],
+    job: Federation, begun: Begun, saved: Checkpoints, progress: Progress | None, tell: Sequence[Callable[[Record], None]]
 ) -> Result:
     """Train to the end, saving and telling each round, and write what is left of the run directory."""
     config, path = begun.config, begun.path
     section, timeout = config.run, config.training.client_timeout
-    job = federation(config, prepared, path / "ledger.sqlite", begun.run, device)
     runner = engine(section.engine, job.context, timeout, at_once=section.clients_at_once, deterministic=section.deterministic)
     progress = progress or start(job)
     if config.privacy.max_participations is not None and not section.seeded_noise:

@@ -135,7 +135,7 @@ def test_loss_distribution_of_one_release_is_the_curve_from_above(clients: int, 
 
 
 def attacked_losses(clients: int, rate: float, z: float, rounds: int, step: float) -> tuple[np.ndarray, np.ndarray]:
-    """Law of the summed loss when everybody else sends -C in every round and the client +C or zero; losses rounded to the grid."""
+    """Law of the summed loss when everybody else sends -C in every round and the client +C or zero; losses on the grid."""
     x, size = np.linspace(-10 * z, 2 + 10 * z, 100_001), 2**18
     law = np.zeros(size)
     for k in range(clients + 1):

@@ -13,6 +13,7 @@ from fedveil.adversary.attack_options import KNOWS, PUBLIC, Options, Outcome, Te
 from fedveil.adversary.gan_attack import curious_client
 from fedveil.adversary.reconstruction import reconstruction
 from fedveil.adversary.snapshot import Scene, scene_of
+from fedveil.configuration.sections import given_keys
 from fedveil.errors import ConfigError, nearest
 from fedveil.run import run_directory as rundir
 
@@ -159,11 +160,11 @@ _FAILED = "a failed attack is no evidence of an epsilon"
 
 def _attacked(scene: Scene, options: Options) -> dict[str, Any]:
     s, config = scene.federation.setting, scene.config
-    method = {"method": "none (raw updates)"} if options.defence == "none" else {"method": config.method}
+    method = {"method": "none (raw updates)"} if options.defence == "none" else {"method": given_keys(config.method)}
     return {
         **method,
         "data": scene.info.name,
-        "model": config.model,
+        "model": config.model.section(),
         "dimension": scene.layout.dimension,
         "round": scene.progress.round,
         "view": str(s.scope.view),
@@ -180,10 +181,10 @@ def _what(scene: Scene, options: Options, chosen: Kind) -> str:
     s, method, t = scene.federation.setting, scene.config.method, scene.progress.round
     where = f"in round {t}" if chosen.place == "first" else f"after {t} rounds"
     if options.defence == "none":
-        return f"no defence: updates leave as they are; {scene.info.name}, {scene.config.model.get('name')}, {where}"
-    variant = f", {method['variant']}" if "variant" in method else ""
+        return f"no defence: updates leave as they are; {scene.info.name}, {scene.config.model.name}, {where}"
+    variant = f", {given_keys(method)['variant']}" if "variant" in given_keys(method) else ""
     noise = "" if s.noise_multiplier is None else f", noise multiplier {s.noise_multiplier:.3g}"
-    return f"{method['name']}{variant} on {scene.info.name}, {s.scope.view} view, {where}{noise}"
+    return f"{method.name}{variant} on {scene.info.name}, {s.scope.view} view, {where}{noise}"
 
 
 def _known(chosen: Kind, options: Options) -> list[str]:

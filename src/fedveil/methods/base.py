@@ -108,6 +108,7 @@ class MethodConfig(BaseModel):
     """Parameters of a method: frozen, no unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str
 
     @property
     def coverage(self) -> bool:

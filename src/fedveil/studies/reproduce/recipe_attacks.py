@@ -108,7 +108,7 @@ def inversion(
     truth, made = bounds.images(x), torch.cat(found)
     if truth.ndim == 4 and truth.shape[1] in (1, 3):
         folder.mkdir(parents=True, exist_ok=True)
-        save_comparison(folder / "reconstruction.png", truth[:10], [(f"{attack}, {config.method['name']}", made[:10])])
+        save_comparison(folder / "reconstruction.png", truth[:10], [(f"{attack}, {config.method.name}", made[:10])])
     scores = metrics.score(made, truth)
     norms = (metrics.mse(made, truth) * truth[0].numel()).sqrt()
     series = {"mse": scores.mse, "mae": scores.mae, "psnr": scores.psnr, "l2": norms.tolist()}

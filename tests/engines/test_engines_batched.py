@@ -494,7 +494,7 @@ def test_determinism_on_a_gpu_needs_the_setting_of_cublas(monkeypatch: pytest.Mo
 def test_a_deterministic_run_by_configuration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sections = {"engine": "batched", "deterministic": True, "clients_at_once": 2}
     given = config({"name": "dp-fedavg"}, training={"rounds": 1, "local_steps": 2}, run=sections)
-    given = given.model_copy(update={"model": {"name": "cnn2"}})
+    given = Config.model_validate({**given.model_dump(), "model": {"name": "cnn2"}})
     with caplog.at_level(logging.WARNING):
         one, two = (run_experiment(given, tmp_path / name) for name in ("one", "two"))
     assert torch.equal(one.model.vector, two.model.vector)

@@ -38,7 +38,7 @@ RUNS = dict(every_method())
 def test_every_method_is_covered_in_some_view() -> None:
     from fedveil.methods.method_registry import METHODS
 
-    assert {given.method["name"] for given in RUNS.values()} == set(METHODS)
+    assert {given.method.name for given in RUNS.values()} == set(METHODS)
     assert {given.privacy.view.value for given in RUNS.values()} >= {"server", "aggregate"}
 
 

@@ -137,7 +137,7 @@ def bare_namespace() -> bool:
 
 SCRIPT = """
 import sys
-sys.path[:0] = {folders!r}
+sys.path.insert(0, {support!r})
 from pathlib import Path
 from resumed_runs import case, go
 from fedveil.errors import FedveilError
@@ -160,8 +160,8 @@ def test_a_tiny_disk(kilobytes: int, tmp_path: Path) -> None:
     go(given, tmp_path / "calm")
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
-    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
-    script = SCRIPT.format(folders=folders, name="dp-fedavg aggregate", path=str(disk / "run"), kept=str(kept))
+    support = str(Path(__file__).parents[1] / "support")
+    script = SCRIPT.format(support=support, name="dp-fedavg aggregate", path=str(disk / "run"), kept=str(kept))
     command = f"mount -t tmpfs -o size={kilobytes}k none {disk} && exec {sys.executable} -c '{script.replace(chr(39), chr(34))}'"
     done = subprocess.run(["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,7 @@
 
 `auto` uses the exact Gaussian curve when nothing is sampled. With Poisson sampling it computes the Renyi bound, the bound that
 ignores sampling and, where its arrays stay short, the privacy-loss-distribution bound, and quotes the smallest: each is an upper
-bound.
+bound. For the other kinds of secret samples the Renyi bound, which is slow there, is computed only where the last one is not.
 """
 
 from __future__ import annotations
@@ -10,36 +10,21 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.accounting import gaussian, pld, subsampled
+from fedveil.accounting import gaussian, pld, secret_samples, subsampled
 from fedveil.accounting._check import at_least, non_negative, open_probability, positive
 from fedveil.accounting.composition import rdp_epsilon, rdp_log_delta
-from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded
+from fedveil.accounting.types import Adjacency, Event, SampledGaussian, SecretSample, Unbounded
 from fedveil.errors import ConfigError
 
 AccountantName = Literal["auto", "gdp", "rdp", "pld"]
 Events = Sequence[Event]
 _NAMES = ("auto", "gdp", "rdp", "pld")
-
-
-def _split(events: Events) -> tuple[float, Counter[tuple[float, float]]]:
-    """(mu of all unsampled Gaussian events, number of sampled ones by (rate, noise multiplier)); unknown events are refused."""
-    squares, sampled = [], Counter[tuple[float, float]]()
-    for event in events:
-        if isinstance(event, Gaussian):
-            squares.append(event.count * event.mu**2)
-        elif isinstance(event, SampledGaussian):
-            if event.rate == 1:
-                squares.append(event.count / event.noise_multiplier**2)
-            elif event.rate > 0 and event.count > 0:
-                sampled[event.rate, event.noise_multiplier] += event.count
-        else:
-            raise ConfigError(f"this accountant knows Gaussian, SampledGaussian and Unbounded events, not {event!r}")
-    return math.sqrt(math.fsum(squares)), sampled
 
 
 def _unbounded(events: Events) -> bool:
@@ -61,48 +46,47 @@ def rdp_curve(
     alphas = np.asarray(orders, dtype=np.float64)
     if isinstance(event, Unbounded):
         return np.full_like(alphas, math.inf)
-    mu, sampled = _split([event])
+    mu, sampled = secret_samples.split([event])
     if alphas.ndim != 1 or not np.all((alphas > 1) & np.isfinite(alphas)):
         raise ConfigError(f"Renyi orders must be finite and > 1, got {list(orders)[:5]}")
     total = alphas * (mu * mu / 2)
-    for (rate, z), count in sampled.items():
-        total = total + count * subsampled.rdp(rate, z, alphas, adjacency=adjacency)
+    for sample, count in sampled.items():
+        total = total + count * secret_samples.rdp(sample, alphas, adjacency)
     return np.asarray(total, dtype=np.float64)
 
 
 def _rdp_total(
-    mu: float, sampled: Counter[tuple[float, float]], adjacency: Adjacency | None
+    mu: float, sampled: Counter[SecretSample], adjacency: Adjacency | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(orders, Renyi divergences) of everything; many different sampled events share a coarser grid of orders."""
     orders = np.array(subsampled.ORDERS[:: 1 if len(sampled) <= 16 else 5])
     total = orders * (mu * mu / 2)
-    for (rate, z), count in sampled.items():
-        total = total + count * subsampled.rdp(rate, z, orders, adjacency=adjacency)
+    for sample, count in sampled.items():
+        total = total + count * secret_samples.rdp(sample, orders, adjacency)
     return orders, np.asarray(total, dtype=np.float64)
 
 
-def _releases(mu: float, sampled: Counter[tuple[float, float]]) -> list[pld.Sampled]:
-    plain = [pld.Sampled(1.0, 1 / mu, 1)] if mu > 0 else []
-    return plain + [pld.Sampled(rate, z, count) for (rate, z), count in sampled.items()]
-
-
-def _unsampled(mu: float, sampled: Counter[tuple[float, float]]) -> float:
+def _unsampled(mu: float, sampled: Counter[SecretSample]) -> float:
     """mu without any amplification: a mixture with equal weights is no further apart than its parts (joint convexity)."""
-    return math.sqrt(mu**2 + math.fsum(count / z**2 for (_, z), count in sampled.items()))
+    return math.sqrt(mu**2 + math.fsum(count * secret_samples.unsampled_mu(sample) ** 2 for sample, count in sampled.items()))
 
 
 _Ways = dict[str, Callable[[], float]]
 
 
-def _best(ways: _Ways, accountant: AccountantName, only_gdp: bool, pld_is_cheap: Callable[[], bool]) -> tuple[float, str]:
+def _best(
+    ways: _Ways, accountant: AccountantName, sampled: Counter[SecretSample], pld_is_cheap: Callable[[], bool]
+) -> tuple[float, str]:
     """The asked-for bound, or for `auto` the smallest of those worth computing, with its accountant's name."""
     if accountant not in _NAMES:
         raise ConfigError(f"accountant must be one of {', '.join(_NAMES)}, got {accountant!r}")
     if accountant != "auto":
         return ways[accountant](), accountant
-    if only_gdp:
+    if not sampled:
         return ways["gdp"](), "gdp"
-    names = ["rdp", "gdp", *(["pld"] if pld_is_cheap() else [])]
+    by_pld = pld_is_cheap()
+    by_rdp = not by_pld or all(isinstance(sample, SampledGaussian) for sample in sampled)  # slow for the other kinds
+    names = [*(["rdp"] if by_rdp else []), "gdp", *(["pld"] if by_pld else [])]
     return min((ways[name](), name) for name in names)
 
 
@@ -123,7 +107,7 @@ def bound(
     delta = open_probability("delta", delta)
     if _unbounded(events):
         return math.inf, "none"
-    mu, sampled = _split(events)
+    mu, sampled = secret_samples.split(events)
     tail = min(1e-3, 1e-5 * delta)
 
     def by_rdp() -> float:
@@ -136,10 +120,10 @@ def bound(
             raise ConfigError(f"the pld accountant works to about 1e-12 and needs delta >= 1e-10, got {delta}; use rdp")
         if mu == 0 and not sampled:
             return 0.0
-        return max(pld.epsilon(total, delta) for total in pld.composed(_releases(mu, sampled), tail, adjacency))
+        return max(pld.epsilon(total, delta) for total in pld.composed(secret_samples.releases(mu, sampled), tail, adjacency))
 
     ways: _Ways = {"gdp": lambda: gaussian.epsilon_of(_unsampled(mu, sampled), delta), "rdp": by_rdp, "pld": by_pld}
-    return _best(ways, accountant, not sampled, lambda: delta >= 1e-10 and pld.is_cheap(_releases(mu, sampled), tail))
+    return _best(ways, accountant, sampled, lambda: delta >= 1e-10 and pld.is_cheap(secret_samples.releases(mu, sampled), tail))
 
 
 def delta_bound(
@@ -149,7 +133,7 @@ def delta_bound(
     epsilon = non_negative("epsilon", epsilon)
     if _unbounded(events):
         return 1.0, "none"
-    mu, sampled = _split(events)
+    mu, sampled = secret_samples.split(events)
 
     def by_rdp() -> float:
         if mu == 0 and not sampled:
@@ -159,10 +143,10 @@ def delta_bound(
     def by_pld() -> float:
         if mu == 0 and not sampled:
             return 0.0
-        return max(pld.delta(total, epsilon) for total in pld.composed(_releases(mu, sampled), 1e-13, adjacency))
+        return max(pld.delta(total, epsilon) for total in pld.composed(secret_samples.releases(mu, sampled), 1e-13, adjacency))
 
     ways: _Ways = {"gdp": lambda: gaussian.delta_of(_unsampled(mu, sampled), epsilon), "rdp": by_rdp, "pld": by_pld}
-    return _best(ways, accountant, not sampled, lambda: pld.is_cheap(_releases(mu, sampled), 1e-13))
+    return _best(ways, accountant, sampled, lambda: pld.is_cheap(secret_samples.releases(mu, sampled), 1e-13))
 
 
 def calibrate(
@@ -187,7 +171,8 @@ def calibrate(
         ConfigError: nothing to pay for, or no noise multiplier up to 1e9 meets the target.
     """
     epsilon = positive("epsilon", epsilon)
-    only_gdp = not any(isinstance(event, SampledGaussian) and 0 < event.rate < 1 for event in make_events(1.0))
+    sampled = [event for event in make_events(1.0) if secret_samples.is_amplified(event)]
+    only_gdp, poisson = not sampled, all(isinstance(event, SampledGaussian) for event in sampled)
     given = (1e-6 if only_gdp else 1e-4) if tolerance is None else min(positive("tolerance", tolerance), 0.1)
 
     def excess_by(name: AccountantName) -> Callable[[float], float]:
@@ -197,7 +182,7 @@ def calibrate(
 
         return excess
 
-    if only_gdp or accountant != "auto":
+    if only_gdp or accountant != "auto" or not poisson:
         excess = excess_by(accountant)
         return math.exp(_shrink(excess, *_bracket(excess, 0.0, 0.5, epsilon, delta), given))
     cheap, sharp = excess_by("rdp"), excess_by("auto")
@@ -270,8 +255,6 @@ def releases_within(epsilon: float, delta: float, event: Event, most: int, *, ad
 
 
 def _repeat(event: Event, times: int) -> list[Event]:
-    if isinstance(event, Gaussian):
-        return [Gaussian(event.mu, event.count * times)]
-    if isinstance(event, SampledGaussian):
-        return [SampledGaussian(event.rate, event.noise_multiplier, event.count * times)]
-    return [event] if times else []
+    if isinstance(event, Unbounded):
+        return [event] if times else []
+    return [replace(event, count=event.count * times)]

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,7 @@ _STEPS_PER_STD = 30
 _LONGEST_STEP = 2**17
 LONGEST_SUM = 2**18
 _COARSEST = 50.0
-_LARGEST_LOSS = 500.0  # of one release; what lies beyond counts as infinite
+LARGEST_LOSS = 500.0  # of one release; what lies beyond counts as infinite
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,38 @@ class Sampled:
     count: int
 
 
-def _interval_masses(points: _Array) -> _Array:
+class Pair(Protocol):
+    """`count` releases of another mechanism, which brings the loss distribution of its dominating pair."""
+
+    @property
+    def count(self) -> int:
+        """How many times it is released."""
+        ...
+
+    def spread(self, *, replace: bool) -> float:
+        """Rough std of one release's loss; only the grid depends on it."""
+        ...
+
+    def highest(self, tail: float) -> float:
+        """A loss beyond which one release keeps less than about `tail` of delta."""
+        ...
+
+    def losses(self, step: float, highest: float, direction: bool | None, *, replace: bool) -> Pld:
+        """One release: data against zeroed (True), zeroed against data (False), or a symmetric pair that covers the adjacency."""
+        ...
+
+
+Release = Sampled | Pair
+
+
+def interval_masses(points: _Array) -> _Array:
     """Standard normal mass between consecutive ascending points, to relative precision in both tails."""
-    low, high = points[:-1], points[1:]
+    low, high = points[..., :-1], points[..., 1:]
     masses: _Array = np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
     return masses
 
 
-def _connect(losses: _Array, p: _Array, q: _Array) -> tuple[_Array, _Array]:
+def connect(losses: _Array, p: _Array, q: _Array) -> tuple[_Array, _Array]:
     """Masses that each interval [l_i, l_i+1] sends to its lower and its upper end, keeping both P and Q."""
     gap = np.diff(losses)
     upper = np.clip((p - np.exp(losses[:-1]) * q) / -np.expm1(-gap), 0, p)
@@ -77,20 +102,20 @@ def _directed(rate: float, z: float, step: float, highest: float, *, remove: boo
     ratios: _Array = np.arange(first, last + 1) * np.float64(step)  # ln of mixed / base density
     shares = np.maximum(np.expm1(ratios) + rate, 0.0) / rate
     points = 0.5 / z + z * np.log(shares, out=np.full_like(shares, -np.inf), where=shares > 0)
-    base, shifted = _interval_masses(points), _interval_masses(points - 1 / z)
+    base, shifted = interval_masses(points), interval_masses(points - 1 / z)
     mixed = (1 - rate) * base + rate * shifted
     base_ends = float(ndtr(points[0])), float(ndtr(-points[-1]))
     shifted_ends = float(ndtr(points[0] - 1 / z)), float(ndtr(1 / z - points[-1]))
     mixed_ends = [(1 - rate) * b + rate * s for b, s in zip(base_ends, shifted_ends, strict=True)]
     if remove:
-        low, high = _connect(ratios, mixed, base)
+        low, high = connect(ratios, mixed, base)
         probs = np.append(low, 0.0) + np.insert(high, 0, 0.0)
         probs[0] += mixed_ends[0]
         kept = min(mixed_ends[1], math.exp(ratios[-1]) * base_ends[1])
         probs[-1] += kept
         return Pld(step, first, probs, mixed_ends[1] - kept)
     losses = -ratios[::-1]
-    low, high = _connect(losses, base[::-1], mixed[::-1])
+    low, high = connect(losses, base[::-1], mixed[::-1])
     probs = np.append(low, 0.0) + np.insert(high, 0, 0.0)
     probs[0] += base_ends[1]
     kept = min(base_ends[0], math.exp(losses[-1]) * mixed_ends[0])
@@ -141,9 +166,9 @@ def _symmetric(rate: float, z: float, step: float, highest: float, *, replace: b
         points, centres = _replace_points(rate, z, losses) / z, (0.5 / z, -0.5 / z)
     else:
         points, centres = 0.5 / z + z * np.log1p(np.expm1(losses) / rate), (1 / z, 0.0)
-    p, q = (rate * _interval_masses(points - c) + (1 - rate) * _interval_masses(points) for c in centres)
+    p, q = (rate * interval_masses(points - c) + (1 - rate) * interval_masses(points) for c in centres)
     tails = [float(rate * ndtr(c - points[-1]) + (1 - rate) * ndtr(-points[-1])) for c in centres]
-    low, high = _connect(losses, p, q)
+    low, high = connect(losses, p, q)
     positive = np.append(low[1:], 0.0) + high
     kept = min(tails[0], math.exp(losses[-1]) * tails[1])
     positive[-1] += kept
@@ -153,22 +178,26 @@ def _symmetric(rate: float, z: float, step: float, highest: float, *, replace: b
     return Pld(step, -(losses.size - 1), probs, tails[0] - kept)
 
 
-def _spread(release: Sampled, *, replace: bool) -> float:
+def _spread(release: Release, *, replace: bool) -> float:
     """Rough std of one release's loss; only the grid depends on it."""
+    if not isinstance(release, Sampled):
+        return release.spread(replace=replace)
     z = release.noise_multiplier
     square = 4 * math.sinh(min(z**-2 / 4, 300.0)) if replace else math.expm1(min(z**-2, 300.0))
     return min(release.rate * math.sqrt(square), 1 / z)
 
 
-def _highest(release: Sampled, tail: float) -> float:
+def _highest(release: Release, tail: float) -> float:
     """A loss beyond which the release keeps less than `tail` of delta."""
+    if not isinstance(release, Sampled):
+        return min(max(release.highest(tail), 1e-12), LARGEST_LOSS)
     z, rate = release.noise_multiplier, release.rate
     inner = 0.5 / z**2 + math.sqrt(2 * max(math.log(rate / tail), 1.0)) / z
     outer = np.logaddexp(math.log1p(-rate), math.log(rate) + inner) if rate < 1 else inner
-    return min(max(float(outer), 1e-12), _LARGEST_LOSS)
+    return min(max(float(outer), 1e-12), LARGEST_LOSS)
 
 
-def _grid(releases: Sequence[Sampled], tail: float, *, replace: bool) -> float:
+def _grid(releases: Sequence[Release], tail: float, *, replace: bool) -> float:
     """The grid step: fine against the spread of one release, coarse enough for the longest arrays."""
     typical = sum(r.count * _spread(r, replace=replace) ** 2 for r in releases) / sum(r.count for r in releases)
     finest = math.sqrt(typical) / _STEPS_PER_STD
@@ -243,32 +272,37 @@ def epsilon(pld: Pld, target: float) -> float:
     return (pld.step * high + min(max(inside, -pld.step), 0.0)) * (1 + 1e-12)
 
 
-def composed(releases: Sequence[Sampled], tail: float, adjacency: Adjacency | None = None) -> tuple[Pld, ...]:
+def composed(
+    releases: Sequence[Release], tail: float, adjacency: Adjacency | None = None, step: float | None = None
+) -> tuple[Pld, ...]:
     """The composed loss distributions of sampled Gaussian releases; the guarantee is the worst of the returned ones.
 
     Args:
         releases: at least one; rate 1 is the plain Gaussian.
         tail: mass of each kind of truncation moved to infinity, in (0, 1e-3].
         adjacency: what the noise multipliers' sensitivity refers to; None covers both (see the module's docstring).
+        step: of the grid of losses; None chooses it. A finer one is sharper and slower.
     """
     if not releases or not 0 < tail <= 1e-3:
         raise ConfigError(f"composition needs at least one release and a tail in (0, 1e-3], got {len(releases)} and {tail}")
     replace = adjacency is Adjacency.REPLACE_ONE
     directions = (True, False) if adjacency is Adjacency.ZERO_OUT else (None,)
-    return tuple(_compose(releases, tail, direction, replace=replace) for direction in directions)
+    return tuple(_compose(releases, tail, direction, step, replace=replace) for direction in directions)
 
 
-def _compose(releases: Sequence[Sampled], tail: float, direction: bool | None, *, replace: bool) -> Pld:
+def _compose(releases: Sequence[Release], tail: float, direction: bool | None, step: float | None, *, replace: bool) -> Pld:
     """One direction (remove, add, or None for the symmetric pair) on the finest grid whose arrays stay short."""
     counts = [r.count for r in releases]
-    step = _grid(releases, tail, replace=replace)
+    step = _grid(releases, tail, replace=replace) if step is None else step
     for _ in range(4):
         if step > _COARSEST:
             break
         parts = []
         for r in releases:
             highest = _highest(r, tail / r.count)
-            if direction is None:
+            if not isinstance(r, Sampled):
+                parts.append(r.losses(step, highest, direction, replace=replace))
+            elif direction is None:
                 parts.append(_symmetric(r.rate, r.noise_multiplier, step, highest, replace=replace))
             else:
                 parts.append(_directed(r.rate, r.noise_multiplier, step, highest, remove=direction))
@@ -281,7 +315,7 @@ def _compose(releases: Sequence[Sampled], tail: float, direction: bool | None, *
     return Pld(step, 0, np.zeros(1), 1.0)
 
 
-def is_cheap(releases: Sequence[Sampled], tail: float) -> bool:
+def is_cheap(releases: Sequence[Release], tail: float) -> bool:
     """Whether `composed` takes a fraction of a second: few different releases, on a grid that is not too coarse to be sharp."""
     if len(releases) > 64:
         return False

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedveil.accounting import gaussian, pld
+from fedveil.accounting import gaussian, pld, secret_samples
 from fedveil.accounting._check import non_negative, probability
-from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian
+from fedveil.accounting.types import Adjacency, Event, Gaussian, Unbounded
 
 _FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8)
 _TAIL = 1e-6
@@ -22,10 +22,10 @@ def exact_mu(events: Sequence[Event]) -> float | None:
     for event in events:
         if isinstance(event, Gaussian):
             squares.append(event.count * event.mu**2)
-        elif isinstance(event, SampledGaussian) and event.rate == 1:
-            squares.append(event.count / event.noise_multiplier**2)
-        else:
+        elif isinstance(event, Unbounded) or secret_samples.rate_of(event) < 1:
             return None
+        else:
+            squares.append(event.count * secret_samples.unsampled_mu(event) ** 2)
     return math.sqrt(math.fsum(squares))
 
 
@@ -61,21 +61,12 @@ def largest_tpr(
     mu = exact_mu(events)
     if mu is not None:
         return gaussian.tpr(mu, fpr)
-    releases = _releases(events)
-    unsampled = math.sqrt(math.fsum(r.count / r.noise_multiplier**2 for r in releases))
+    mu, sampled = secret_samples.split(events)
+    releases = secret_samples.releases(mu, sampled)
+    unsampled = math.sqrt(mu**2 + math.fsum(count * secret_samples.unsampled_mu(s) ** 2 for s, count in sampled.items()))
     best = min(tpr_of(epsilon, delta, fpr), gaussian.tpr(unsampled, fpr))
     if not releases or not pld.is_cheap(releases, _TAIL):
         return best
     pairs = pld.composed(releases, _TAIL, adjacency)
     points = [epsilon * fraction for fraction in _FRACTIONS]
     return min([best, *(tpr_of(e, max(pld.delta(pair, e) for pair in pairs), fpr) for e in points)])
-
-
-def _releases(events: Sequence[Event]) -> list[pld.Sampled]:
-    found = []
-    for event in events:
-        if isinstance(event, SampledGaussian) and event.rate > 0 and event.count > 0:
-            found.append(pld.Sampled(event.rate, event.noise_multiplier, event.count))
-        elif isinstance(event, Gaussian) and event.mu > 0 and event.count > 0:
-            found.append(pld.Sampled(1.0, 1 / event.mu, event.count))
-    return found

@@ -56,7 +56,7 @@ def _log_ratio(rate: float, z: float, x: _Array) -> _Array:
     return np.asarray(np.logaddexp(math.log1p(-rate), math.log(rate) + (2 * x - 1) / (2 * z * z)), dtype=np.float64)
 
 
-def _log_convex(power: _Array, ratio: _Array) -> _Array:
+def log_convex(power: _Array, ratio: _Array) -> _Array:
     """ln (L^p - 1 - p (L - 1)) for L = exp(ratio) and p outside (0, 1), where it is >= 0."""
     with np.errstate(all="ignore"):
         near = np.log(np.maximum(np.expm1(power * ratio) - power * np.expm1(ratio), 0.0))
@@ -68,7 +68,7 @@ def _log_convex(power: _Array, ratio: _Array) -> _Array:
 def _log_excess_real(rate: float, z: float, orders: _Array) -> _Array:
     """ln (E_Q[(P/Q)^a] - 1) by the trapezoidal rule, whose error is exponentially small for this analytic integrand."""
     x, base = _trapezoid(z, float(orders.max()), 0.6)
-    return np.asarray(logsumexp(base + _log_convex(orders[:, None], _log_ratio(rate, z, x)), axis=1), dtype=np.float64)
+    return np.asarray(logsumexp(base + log_convex(orders[:, None], _log_ratio(rate, z, x)), axis=1), dtype=np.float64)
 
 
 def _log_excess(rate: float, z: float, orders: _Array) -> _Array:
@@ -98,7 +98,7 @@ def _log_excess_replace(rate: float, z: float, orders: _Array) -> _Array:
             # beyond order 64 the integrand's peak is far from the narrow poles near 0 whenever these would need a finer grid
             x, base = _trapezoid(z, float(orders[group].max()), 1.2 if high <= 64 else math.inf)
             up, down = (np.logaddexp(math.log1p(-rate), math.log(rate) + (s * x - 0.25) / (2 * z * z)) for s in (1, -1))
-            excess[group] = logsumexp(base + down + _log_convex(orders[group][:, None], up - down), axis=1)
+            excess[group] = logsumexp(base + down + log_convex(orders[group][:, None], up - down), axis=1)
     return excess
 
 
@@ -122,7 +122,7 @@ def _symmetric_surplus(rate: float, z: float, orders: _Array) -> _Array:
     def mean(low: float, high: float, power: _Array) -> _Array:
         x, weights = _panels(low, high, z / 2)
         density = weights * np.exp(-x * x / (2 * z * z)) / (z * math.sqrt(2 * math.pi))
-        return np.asarray(np.exp(_log_convex(power, _log_ratio(rate, z, x))) @ density, dtype=np.float64)
+        return np.asarray(np.exp(log_convex(power, _log_ratio(rate, z, x))) @ density, dtype=np.float64)
 
     return np.maximum(mean(0.5, 1 + 12 * z, 1 - alphas) - mean(-12 * z, 0.5, alphas), 0.0) + 1e-16
 

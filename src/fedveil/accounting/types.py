@@ -101,6 +101,75 @@ class SampledGaussian:
             raise ConfigError(f"count must be >= 0, got {self.count}")
 
 
+def _check_noise(noise_multiplier: float, count: int) -> None:
+    if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
+        raise ConfigError(f"noise_multiplier must be finite and > 0, got {noise_multiplier}")
+    if count != int(count) or count < 0:
+        raise ConfigError(f"count must be an integer >= 0, got {count}")
+
+
+@dataclass(frozen=True)
+class SeenCountGaussian:
+    """`count` Gaussian releases on a Poisson sample of clients whose size everybody sees; who is in it stays secret.
+
+    Of `clients` clients (less those who collude with the adversary) each joins a round with probability `rate`. A client with a
+    zeroed contribution still counts. `noise_multiplier`: as `SampledGaussian`, at least this in every round that is released.
+    """
+
+    clients: int
+    rate: float
+    noise_multiplier: float
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.clients != int(self.clients) or self.clients < 1:
+            raise ConfigError(f"clients must be an integer >= 1, got {self.clients}")
+        if not 0 <= self.rate <= 1:
+            raise ConfigError(f"sampling rate must lie in [0, 1], got {self.rate}")
+        _check_noise(self.noise_multiplier, self.count)
+
+
+@dataclass(frozen=True)
+class FixedSampleGaussian:
+    """`count` Gaussian releases on a secret sample of exactly `cohort` of `clients` clients, drawn afresh without replacement.
+
+    `noise_multiplier`: as `SampledGaussian`.
+    """
+
+    clients: int
+    cohort: int
+    noise_multiplier: float
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.clients != int(self.clients) or self.clients < 1:
+            raise ConfigError(f"clients must be an integer >= 1, got {self.clients}")
+        if self.cohort != int(self.cohort) or not 0 <= self.cohort <= self.clients:
+            raise ConfigError(f"cohort must be an integer from 0 to {self.clients} (clients), got {self.cohort}")
+        _check_noise(self.noise_multiplier, self.count)
+
+
+@dataclass(frozen=True)
+class UserRecordsGaussian:
+    """`count` Gaussian releases on a Poisson sample of records, for a user who holds up to `records` of them.
+
+    Each record joins with probability `rate`, independently and secretly. `noise_multiplier` is noise std / sensitivity to ONE
+    record, with the sensitivity of the scope's adjacency already in it.
+    """
+
+    records: int
+    rate: float
+    noise_multiplier: float
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.records != int(self.records) or not 1 <= self.records <= 1000:
+            raise ConfigError(f"records must be an integer from 1 to 1000, got {self.records}")
+        if not 0 <= self.rate <= 1:
+            raise ConfigError(f"sampling rate must lie in [0, 1], got {self.rate}")
+        _check_noise(self.noise_multiplier, self.count)
+
+
 @dataclass(frozen=True)
 class Unbounded:
     """A release from which nothing can be proven, and why."""
@@ -108,7 +177,10 @@ class Unbounded:
     reason: str
 
 
-Event = Gaussian | SampledGaussian | Unbounded
+SecretSample = SampledGaussian | SeenCountGaussian | FixedSampleGaussian | UserRecordsGaussian
+"""Releases whose cost is amplified by a sample that the adversary does not see."""
+
+Event = Gaussian | SecretSample | Unbounded
 
 
 # --- the three numbers ----------------------------------------------------------------------------------------------

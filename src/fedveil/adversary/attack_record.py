@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.adversary.attack_options import KNOWS, AttackOptions, AttackOutcome
 from fedveil.attacks.pictures import save_comparison
+from fedveil.configuration.sections import given_keys
 from fedveil.errors import ConfigError
 from fedveil.run import run_directory as rundir
 
@@ -33,9 +34,9 @@ def record_of(
         "figures": dict(outcome.figures),
         "assumptions": assumptions,
         "attacked": {
-            "method": "none (raw updates)" if options.defence == "none" else config.method,
+            "method": "none (raw updates)" if options.defence == "none" else given_keys(config.method),
             "data": snapshot.info.name,
-            "model": config.model,
+            "model": config.model.section(),
             "dimension": snapshot.layout.dimension,
             "round": snapshot.progress.round,
             "view": str(s.scope.view),
@@ -55,10 +56,10 @@ def _attacked(snapshot: Snapshot, options: AttackOptions, during: bool) -> str:
     s, method, t = snapshot.federation.setting, snapshot.config.method, snapshot.progress.round
     where = f"in round {t}" if during else f"after {t} rounds"
     if options.defence == "none":
-        return f"no defence: updates leave as they are; {snapshot.info.name}, {snapshot.config.model.get('name')}, {where}"
-    variant = f", {method['variant']}" if "variant" in method else ""
+        return f"no defence: updates leave as they are; {snapshot.info.name}, {snapshot.config.model.name}, {where}"
+    variant = f", {own['variant']}" if "variant" in (own := given_keys(method)) else ""
     noise = "" if s.noise_multiplier is None else f", noise multiplier {s.noise_multiplier:.3g}"
-    return f"{method['name']}{variant} on {snapshot.info.name}, {s.scope.view} view, {where}{noise}"
+    return f"{method.name}{variant} on {snapshot.info.name}, {s.scope.view} view, {where}{noise}"
 
 
 def _known(options: AttackOptions, knows: bool) -> list[str]:

@@ -322,7 +322,7 @@ def twin(
     from fedveil.configuration.presets import chosen
 
     given = load_config(chosen(config, preset), overrides or [])
-    folder = out if out is not None else Path("runs") / f"twin-{given.method['name']}-{given.data.name}"
+    folder = out if out is not None else Path("runs") / f"twin-{given.method.name}-{given.data.name}"
     made = twin_live(given, client, change, folder, quiet)
     typer.echo(f"twins: {made} (fedveil plot {made} --what sensitivity,update)")
 

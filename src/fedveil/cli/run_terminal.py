@@ -32,7 +32,7 @@ def run_live(config: Config, out: Path | None, quiet: bool, resume: bool = False
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=quiet, transient=False) as bar:
-        task = bar.add_task(f"{config.method['name']} on {config.data.name}", total=config.training.rounds, accuracy="")
+        task = bar.add_task(f"{config.method.name} on {config.data.name}", total=config.training.rounds, accuracy="")
 
         def on_round(record: Record) -> None:
             if "test_accuracy" in record:
@@ -54,7 +54,7 @@ def twin_live(config: Config, client: int, change: Change, out: Path, quiet: boo
     console = Console()
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[distance]}"))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=quiet) as bar:
-        task = bar.add_task(f"twins of {config.method['name']}, client {client}", total=config.training.rounds, distance="")
+        task = bar.add_task(f"twins of {config.method.name}, client {client}", total=config.training.rounds, distance="")
 
         def on_round(record: Record) -> None:
             bar.update(task, completed=record["round"] + 1, distance=f"sensitivity {record['sensitivity']:.4g}")

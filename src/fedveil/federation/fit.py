@@ -18,7 +18,7 @@ from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import Outcome, Task, observed
 from fedveil.methods.base import weighting_of
 from fedveil.release.door import Contribution
-from fedveil.release.plan import Plan, Raw, Released, Upload
+from fedveil.release.plan import Plan, Raw, Released, ServerPolicy, Upload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,7 +50,8 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     begin = time.perf_counter()
     t, context = progress.round, federation.context
     chosen = sample(federation, progress)
-    released = Released(t, progress.model, progress.previous, _public_loss(federation, progress))
+    server = {} if context.summed else progress.common
+    released = Released(t, progress.model, progress.previous, _public_loss(federation, progress), server=server)
     if context.summed and not progress.common:
         progress.common = context.policy.start()
     plan = context.policy.plan(released, progress.common) if context.summed else None
@@ -146,7 +147,10 @@ def _uploads(
         record["skipped"] = f"{len(given)} of the {s.min_survivors} clients that privacy.min_survivors asks for"
         return []
     if plan is None:
-        return [u for u in given if isinstance(u, Upload)]
+        uploads = [u for u in given if isinstance(u, Upload)]
+        if isinstance(context.policy, ServerPolicy):
+            progress.common = context.policy.observe_all(progress.common, uploads)
+        return uploads
     sealed = [c for c in given if not isinstance(c, Upload)]
     denominator = float(s.cohort) if weighting_of(federation.method) == "uniform" else sum(c.weight for c in sealed)
     if not denominator:

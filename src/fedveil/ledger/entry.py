@@ -10,7 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.accounting.secret_samples import rate_of
+from fedveil.accounting.types import (
+    Adjacency,
+    Event,
+    FixedSampleGaussian,
+    Gaussian,
+    SampledGaussian,
+    Scope,
+    SecretSample,
+    SeenCountGaussian,
+    Unbounded,
+    Unit,
+    UserRecordsGaussian,
+    View,
+)
 from fedveil.errors import ConfigError, LedgerError
 
 AGGREGATE = -1
@@ -25,6 +39,7 @@ COLUMNS = (
 """The columns of a release, in the order in which they enter the digest."""
 
 _LARGEST = 2**63 - 1
+_KNOWN = (Gaussian, SampledGaussian, SeenCountGaussian, FixedSampleGaussian, UserRecordsGaussian, Unbounded)
 
 
 @dataclass(frozen=True)
@@ -103,9 +118,10 @@ def _check_ranges(entry: Entry) -> None:
 
 def _check_sense(entry: Entry) -> None:
     event = entry.event
-    if not isinstance(event, Gaussian | SampledGaussian | Unbounded):
+    if not isinstance(event, _KNOWN):
         raise ConfigError(
-            f"the ledger knows Gaussian, SampledGaussian and Unbounded, not {event!r}; an unknown mechanism is Unbounded(reason)"
+            f"the ledger knows {', '.join(kind.__name__ for kind in _KNOWN)}, not {event!r}; "
+            f"an unknown mechanism is Unbounded(reason)"
         )
     if entry.view is View.SERVER and entry.client == AGGREGATE:
         raise ConfigError("in the server view each upload is a release of its own: give its client (>= 0), not -1")
@@ -116,7 +132,7 @@ def _check_sense(entry: Entry) -> None:
     if not 1 <= event.count <= _LARGEST:
         raise ConfigError(f"a release counts at least once (and below 2^63), got count = {event.count}")
     clients_are_seen = entry.unit is Unit.CLIENT and entry.view is View.SERVER
-    if clients_are_seen and isinstance(event, SampledGaussian) and event.rate < 1:
+    if clients_are_seen and not isinstance(event, Gaussian | UserRecordsGaussian) and rate_of(event) < 1:
         raise ConfigError(
             f"no amplification by sampling clients in the server view, where it is seen who takes part: "
             f"charge Gaussian(mu = {1 / event.noise_multiplier:g})"
@@ -139,14 +155,13 @@ def to_row(seq: int, time: float, entry: Entry) -> tuple[Value, ...]:
     """The values of `COLUMNS`; lists are JSON text, in which an infinite clip is null."""
     event = entry.event
     mu = rate = noise_multiplier = reason = None
-    count = 1
+    count = 1 if isinstance(event, Unbounded) else operator.index(event.count)
     if isinstance(event, Gaussian):
-        kind, mu, count = "gaussian", float(event.mu), operator.index(event.count)
-    elif isinstance(event, SampledGaussian):
-        kind, rate, noise_multiplier = "sampled_gaussian", float(event.rate), float(event.noise_multiplier)
-        count = operator.index(event.count)
-    else:
+        kind, mu = "gaussian", float(event.mu)
+    elif isinstance(event, Unbounded):
         kind, reason = "unbounded", event.reason
+    else:
+        kind, rate, noise_multiplier = _kind(event), rate_of(event), float(event.noise_multiplier)
     clip = json.dumps([None if math.isinf(c) else c for c in entry.clip])
     noise_std, reads = json.dumps(entry.noise_std), json.dumps(entry.reads)
     return (
@@ -168,17 +183,34 @@ def from_row(row: Sequence[Value]) -> tuple[int, float, Entry]:
             **{name: f[name] for name in ("coordinates", "dimension", "participants", "note")},
             reads=tuple(json.loads(f["reads"])),
         )
-    except (TypeError, ValueError) as problem:
+    except (TypeError, ValueError, IndexError) as problem:
         raise LedgerError(f"the ledger holds a row that is no release ({problem}): it is damaged; restore a backup") from problem
     return f["seq"], f["time"], entry
 
 
+def _kind(event: SecretSample) -> str:
+    """The text of the column `event`: the kind and, behind colons, its whole numbers."""
+    if isinstance(event, SeenCountGaussian):
+        return f"seen_count_gaussian:{event.clients}"
+    if isinstance(event, FixedSampleGaussian):
+        return f"fixed_sample_gaussian:{event.clients}:{event.cohort}"
+    return f"user_records_gaussian:{event.records}" if isinstance(event, UserRecordsGaussian) else "sampled_gaussian"
+
+
 def _event(f: dict[str, Any]) -> Event:
-    if f["event"] == "gaussian":
-        return Gaussian(f["mu"], f["count"])
-    if f["event"] == "sampled_gaussian":
-        return SampledGaussian(f["rate"], f["noise_multiplier"], f["count"])
-    if f["event"] == "unbounded":
+    kind, *numbers = f["event"].split(":")
+    whole, noise, count = [int(number) for number in numbers], f["noise_multiplier"], f["count"]
+    if kind == "gaussian":
+        return Gaussian(f["mu"], count)
+    if kind == "sampled_gaussian":
+        return SampledGaussian(f["rate"], noise, count)
+    if kind == "seen_count_gaussian":
+        return SeenCountGaussian(whole[0], f["rate"], noise, count)
+    if kind == "fixed_sample_gaussian":
+        return FixedSampleGaussian(whole[0], whole[1], noise, count)
+    if kind == "user_records_gaussian":
+        return UserRecordsGaussian(whole[0], f["rate"], noise, count)
+    if kind == "unbounded":
         return Unbounded(f["reason"])
     raise ValueError(f"unknown event {f['event']!r}")
 

@@ -10,15 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Protocol
 
-from fedveil.accounting import subsampled
+from fedveil.accounting import accountant, secret_samples, subsampled
 from fedveil.accounting._check import at_least, non_negative, open_probability
 from fedveil.accounting.gaussian import epsilon_of, mu_of
-from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded
+from fedveil.accounting.types import (
+    Adjacency,
+    Event,
+    FixedSampleGaussian,
+    Gaussian,
+    SecretSample,
+    SeenCountGaussian,
+    Unbounded,
+    UserRecordsGaussian,
+)
 from fedveil.errors import ConfigError
 
 SLACK = 1e-12
@@ -91,8 +100,8 @@ class GdpFilter:
         """count mu^2; for a sampled release that may be ignored, of the unsampled one."""
         if isinstance(event, Gaussian):
             return event.count * Fraction(event.mu) ** 2
-        if isinstance(event, SampledGaussian) and (self.ignore_sampling or event.rate == 1):
-            return event.count * Fraction(math.nextafter(1 / event.noise_multiplier, math.inf)) ** 2
+        if not isinstance(event, Unbounded) and (self.ignore_sampling or secret_samples.rate_of(event) == 1):
+            return event.count * Fraction(math.nextafter(secret_samples.unsampled_mu(event), math.inf)) ** 2
         raise ConfigError(
             f"a GDP filter cannot account for {event}: charge Gaussian(mu) without amplification (ignore_sampling = True), "
             f"or use an RdpFilter, which can"
@@ -145,24 +154,25 @@ class RdpFilter:
         """count times the Renyi divergence of one release, rounded up by 1e-9 of itself when it is sampled."""
         if isinstance(event, Gaussian):
             return event.count * Fraction(self.order) * Fraction(event.mu) ** 2 / 2
-        if isinstance(event, SampledGaussian):
-            return event.count * _sampled_cost(event.rate, event.noise_multiplier, self.order, adjacency)
-        raise ConfigError(f"a Renyi filter knows Gaussian and SampledGaussian releases, not {event}")
+        if not isinstance(event, Unbounded):
+            return event.count * _sampled_cost(replace(event, count=1), self.order, adjacency)
+        raise ConfigError(f"a Renyi filter knows Gaussian releases, sampled or not, and no {event}")
 
 
 @lru_cache(maxsize=4096)
-def _sampled_cost(rate: float, noise_multiplier: float, order: float, adjacency: Adjacency) -> Fraction:
-    unsampled = Fraction(order) / (2 * Fraction(noise_multiplier) ** 2)
+def _sampled_cost(event: SecretSample, order: float, adjacency: Adjacency) -> Fraction:
+    rate, records = secret_samples.rate_of(event), event.records if isinstance(event, UserRecordsGaussian) else 1
+    unsampled = Fraction(order) * records**2 / (2 * Fraction(event.noise_multiplier) ** 2)
     if rate == 1 or unsampled > 10**300:
         return unsampled
-    divergence = float(subsampled.rdp(rate, noise_multiplier, [order], adjacency=adjacency)[0])
+    divergence = float(accountant.rdp_curve(event, [order], adjacency=adjacency)[0])
     return min(Fraction(divergence) * (1 + Fraction(1, 10**9)), unsampled)
 
 
 def best_order(
     epsilon: float,
     delta: float,
-    plan: Sequence[Gaussian | SampledGaussian],
+    plan: Sequence[Gaussian | SecretSample],
     adjacency: Adjacency,
     orders: Sequence[float] = subsampled.ORDERS,
 ) -> float:
@@ -204,7 +214,7 @@ class FixedPlan:
     composition of mechanisms under trade-off functions fixed in advance: Dong, Roth & Su 2022, Theorem 3.2.
     """
 
-    event: Gaussian | SampledGaussian
+    event: Gaussian | SecretSample
     count: int
 
     def __post_init__(self) -> None:
@@ -228,14 +238,22 @@ class FixedPlan:
             raise ConfigError(f"a fixed plan cannot account for {event}")
         rate, mu = _rate_and_mu(event)
         planned_rate, planned_mu = _rate_and_mu(self.event)
-        if mu == 0 or (mu <= planned_mu and rate <= planned_rate):
+        if mu == 0 or (mu <= planned_mu and rate <= planned_rate and _kind(event) == _kind(self.event)):
             return Fraction(event.count)
         raise ConfigError(
             f"{event} is not covered by the fixed plan of {self.event}: take at least its noise and at most its rate"
         )
 
 
-def _rate_and_mu(event: Gaussian | SampledGaussian) -> tuple[float, Fraction]:
+def _rate_and_mu(event: Gaussian | SecretSample) -> tuple[float, Fraction]:
     if isinstance(event, Gaussian):
         return 1.0, Fraction(event.mu)
-    return float(event.rate), 1 / Fraction(event.noise_multiplier)
+    records = event.records if isinstance(event, UserRecordsGaussian) else 1
+    return secret_samples.rate_of(event), records / Fraction(event.noise_multiplier)
+
+
+def _kind(event: Gaussian | SecretSample) -> tuple[str, int]:
+    """Releases that are comparable by rate and noise: plain and Poisson-sampled ones, or one other kind with its whole number."""
+    if isinstance(event, SeenCountGaussian | FixedSampleGaussian):
+        return type(event).__name__, event.clients
+    return (type(event).__name__, event.records) if isinstance(event, UserRecordsGaussian) else ("", 1)

@@ -241,7 +241,8 @@ class Total:
     """What one client (or the aggregate, -1) released under one scope.
 
     releases: how many, with multiplicity. sum_mu_squared: over the Gaussian ones (0 if none), in floating point, for display; a
-    budget adds up exactly. sampled: how many were SampledGaussian. unbounded: a reason why nothing can be proven, or None.
+    budget adds up exactly. sampled: how many were credited with a secret sample. unbounded: a reason why nothing can be proven,
+    or None.
     """
 
     client: int
@@ -258,7 +259,7 @@ class Total:
 
 _SUMMARY = """
 SELECT client, unit, adjacency, view, sum(count), total(count * mu * mu),
-       sum(CASE event WHEN 'sampled_gaussian' THEN count ELSE 0 END), min(round), max(round), min(reason)
+       sum(CASE WHEN event IN ('gaussian', 'unbounded') THEN 0 ELSE count END), min(round), max(round), min(reason)
 FROM release GROUP BY client, unit, adjacency, view ORDER BY view, client, unit, adjacency
 """
 

@@ -13,6 +13,7 @@ from fedveil.accounting.accountant import calibrate
 from fedveil.accounting.types import Claim, Event, Gaussian, SampledGaussian, Scope, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.release.cost import event_of
+from fedveil.release.mechanism import Participation
 from fedveil.release.plan import DpSgd, Fixed, Plan, Policy, Upload
 from fedveil.training.local import LocalSpec, Objective, Plain
 from fedveil.training.optimizer import OptimizerSpec
@@ -135,6 +136,10 @@ class Method(Protocol):
         """Named vectors that leave beside the update: shape by name, `()` for one number."""
         ...
 
+    def participation(self, s: Setting) -> Participation | None:
+        """Who may take part how often, where the noise depends on it; the sampler enforces it."""
+        ...
+
     def calibrate(self, s: Setting) -> Setting:
         """The setting with its noise multiplier known (see `calibrated`)."""
         ...
@@ -176,6 +181,7 @@ class MethodConfig(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str
 
     @property
     def coverage(self) -> bool:
@@ -185,6 +191,10 @@ class MethodConfig(BaseModel):
     def extras(self, s: Setting) -> Mapping[str, tuple[int, ...]]:
         """Nothing leaves beside the update."""
         return {}
+
+    def participation(self, s: Setting) -> Participation | None:
+        """No rule."""
+        return None
 
     def calibrate(self, s: Setting) -> Setting:
         """The noise multiplier that the configured epsilon needs."""

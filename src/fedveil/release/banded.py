@@ -73,7 +73,7 @@ class Banded:
             raise LedgerError(f"the state of correlated noise is of round {last}: round {round} cannot be released; start anew")
         band = len(self.coefficients)
         history = [data, *(held["data"] if held else [])][:band]
-        weights = [round_half(c * 2**self.shift) for c in self.coefficients]
+        weights = [int(c * 2**self.shift) for c in self.coefficients]
         released = noise()
         for weight, earlier in zip(weights, history, strict=False):
             released = released + weight * earlier
@@ -97,13 +97,3 @@ class Banded:
         assert memory is not None
         estimate: NDArray[np.float64] = memory.read()["estimates"][0]
         return estimate
-
-
-def round_half(value: float) -> int:
-    """The nearest integer."""
-    return int(np.rint(value))
-
-
-def dyadic(coefficients: NDArray[np.float64], bits: int = DYADIC_BITS) -> tuple[float, ...]:
-    """The coefficients rounded to multiples of 2^-bits."""
-    return tuple((np.rint(coefficients * 2.0**bits) * 2.0**-bits).tolist())

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from fedveil.accounting.float_sensitivity import norm_excess, sum_error
 from fedveil.accounting.heterogeneous import mu_groups, mu_groups_joint
-from fedveil.accounting.types import Event, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.release.grid import exponent_for
 from fedveil.release.plan import DpSgd, Plan
 
@@ -91,7 +92,8 @@ def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, no
             return Unbounded("DP-SGD inside a client protects records, not the client")
         if step.noise_multiplier == 0:
             return Unbounded("no noise is added (noise_multiplier = 0)")
-        return SampledGaussian(step.rate, step_multiplier(step, layout.dimension, scope.adjacency.factor), step.steps)
+        std = step.noise_multiplier * step.clip
+        return SampledGaussian(step.rate, std / step_sensitivity(step, layout.dimension, scope.adjacency), step.steps)
     in_server_view = scope.view is View.SERVER
     if in_server_view and plan.place == "sum":
         return Unbounded("the server receives uploads without noise of their own; only their sum is protected")
@@ -104,26 +106,17 @@ def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, no
     return plan.mechanism.price(mu, None if in_server_view or plan.place == "upload" else rate, round)
 
 
-def step_multiplier(step: DpSgd, dimension: int, factor: int) -> float:
-    """Noise std / true sensitivity of one DP-SGD step: the clip, with the errors of float64 norms and sums and of the grid.
+def step_sensitivity(step: DpSgd, dimension: int, adjacency: Adjacency) -> float:
+    """Bound on what one example moves the gridded sum of a batch by, L2: the clip, and the errors of norms, sums and rounding.
+
+    C (1 + e_n) (f + 2 B gamma) + h sqrt(d), with norms and sums in float64 and the grid step h of the noise.
 
     Args:
-        dimension: d of the gradient. factor: 1 for zero-out, 2 for replace-one adjacency.
+        dimension: d of the gradient.
 
-    Source: docs/privacy.md, "DP-SGD to the bit".
+    Source: `fedveil.accounting.float_sensitivity`.
     """
-    std = step.noise_multiplier * step.clip
-    return std / (factor * step_sensitivity(step, dimension))
-
-
-def step_sensitivity(step: DpSgd, dimension: int) -> float:
-    """Bound on what one example moves the gridded sum of a batch by, L2.
-
-    C (1 + e_n) (1 + 2 B gamma_B) for norms and sums in float64, and h sqrt(d) for the rounding of the sum to the grid step h.
-    """
-    u = 2.0**-53
-    gamma_norm = (dimension + 1) * u / (1 - (dimension + 1) * u)
-    norm_error = (1 + 2.0**-24) ** 2 / ((1 - 2.0**-24) * math.sqrt(1 - gamma_norm)) - 1
-    gamma_sum = step.cap * u / (1 - step.cap * u)
-    grid = 2.0 ** exponent_for(step.noise_multiplier * step.clip) * math.sqrt(dimension)
-    return step.clip * (1 + norm_error) * (1 + 2 * step.cap * gamma_sum) + grid
+    each = step.clip * (1 + norm_excess(dimension, "float64"))
+    moved = adjacency.factor + sum_error(step.cap + 2, "float64", weighted=True)
+    grid_step = 2.0 ** exponent_for(step.noise_multiplier * step.clip)
+    return (each * moved + grid_step * math.sqrt(dimension)) * (1 + 1e-12)

@@ -9,10 +9,10 @@ door then marks the release, and nothing can be proven from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from fedveil.errors import ConfigError
 from fedveil.release.mechanism import Independent, Mechanism
@@ -192,8 +192,8 @@ class Upload:
 class Released:
     """All that a policy may see: the round, the global models that everyone has, and nothing private.
 
-    `client` is the one that plans, or -1 for the common plan of a round. What this client (server view) or this round (aggregate
-    view) released before reaches the policy through `observe`. `public_loss` is the global model's loss on the public split,
+    `client` is the one that plans, or -1 for the common plan of a round. `server` is what `observe_all` made of all uploads,
+    where a policy has it (server view). What this client (server view) or this round (aggregate view) released before reaches the policy through `observe`. `public_loss` is the global model's loss on the public split,
     where the run has one.
     """
 
@@ -202,6 +202,7 @@ class Released:
     previous: Tensor | None
     public_loss: float | None = None
     client: int = -1
+    server: State = field(default_factory=dict)
 
 
 class Policy(Protocol):
@@ -220,6 +221,15 @@ class Policy(Protocol):
 
     def observe(self, state: State, upload: Upload) -> State:
         """The state after `upload` has left."""
+        ...
+
+
+@runtime_checkable
+class ServerPolicy(Protocol):
+    """A policy with a state of the server, made of all uploads, which every later plan may see (`Released.server`)."""
+
+    def observe_all(self, state: State, uploads: Sequence[Upload]) -> State:
+        """The server's state after all uploads of a round have left; it begins empty."""
         ...
 
 

@@ -14,8 +14,7 @@ import torch
 
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded, View
-from fedveil.configuration.config import Config, Population, calibrated_setting
-from fedveil.configuration.plugins import load_plugins
+from fedveil.configuration.config import Config, Population, calibrated_setting, method_of
 from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options
 from fedveil.data.split import client_test_split, public_split, split_within_users
@@ -59,7 +58,7 @@ class Prepared:
 def prepare(config: Config, dataset: Dataset | None = None, dealt: Partition | None = None) -> Prepared:
     """Load the data and deal them out, unless they are given; tensors are made once."""
     section, seed = config.data, config.run.seed
-    load_plugins(config.run.plugins)
+    method_of(config)  # its plugins may bring the data set
     if dataset is None:
         dataset = load(section.name, section.data_dir, section.download)
     if dealt is None and section.partition.get("kind") == "users" and dataset.users_test is not None:
@@ -82,14 +81,25 @@ def prepare(config: Config, dataset: Dataset | None = None, dealt: Partition | N
 
 def build_model(config: Config, prepared: Prepared) -> FlatModel:
     """The configured network, initialised from the run's seed."""
-    options = dict(config.model)
-    name, info = str(options.pop("name", "mlp")), prepared.dataset.info
-    return FlatModel(models.build(name, info.input_shape, info.classes, Randomness(config.run.seed).derive("model"), **options))
+    network, info, seed = config.model, prepared.dataset.info, Randomness(config.run.seed).derive("model")
+    return FlatModel(models.build(network.name, info.input_shape, info.classes, seed, **dict(network.options)))
 
 
-def federation(config: Config, prepared: Prepared, ledger: Path, run: str, device: str = "cpu") -> Federation:
-    """Everything that a run of this configuration needs, with its releases charged to the ledger file; trains on `device`."""
-    method, setting = calibrated_setting(config, prepared.population)
+def federation(
+    config: Config,
+    prepared: Prepared,
+    ledger: Path,
+    run: str,
+    device: str = "cpu",
+    calibrated: tuple[Method, Setting] | None = None,
+) -> Federation:
+    """Everything that a run of this configuration needs.
+
+    Args:
+        ledger: file to which releases are charged, under the name `run`. device: where it trains.
+        calibrated: method and setting with the noise known, where they were computed before.
+    """
+    method, setting = calibrated or calibrated_setting(config, prepared.population)
     model = build_model(config, prepared).to(device)
     randomness = Randomness(config.run.seed, config.run.seeded_noise)
     door = Door(
@@ -124,7 +134,7 @@ def federation(config: Config, prepared: Prepared, ledger: Path, run: str, devic
         config.training.server_optimizer.spec(),
         config.training.evaluate_every,
         prepared.public,
-        getattr(method, "participation", None),
+        method.participation(setting),
     )
 
 

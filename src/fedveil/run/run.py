@@ -88,7 +88,7 @@ def run(
     prepared = prepare(config, data, partition)
     method, setting = calibrated_setting(config, prepared.population)
     vacuous, seeded = config.privacy.allow_vacuous_delta, config.run.seeded_noise
-    batch_norm = config.model.get("norm") == "batch"
+    batch_norm = config.model.keeps_statistics
     statement = certify(method, setting, seeded_noise=seeded, allow_vacuous_delta=vacuous, batch_norm=batch_norm)
     run_id = new_run_id()
     path = Path(out) if out is not None else Path("runs") / f"{method.name}-{prepared.dataset.info.name}-{run_id}"
@@ -103,19 +103,15 @@ def run(
             _begin(path, config, prepared, statement, run_id, given=data is not None or partition is not None)
         saved = Checkpoints(path / "checkpoint", identity(run_id, prepared, config.run.plugins), path / "ledger.sqlite")
         progress = saved.load()
-        job = federation(config, prepared, path / "ledger.sqlite", run_id, device)
+        job = federation(config, prepared, path / "ledger.sqlite", run_id, device, (method, setting))
         history, columns = progress.history if progress is not None else [], declared(job.context.objective, job.context.policy)
         begun = Begun(run_id, path, config, statement, setting.layout.names, history, columns)
-        with following(trackers, begun) as told:
-            return _train(job, begun, saved, progress, [told] if on_round is None else [told, on_round])
+        with following(trackers, begun) as tracked:
+            return _train(job, begun, saved, progress, [tracked] if on_round is None else [tracked, on_round])
 
 
 def _train(
-    job: Federation,
-    begun: Begun,
-    saved: Checkpoints,
-    progress: Progress | None,
-    tell: Sequence[Callable[[Record], None]],
+    job: Federation, begun: Begun, saved: Checkpoints, progress: Progress | None, tell: Sequence[Callable[[Record], None]]
 ) -> Result:
     """Train to the end, saving and telling each round, and write what is left of the run directory."""
     config, path = begun.config, begun.path
@@ -162,7 +158,7 @@ def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement,
         _write_statement(path, statement)
         dealt, source = prepared.partition, prepared.dataset
         rundir.write_partition(path / "partition.json", dealt, source.y_train, source.info.classes, given=given)
-    Ledger.create(path / "ledger.sqlite", run_id, {"method": str(config.method["name"])}).close()
+    Ledger.create(path / "ledger.sqlite", run_id, {"method": config.method.name}).close()
 
 
 @contextmanager

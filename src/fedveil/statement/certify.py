@@ -42,7 +42,7 @@ def certify_config(config: Config) -> Statement:
         method.calibrate(setting_of(config)),
         seeded_noise=config.run.seeded_noise,
         allow_vacuous_delta=config.privacy.allow_vacuous_delta,
-        batch_norm=config.model.get("norm") == "batch",
+        batch_norm=config.model.keeps_statistics,
     )
 
 

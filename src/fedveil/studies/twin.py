@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import fedveil.run.run_directory as rundir
-from fedveil.configuration.config import layout_of
+from fedveil.configuration.config import calibrated_setting, layout_of
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedveil.data.partition import Partition
     from fedveil.federation.history import Record
     from fedveil.federation.progress import Federation
+    from fedveil.methods.base import Method, Setting
 
 Change = Literal["labels", "record", "absent"]
 
@@ -103,7 +104,8 @@ def _twins(
     config: Config, prepared: Prepared, other: Clients, on_round: Callable[[Record], None] | None
 ) -> tuple[list[float], list[Record]]:
     with tempfile.TemporaryDirectory() as folder:
-        first, second = (_job(config, prepared, Path(folder) / f"{name}.sqlite") for name in ("first", "second"))
+        calibrated = calibrated_setting(config, prepared.population)
+        first, second = (_job(config, prepared, calibrated, Path(folder) / f"{name}.sqlite") for name in ("first", "second"))
         second = replace(second, context=replace(second.context, clients=other))
         return _distances(first, second, on_round)
 
@@ -128,9 +130,10 @@ def neighbour(prepared: Prepared, client: int, change: Change) -> Clients:
     return Clients(x, y, clients.offsets)
 
 
-def _job(config: Config, prepared: Prepared, path: Path) -> Federation:
+def _job(config: Config, prepared: Prepared, calibrated: tuple[Method, Setting], path: Path) -> Federation:
     Ledger.create(path, "twin", {}).close()
-    return replace(federation(config, prepared, path, "twin"), client_tests=None, evaluate_every=config.training.rounds)
+    job = federation(config, prepared, path, "twin", calibrated=calibrated)
+    return replace(job, client_tests=None, evaluate_every=config.training.rounds)
 
 
 def _distances(

@@ -116,7 +116,7 @@ def of_inversion(
     if outcome.originals is not None:
         folder.mkdir(parents=True, exist_ok=True)
         ((_, made),) = outcome.rows
-        save_comparison(folder / "reconstruction.png", outcome.originals, [(f"{attack}, {config.method['name']}", made)])
+        save_comparison(folder / "reconstruction.png", outcome.originals, [(f"{attack}, {config.method.name}", made)])
     scores, size = outcome.record["each"], math.prod(snapshot.info.input_shape)
     found = {name: scores[name] for name in ("mse", "mae", "psnr", "ssim") if scores[name] is not None}
     return _figures({**{k: np.mean(v) for k, v in found.items()}, "l2": np.mean(np.sqrt(np.array(scores["mse"]) * size))})

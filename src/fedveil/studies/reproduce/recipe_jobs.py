@@ -76,13 +76,13 @@ def measured(
 
 
 def _tell(watch: Watch, total: int, done: int, task: Task) -> None:
-    watch.measure(done, total, f"{task.name} of {task.config.method['name']}")
+    watch.measure(done, total, f"{task.name} of {task.config.method.name}")
 
 
 def _directory(config: Config) -> str:
     """One directory for each configuration, whatever row asks for it."""
     deciding = plain(without_free_keys(config.model_dump(mode="json")))
-    return f"{config.method['name']}-{config.data.name}-{_digest(deciding)}"
+    return f"{config.method.name}-{config.data.name}-{_digest(deciding)}"
 
 
 def _digest(value: Any) -> str:

@@ -1,0 +1,236 @@
+"""Private selection: train K times with K random and secret, release the best run; hyper-parameter search that is paid for.
+
+Each try is one run on freshly drawn hyper-parameters; its score is part of what it releases. Then the best of K tries costs, at
+Renyi order l > 1 (Papernot & Steinke 2022, Theorems 2 and 6; docs/privacy-theorems-0.2.md, "Private selection"):
+
+- K truncated negative binomial (eta > -1, gamma in (0, 1); eta = 0 is the logarithmic law, eta = 1 the geometric one):
+  eps(l) + (1+eta) [(1 - 1/l') eps'(l') + ln(1/gamma) / l'] + ln E[K] / (l-1), for any l' >= 1;
+- K Poisson of mean m >= 1: ln(e^-m + m e^((l-1)(eps(l) + m delta'))) / (l-1), delta' at the epsilon ln(1 + 1/(l-1)).
+
+eps', delta' are those of the REVERSE direction, so pass curves that hold for both. K stays secret: the number of tries must not
+show in run time, logs or bills.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.accounting import accountant
+from fedveil.accounting._check import at_least, non_negative, open_probability, positive
+from fedveil.accounting._roots import crossing
+from fedveil.accounting.subsampled import ORDERS
+from fedveil.accounting.types import Adjacency, Event
+from fedveil.errors import ConfigError
+
+_Array = NDArray[np.float64]
+Curve = Callable[[_Array], _Array]
+
+
+@dataclass(frozen=True)
+class RandomTries:
+    """The truncated negative binomial law of the number of tries K >= 1: eta > -1 and gamma in (0, 1)."""
+
+    eta: float
+    gamma: float
+
+    def __post_init__(self) -> None:
+        if not (self.eta > -1 and math.isfinite(self.eta)):
+            raise ConfigError(f"eta must be finite and > -1, got {self.eta}")
+        open_probability("gamma", self.gamma)
+
+    @property
+    def mean(self) -> float:
+        """E[K]: eta (1/gamma - 1) / (1 - gamma^eta), and (1/gamma - 1) / ln(1/gamma) for eta = 0."""
+        log = -math.log(self.gamma)
+        rest = log if abs(self.eta) * log < 1e-12 else -math.expm1(-self.eta * log) / self.eta
+        return math.expm1(log) / rest
+
+    def probability_of(self, tries: int) -> float:
+        """P(K = tries), tries >= 1."""
+        tries = at_least("tries", tries, 1)
+        return float(np.prod(self._ratios(np.arange(1, tries, dtype=np.float64)))) * self._first()
+
+    def tail(self, most: int) -> float:
+        """P(K > most), most >= 0, rounded up."""
+        term, total, skipped = self._first(), 0.0, at_least("most", most, 0)
+        for start in range(1, skipped + 1, 2**16):
+            term *= float(np.prod(self._ratios(np.arange(start, min(start + 2**16, skipped + 1), dtype=np.float64))))
+        k = skipped + 1
+        while term > 0:  # terms k, k + 1, ... : later ratios are at most the larger of the present one and 1 - gamma
+            terms = term * np.concatenate([[1.0], np.cumprod(self._ratios(np.arange(k, k + 2**12, dtype=np.float64)))])
+            total += float(terms[:-1].sum())
+            term, k = float(terms[-1]), k + 2**12
+            ratio = max(float(self._ratios(np.array([float(k)]))[0]), 1 - self.gamma)
+            if ratio < 1 and term / (1 - ratio) < 1e-13 * total:
+                return min(1.0, (total + term / (1 - ratio)) * (1 + 1e-12))
+        return min(1.0, total * (1 + 1e-12))
+
+    def _first(self) -> float:
+        """P(K = 1) = eta (1 - gamma) / (gamma^-eta - 1)."""
+        log = -math.log(self.gamma)
+        rest = log if abs(self.eta) * log < 1e-12 else math.expm1(self.eta * log) / self.eta
+        return -math.expm1(-log) / rest
+
+    def _ratios(self, k: _Array) -> _Array:
+        """P(K = k + 1) / P(K = k) = (1 - gamma) (k + eta) / (k + 1)."""
+        return np.asarray((1 - self.gamma) * (k + self.eta) / (k + 1), dtype=np.float64)
+
+
+def tries_of_mean(eta: float, mean: float) -> RandomTries:
+    """The truncated negative binomial law of a shape and mean.
+
+    Args:
+        eta: > -1; 0 is logarithmic, 1 geometric. Equal means are not equal searches: P(K = 1) grows as eta falls.
+        mean: E[K] > 1.
+    """
+    if not 1 < mean < 1e6:
+        raise ConfigError(f"the mean number of tries must lie between 1 and 1e6, got {mean}")
+
+    def excess(log: float) -> float:
+        return math.log(RandomTries(eta, math.exp(-log)).mean / mean)
+
+    return RandomTries(eta, math.exp(-crossing(excess, 1e-9, 600.0 / max(1.0, abs(eta)))))
+
+
+def _extra(law: RandomTries, orders: _Array, values: _Array) -> _Array:
+    """(1 - 1/l') eps'(l') + ln(1/gamma) / l' at each order l' >= 1."""
+    return np.asarray((1 - 1 / orders) * values - math.log(law.gamma) / orders, dtype=np.float64)
+
+
+def selection_rdp(law: RandomTries, orders: _Array, values: _Array, reverse_values: _Array | None = None) -> _Array:
+    """Renyi divergences of the best of K tries, at the given orders.
+
+    Args:
+        law: of K. orders: Renyi orders, each > 1; the order l' is the best of them.
+        values: divergences of one try at these orders. reverse_values: those of the other direction; None: the same.
+
+    Source: Papernot & Steinke 2022, Theorem 2.
+    """
+    alphas, curve = np.asarray(orders, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    reverse = curve if reverse_values is None else np.asarray(reverse_values, dtype=np.float64)
+    if alphas.shape != curve.shape or alphas.shape != reverse.shape or alphas.size == 0 or not np.all(alphas > 1):
+        raise ConfigError(f"one divergence per order > 1: got shapes {alphas.shape}, {curve.shape} and {reverse.shape}")
+    extra = (1 + law.eta) * float(np.min(_extra(law, alphas, reverse)))
+    return np.asarray(curve + extra + math.log(law.mean) / (alphas - 1), dtype=np.float64)
+
+
+def poisson_selection_rdp(mean: float, orders: _Array, values: _Array, reverse_delta: Callable[[float], float]) -> _Array:
+    """Renyi divergences of the best of a Poisson number of tries, which may be none.
+
+    Args:
+        mean: m >= 1. orders: each > 1. values: divergences of one try at these orders.
+        reverse_delta: delta at epsilon >= 0 of one try, in the other direction (or in both).
+
+    Source: Papernot & Steinke 2022, Theorem 6, with the outcome of no try counted in.
+    """
+    alphas, curve = np.asarray(orders, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    if not (mean >= 1 and math.isfinite(mean)):
+        raise ConfigError(f"the mean number of tries must be finite and >= 1, got {mean}")
+    deltas = np.array([reverse_delta(math.log1p(1 / (a - 1))) for a in alphas])
+    some = math.log(mean) + (alphas - 1) * (curve + mean * deltas)
+    return np.asarray(np.logaddexp(-mean, some) / (alphas - 1), dtype=np.float64)
+
+
+def selection_epsilon(law: RandomTries, curve: Curve, delta: float) -> float:
+    """Epsilon at `delta` of the best of K tries, over real orders.
+
+    Args:
+        law: of K. curve: Renyi divergences of one try at an array of orders > 1, valid in both directions. delta: in (0, 1).
+
+    Source: `selection_rdp`; conversion by Canonne, Kamath & Steinke 2020, Proposition 12.
+    """
+    delta = open_probability("delta", delta)
+
+    def total(orders: _Array, values: _Array) -> _Array:
+        converted = np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+        return np.asarray(values + math.log(law.mean) / (orders - 1) + converted, dtype=np.float64)
+
+    extra = _least(lambda orders, values: _extra(law, orders, values), curve)
+    # l' = 1 costs ln(1/gamma) whatever a try costs
+    return max(0.0, _least(total, curve) + (1 + law.eta) * min(extra, -math.log(law.gamma)))
+
+
+def _least(cost: Callable[[_Array, _Array], _Array], curve: Curve) -> float:
+    """The least cost over orders: on the grid of orders, then twice between the neighbours of the best."""
+    orders, best = np.array(ORDERS), math.inf
+    for _ in range(3):
+        costs = cost(orders, curve(orders))
+        i = int(np.argmin(costs))
+        best = min(best, float(costs[i]))
+        low, high = orders[max(i - 1, 0)], orders[min(i + 1, orders.size - 1)]
+        orders = 1 + np.geomspace(low - 1, high - 1, 17)
+    return best
+
+
+def needed_noise_multiplier(
+    law: RandomTries,
+    make_event: Callable[[float], Event],
+    epsilon: float,
+    delta: float,
+    *,
+    adjacency: Adjacency | None = None,
+    tolerance: float = 1e-6,
+) -> float:
+    """The noise multiplier of each try at which the best of K tries costs at most epsilon at delta (from above).
+
+    Args:
+        law: of K. make_event: what one try releases at a noise multiplier. epsilon: > 0. delta: in (0, 1).
+        adjacency: of the event. tolerance: relative, > 0.
+
+    Raises:
+        ConfigError: no noise multiplier up to 1e6 suffices.
+    """
+    epsilon, tolerance = positive("epsilon", epsilon), positive("tolerance", tolerance)
+
+    def cost(z: float) -> float:
+        event = make_event(z)
+        return selection_epsilon(law, lambda orders: accountant.rdp_curve(event, orders, adjacency=adjacency), delta)
+
+    high = 1.0
+    while cost(high) > epsilon:
+        high *= 2
+        if high > 1e6:
+            raise ConfigError(f"no noise multiplier up to 1e6 gives epsilon = {epsilon:g}: take fewer tries or a larger epsilon")
+    low = high / 2
+    while low > 1e-6 and cost(low) <= epsilon:
+        low, high = low / 2, low
+    while high / low > 1 + tolerance:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
+    return high
+
+
+def truncation_delta(law: RandomTries, most: int, epsilon: float) -> float:
+    """What stopping after `most` tries adds to delta: (1 + e^epsilon) P(K > most), which is not small for a moderate `most`.
+
+    Args:
+        law: of K. most: K_max >= 1. epsilon: >= 0, proven without the limit.
+    """
+    epsilon = non_negative("epsilon", epsilon)
+    return min(1.0, (1 + math.exp(min(epsilon, 700.0))) * law.tail(at_least("most", most, 1)))
+
+
+def pure_selection_epsilon(epsilon: float, eta: float) -> float:
+    """Epsilon of the best of K tries that are each epsilon-DP (delta = 0), K truncated negative binomial: (2 + eta) epsilon.
+
+    Args:
+        epsilon: of one try, >= 0. eta: > -1.
+
+    Source: Papernot & Steinke 2022, Corollary 3.
+    """
+    if not (eta > -1 and math.isfinite(eta)):
+        raise ConfigError(f"eta must be finite and > -1, got {eta}")
+    return (2 + eta) * non_negative("epsilon", epsilon)
+
+
+def random_stopping_epsilon(epsilon: float) -> float:
+    """Epsilon of random stopping over tries that are each epsilon-DP (delta = 0): 3 epsilon.
+
+    Source: Liu & Talwar 2019, Theorem 3.1; its form for delta > 0 was not verified and is not offered.
+    """
+    return 3 * non_negative("epsilon", epsilon)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict
 
-from fedveil.accounting.accountant import calibrate
+from fedveil.accounting.accountant import bound, calibrate
 from fedveil.accounting.types import Claim, Event, Gaussian, SampledGaussian, Scope, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.release.cost import event_of
 from fedveil.release.mechanism import Participation
-from fedveil.release.plan import DpSgd, Fixed, Plan, Policy, Upload
+from fedveil.release.plan import DpSgd, Fixed, Plan, Policy, Released, Upload
 from fedveil.training.local import LocalSpec, Objective, Plain
 from fedveil.training.optimizer import OptimizerSpec
 from fedveil.training.params import Layout
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 Variant = Literal["published", "proven"]
 Weighting = Literal["uniform", "examples"]
+
+_PRICED = 10_000
+"""Plans that are priced one by one before a run begins."""
 
 ROUNDING = 1e-6
 """Relative slack between a calibrated noise and what a budget admits: noise levels are float32, budgets exact."""
@@ -266,9 +270,7 @@ def planned_releases(plan: Plan, s: Setting, view: View) -> list[Event]:
     Noise in shares counts with what the honest survivors of a round add.
     """
     scope, rate = replace(s.scope, view=view), s.rate if s.amplified else None
-    shares = 1
-    if plan.place == "upload" and plan.dp_sgd is None and view is not View.SERVER:
-        shares = s.sharers if s.can_share else 1
+    shares = s.sharers if _shared(plan, s, view) else 1
     first, later = (event_of(plan, s.layout, scope, rate=rate, noisy_uploads=shares, round=t) for t in (0, 1))
     if isinstance(first, Unbounded):
         return [first]
@@ -295,11 +297,65 @@ def releases_to(method: Method, s: Setting, view: View) -> list[Event]:
     alone, the same for all clients, are credited with the sum of the noise shares.
     """
     own = s.scope.view
+    if view is View.FINAL and not getattr(method, "bounds_last_model", False):
+        return releases_to(method, s, View.AGGREGATE)
     if view is own or s.example_clip is not None or getattr(method.policy(s), "common", False):
         return method.releases(s, view)
     if view is View.SERVER:
         return [Unbounded("the server receives uploads without noise of their own; only their sum is protected")]
     return method.releases(s, own)
+
+
+def check_declared(method: Method, s: Setting, model: Tensor) -> None:
+    """Hold what a method says that it releases against its plans, before anything leaves.
+
+    Plans that depend on the round alone are all priced, for the server and the aggregate view. Of a policy that adapts, the first
+    plan is: the others are held against the budget when they are charged.
+
+    Args:
+        model: the initial global model [d].
+
+    Raises:
+        ConfigError: `releases` understates a view.
+    """
+    policy = method.policy(s)
+    common = bool(getattr(policy, "common", False))
+    for view in (View.SERVER, View.AGGREGATE) if common else (s.scope.view,):
+        declared = releases_to(method, s, view)
+        planned = _priced(policy, s, view, model, s.rounds if common else 1)
+        if any(isinstance(e, Unbounded) for e in declared):
+            continue
+        low, high = (bound(events, s.delta, adjacency=s.scope.adjacency)[0] for events in (declared, planned))
+        if high > low * (1 + 1e-4):
+            raise ConfigError(
+                f"{method.name} says that its releases cost epsilon = {low:.4g} in the {view} view, and its plans cost {high:.4g}: "
+                f"correct `releases`, or leave it to the default, which reads the plans"
+            )
+
+
+def _priced(policy: Policy, s: Setting, view: View, model: Tensor, rounds: int) -> list[Event]:
+    """What the plans of the first rounds cost; of one client at most as many as it may take part in, the dearest."""
+    scope, rate = replace(s.scope, view=view), s.rate if s.amplified else None
+    counted: Counter[Event] = Counter()
+    state = policy.start()
+    for t in range(min(rounds, _PRICED)):
+        plan = policy.plan(Released(t, model, None), state)
+        if not isinstance(plan, Plan):
+            return [Unbounded(plan.reason)]
+        shares = s.sharers if _shared(plan, s, view) else 1
+        counted[event_of(plan, s.layout, scope, rate=rate, noisy_uploads=shares, round=t)] += 1
+    gaussian = sorted((e.mu for e, n in counted.items() if isinstance(e, Gaussian) for _ in range(n)), reverse=True)
+    others = [
+        e if isinstance(e, Unbounded) else replace(e, count=e.count * n)
+        for e, n in counted.items()
+        if not isinstance(e, Gaussian)
+    ]
+    return [*others, Gaussian(math.hypot(*gaussian[: s.participations]))]
+
+
+def _shared(plan: Plan, s: Setting, view: View) -> bool:
+    """Whether that view sees a sum that carries the noise of several uploads."""
+    return plan.place == "upload" and plan.dp_sgd is None and view is not View.SERVER and s.can_share
 
 
 def central(s: Setting, multiplier: float) -> Event:

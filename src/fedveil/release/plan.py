@@ -193,8 +193,8 @@ class Released:
     """All that a policy may see: the round, the global models that everyone has, and nothing private.
 
     `client` is the one that plans, or -1 for the common plan of a round. `server` is what `observe_all` made of all uploads,
-    where a policy has it (server view). What this client (server view) or this round (aggregate view) released before reaches the policy through `observe`. `public_loss` is the global model's loss on the public split,
-    where the run has one.
+    where a policy has it (server view). What this client (server view) or this round (aggregate view) released before reaches
+    the policy through `observe`. `public_loss` is the global model's loss on the public split, where the run has one.
     """
 
     round: int

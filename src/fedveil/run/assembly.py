@@ -24,7 +24,7 @@ from fedveil.federation.progress import Federation
 from fedveil.federation.round import Context
 from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.ledger.budgeted_ledger import Till
-from fedveil.methods.base import ROUNDING, Method, Setting, releases_to
+from fedveil.methods.base import ROUNDING, Method, Setting, check_declared, releases_to
 from fedveil.models import model_registry as models
 from fedveil.release.door import Door
 from fedveil.release.memory import Memory
@@ -101,6 +101,7 @@ def federation(
     """
     method, setting = calibrated or calibrated_setting(config, prepared.population)
     model = build_model(config, prepared).to(device)
+    check_declared(method, setting, model.vector.to("cpu"))
     randomness = Randomness(config.run.seed, config.run.seeded_noise)
     door = Door(
         model.layout,

@@ -12,6 +12,7 @@ from fedveil.accounting.accountant import bound
 from fedveil.accounting.power import exact_mu, largest_tpr
 from fedveil.accounting.types import Event, Guarantee, Unbounded, View
 from fedveil.errors import ConfigError
+from fedveil.methods.base import releases_to
 from fedveil.statement import caveats
 from fedveil.statement import scope_checks as sense
 from fedveil.statement.advice import learnability
@@ -114,7 +115,7 @@ def certify(
 def _releases(method: Method, s: Setting, view: View) -> list[Event]:
     """What the view sees; a view that the method cannot speak of is unbounded with its reason, unless it is the promised one."""
     try:
-        events = method.releases(s, view)
+        events = releases_to(method, s, view)
     except ConfigError as problem:
         if view is s.scope.view:
             raise

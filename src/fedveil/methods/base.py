@@ -328,8 +328,8 @@ def check_declared(method: Method, s: Setting, model: Tensor) -> None:
         low, high = (bound(events, s.delta, adjacency=s.scope.adjacency)[0] for events in (declared, planned))
         if high > low * (1 + 1e-4):
             raise ConfigError(
-                f"{method.name} says that its releases cost epsilon = {low:.4g} in the {view} view, and its plans cost {high:.4g}: "
-                f"correct `releases`, or leave it to the default, which reads the plans"
+                f"{method.name} says that its releases cost epsilon = {low:.4g} in the {view} view, and its plans cost "
+                f"{high:.4g}: correct `releases`, or leave it to the default, which reads the plans"
             )
 
 
@@ -345,12 +345,9 @@ def _priced(policy: Policy, s: Setting, view: View, model: Tensor, rounds: int) 
         shares = s.sharers if _shared(plan, s, view) else 1
         counted[event_of(plan, s.layout, scope, rate=rate, noisy_uploads=shares, round=t)] += 1
     gaussian = sorted((e.mu for e, n in counted.items() if isinstance(e, Gaussian) for _ in range(n)), reverse=True)
-    others = [
-        e if isinstance(e, Unbounded) else replace(e, count=e.count * n)
-        for e, n in counted.items()
-        if not isinstance(e, Gaussian)
-    ]
-    return [*others, Gaussian(math.hypot(*gaussian[: s.participations]))]
+    others = [(e, n) for e, n in counted.items() if not isinstance(e, Gaussian)]
+    repeated = [e if isinstance(e, Unbounded) else replace(e, count=e.count * n) for e, n in others]
+    return [*repeated, Gaussian(math.hypot(*gaussian[: s.participations]))]
 
 
 def _shared(plan: Plan, s: Setting, view: View) -> bool:

@@ -25,7 +25,7 @@ def test_one_per_cent_of_delta_is_refused() -> None:
         sampler_delta(2.0**-53, 11_200_000, 100, 1.0, 1e-5)
     limit = 1e-7 / (1 + math.e)
     assert sampler_delta(limit * 0.999, 1, 1, 1.0, 1e-5) < 1e-7
-    for bad in (limit, 1.0):
+    for bad in (limit * 1.001, 1.0):
         with pytest.raises(ConfigError, match="sampler"):
             sampler_delta(bad, 1, 1, 1.0, 1e-5)
     with pytest.raises(ConfigError, match="sampler"):

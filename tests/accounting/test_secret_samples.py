@@ -49,7 +49,7 @@ others = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(kinds, st.lists(others, max_size=2), st.sampled_from([ZERO, REPLACE, None]))
 def test_every_accountant_bounds_and_auto_is_the_best_of_the_cheap_ones(
     event: Event, more: list[Event], adjacency: Adjacency | None
@@ -143,11 +143,12 @@ def entry(event: Event, view: View = View.AGGREGATE) -> Entry:
 def test_ledger_keeps_them(event: SecretSample, tmp_path: Path) -> None:
     row = to_row(1, 0.0, entry(event))
     assert from_row(row)[2].event == event
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+    with Ledger.create(tmp_path / "ledger.db", "run") as ledger:
         ledger.charge(entry(event))
-        assert [e.event for _, _, e in ledger.entries()] == [event]
         (total,) = summary(ledger)
         assert (total.sampled, total.releases) == (20, 20)
+    with Ledger.open(tmp_path / "ledger.db") as again:
+        assert [kept.event for _, _, kept in again.entries()] == [event]
 
 
 def test_a_server_that_sees_who_takes_part_gets_no_amplification() -> None:

@@ -42,9 +42,9 @@ class KnownTraining:
     def __post_init__(self) -> None:
         if self.steps < 1 or not 0 < self.lr < float("inf") or (self.batch is not None and self.batch < 1):
             raise ConfigError(f"KnownTraining needs steps >= 1, lr > 0 and batch >= 1, got {self.steps}, {self.lr}, {self.batch}")
-        for name, given in (("order", self.order), ("rates", self.rates)):
-            if given is not None and len(given) != self.steps:
-                raise ConfigError(f"KnownTraining.{name} lists {len(given)} entries for {self.steps} steps; give one per step")
+        for name, entries in (("order", self.order), ("rates", self.rates)):
+            if entries is not None and len(entries) != self.steps:
+                raise ConfigError(f"KnownTraining.{name} lists {len(entries)} entries for {self.steps} steps; give one per step")
         if self.optimizer == "adam" and (self.momentum or self.weight_decay):
             raise ConfigError("KnownTraining: Adam is simulated without momentum and weight_decay settings; leave them at 0")
 
@@ -113,7 +113,7 @@ class CapturedUpload:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What the attacker is given besides the upload and the model it was computed from; None = not known.
+    """What the attacker knows besides the upload and the model it was computed from; None = not known.
 
     labels: class of each example, int64 (n,). n: number of examples. local: the client's training.
     buffers: normalisation statistics of the client. noise_std, mask: as in `CapturedUpload`; clip: the bounds on the update; each

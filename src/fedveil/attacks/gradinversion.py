@@ -89,15 +89,15 @@ def statistics_distance(module: nn.Module, x: Tensor) -> Tensor:
     if not layers:
         return torch.zeros(())
     inputs: list[Tensor] = []
-    hooks = [m.register_forward_pre_hook(lambda _, given: inputs.append(given[0])) for m in layers]
+    hooks = [m.register_forward_pre_hook(lambda _, positional: inputs.append(positional[0])) for m in layers]
     try:
         module(x)
     finally:
         for hook in hooks:
             hook.remove()
     total = torch.zeros(())
-    for i, (layer, given) in enumerate(zip(layers, inputs, strict=True)):
-        channels = given.transpose(0, 1).flatten(1)
+    for i, (layer, entering) in enumerate(zip(layers, inputs, strict=True)):
+        channels = entering.transpose(0, 1).flatten(1)
         mean, variance = layer.running_mean, layer.running_var
         assert mean is not None
         assert variance is not None

@@ -24,7 +24,7 @@ class Target:
     """One upload as the attacker reads it.
 
     gradient: effective gradient (d,), 0 where nothing was received. weight: trust in each coordinate, in [0, 1] (d,); None =
-    1 everywhere. simulate: (x, y) -> effective gradient of a candidate. clip: the bounds on it, in its units, if told.
+    1 everywhere. simulate: (x, y) -> effective gradient of a candidate. clip: the bounds on it, in its units, if known.
     """
 
     module: nn.Module
@@ -143,7 +143,7 @@ def trust(
 
 
 def withheld_guess(upload: CapturedUpload, fraction: float) -> dict[str, Tensor]:
-    """A mask for an attacker who is not told it: drop the largest `fraction` of the received entries by magnitude.
+    """A mask for an attacker who does not know it: drop the largest `fraction` of the received entries by magnitude.
 
     Made for defences that put noise on the largest entries only.
     """

@@ -146,9 +146,9 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Attack the mechanism of a configuration or run: lower bounds on epsilon, beside the claim and the proof."""
-    from fedveil.cli.audit_terminal import audit_live
+    from fedveil.cli.audit_terminal import audit_with_progress
 
-    statement = audit_live(target, overrides or [], n, confidence, canaries, quiet=as_json)
+    statement = audit_with_progress(target, overrides or [], n, confidence, canaries, quiet=as_json)
     if as_json:
         _print_json(statement.to_dict())
     else:
@@ -179,11 +179,11 @@ def attack(
     as_json: AsJson = False,
 ) -> None:
     """Attack what a configuration or run lets out: reconstructions, labels, clients, attributes, with floors beside."""
-    from fedveil.cli.attack_terminal import attack_live, options_of, render
+    from fedveil.cli.attack_terminal import attack_with_progress, options_of, render
     from fedveil.run.run_directory import plain
 
     options = options_of(images, batch, restarts, steps, seed, round, knows, defence)
-    found = attack_live(target, kind, options, overrides or [], out, quiet=as_json)
+    found = attack_with_progress(target, kind, options, overrides or [], out, quiet=as_json)
     if as_json:
         _print_json(plain(found.record))
     else:

@@ -63,8 +63,9 @@ def test_clients_are_found_by_inversion(digits: Digits, relu_cnn: nn.Sequential,
     ones = [(y == c).nonzero().flatten()[:2] for c in (0, 1, 4)]
     uploads = [make_upload(relu_cnn, x[i[:1]], y[i[:1]]) for i in ones]
     probes = [(x[i], y[i]) for i in ones]
-    bounds = Bounds((1, 28, 28))
-    scores = inversion_scores(uploads, probes, lambda: relu_cnn, relu_cnn.state_dict(), Knowledge(n=1), bounds, IG(60), _rng())
+    attacker = Knowledge(n=1), Bounds((1, 28, 28)), _rng()
+    images = [IG(60).run([upload], lambda: relu_cnn, relu_cnn.state_dict(), *attacker).x for upload in uploads]
+    scores = inversion_scores(relu_cnn, probes, images)
     assert identify(scores, range(3), "inversion").matched == 1
 
 

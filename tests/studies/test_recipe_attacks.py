@@ -13,6 +13,7 @@ import torch
 from fedveil.adversary import attacked_release
 from fedveil.adversary.attack_kinds import attack
 from fedveil.adversary.attack_options import AttackOptions
+from fedveil.adversary.attacked_client import holders_of_test_images, holding
 from fedveil.adversary.attacker_knowledge import Interception, interception_of
 from fedveil.adversary.snapshot import snapshot_of
 from fedveil.configuration.config import Config, parse
@@ -20,7 +21,7 @@ from fedveil.errors import ConfigError
 from fedveil.run.run import run
 from fedveil.studies.reproduce.measurements import MEASURES
 
-Watch = Callable[[], list[Interception]]
+Collect = Callable[[], list[Interception]]
 
 
 def config_of(method: str) -> Config:
@@ -44,7 +45,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
-def intercepted(monkeypatch: pytest.MonkeyPatch) -> Watch:
+def intercepted(monkeypatch: pytest.MonkeyPatch) -> Collect:
     """All that was intercepted since it was asked the last time."""
     found: list[Interception] = []
 
@@ -66,18 +67,14 @@ def same(a: list[Interception], b: list[Interception]) -> bool:
 
     def upload(i: Interception) -> list[Any]:
         u = i.upload
-        parts = [u.tensors, u.sent_mask or {}, {k: torch.as_tensor(s) for k, s in (u.noise_std or {}).items()}]
-        return (
-            [v.client for v in i.victims],
-            u.local,
-            u.n_examples,
-            *[{k: t.numpy().tobytes() for k, t in p.items()} for p in parts],
-        )
+        noise = {k: torch.as_tensor(std) for k, std in (u.noise_std or {}).items()}
+        whole = [{k: t.numpy().tobytes() for k, t in part.items()} for part in (u.tensors, u.sent_mask or {}, noise)]
+        return [[v.client for v in i.victims], u.local, u.n_examples, *whole]
 
     return bool(a) and [upload(i) for i in a] == [upload(i) for i in b]
 
 
-def test_reconstructions_start_from_the_same_uploads(saved: tuple[Config, Path], intercepted: Watch, tmp_path: Path) -> None:
+def test_reconstructions_start_from_the_same_uploads(saved: tuple[Config, Path], intercepted: Collect, tmp_path: Path) -> None:
     config, path = saved
     settings = {"steps": 2, "restarts": 1}
     recipe = MEASURES["inversion-after"].series(config, path, tmp_path, attack="idlg", images=3, settings=settings)
@@ -93,7 +90,7 @@ def test_reconstructions_start_from_the_same_uploads(saved: tuple[Config, Path],
     assert done.files[0].name == "attack-idlg-knows-nothing-round-2-examples-test.json"
 
 
-def test_clients_are_looked_for_among_the_same_uploads(saved: tuple[Config, Path], intercepted: Watch, tmp_path: Path) -> None:
+def test_clients_are_looked_for_among_the_same_uploads(saved: tuple[Config, Path], intercepted: Collect, tmp_path: Path) -> None:
     config, path = saved
     recipe = MEASURES["clients-after"].series(config, path, tmp_path, targets=2, probes=5)
     by_recipe = intercepted()
@@ -118,11 +115,12 @@ def test_the_saved_states_count(saved: tuple[Config, Path]) -> None:
 def test_a_copy_of_a_test_image_counts_as_a_whole_client(saved: tuple[Config, Path]) -> None:
     config, _ = saved
     snapshot = snapshot_of(config).one_step()
-    held = attacked_release.holders_of_test_images(snapshot, 6)
+    held = holders_of_test_images(snapshot, 6)
     assert [v.client for v in held] == [0, 1, 2, 3, 0, 1]
-    assert {v.copies for v in held} == {snapshot.federation.setting.records}
+    assert holding(held[5], 4).sizes().tolist() == [0, snapshot.federation.setting.records, 0, 0]
+    assert torch.equal(holding(held[5], 4).examples(1)[0][-1], snapshot.federation.test[0][5])
     with pytest.raises(ConfigError, match="5000 test images are to be attacked, and digits has 360"):
-        attacked_release.holders_of_test_images(snapshot, 5000)
+        holders_of_test_images(snapshot, 5000)
 
 
 @pytest.mark.parametrize(
@@ -141,5 +139,5 @@ def test_examples_that_do_not_fit_are_refused(kind: str, options: dict[str, Any]
 
 
 def test_only_reconstruction_attacks_invert(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"measure\.attack = 'idgl': unknown, did you mean 'idlg'"):
+    with pytest.raises(ConfigError, match=r"measure\.attack = 'idgl': unknown \(did you mean 'idlg'"):
         MEASURES["inversion"].series(config_of("aldp-fl"), None, tmp_path, attack="idgl")

@@ -27,6 +27,8 @@ from fedveil.run.tracked_values import Begun
 from fedveil.run.tracking import Tracker, following, tracker_named
 from fedveil.statement.certify import certify
 from fedveil.statement.statement import Statement
+from fedveil.statement.statement_json import to_dict
+from fedveil.statement.statement_markdown import to_markdown
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
@@ -194,5 +196,5 @@ def summary(result: Result, run_id: str) -> dict[str, Any]:
 
 
 def _write_statement(path: Path, statement: Statement) -> None:
-    rundir.write_json(path / "statement.json", statement.to_dict())
-    rundir.write_text(path / "statement.md", statement.to_markdown())
+    rundir.write_json(path / "statement.json", to_dict(statement))
+    rundir.write_text(path / "statement.md", to_markdown(statement))

@@ -50,6 +50,13 @@ COLUMNS = (
     Column("mean_personal_accuracy", "Accuracy of the personal models", "accuracy", "higher", share=True, private=True),
 )
 """What every round can have; methods add their own (see `HasMetrics`)."""
+TOGETHER = {
+    "accuracy": ("Accuracy", ("test_accuracy", "mean_personal_accuracy")),
+    "loss": ("Loss", ("test_loss", "train_loss")),
+    "update": ("The released update and its noise", ("update_norm", "noise_norm")),
+    "scores": ("Precision, recall, F1", ("test_precision", "test_recall", "test_f1")),
+}
+"""Columns that are drawn in one chart, and its title, under a short name."""
 CLIENT_TABLE = {"client_accuracy": "accuracy", "personal_accuracy": "personal"}
 """The columns by client, under their names in `clients.csv`."""
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fedveil.federation.history import TOGETHER
 from fedveil.run.recorded_run import RunData
 from fedveil.training.column import Column
 
 Values = dict[str, Any]
 TRAINING = {
-    "Accuracy": ("test_accuracy", "mean_personal_accuracy"),
-    "Loss": ("test_loss", "train_loss"),
-    "The released update and its noise": ("update_norm", "noise_norm"),
-    "Precision, recall, F1": ("test_precision", "test_recall", "test_f1"),
+    **dict(TOGETHER.values()),
     "Expected noise, added up over the rounds": ("cumulative_noise_norm",),
 }
 """Charts of one configuration: their titles and columns. Of several configurations each column has its own, but for these:"""

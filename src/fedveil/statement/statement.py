@@ -107,10 +107,10 @@ class Statement:
                 f"a statement has the views server, aggregate and final in this order, got {[v.view for v in self.views]}"
             )
         for numbers in self.views:
-            given = numbers.proven
-            if (given.scope.unit, given.scope.adjacency, given.delta) != (self.scope.unit, self.scope.adjacency, self.delta):
+            proven = numbers.proven
+            if (proven.scope.unit, proven.scope.adjacency, proven.delta) != (self.scope.unit, self.scope.adjacency, self.delta):
                 raise ConfigError(
-                    f"proven epsilons of one statement share unit, adjacency and delta; {given} does not fit {self.scope}"
+                    f"proven epsilons of one statement share unit, adjacency and delta; {proven} does not fit {self.scope}"
                 )
 
     def view(self, view: View) -> ViewNumbers:

@@ -104,15 +104,14 @@ def numbers_table(statement: Statement, among: Sequence[Statement] = (), unbound
     s = statement
     rows, reasons = [], dict[str, list[str]]()
     for numbers in s.views:
-        finite = math.isfinite(numbers.proven.epsilon)
-        if not finite:
+        if math.isinf(numbers.proven.epsilon):
             reasons.setdefault(numbers.proven.reason, []).append(str(numbers.view))
         claimed, proven = (_badge((s, *among), numbers.view, name) for name in ("claimed", "proven"))
         rows.append(
             (
                 Cell(str(numbers.view)),
                 Cell(claimed_cell(s, numbers.claimed), claimed),
-                Cell(epsilon(numbers.proven.epsilon, unbounded), proven, numbers.proven.reason, strong=finite),
+                Cell(epsilon(numbers.proven.epsilon, unbounded), proven, numbers.proven.reason, strong=True),
                 Cell(audited_cell(s, numbers.audited)),
                 Cell(percent_at_most(numbers.tpr)),
             )

@@ -268,10 +268,10 @@
 
   function repeat(g) {
     const noise = g.seeded ? "Noise was taken from the seed: the same version on the same machine gives the same figures, and no privacy." : "Noise is secret and new in every run: expect figures of the same size, not the same figures.";
-    const given = g.given ? "Data or partition were handed over by a program, so the configuration alone does not make them again." : "";
+    const supplied = g.given ? "Data or partition were handed over by a program, so the configuration alone does not make them again." : "";
     const link = el("a.download", { href: `data:text/plain;charset=utf-8,${encodeURIComponent(g.configuration)}`, download: "config.toml" }, "Save config.toml");
     const versions = facts(Object.entries(g.versions));
-    return [el("pre.command", {}, g.commands.join("\n")), el("p.about", {}, `Seed ${g.seeds.join(", ")}. ${noise} ${given}`),
+    return [el("pre.command", {}, g.commands.join("\n")), el("p.about", {}, `Seed ${g.seeds.join(", ")}. ${noise} ${supplied}`),
       fold("Configuration", el("pre", {}, g.configuration), el("p", {}, link)), fold("Versions", versions)];
   }
 

@@ -22,6 +22,7 @@ from fedveil.run.recorded_run import read_run
 from fedveil.run.resume import begun, same_run
 from fedveil.run.run_directory import write_json
 from fedveil.statement.statement import Statement
+from fedveil.statement.statement_json import from_dict
 from fedveil.studies.grid.run_cell import cell_job
 from fedveil.studies.grid.schedule import Pace
 from fedveil.studies.worker_pool import Job, Message, Workers
@@ -140,7 +141,7 @@ def state_of(cell: Cell, out: str | Path) -> CellState:
 def _finished(state: CellState) -> CellState:
     try:
         summary = json.loads((state.path / "summary.json").read_text())
-        statement = Statement.from_dict(json.loads((state.path / "statement.json").read_text()))
+        statement = from_dict(json.loads((state.path / "statement.json").read_text()))
     except (OSError, ValueError) as problem:
         raise ConfigError(f"cannot read the finished run in {state.path}: {problem}; move it away to run it anew") from problem
     return replace(state, state="done", summary=summary, statement=statement)

@@ -137,12 +137,12 @@ def test_every_family_speaks_in_every_view_unit_and_sampling(page: Page) -> None
 @pytest.mark.browser
 def test_a_claim_for_another_view_is_never_set_beside_the_proof(page: Page) -> None:
     assert page.run("return document.getElementById('view').value") == "aggregate"
-    assert "claim of ε = 0.911 is for another view (final, not aggregate): it does not stand" in page.text("sentence")
+    assert "claim of ε = 0.752 is for another view (final, not aggregate): it does not stand" in page.text("sentence")
     assert page.text("claimed-title") == "Claimed, final view"
-    assert page.run("return document.getElementById('strip').textContent").startswith("claimed (final) 0.911proven")
+    assert page.run("return document.getElementById('strip').textContent").startswith("claimed (final) 0.752proven")
     page.move("view", "final")
     assert "another" not in page.text("sentence")
-    assert re.search(r"claim of ε = 0\.911 is [\d.]+ times smaller", page.text("sentence"))
+    assert re.search(r"claim of ε = 0\.752 is [\d.]+ times smaller", page.text("sentence"))
     assert page.text("claimed-title") == "Claimed"
 
 

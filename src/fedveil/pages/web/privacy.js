@@ -52,7 +52,7 @@ globalThis.veilPrivacy = (() => {
 
   /** Root of a decreasing f on [low, high] by bisection (f(low) >= 0 > f(high)). */
   function bisect(f, low, high, passes = 90) {
-    for (let pass = 0; pass < passes && high - low > 1e-15 * Math.abs(high); pass++) {
+    for (let pass = 0; pass < passes && high - low > 1e-12 * Math.abs(high); pass++) {
       const middle = (low + high) / 2;
       if (f(middle) > 0) low = middle;
       else high = middle;

@@ -62,8 +62,8 @@ globalThis.veilChart = (() => {
 
   function linearTicks(low, high, count) {
     const raw = (high - low) / count;
-    const power = 10 ** Math.floor(Math.log10(raw));
-    const step = power * [1, 2, 2.5, 5, 10].find((m) => m * power >= raw * 0.999);
+    const decade = 10 ** Math.floor(Math.log10(raw));
+    const step = decade * [1, 2, 2.5, 5, 10].find((m) => m * decade >= raw * 0.999);
     const first = Math.ceil(low / step - 1e-9);
     const last = Math.floor(high / step + 1e-9);
     return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
@@ -174,7 +174,10 @@ globalThis.veilChart = (() => {
       const lower = part.map(([a, low]) => [x.at(a), y.within(low)]).reverse();
       svg.append(node("svg:path", { class: `veil-band ${color}`, d: `${path([...upper, ...lower])}Z` }));
     }
-    if (series.kind === "bar") return drawBars(svg, spec, series, box, x, y, stack);
+    if (series.kind === "bar") {
+      drawBars(svg, spec, series, box, x, y, stack);
+      return;
+    }
     const aside = series.kind === "scatter" ? 12 : 0;
     for (const [a, b] of series.dots) svg.append(node("svg:circle", { class: `veil-dot ${color}`, cx: (x.at(a) + aside).toFixed(1), cy: y.within(b).toFixed(1), r: 2 }));
     for (const part of runs(series.points, finite)) {

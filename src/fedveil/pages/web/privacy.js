@@ -35,7 +35,7 @@ globalThis.veilPrivacy = (() => {
 
   /** Nodes and weights of the Gauss-Legendre rule with 12 points, the positive half. */
   const GAUSS = [
-    [0.1252334085114689, 0.2491470458134028], [0.3678314989981802, 0.2334925365383548], [0.5873179542866175, 0.20316742672306592],
+    [0.12523340851146892, 0.2491470458134028], [0.3678314989981802, 0.2334925365383548], [0.5873179542866175, 0.20316742672306592],
     [0.7699026741943047, 0.16007832854334623], [0.9041172563704749, 0.10693932599531843], [0.9815606342467192, 0.04717533638651183],
   ];
 
@@ -66,9 +66,9 @@ globalThis.veilPrivacy = (() => {
   // --- Gaussian releases: exact --------------------------------------------------------------------------------------------------
 
   /** ln delta(epsilon; mu) of a mu-GDP Gaussian mechanism. */
-  function logDelta(mu, epsilon) {
+  function logDelta(mu, eps) {
     if (mu === 0) return -Infinity;
-    const x = epsilon / mu - mu / 2;
+    const x = eps / mu - mu / 2;
     if (x <= 0 && mu > 1) return Math.log1p(-(normalCdf(x) + phi(x) * mills(x + mu)));
     return (-x * x) / 2 - LOG_SQRT_2PI + Math.log(millsDrop(x, mu));
   }

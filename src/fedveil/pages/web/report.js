@@ -131,7 +131,7 @@
 
   function comparison() {
     const body = el("tbody");
-    const heads = COMPARED.map(([name, key], k) => {
+    const heads = COMPARED.map(([name], k) => {
       const button = el("button.sort", { type: "button" }, name);
       const th = el("th", { scope: "col" }, button);
       button.addEventListener("click", () => sort(k, th.getAttribute("aria-sort") === "ascending" ? -1 : 1));

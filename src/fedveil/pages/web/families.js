@@ -154,7 +154,31 @@ globalThis.veilFamilies = (() => {
   }
 
   return {
-    FAMILIES, VIEWS, attained, calibrate, claim, differences, event, factor, familyOf, floor, isAttained, isNoisy, isProjected, isSgd, isStage, lipschitz,
-    localRate, noiseRatio, onSum, perUpload, plainMu, projectedMu, proven, provenTradeoff, remedy, sent,
+    FAMILIES,
+    VIEWS,
+    attained,
+    calibrate,
+    claim,
+    differences,
+    event,
+    factor,
+    familyOf,
+    floor,
+    isAttained,
+    isNoisy,
+    isProjected,
+    isSgd,
+    isStage,
+    lipschitz,
+    localRate,
+    noiseRatio,
+    onSum,
+    perUpload,
+    plainMu,
+    projectedMu,
+    proven,
+    provenTradeoff,
+    remedy,
+    sent,
   };
 })();

@@ -31,13 +31,18 @@ globalThis.veilWords = (() => {
     if (e.kind === "none") return e.reason;
     const times = `${format(p.rounds * (e.perRound ?? 1))} ${F.isSgd(p) ? "local steps" : "rounds"}`;
     if (e.kind === "sampled") return `${times}, Poisson rate ${format(e.rate)}, noise ${format(e.multiplier)} × sensitivity`;
-    if (view === "final" && F.isProjected(p) && !F.isStage(p)) return `μ = ${format(F.projectedMu(p, p.rounds))} for the last projected model; composition gives ${format(F.plainMu(p, e, p.rounds))}`;
+    if (view === "final" && F.isProjected(p) && !F.isStage(p))
+      return `μ = ${format(F.projectedMu(p, p.rounds))} for the last projected model; composition gives ${format(F.plainMu(p, e, p.rounds))}`;
     return `μ = ${format(F.plainMu(p, e, p.rounds))} over ${times}${view === "final" ? "; hiding the earlier models adds no proof here" : ""}`;
   }
 
   function verdict(ratio, rounds) {
     if (ratio <= 1) return ["there is room to learn", "The noise is smaller than the largest signal a round can carry."];
-    if (ratio <= Math.sqrt(rounds)) return ["slow at best", `A round is mostly noise; at best ${format(rounds)} rounds that agree shrink it to ${format(ratio / Math.sqrt(rounds))} × the signal.`];
+    if (ratio <= Math.sqrt(rounds))
+      return [
+        "slow at best",
+        `A round is mostly noise; at best ${format(rounds)} rounds that agree shrink it to ${format(ratio / Math.sqrt(rounds))} × the signal.`,
+      ];
     return ["no room to learn", `Even ${format(rounds)} rounds in perfect agreement stay below the noise.`];
   }
 
@@ -78,7 +83,7 @@ globalThis.veilWords = (() => {
     $("claimed").textContent = claim ? number(claim.epsilon) : "no claim";
     $("claimed").dataset.value = claim ? claim.epsilon : "";
     $("claimed-scope").textContent = claim
-      ? claim.why ?? `${family.source}. Scope: ${claimScope(p, claim)}; δ\u00a0=\u00a0${format(p.delta)}.`
+      ? (claim.why ?? `${family.source}. Scope: ${claimScope(p, claim)}; δ\u00a0=\u00a0${format(p.delta)}.`)
       : "The method's own accounting is the proof; there is no separate claim.";
     $("proven-title").textContent = family.unbounded ? "Proven, repaired variant" : "Proven";
     $("proven").textContent = number(eps);
@@ -87,16 +92,22 @@ globalThis.veilWords = (() => {
     $("proven-scope").textContent = `${scopeText(p)};${why}`;
     $("ratio").replaceChildren(`${format(ratio, 2)} ×`, el("small", {}, " clip norm"));
     $("ratio").dataset.value = ratio;
-    for (const id of ["claimed", "proven", "ratio"]) $(id).classList.toggle("long", $(id).textContent.length > 18 || (id !== "ratio" && $(id).textContent.length > 10));
+    for (const id of ["claimed", "proven", "ratio"])
+      $(id).classList.toggle("long", $(id).textContent.length > 18 || (id !== "ratio" && $(id).textContent.length > 10));
     const remedy = F.remedy(p);
     const what = F.isSgd(p) ? "a batch of" : "";
     const who = F.isSgd(p) ? "" : " clients a round";
     const steps = p.rounds * (F.isSgd(p) ? p.steps : 1);
     const way = remedy.dim >= 2 ? `, or at most ${format(remedy.dim)} parameters` : "";
-    $("ratio-scope").textContent = `${verdict(ratio, steps)[1]} ${ratio > 1 ? `Equal at ${what} ${format(remedy.cohort)}${who}${way}, with the same z.` : ""}`.replace(/ +/g, " ");
+    $("ratio-scope").textContent =
+      `${verdict(ratio, steps)[1]} ${ratio > 1 ? `Equal at ${what} ${format(remedy.cohort)}${who}${way}, with the same z.` : ""}`.replace(/ +/g, " ");
     const row = (name, value) => el("div", {}, el("span", {}, `${name} `), bold(value));
     const bare = (value) => number(value).replace("ε = ", "");
-    $("strip").replaceChildren(row(`claimed${elsewhere ? ` (${elsewhere[1]})` : ""}`, claim ? bare(claim.epsilon) : "–"), row("proven", bare(eps)), row("noise", `${format(ratio, 2)} ×`));
+    $("strip").replaceChildren(
+      row(`claimed${elsewhere ? ` (${elsewhere[1]})` : ""}`, claim ? bare(claim.epsilon) : "–"),
+      row("proven", bare(eps)),
+      row("noise", `${format(ratio, 2)} ×`),
+    );
   }
 
   function warning(p) {
@@ -104,11 +115,16 @@ globalThis.veilWords = (() => {
     const floor = F.floor(p);
     const units = p.unit === "client" ? p.clients : F.isSgd(p) ? p.records : p.clients;
     const lines = [];
-    if (p.delta >= 1 / units) lines.push(["Delta is too large.", `δ = ${format(p.delta)} is at least 1 / ${format(units)}: publishing one ${p.unit === "client" ? "client" : "unit"} at random would satisfy it. A proven run refuses this.`]);
+    if (p.delta >= 1 / units)
+      lines.push([
+        "Delta is too large.",
+        `δ = ${format(p.delta)} is at least 1 / ${format(units)}: publishing one ${p.unit === "client" ? "client" : "unit"} at random would satisfy it. A proven run refuses this.`,
+      ]);
     const seen = floor && family.floor.replace("{bound}", format(floor.bound)).replace("{floor}", format(floor.floor));
     const reason = family.unbounded && `${family.unbounded[0].toUpperCase()}${family.unbounded.slice(1)}.`;
     if (reason) lines.push(["The published form has no bound.", [reason, seen, family.refuted].filter(Boolean).join(" ")]);
-    else if (family.refuted && !F.isStage(p)) lines.push(["Why the claim fails.", `${family.refuted}${F.isProjected(p) ? " The claim does without projection; the bound above needs it." : ""}`]);
+    else if (family.refuted && !F.isStage(p))
+      lines.push(["Why the claim fails.", `${family.refuted}${F.isProjected(p) ? " The claim does without projection; the bound above needs it." : ""}`]);
     $("warning").hidden = lines.length === 0;
     $("warning").replaceChildren(...lines.flatMap(([title, text]) => [bold(title), ` ${text} `]));
   }
@@ -117,26 +133,55 @@ globalThis.veilWords = (() => {
     const rows = F.VIEWS.map((view) => {
       const eps = F.proven(p, p.rounds, view);
       const rate = F.provenTradeoff(p, [0.05], view)[0];
-      const cells = [["Proven ε", format(eps)], ["At 5 % false alarms", eps === Infinity ? "no bound" : percent(rate)], ["Because", becauseOf(p, view)]];
-      return el(view === p.view ? "tr.current" : "tr", {}, el("th", { scope: "row" }, `${view}: ${SEES[view]}`), cells.map(([label, text]) => cell(label, text)));
+      const cells = [
+        ["Proven ε", format(eps)],
+        ["At 5 % false alarms", eps === Infinity ? "no bound" : percent(rate)],
+        ["Because", becauseOf(p, view)],
+      ];
+      return el(
+        view === p.view ? "tr.current" : "tr",
+        {},
+        el("th", { scope: "row" }, `${view}: ${SEES[view]}`),
+        cells.map(([label, text]) => cell(label, text)),
+      );
     });
     $("views").tBodies[0].replaceChildren(...rows);
   }
 
   function assumptions(p) {
     const f = F.factor(p);
-    const place = F.isSgd(p) ? "each local step's sum of clipped gradients" : F.isNoisy(p) && F.onSum(p) ? `the sum of a round, in shares of ${format(F.perUpload(p) * p.clip)} on each upload` : F.onSum(p) ? "the sum of a round, added once" : "each upload";
+    const place = F.isSgd(p)
+      ? "each local step's sum of clipped gradients"
+      : F.isNoisy(p) && F.onSum(p)
+        ? `the sum of a round, in shares of ${format(F.perUpload(p) * p.clip)} on each upload`
+        : F.onSum(p)
+          ? "the sum of a round, added once"
+          : "each upload";
     const lines = [
       `Noise: Gaussian with std z·C = ${format(p.noise * p.clip)} on ${place}; sensitivity ${f === 2 ? "2C" : "C"} (${p.adjacency.replace("_", "-")}${p.unit === "record" && !F.isSgd(p) ? "; one record can move its client's whole update" : ""}).`,
     ];
-    if (F.isSgd(p)) lines.push(`Each record joins each batch independently and in secret, with probability b / |D| = ${format(F.localRate(p))}; the client takes part in all ${format(p.rounds)} rounds.`);
-    else if (p.sampling === "fixed" || p.view === "server" || F.isNoisy(p)) lines.push(`One client may take part in all ${format(p.rounds)} rounds; being chosen at random is not counted as protection${p.view === "server" ? ", because this adversary sees who uploads" : F.isNoisy(p) ? ", because noise in shares shows how many took part" : ", because a fixed-size draw is not a Poisson sample"}.`);
-    else lines.push(`Each client joins each round independently and in secret with probability n / N = ${format(p.cohort / p.clients)}; the adversary must not learn who took part.`);
-    if (F.familyOf(p).unbounded) lines.push("Repaired variant: noise scale, clip and mask are functions of what was already released, and every coordinate that leaves carries noise.");
-    if (accountant(p).startsWith("Rényi")) lines.push("Rényi accounting gives an upper bound; fedveil certify may prove a smaller number with privacy loss distributions.");
-    if (F.isAttained(p)) lines.push("“Attained” is a lower bound on the last model, replace-one: the value of the worst linear losses. No theorem can promise less.");
+    if (F.isSgd(p))
+      lines.push(
+        `Each record joins each batch independently and in secret, with probability b / |D| = ${format(F.localRate(p))}; the client takes part in all ${format(p.rounds)} rounds.`,
+      );
+    else if (p.sampling === "fixed" || p.view === "server" || F.isNoisy(p))
+      lines.push(
+        `One client may take part in all ${format(p.rounds)} rounds; being chosen at random is not counted as protection${p.view === "server" ? ", because this adversary sees who uploads" : F.isNoisy(p) ? ", because noise in shares shows how many took part" : ", because a fixed-size draw is not a Poisson sample"}.`,
+      );
+    else
+      lines.push(
+        `Each client joins each round independently and in secret with probability n / N = ${format(p.cohort / p.clients)}; the adversary must not learn who took part.`,
+      );
+    if (F.familyOf(p).unbounded)
+      lines.push("Repaired variant: noise scale, clip and mask are functions of what was already released, and every coordinate that leaves carries noise.");
+    if (accountant(p).startsWith("Rényi"))
+      lines.push("Rényi accounting gives an upper bound; fedveil certify may prove a smaller number with privacy loss distributions.");
+    if (F.isAttained(p))
+      lines.push("“Attained” is a lower bound on the last model, replace-one: the value of the worst linear losses. No theorem can promise less.");
     if (F.isProjected(p)) {
-      lines.push(`Hidden state: only for somebody who never saw an earlier model, so for no client. The round's map is taken to be ${format(F.lipschitz(p))}-Lipschitz, from L; for a network L is an assumption.`);
+      lines.push(
+        `Hidden state: only for somebody who never saw an earlier model, so for no client. The round's map is taken to be ${format(F.lipschitz(p))}-Lipschitz, from L; for a network L is an assumption.`,
+      );
       if (F.isStage(p)) lines.push("With a decaying rate this page quotes composition; fedveil computes the projected bound for any schedule.");
     }
     if (F.isNoisy(p)) lines.push("The clip norm C of an update is what K clipped steps can travel; the claim uses L, an assumption about the network.");
@@ -148,8 +193,11 @@ globalThis.veilWords = (() => {
     const claim = F.familyOf(p).claim ? ` Claimed: ${claimScope(p)}.` : "";
     $("rounds-scope").textContent = `Proven: ${scopeText(p)}; z = ${format(p.noise)}.${claim}`;
     $("noise-scope").textContent = `After ${format(p.rounds)} rounds; ${scopeText(p)}.`;
-    $("tradeoff-scope").textContent = `After ${format(p.rounds)} rounds; ${p.unit} level, ${p.adjacency.replace("_", "-")}, ${p.view} view${F.event(p, p.view).kind === "sampled" ? "; an upper bound" : ""}.`;
-    $("learn-scope").textContent = F.isSgd(p) ? `z = ${format(p.noise)}, d = ${format(p.dim)}.` : `z = ${format(p.noise)}, ${format(F.sent(p))} noised coordinates. At equal ε without sampling both views need the same z.`;
+    $("tradeoff-scope").textContent =
+      `After ${format(p.rounds)} rounds; ${p.unit} level, ${p.adjacency.replace("_", "-")}, ${p.view} view${F.event(p, p.view).kind === "sampled" ? "; an upper bound" : ""}.`;
+    $("learn-scope").textContent = F.isSgd(p)
+      ? `z = ${format(p.noise)}, d = ${format(p.dim)}.`
+      : `z = ${format(p.noise)}, ${format(F.sent(p))} noised coordinates. At equal ε without sampling both views need the same z.`;
   }
 
   return { accountant, assumptions, besideProof, captions, cards, sentence, verdict, viewTable, warning };

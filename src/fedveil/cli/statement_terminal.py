@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from fedveil.statement.statement import Statement
-from fedveil.statement.statement_text import Cell, Item, Section, Table, statement_text
+from fedveil.statement.statement_text import Item, TextCell, TextSection, TextTable, statement_text
 
 _COLOURS = {"yes": "green", "perhaps": "yellow", "no": "red"}
 _BRIEF = ("facts", "warnings", "numbers", "contradictions", "words")
@@ -33,7 +33,7 @@ def _print(statement: Statement, console: Console, keys: tuple[str, ...]) -> Non
             _section(sections[key], console)
 
 
-def _section(section: Section, console: Console) -> None:
+def _section(section: TextSection, console: Console) -> None:
     if section.tone == "warning":
         for item in section.items:
             console.print(f"[bold red]warning:[/] {escape(item.text)}", highlight=False)
@@ -55,7 +55,7 @@ def _section(section: Section, console: Console) -> None:
         _bullets(section.items, console)
 
 
-def _grid(table: Table) -> Grid:
+def _grid(table: TextTable) -> Grid:
     grid = Grid(box=box.SIMPLE_HEAD)
     for heading in table.headings:
         grid.add_column(heading, overflow="fold")
@@ -65,7 +65,7 @@ def _grid(table: Table) -> Grid:
     return grid
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: TextCell) -> str:
     text = escape(cell.text or ("-" if cell.note else ""))
     text = f"[bold]{text}[/]" if cell.strong else text
     return f"{text} [bold red]{cell.badge}[/]" if cell.badge else text

@@ -13,7 +13,7 @@ from fedveil.pages.spent import Spent, spent
 from fedveil.run.recorded_run import RunData
 from fedveil.statement.plain_words import scope_line
 from fedveil.statement.statement import Statement
-from fedveil.statement.statement_text import Cell, Table, facts, numbers_table, statement_text
+from fedveil.statement.statement_text import TextCell, TextTable, facts, numbers_table, statement_text
 
 Values = dict[str, Any]
 SEES = {
@@ -92,10 +92,10 @@ def _audited(s: Statement) -> Values:
     return card_of("Audited ε", value, audit.epsilon, f"delta = {audit.delta:g}, {audit.scope}", f"{how}, {audit.how}")
 
 
-def _with_who(s: Statement, among: Sequence[Statement]) -> Table:
+def _with_who(s: Statement, among: Sequence[Statement]) -> TextTable:
     """The table of views, with what each of them sees."""
     table = numbers_table(s, among, UNBOUNDED)
-    rows = ((first, Cell(SEES[v.view]), *others) for v, (first, *others) in zip(s.views, table.rows, strict=True))
+    rows = ((first, TextCell(SEES[v.view]), *others) for v, (first, *others) in zip(s.views, table.rows, strict=True))
     first, *others = table.headings
     return replace(table, headings=(first, "who", *others), rows=tuple(rows))
 

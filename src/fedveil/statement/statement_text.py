@@ -17,7 +17,7 @@ Number = Literal["claimed", "proven"]
 
 
 @dataclass(frozen=True)
-class Cell:
+class TextCell:
     """A cell of a table. badge: what must not be overlooked, as REFUTED. note: small print, as why an epsilon is inf."""
 
     text: str
@@ -27,11 +27,11 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """Rows of cells under headings. own: the row of the view that the run promises. remarks: the notes, for narrow places."""
 
     headings: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TextCell, ...], ...]
     own: int = -1
     remarks: tuple[str, ...] = ()
 
@@ -45,18 +45,18 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Section:
+class TextSection:
     """A part of the statement, in this order: title, paragraphs, table, lead, items."""
 
     title: str
     paragraphs: tuple[str, ...] = ()
-    table: Table | None = None
+    table: TextTable | None = None
     lead: str = ""
     items: tuple[Item, ...] = ()
     tone: str = ""
 
 
-Text = dict[str, Section]
+Text = dict[str, TextSection]
 """The statement's sections by key, without those that are empty."""
 
 
@@ -64,15 +64,15 @@ def statement_text(statement: Statement) -> Text:
     """All sections; keys: words, facts, warnings, numbers, contradictions, learn, assumptions, not_protected, notes."""
     s = statement
     sections = {
-        "words": Section("In plain words", (in_words(s),)),
-        "facts": Section("", items=tuple(Item(f"{name}: {value}") for name, value in facts(s).items())),
+        "words": TextSection("In plain words", (in_words(s),)),
+        "facts": TextSection("", items=tuple(Item(f"{name}: {value}") for name, value in facts(s).items())),
         "warnings": _list("Warnings", s.warnings, "warning"),
-        "numbers": Section(
+        "numbers": TextSection(
             "Claimed, proven, audited", (f"Epsilon at {kind_line(s)}, unless a cell says otherwise.",), numbers_table(s)
         ),
         "contradictions": _list("Contradictions", [str(c) for c in s.contradictions()], "warning"),
-        "learn": _learnability(s.learnability) if s.learnability else Section(""),
-        "assumptions": Section("Assumptions", items=tuple(Item(a.what, a.why) for a in s.assumptions)),
+        "learn": _learnability(s.learnability) if s.learnability else TextSection(""),
+        "assumptions": TextSection("Assumptions", items=tuple(Item(a.what, a.why) for a in s.assumptions)),
         "not_protected": _list("Not protected", s.not_protected),
         "notes": _list("Notes", s.notes),
     }
@@ -95,7 +95,7 @@ def facts(statement: Statement) -> dict[str, str]:
 NO_TARGET = "none (the noise was given)"
 
 
-def numbers_table(statement: Statement, among: Sequence[Statement] = (), unbounded: str = "inf") -> Table:
+def numbers_table(statement: Statement, among: Sequence[Statement] = (), unbounded: str = "inf") -> TextTable:
     """The three numbers of each view.
 
     Args:
@@ -109,16 +109,16 @@ def numbers_table(statement: Statement, among: Sequence[Statement] = (), unbound
         claimed, proven = (_badge((s, *among), numbers.view, name) for name in ("claimed", "proven"))
         rows.append(
             (
-                Cell(str(numbers.view)),
-                Cell(claimed_cell(s, numbers.claimed), claimed),
-                Cell(epsilon(numbers.proven.epsilon, unbounded), proven, numbers.proven.reason, strong=True),
-                Cell(audited_cell(s, numbers.audited)),
-                Cell(percent_at_most(numbers.tpr)),
+                TextCell(str(numbers.view)),
+                TextCell(claimed_cell(s, numbers.claimed), claimed),
+                TextCell(epsilon(numbers.proven.epsilon, unbounded), proven, numbers.proven.reason, strong=True),
+                TextCell(audited_cell(s, numbers.audited)),
+                TextCell(percent_at_most(numbers.tpr)),
             )
         )
     remarks = [f"{unbounded} in the {joined(views)} view: {reason}" for reason, views in reasons.items()]
     headings = ("view", "claimed", "proven", "audited", "detected at most, at 5 % wrong accusations")
-    return Table(headings, tuple(rows), VIEWS.index(s.scope.view), ("* the view that this run promises", *remarks))
+    return TextTable(headings, tuple(rows), VIEWS.index(s.scope.view), ("* the view that this run promises", *remarks))
 
 
 def _badge(statements: Sequence[Statement], view: View, name: Number) -> str:
@@ -150,28 +150,28 @@ def _apart(statement: Statement, other: Claim | Audit) -> str:
     return f" at {', '.join(differs)}" if differs else ""
 
 
-def _list(title: str, lines: Sequence[str], tone: str = "") -> Section:
-    return Section(title, items=tuple(Item(line) for line in lines), tone=tone)
+def _list(title: str, lines: Sequence[str], tone: str = "") -> TextSection:
+    return TextSection(title, items=tuple(Item(line) for line in lines), tone=tone)
 
 
-def _learnability(block: Learnability) -> Section:
-    rows: list[tuple[Cell, ...]] = []
+def _learnability(block: Learnability) -> TextSection:
+    rows: list[tuple[TextCell, ...]] = []
     remarks = []
     for level in block.levels:
         values = (level.noise_multiplier, level.noise_norm, level.ratio)
         known = [number(value) for value in values if value is not None]
         if len(known) < len(values):
             remarks.append(f"{level.view} view: {level.note}")
-            rows.append((Cell(str(level.view)), Cell(""), Cell(""), Cell("", note=level.note)))
+            rows.append((TextCell(str(level.view)), TextCell(""), TextCell(""), TextCell("", note=level.note)))
         else:
-            rows.append((Cell(str(level.view)), *map(Cell, known)))
+            rows.append((TextCell(str(level.view)), *map(TextCell, known)))
     scope = block.scope
     kind = f"{scope.unit} level, {scope.adjacency.replace('_', '-')}"
     promise = f"epsilon = {number(block.epsilon)} at delta = {block.delta:g} ({kind}, in that view)"
-    return Section(
+    return TextSection(
         "Can it learn?",
         (verdict_in_words(block), f"Clip norm {block.clip:g}; each view at the noise it needs for {promise}."),
-        Table(("view", "noise multiplier", "noise norm", "noise norm / clip"), tuple(rows), remarks=tuple(remarks)),
+        TextTable(("view", "noise multiplier", "noise norm", "noise norm / clip"), tuple(rows), remarks=tuple(remarks)),
         f"Any one of these brings the ratio to {block.target_ratio:g} at the same epsilon, delta and {scope.view} view:",
         tuple(Item(advice.text) for advice in block.advice),
         block.verdict,

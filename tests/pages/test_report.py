@@ -220,7 +220,7 @@ def test_page_is_small_closed_and_cannot_be_broken_by_what_a_run_says(made: Made
     page = path.read_text(encoding="utf-8")
     assert path == run / "report.html"
     assert path.stat().st_size < 5_000_000
-    assert page.count("<script") == 4
+    assert page.count("<script") == 5
     assert "alert(1)</script>" not in page
     assert not re.search(r"\{\{[a-z.]+\}\}", page)
     assert set(re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"'`)]*", page)) <= {"http://www.w3.org/2000/svg"}

@@ -105,7 +105,7 @@ def toy_bound(eta: float, mu: float, order: float) -> float:
 
 
 def true_order_two(band: int, rounds: list[int], rate: float) -> float:
-    """Renyi divergence of order 2 of 9 rounds of correlated noise of std 2, a client taking part in `rounds` at `rate`."""
+    """Renyi divergence of order 2 of 9 rounds of correlated noise of std 2; a client joins each of `rounds` at `rate`."""
     matrix = sum(np.diag(np.full(9 - j, COEFFICIENTS[j]), -j) for j in range(band))
     patterns = np.array(list(itertools.product((0, 1), repeat=len(rounds))))
     weights = np.prod(np.where(patterns == 1, rate, 1 - rate), axis=1)

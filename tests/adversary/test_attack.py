@@ -99,18 +99,18 @@ def test_a_mask_that_the_attacker_knows_costs_him_little(config: Path) -> None:
     snapshot = at(config)
     support = torch.rand(snapshot.layout.dimension, generator=torch.Generator().manual_seed(0)) < 0.3
     masked = releasing(snapshot, Plan(support=support))
-    told, not_told = ig(masked, knows=("mask", "labels")), ig(masked, knows=("labels",))
-    assert min(told["each"]["psnr"]) > 30
-    assert min(told["each"]["psnr"]) > max(not_told["each"]["psnr"]) + 10
+    informed, naive = ig(masked, knows=("mask", "labels")), ig(masked, knows=("labels",))
+    assert min(informed["each"]["psnr"]) > 30
+    assert min(informed["each"]["psnr"]) > max(naive["each"]["psnr"]) + 10
 
 
 def test_the_clip_that_the_attacker_knows_is_undone(config: Path) -> None:
     """DLG matches sizes, so a clipped update misleads it unless it clips its candidates alike."""
     snapshot = releasing(at(config, "model.activation='sigmoid'"), Plan(clip=1e-3))
     options = AttackOptions(images=1, steps=30, restarts=1, knows=("clip", "labels"))
-    told = reconstruction("dlg", snapshot, options, nothing).record["each"]["psnr"][0]
-    not_told = reconstruction("dlg", snapshot, replace(options, knows=("labels",)), nothing).record["each"]["psnr"][0]
-    assert told > 40 > 20 > not_told
+    informed = reconstruction("dlg", snapshot, options, nothing).record["each"]["psnr"][0]
+    naive = reconstruction("dlg", snapshot, replace(options, knows=("labels",)), nothing).record["each"]["psnr"][0]
+    assert informed > 40 > 20 > naive
 
 
 # --- interception ------------------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_noise_inside_local_training_is_counted(config: Path) -> None:
 
 
 def test_coordinates_that_a_client_leaves_out_are_seen_as_left_out(config: Path) -> None:
-    """Published FedANC sends the coordinates that it noised; the door is not told which."""
+    """Published FedANC sends the coordinates that it noised; the door does not know which."""
     snapshot = at(config, "method={name='fedanc', variant='published'}", "privacy={epsilon=4.0, delta=1e-3, view='server'}")
     (seen,) = intercept(snapshot, 1, 1, ("mask", "noise"))
     assert seen.known.mask is not None
@@ -208,10 +208,10 @@ def test_victims_are_different_examples_of_different_clients(config: Path) -> No
 
 def test_local_training_is_told_as_it_is() -> None:
     spec = Training(2, None, 4, OptimizerSpec("sgd", 0.2, 0.9, 0.01), batch_clip=3.0, schedule="cyclic")
-    told = local_spec(spec, 6, round=5)
-    assert (told.steps, told.batch, told.momentum, told.weight_decay, told.batch_clip) == (4, 4, 0.9, 0.01, 3.0)
-    assert told.rates == pytest.approx((0.2, 0.1, 0.2 / 3, 0.05))
-    assert told.lr == pytest.approx(sum((0.2, 0.1, 0.2 / 3, 0.05)) / 4)
+    known = local_spec(spec, 6, round=5)
+    assert (known.steps, known.batch, known.momentum, known.weight_decay, known.batch_clip) == (4, 4, 0.9, 0.01, 3.0)
+    assert known.rates == pytest.approx((0.2, 0.1, 0.2 / 3, 0.05))
+    assert known.lr == pytest.approx(sum((0.2, 0.1, 0.2 / 3, 0.05)) / 4)
     assert local_spec(Training(1, None, 4, OptimizerSpec("adam", 0.2)), 1, 0).rates is None
 
 
@@ -252,12 +252,12 @@ def test_attacks_of_a_run_lie_in_its_directory_with_everything_about_them(made: 
 
 
 def test_a_configuration_is_trained_up_to_the_attacked_round(config: Path) -> None:
-    told: list[tuple[int, int, str]] = []
+    reported: list[tuple[int, int, str]] = []
     options = AttackOptions(images=1, steps=5, round=2)
-    found = attack(config, "ig", options, out=config.parent / "out", on_progress=lambda *step: told.append(step))
-    assert told[:2] == [(1, 2, "training"), (2, 2, "training")]
-    assert [done for done, total, _ in told[2:]] == [1, 2, 3, 4, 5]
-    assert {total for _, total, _ in told[2:]} == {5}
+    found = attack(config, "ig", options, out=config.parent / "out", on_progress=lambda *step: reported.append(step))
+    assert reported[:2] == [(1, 2, "training"), (2, 2, "training")]
+    assert [done for done, total, _ in reported[2:]] == [1, 2, 3, 4, 5]
+    assert {total for _, total, _ in reported[2:]} == {5}
     assert found.record["attacked"]["round"] == 2
     assert found.files[0] == config.parent / "out" / "attack-ig-round-2.json"
     with pytest.raises(ConfigError, match="has 2 rounds"):

@@ -111,6 +111,27 @@ def test_extraction_copies_an_undefended_model(config: Path) -> None:
     assert found["queries"] == 180
 
 
+def test_attributes_and_labels_of_public_test_images(config: Path) -> None:
+    found = record(config, "attribute", AttackOptions(images=100), "attack.examples=test", "attack.auxiliary=300")
+    assert (found["n_train"], found["n_test"]) == (300, 60)
+    assert found["balanced_accuracy"] > 0.75
+    labels = record(config, "label-reconstruction", replace(WITHOUT, images=30, examples="test"))
+    assert labels["gradient"]["accuracy"] == 1
+    with pytest.raises(ConfigError, match="leaves none of the 360 test examples"):
+        record(config, "attribute", AttackOptions(), "attack.examples=test", "attack.auxiliary=360")
+
+
+def test_a_student_of_another_seed_asks_as_much_as_it_may(config: Path) -> None:
+    own, other = (
+        record(config, "extraction", AttackOptions(images=300), "attack.epochs=3", *more) for more in ([], ["attack.student=1"])
+    )
+    assert own["queries"] == other["queries"] == 300
+    assert own["held_out_kl"] != other["held_out_kl"]
+    assert own["victim_accuracy"] == other["victim_accuracy"]
+    with pytest.raises(ConfigError, match="360 queries leave none of the 360"):
+        record(config, "extraction", AttackOptions(images=360))
+
+
 @pytest.mark.parametrize("mode", ["passive", "active"])
 def test_a_curious_client_takes_part_and_is_judged(config: Path, mode: str) -> None:
     settings = [

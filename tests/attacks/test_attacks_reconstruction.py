@@ -110,9 +110,9 @@ def test_a_known_mask_is_left_out(digits: Digits, relu_cnn: nn.Sequential, make_
     sent = make_upload(relu_cnn, x[:1], y[:1])
     keep = {k: torch.rand(v.shape, generator=torch.Generator().manual_seed(1)) < 0.5 for k, v in sent.tensors.items()}
     masked = CapturedUpload({k: v * keep[k] for k, v in sent.tensors.items()})
-    told = _run(IG(200), masked, relu_cnn, Knowledge(labels=y[:1], mask=keep))
-    untold = _run(IG(200), masked, relu_cnn, Knowledge(labels=y[:1]))
-    assert psnr(told.images, x[:1]).item() > 30 > psnr(untold.images, x[:1]).item()
+    informed = _run(IG(200), masked, relu_cnn, Knowledge(labels=y[:1], mask=keep))
+    naive = _run(IG(200), masked, relu_cnn, Knowledge(labels=y[:1]))
+    assert psnr(informed.images, x[:1]).item() > 30 > psnr(naive.images, x[:1]).item()
 
 
 def test_adaptive_dlg(digits: Digits, sigmoid_lenet: nn.Sequential, make_upload: Make) -> None:

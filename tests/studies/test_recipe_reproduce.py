@@ -189,6 +189,7 @@ def test_measurements_side_by_side_give_what_one_after_the_other_gives(tmp_path:
     assert side_by_side.outcomes[0].mean(0) == one_by_one.outcomes[0].mean(0) != side_by_side.outcomes[1].mean(0)
     assert side_by_side.outcomes[2].problems == one_by_one.outcomes[2].problems
     assert side_by_side.outcomes[2].problems[0].startswith("failed: ")
+    assert (tmp_path / "two" / "measured" / "workers.log").exists()
 
 
 def test_absent_data_are_told_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

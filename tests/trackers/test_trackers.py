@@ -21,6 +21,7 @@ from fedveil.run.history_files import write_history
 from fedveil.run.run import Result, run
 from fedveil.run.tracked_values import Begun, epsilons, numbers
 from fedveil.statement.certify import certify_config
+from fedveil.statement.statement_markdown import to_markdown
 from fedveil.training.params import Layout
 
 LAYERS = ["fc1.weight", "fc1.bias"]
@@ -124,7 +125,7 @@ def test_tensorboard_holds_every_round_the_layers_and_the_epsilons(tmp_path: Pat
     (histogram, _) = events.Histograms("clients/client_accuracy")
     assert (histogram.step, histogram.histogram_value.num) == (1, 6.0)
     statement = events.Tensors("privacy statement/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert statement == result.privacy.to_markdown()
+    assert statement == to_markdown(result.privacy)
     assert b'name = "aldp-fl"' in events.Tensors("configuration/text_summary")[0].tensor_proto.string_val[0]
 
 

@@ -26,7 +26,7 @@ def sampler_delta(variation: float, coordinates: int, releases: int, epsilon: fl
     tau, delta = probability("variation", variation), open_probability("delta", delta)
     total = tau * at_least("coordinates", coordinates, 0) * at_least("releases", releases, 0)
     epsilon = non_negative("epsilon", epsilon)
-    added = total * (1 + math.exp(epsilon)) if epsilon < 700 or total == 0 else math.inf
+    added = total * (1 + math.exp(epsilon)) if epsilon < 700 else (math.inf if total > 0 else 0.0)
     if not added < _LARGEST_PART * delta:
         raise ConfigError(
             f"the noise sampler's error (total variation {tau:g} a coordinate) adds {added:.3g} to delta = {delta:g}, where less "

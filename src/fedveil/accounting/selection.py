@@ -29,6 +29,7 @@ from fedveil.errors import ConfigError
 
 _Array = NDArray[np.float64]
 Curve = Callable[[_Array], _Array]
+_CHUNK = 2**14
 
 
 @dataclass(frozen=True)
@@ -57,18 +58,23 @@ class RandomTries:
 
     def tail(self, most: int) -> float:
         """P(K > most), most >= 0, rounded up."""
-        term, total, skipped = self._first(), 0.0, at_least("most", most, 0)
-        for start in range(1, skipped + 1, 2**16):
-            term *= float(np.prod(self._ratios(np.arange(start, min(start + 2**16, skipped + 1), dtype=np.float64))))
-        k = skipped + 1
-        while term > 0:  # terms k, k + 1, ... : later ratios are at most the larger of the present one and 1 - gamma
-            terms = term * np.concatenate([[1.0], np.cumprod(self._ratios(np.arange(k, k + 2**12, dtype=np.float64)))])
-            total += float(terms[:-1].sum())
-            term, k = float(terms[-1]), k + 2**12
+        most, term, below = at_least("most", most, 0), self._first(), 0.0
+        for start in range(1, most + 1, _CHUNK):
+            products = np.cumprod(self._ratios(np.arange(start, min(start + _CHUNK, most + 1), dtype=np.float64)))
+            below += term * float(1 + products[:-1].sum())
+            term *= float(products[-1])
+        if below < 1 - 1e-4:
+            return min(1.0, 1 - below + 1e-12)
+        above, k = 0.0, most + 1
+        while term > 0:  # from here on each ratio is at most the larger of the first one and 1 - gamma
+            products = np.cumprod(self._ratios(np.arange(k, k + _CHUNK, dtype=np.float64)))
+            above += term * float(1 + products[:-1].sum())
+            term, k = term * float(products[-1]), k + _CHUNK
             ratio = max(float(self._ratios(np.array([float(k)]))[0]), 1 - self.gamma)
-            if ratio < 1 and term / (1 - ratio) < 1e-13 * total:
-                return min(1.0, (total + term / (1 - ratio)) * (1 + 1e-12))
-        return min(1.0, total * (1 + 1e-12))
+            if ratio < 1 and term / (1 - ratio) < 1e-13 * above:
+                above += term / (1 - ratio)
+                break
+        return min(1.0, above * (1 + 1e-10))
 
     def _first(self) -> float:
         """P(K = 1) = eta (1 - gamma) / (gamma^-eta - 1)."""

@@ -156,11 +156,12 @@ def audit_run(run: Path, *, n: int = 1000, confidence: float = 0.95, canaries: i
     from fedveil.adversary.snapshot import configured
     from fedveil.configuration.config import load_config
     from fedveil.run import run_directory as rundir
-    from fedveil.statement.statement import Statement
+    from fedveil.statement.statement_json import from_dict, to_dict
+    from fedveil.statement.statement_markdown import to_markdown
 
     file = run / "statement.json"
     try:
-        before = Statement.from_dict(json.loads(file.read_text()))
+        before = from_dict(json.loads(file.read_text()))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{run} is not a run directory with a readable statement.json: {error}") from None
     config = configured(run) if canaries else load_config(run / "config.toml")
@@ -168,6 +169,6 @@ def audit_run(run: Path, *, n: int = 1000, confidence: float = 0.95, canaries: i
     again = {(one.scope, one.rigorous) for one in found}
     kept = (replace(v, audits=tuple(a for a in v.audits if (a.scope, a.rigorous) not in again)) for v in before.views)
     statement = replace(before, views=tuple(kept)).with_audits(found)
-    rundir.write_json(file, statement.to_dict())
-    rundir.write_text(run / "statement.md", statement.to_markdown())
+    rundir.write_json(file, to_dict(statement))
+    rundir.write_text(run / "statement.md", to_markdown(statement))
     return statement

@@ -19,7 +19,7 @@ from fedveil.attacks.matching import read
 from fedveil.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -34,9 +34,8 @@ def labels(kind: str, snapshot: Snapshot, options: AttackOptions, on_progress: O
     options.settings_of(kind, {})
     batch = options.batch or 32
     count = -(-(options.images or 10 * batch) // batch)
-    captured = _captured(snapshot, options, count, batch, on_progress)
-    exact, hit, guessed, n, total = 0, 0, 0, 0, len(captured)
-    for seen in captured:
+    exact, hit, guessed, n, ratios = 0, 0, 0, 0, []
+    for seen in _captured(snapshot, options, count, batch, on_progress):
         target = read([seen.upload], *snapshot.model, seen.known)[0]
         counts = counted(target, _auxiliary(snapshot, seen.known.aux_inputs, options), len(seen.y))
         truth = seen.y.bincount(minlength=len(counts))
@@ -45,7 +44,8 @@ def labels(kind: str, snapshot: Snapshot, options: AttackOptions, on_progress: O
         alike = label_counts(torch.zeros(len(counts)), torch.full((len(counts),), 1 / len(counts)), len(seen.y))
         guessed += int(torch.minimum(alike, truth).sum())
         n += len(seen.y)
-    ratios = [seen.upload.noise_ratio for seen in captured]
+        ratios.append(seen.upload.noise_ratio)
+    total = len(ratios)
     figures = {
         "releases with every count right": f"{exact} of {total}",
         "labels right": f"{hit / n:.1%} of {n}",
@@ -62,12 +62,13 @@ def labels(kind: str, snapshot: Snapshot, options: AttackOptions, on_progress: O
     return AttackOutcome(figures, record, [f"{n // total} examples behind each of {total} releases", *caveats(snapshot, batch)])
 
 
-def _captured(snapshot: Snapshot, options: AttackOptions, count: int, batch: int, on_progress: OnProgress) -> list[Interception]:
-    total, captured = number(snapshot, count, options.knows), list[Interception]()
-    for seen in interceptions(snapshot, options, count, batch):
-        captured.append(seen)
-        on_progress(len(captured), total, f"release {len(captured)}")
-    return captured
+def _captured(
+    snapshot: Snapshot, options: AttackOptions, count: int, batch: int, on_progress: OnProgress
+) -> Iterator[Interception]:
+    total = number(snapshot, count, options.knows)
+    for i, seen in enumerate(interceptions(snapshot, options, count, batch), 1):
+        on_progress(i, total, f"release {i}")
+        yield seen
 
 
 def _auxiliary(snapshot: Snapshot, known: Tensor | None, options: AttackOptions) -> Tensor:
@@ -81,7 +82,7 @@ def label_reconstruction(kind: str, snapshot: Snapshot, options: AttackOptions, 
     options.settings_of(kind, {})
     single_uploads(kind, snapshot, options)
     count = options.images or 100
-    captured = _captured(snapshot, options, count, 1, on_progress)
+    captured = list(_captured(snapshot, options, count, 1, on_progress))
     uploads, naive = [seen.upload for seen in captured], replace(captured[-1].known, noise_std=None, mask=None)
     labels = torch.cat([seen.y for seen in captured])
     gradient = single.from_gradients(uploads, labels, *snapshot.model, naive)
@@ -116,7 +117,7 @@ def identification(kind: str, snapshot: Snapshot, options: AttackOptions, on_pro
     count = options.images or (clients if whole else min(100, clients))
     if count < 2:
         raise ConfigError("identification tells uploads apart: give --images of at least 2, and as many clients")
-    captured = _captured(snapshot, options, count, options.batch or 50, on_progress)
+    captured = list(_captured(snapshot, options, count, options.batch or 50, on_progress))
     uploads, known, targets = [seen.upload for seen in captured], captured[-1].known, min(settings["targets"], len(captured))
     probes = [(seen.x[: settings["probes"]], seen.y[: settings["probes"]]) for seen in captured[:targets]]
     if settings["rule"] == "gradient":

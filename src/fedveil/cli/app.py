@@ -119,13 +119,15 @@ def certify(
     from fedveil.configuration.config import load_config
     from fedveil.configuration.presets import chosen
     from fedveil.statement.certify import certify_config, saved
+    from fedveil.statement.statement_json import to_dict
+    from fedveil.statement.statement_markdown import to_markdown
 
     source = chosen(config, preset)
     statement = saved(source) if source.is_dir() else certify_config(load_config(source, _with_seed(overrides, seed)))
     if as_json:
-        _print_json(statement.to_dict())
+        _print_json(to_dict(statement))
     elif markdown:
-        typer.echo(statement.to_markdown())
+        typer.echo(to_markdown(statement))
     else:
         from rich.console import Console
 
@@ -147,10 +149,11 @@ def audit(
 ) -> None:
     """Attack the mechanism of a configuration or run: lower bounds on epsilon, beside the claim and the proof."""
     from fedveil.cli.audit_terminal import audit_with_progress
+    from fedveil.statement.statement_json import to_dict
 
     statement = audit_with_progress(target, overrides or [], n, confidence, canaries, quiet=as_json)
     if as_json:
-        _print_json(statement.to_dict())
+        _print_json(to_dict(statement))
     else:
         from rich.console import Console
 

@@ -30,13 +30,13 @@ COLUMNS = (
     Column("failed", "Clients left out", "clients", "lower", private=True),
     Column("failures", "Who was left out, and why", kind="text", private=True),
     Column("skipped", "Why nothing was released", kind="text"),
-    Column("noise_norm", "Expected noise on the released update", "L2 norm"),
+    Column("noise_norm", "Expected noise", "L2 norm"),
     Column("layer_noise_std", "Noise", "noise std per coordinate", kind="layer"),
     Column("clip", "Clip norm"),
     Column("coordinates", "Coordinates sent", "coordinates an upload"),
     Column("uplink_bytes", "Sent to the server", "bytes a round", "lower"),
     Column("layer_clip", "Clip norm", kind="layer"),
-    Column("update_norm", "Released update, noise included", "L2 norm"),
+    Column("update_norm", "Released update with its noise", "L2 norm"),
     Column("cumulative_noise_norm", "Expected noise, added up over the rounds", "L2 norm"),
     Column("train_loss", "Training loss", "cross-entropy", "lower", private=True),
     Column("seconds", "Time", "seconds a round", "lower"),
@@ -50,6 +50,13 @@ COLUMNS = (
     Column("mean_personal_accuracy", "Accuracy of the personal models", "accuracy", "higher", share=True, private=True),
 )
 """What every round can have; methods add their own (see `HasMetrics`)."""
+TOGETHER = {
+    "accuracy": ("Accuracy", ("test_accuracy", "mean_personal_accuracy")),
+    "loss": ("Loss", ("test_loss", "train_loss")),
+    "update": ("The released update and its noise", ("update_norm", "noise_norm")),
+    "scores": ("Precision, recall, F1", ("test_precision", "test_recall", "test_f1")),
+}
+"""Columns that are drawn in one chart, and its title, under a short name."""
 CLIENT_TABLE = {"client_accuracy": "accuracy", "personal_accuracy": "personal"}
 """The columns by client, under their names in `clients.csv`."""
 

@@ -44,13 +44,13 @@ def _variances(federation: Federation, uploads: list[Upload], outcomes: list[Out
     denominator = federation.setting.cohort if weighting_of(federation.method) == "uniform" else sum(weights.values())
     result = []
     for u in uploads:
-        energy = torch.zeros(len(layout))
+        noise_power = torch.zeros(len(layout))
         if u.client in drawn:
-            energy = drawn[u.client]
+            noise_power = drawn[u.client]
         elif u.client < 0:
             for c, own in drawn.items():
-                energy = energy + own * (weights[c] / denominator) ** 2
-        result.append(u.noise_std.square() + energy / _counts(u, layout).clamp_min(1.0))
+                noise_power = noise_power + own * (weights[c] / denominator) ** 2
+        result.append(u.noise_std.square() + noise_power / _counts(u, layout).clamp_min(1.0))
     return result
 
 
@@ -60,7 +60,7 @@ def _noise(variances: list[Tensor], uploads: list[Upload], layout: Layout, *, by
     Empty where training drew noise of which nothing is known (NaN).
     """
     total = sum(u.weight for u in uploads)
-    energy, reached = torch.zeros(len(layout)), torch.zeros(len(layout))
+    noise_power, reached = torch.zeros(len(layout)), torch.zeros(len(layout))
     if by_coverage and any(u.support is not None for u in uploads):
         variance, weight = torch.zeros(layout.dimension), torch.zeros(layout.dimension)
         for u, v in zip(uploads, variances, strict=True):
@@ -68,15 +68,18 @@ def _noise(variances: list[Tensor], uploads: list[Upload], layout: Layout, *, by
             variance.add_(layout.expand(v * u.weight**2) * there)
             weight.add_(there, alpha=u.weight)
         variance /= weight.square().where(weight > 0, torch.ones_like(weight))
-        energy = torch.stack([part.sum() for part in layout.split(variance)])
+        noise_power = torch.stack([part.sum() for part in layout.split(variance)])
         reached = torch.stack([(part > 0).sum() for part in layout.split(weight)]).float()
     else:
         for u, v in zip(uploads, variances, strict=True):
-            energy = energy + v * (u.weight / total) ** 2 * _counts(u, layout)
+            noise_power = noise_power + v * (u.weight / total) ** 2 * _counts(u, layout)
             reached = torch.maximum(reached, _counts(u, layout))
-    if energy.isnan().any():
+    if noise_power.isnan().any():
         return {}
-    return {"noise_norm": float(energy.sum().sqrt()), "layer_noise_std": (energy / reached.clamp_min(1.0)).sqrt().tolist()}
+    return {
+        "noise_norm": float(noise_power.sum().sqrt()),
+        "layer_noise_std": (noise_power / reached.clamp_min(1.0)).sqrt().tolist(),
+    }
 
 
 def method_measures(federation: Federation, progress: Progress, clients: list[int]) -> Record:

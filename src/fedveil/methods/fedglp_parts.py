@@ -114,7 +114,7 @@ class TwoLosses:
     columns = (
         BETA,
         Column("mask_share", "Personal coordinates", "coordinates", share=True),
-        Column("uplink_bits", "Sent by a client", "bits", "lower"),
+        Column("uplink_bits", "Bits sent by a client", "bits", "lower"),
     )
 
     def begin(self, local: Local) -> None:

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from fedveil.run.assembly import Prepared
 
 
+def begun(path: Path) -> bool:
+    """Whether a directory holds a run that may have released something; if not, it was killed at its start."""
+    names = ("summary.json", "history.csv", "checkpoint", "ledger.sqlite", "ledger.sqlite-wal")
+    return any((path / name).exists() for name in names)
+
+
 def resumable(path: Path) -> Config:
     """The configuration of the interrupted run in `path`; raises ConfigError if there is none, or if it is complete."""
     begun = (path / "ledger.sqlite").exists() or head_path(path / "ledger.sqlite").exists()

@@ -27,6 +27,8 @@ from fedveil.run.tracked_values import Begun
 from fedveil.run.tracking import Tracker, following, tracker_named
 from fedveil.statement.certify import certify
 from fedveil.statement.statement import Statement
+from fedveil.statement.statement_json import to_dict
+from fedveil.statement.statement_markdown import to_markdown
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
@@ -100,7 +102,7 @@ def run(
             resumable(path)
             run_id = run_id_of(path)
         else:
-            _begin(path, config, prepared, statement, run_id, given=data is not None or partition is not None)
+            _begin(path, config, prepared, statement, run_id, supplied=data is not None or partition is not None)
         saved = Checkpoints(path / "checkpoint", identity(run_id, prepared, config.run.plugins), path / "ledger.sqlite")
         progress = saved.load()
         job = federation(config, prepared, path / "ledger.sqlite", run_id, device, (method, setting))
@@ -149,7 +151,7 @@ def _train(
     return result
 
 
-def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement, run_id: str, given: bool) -> None:
+def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement, run_id: str, supplied: bool) -> None:
     """Make the run directory; the ledger comes last, and with it the run can be resumed."""
     with _writable(path):
         rundir.create(path)
@@ -157,7 +159,7 @@ def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement,
         rundir.write_config(path / "config.toml", config)
         _write_statement(path, statement)
         dealt, source = prepared.partition, prepared.dataset
-        rundir.write_partition(path / "partition.json", dealt, source.y_train, source.info.classes, given=given)
+        rundir.write_partition(path / "partition.json", dealt, source.y_train, source.info.classes, supplied=supplied)
     Ledger.create(path / "ledger.sqlite", run_id, {"method": config.method.name}).close()
 
 
@@ -194,5 +196,5 @@ def summary(result: Result, run_id: str) -> dict[str, Any]:
 
 
 def _write_statement(path: Path, statement: Statement) -> None:
-    rundir.write_json(path / "statement.json", statement.to_dict())
-    rundir.write_text(path / "statement.md", statement.to_markdown())
+    rundir.write_json(path / "statement.json", to_dict(statement))
+    rundir.write_text(path / "statement.md", to_markdown(statement))

@@ -86,16 +86,16 @@ def write_versions(path: Path, plugins: Mapping[str, str] | None = None) -> None
     write_json(path, {"python": sys.version.split()[0], "platform": platform.platform(), **known, **own})
 
 
-def write_partition(path: Path, partition: Partition, labels: NDArray[np.int64], classes: int, *, given: bool) -> None:
+def write_partition(path: Path, partition: Partition, labels: NDArray[np.int64], classes: int, *, supplied: bool) -> None:
     """Who holds how much of what (`partition.json`): a row of label counts a client, for evenly spaced ones if there are many.
 
-    given: the data or the partition were handed over by a program, so that the configuration alone does not make them again.
+    supplied: the data or the partition were handed over by a program, so that the configuration alone does not make them again.
     """
     counts, clients = partition.label_counts(labels, classes), len(partition)
     listed = np.unique(np.linspace(0, clients - 1, min(clients, LISTED_CLIENTS)).round().astype(np.int64)).tolist()
     value = {
         "kind": partition.kind,
-        "given": given,
+        "given": supplied,
         "clients": clients,
         "sha256": partition.fingerprint(),
         "listed": listed,

@@ -1,4 +1,4 @@
-"""What trackers are told of a run: its settings, its numbers, its guarantees."""
+"""What a tracker gets of a run: its settings, its numbers, its guarantees."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Begun:
-    """What a tracker is told when a run begins or goes on.
+    """What a tracker gets when a run begins or goes on.
 
     Args:
         run: the run's id. path: its directory. layers: names of the model's layers.

@@ -17,6 +17,7 @@ from fedveil.statement import caveats
 from fedveil.statement import scope_checks as sense
 from fedveil.statement.advice import learnability
 from fedveil.statement.statement import FPR, VIEWS, Statement, ViewNumbers
+from fedveil.statement.statement_json import from_dict
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
@@ -54,7 +55,7 @@ def saved(run: Path) -> Statement:
         ConfigError: no readable statement there.
     """
     try:
-        return Statement.from_dict(json.loads((run / "statement.json").read_text()))
+        return from_dict(json.loads((run / "statement.json").read_text()))
     except (OSError, json.JSONDecodeError) as error:
         raise ConfigError(
             f"{run} holds no readable statement.json ({error}): give a run directory or a configuration file"

@@ -10,6 +10,7 @@ import tomli_w
 
 from fedveil.run.run_directory import present
 from fedveil.run.tracked_values import Begun, epsilons, numbers, settings
+from fedveil.statement.statement_markdown import to_markdown
 
 if TYPE_CHECKING:
     from fedveil.federation.history import Columns, Record
@@ -33,7 +34,7 @@ class TensorBoard:
         if fresh or not done:
             config = tomli_w.dumps(present(begun.config.model_dump(mode="json")))
             self._writer.add_text("configuration", f"```toml\n{config}```")
-            self._writer.add_text("privacy statement", begun.statement.to_markdown())
+            self._writer.add_text("privacy statement", to_markdown(begun.statement))
             self._writer.add_text("columns", _described(begun.columns))
             for key, epsilon in epsilons(begun.statement).items():
                 self._writer.add_scalar(key, epsilon, 0)

@@ -39,7 +39,8 @@ class Column:
     @property
     def axis(self) -> str:
         """The unit, as beside an axis."""
-        return f"{self.unit or self.title or self.header.replace('_', ' ')}{' (%)' if self.share else ''}"
+        unit = self.unit or self.words[:1].lower() + self.words[1:]
+        return f"{unit} (%)" if self.share else unit
 
     @property
     def header(self) -> str:

@@ -12,7 +12,13 @@
   }
 
   function block({ title, rows }, index) {
-    const lines = rows.map(({ best, cells }) => el(best ? "tr.own" : "tr", {}, cells.map((found, i) => place(data.columns[i], found))));
+    const lines = rows.map(({ best, cells }) =>
+      el(
+        best ? "tr.own" : "tr",
+        {},
+        cells.map((found, i) => place(data.columns[i], found)),
+      ),
+    );
     return [el("h3", { id: `table-${index}` }, title), table(data.columns, lines, { "aria-labelledby": `table-${index}` })];
   }
 
@@ -22,11 +28,25 @@
   head(data.title, data.lead);
   const charts = data.charts.map((spec, i) => el("div", { id: `chart-${i}` }));
   const cells = charts.map((chart) => el("div.chart-cell", {}, chart, el("p.scope", {}, data.note)));
-  section("result", "Result", data.headlines.map((text) => el("p.sentence", {}, text.replace(/ (±|%|=) ?/g, joined))), cells.length && el(cells.length > 1 ? "div.charts" : "div.charts.one", {}, cells));
+  section(
+    "result",
+    "Result",
+    data.headlines.map((text) => el("p.sentence", {}, text.replace(/ (±|%|=) ?/g, joined))),
+    cells.length && el(cells.length > 1 ? "div.charts" : "div.charts.one", {}, cells),
+  );
   section("tables", "Tables", data.tables.map(block));
   section("not-compared", "Not compared", list(data.problems));
-  section("how-to-read-it", "How to read it", data.reading.map((text) => el("p.words", {}, text)));
-  section("how-to-repeat-it", "How to repeat it", el("pre.command", {}, data.command),
-    data.runs && el("p", {}, el("a", { href: data.runs }, "Every run: curves, privacy, settings")), fold("What all methods share", el("pre", {}, data.configuration)));
+  section(
+    "how-to-read-it",
+    "How to read it",
+    data.reading.map((text) => el("p.words", {}, text)),
+  );
+  section(
+    "how-to-repeat-it",
+    "How to repeat it",
+    el("pre.command", {}, data.command),
+    data.runs && el("p", {}, el("a", { href: data.runs }, "Every run: curves, privacy, settings")),
+    fold("What all methods share", el("pre", {}, data.configuration)),
+  );
   charts.forEach((chart, i) => veilChart(chart, data.charts[i]));
 })();

@@ -28,11 +28,22 @@ globalThis.veilPage = (() => {
   }
 
   function table(headings, rows, attributes = {}) {
-    const top = el("tr", {}, headings.map((text) => el("th", { scope: "col" }, text)));
+    const top = el(
+      "tr",
+      {},
+      headings.map((text) => el("th", { scope: "col" }, text)),
+    );
     return el("div.scroll", {}, el("table", attributes, el("thead", {}, top), el("tbody", {}, rows)));
   }
   const cell = (label, ...children) => el("td", { "data-label": label }, ...children);
-  const list = (items) => (items.length ? el("ul.list", {}, items.map((item) => el("li", {}, item))) : null);
+  const list = (items) =>
+    items.length
+      ? el(
+          "ul.list",
+          {},
+          items.map((item) => el("li", {}, item)),
+        )
+      : null;
   const fold = (title, ...children) => el("details", {}, el("summary", {}, title), ...children);
 
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => (d.open = true)));

@@ -18,7 +18,7 @@ from fedveil.studies.reproduce.cells import Job
 from fedveil.studies.reproduce.collect import Measured
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import Recipe
-from fedveil.studies.reproduce.recipe_worker import Task, all_of
+from fedveil.studies.reproduce.recipe_tasks import Task, all_of
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ def measured(
             continue
         folder = root / "measured" / names[key] / f"{name}-{_digest(job.options)}"
         tasks[key] = Task(name, job.config, job.options, None if state is None else state.path, folder)
-    tell = partial(_tell, watch, len(tasks))
-    for (key, task), series in zip(tasks.items(), all_of(list(tasks.values()), count, tell), strict=True):
+    tell, log = partial(_tell, watch, len(tasks)), root / "measured" / "workers.log"
+    for (key, task), series in zip(tasks.items(), all_of(list(tasks.values()), count, log, tell), strict=True):
         ended = states[names[key]].ended if names[key] in states else ""
         found[key] = Found(series, str(task.run if name == "run" else task.folder), ended)
     return found

@@ -1,0 +1,147 @@
+"""Private selection: laws of K, exact toy divergences below the bounds, a second library, traps."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+from dp_accounting.rdp import rdp_privacy_accountant
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy.special import ndtr
+
+from fedveil.accounting import accountant
+from fedveil.accounting.gaussian import delta_of
+from fedveil.accounting.selection import (
+    RandomTries,
+    needed_noise_multiplier,
+    poisson_selection_rdp,
+    pure_selection_epsilon,
+    random_stopping_epsilon,
+    selection_epsilon,
+    selection_rdp,
+    tries_of_mean,
+    truncation_delta,
+)
+from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian
+from fedveil.errors import ConfigError
+
+ZERO = Adjacency.ZERO_OUT
+laws = st.builds(tries_of_mean, st.sampled_from([-0.9, -0.5, 0.0, 0.5, 1.0, 3.0]), st.floats(1.1, 60))
+
+
+@given(laws)
+@settings(max_examples=40, deadline=None)
+def test_probabilities_add_up_and_have_the_mean(law: RandomTries) -> None:
+    assume(law.gamma > 1e-4)
+    most = int(40 / law.gamma)
+    ratios = (1 - law.gamma) * (np.arange(1, most) + law.eta) / np.arange(2, most + 1)
+    p = law.probability_of(1) * np.concatenate([[1.0], np.cumprod(ratios)])
+    assert p.sum() == pytest.approx(1, rel=1e-9)
+    assert p @ np.arange(1, most + 1) == pytest.approx(law.mean, rel=1e-8)
+    assert law.probability_of(3) == pytest.approx(p[2], rel=1e-12)
+    for k in (0, 1, 7, 50):
+        assert law.tail(k) == pytest.approx(p[k:].sum(), rel=1e-8, abs=1e-14)
+
+
+def log_density_of_the_best(law: RandomTries, mu: float, x: np.ndarray) -> np.ndarray:
+    """ln of the density of the largest of K scores N(mu, 1): K's generating function, differentiated."""
+    slope = math.log(law.probability_of(1)) - (1 + law.eta) * np.log1p(-(1 - law.gamma) * ndtr(x - mu))
+    return slope - (x - mu) ** 2 / 2 - math.log(2 * math.pi) / 2
+
+
+@pytest.mark.parametrize("eta", [-0.5, 0.0, 1.0, 2.0])
+@pytest.mark.parametrize(("mean", "mu"), [(3, 0.5), (10, 1.0), (40, 0.2)])
+def test_exact_divergence_of_a_toy_stays_below_the_bound_in_both_directions(eta: float, mean: float, mu: float) -> None:
+    law, x = tries_of_mean(eta, mean), np.linspace(-14, 18, 200_001)
+    p, q = log_density_of_the_best(law, mu, x), log_density_of_the_best(law, 0, x)
+    assert np.exp(p).sum() * (x[1] - x[0]) == pytest.approx(1, rel=1e-6)
+    orders = np.linspace(1.05, 60, 600)
+    bound = selection_rdp(law, orders, orders * mu**2 / 2)
+    for i in (10, 30, 80):
+        a = orders[i]
+        for first, second in ((p, q), (q, p)):
+            exact = math.log(np.exp(a * first + (1 - a) * second).sum() * (x[1] - x[0])) / (a - 1)
+            assert exact <= bound[i]
+    single = orders * mu**2 / 2
+    assert np.all(bound > single)
+
+
+def test_poisson_number_of_tries_counts_the_outcome_of_no_try() -> None:
+    m, mu, x = 3.0, 0.5, np.linspace(-12, 14, 200_001)
+    step = x[1] - x[0]
+    p, q = (math.log(m) - m * ndtr(s - x) - (x - s) ** 2 / 2 - math.log(2 * math.pi) / 2 for s in (mu, 0.0))
+    orders = np.array([2.0, 4.0, 8.0])
+    bound = poisson_selection_rdp(m, orders, orders * mu**2 / 2, lambda e: delta_of(mu, e))
+    for a, value in zip(orders, bound, strict=True):
+        exact = max(math.log(math.exp(-m) + np.exp(a * u + (1 - a) * v).sum() * step) / (a - 1) for u, v in ((p, q), (q, p)))
+        assert exact <= value
+    without = (
+        orders * mu**2 / 2 + m * np.array([delta_of(mu, math.log1p(1 / (a - 1))) for a in orders]) + math.log(m) / (orders - 1)
+    )
+    assert np.all(bound > without)
+    with pytest.raises(ConfigError, match=">= 1"):
+        poisson_selection_rdp(0.5, orders, orders, lambda e: 0.0)
+
+
+@pytest.mark.parametrize(("eta", "gamma"), [(0.0, 0.027), (1.0, 0.1), (0.5, 0.01)])
+def test_epsilon_agrees_with_a_second_library(eta: float, gamma: float) -> None:
+    orders = np.concatenate([np.arange(1.1, 12, 0.05), np.arange(12, 90.0)])
+    theirs = rdp_privacy_accountant.RdpAccountant(orders=orders)
+    inner = dp_accounting.SelfComposedDpEvent(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(5.0)), 60)
+    theirs.compose(RepeatAndSelectDpEvent(inner, RandomTries(eta, gamma).mean, eta))
+    law = RandomTries(eta, gamma)
+    event = SampledGaussian(0.1, 5.0, 60)
+    ours = selection_epsilon(law, lambda a: accountant.rdp_curve(event, a, adjacency=ZERO), 1e-5)
+    assert ours == pytest.approx(theirs.get_epsilon(1e-5), rel=2e-3)
+    assert ours <= theirs.get_epsilon(1e-5) * (1 + 1e-9)
+
+
+def test_orders_both_ways_and_a_reverse_curve_that_costs_more() -> None:
+    law, orders = tries_of_mean(0, 10), np.arange(1.5, 64)
+    one = orders * 0.02
+    assert np.all(selection_rdp(law, orders, one, 2 * one) > selection_rdp(law, orders, one))
+    assert np.all(np.isfinite(selection_rdp(law, orders, one, np.full_like(one, 5.0))))
+    with pytest.raises(ConfigError, match="order"):
+        selection_rdp(law, orders, one[1:])
+    with pytest.raises(ConfigError, match="order"):
+        selection_rdp(law, np.array([1.0, 2.0]), np.ones(2))
+
+
+def test_calibration_meets_its_target_and_is_monotone() -> None:
+    law = tries_of_mean(0, 10)
+    z = needed_noise_multiplier(law, lambda z: Gaussian(1 / z), 2.0, 1e-6)
+    costs = [selection_epsilon(law, lambda a, m=m: accountant.rdp_curve(Gaussian(1 / m), a), 1e-6) for m in (z, z * 0.999, 2 * z)]
+    assert costs[2] < costs[0] <= 2.0 < costs[1]
+
+
+def test_truncating_the_number_of_tries_is_not_free() -> None:
+    law = tries_of_mean(0, 10)
+    assert truncation_delta(law, 30, 1.0) == pytest.approx((1 + math.e) * law.tail(30), rel=1e-12)
+    assert truncation_delta(law, 30, 1.0) > 0.25
+    assert truncation_delta(law, 1000, 1.0) < 1e-9
+    assert truncation_delta(law, 1, 1e6) == 1
+
+
+def test_pure_privacy() -> None:
+    assert pure_selection_epsilon(0.3, 1) == pytest.approx(0.9)
+    assert pure_selection_epsilon(0.3, -0.5) == pytest.approx(0.45)
+    assert random_stopping_epsilon(0.3) == pytest.approx(0.9)
+    law = tries_of_mean(1, 5)
+    # randomised response with p = e^eps/(1 + e^eps): the best of K is within 3 eps for the geometric law
+    eps = 0.7
+    p = math.exp(eps) / (1 + math.exp(eps))
+    k = np.arange(1, 4000)
+    weights = law.probability_of(1) * np.concatenate([[1.0], np.cumprod(np.full(k.size - 1, 1 - law.gamma))])
+    none = [float(weights @ ((1 - q) ** k)) for q in (p, 1 - p)]
+    assert abs(math.log(none[0] / none[1])) <= pure_selection_epsilon(eps, 1)
+    for bad in (-1.0, math.nan):
+        with pytest.raises(ConfigError, match="eta"):
+            RandomTries(bad, 0.1)
+    with pytest.raises(ConfigError, match="gamma"):
+        RandomTries(0, 1.0)
+    with pytest.raises(ConfigError, match="mean number"):
+        tries_of_mean(0, 1.0)

@@ -22,6 +22,7 @@ from fedveil.errors import ConfigError
 from fedveil.methods.base import Setting
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
+from fedveil.release.cost import step_sensitivity
 from fedveil.statement.advice import learnability
 from fedveil.statement.certify import certify, certify_config
 from fedveil.statement.plain_words import in_words
@@ -100,8 +101,12 @@ def test_a_target_is_calibrated_to() -> None:
 
 
 def test_dp_sgd_protects_records_in_every_view_and_clients_in_none() -> None:
-    records = certify(FedAvg(), setting(View.SERVER, Unit.RECORD, example_clip=1.0))
-    expected, _ = bound([SampledGaussian(0.25, 2.0, 4 * 16)], DELTA, adjacency=Adjacency.ZERO_OUT)
+    s = setting(View.SERVER, Unit.RECORD, example_clip=1.0)
+    records, step = certify(FedAvg(), s), s.dp_sgd()
+    assert step is not None
+    sensitivity = step_sensitivity(step, s.layout.dimension, Adjacency.ZERO_OUT)
+    assert 1.0 < sensitivity < 1.00001
+    expected, _ = bound([SampledGaussian(0.25, 2.0 / sensitivity, 4 * 16)], DELTA, adjacency=Adjacency.ZERO_OUT)
     assert epsilons(records) == [expected] * 3
     assert any("who joined never leaves the client" in a.what for a in records.assumptions)
     clients = certify(FedAvg(), setting(View.SERVER, example_clip=1.0))

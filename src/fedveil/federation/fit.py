@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from fedveil.federation.engine import Engine
     from fedveil.methods.base import Setting
-    from fedveil.release.mechanism import Participation
+    from fedveil.release.noise_mechanism import Participation
 
 
 def fit(federation: Federation, engine: Engine, progress: Progress, after_round: Callable[[Progress], None] | None = None) -> str:

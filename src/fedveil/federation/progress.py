@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedveil.federation.history import Record
     from fedveil.federation.round import Context
     from fedveil.methods.base import Method, Setting
-    from fedveil.release.mechanism import Participation
+    from fedveil.release.noise_mechanism import Participation
 
 
 @dataclass

@@ -15,7 +15,7 @@ from fedveil.errors import ConfigError
 from fedveil.methods.adaptive import refuse_dp_sgd
 from fedveil.methods.base import MethodConfig, Setting, calibrated, sum_noise
 from fedveil.release.banded import DYADIC_BITS, Banded
-from fedveil.release.mechanism import Participation
+from fedveil.release.noise_mechanism import Participation
 from fedveil.release.plan import Fixed, Plan, Policy
 
 

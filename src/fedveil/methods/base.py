@@ -14,7 +14,7 @@ from fedveil.accounting.accountant import bound, calibrate
 from fedveil.accounting.types import Claim, Event, Gaussian, SampledGaussian, Scope, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.release.cost import event_of
-from fedveil.release.mechanism import Participation
+from fedveil.release.noise_mechanism import Participation
 from fedveil.release.plan import DpSgd, Fixed, Plan, Policy, Released, Upload
 from fedveil.training.local import LocalSpec, Objective, Plain
 from fedveil.training.optimizer import OptimizerSpec
@@ -269,6 +269,8 @@ def planned_releases(plan: Plan, s: Setting, view: View) -> list[Event]:
 
     Noise in shares counts with what the honest survivors of a round add.
     """
+    if s.noise_multiplier == 0:
+        return [Unbounded("no noise is added (noise_multiplier = 0)")]
     scope, rate = replace(s.scope, view=view), s.rate if s.amplified else None
     shares = s.sharers if _shared(plan, s, view) else 1
     first, later = (event_of(plan, s.layout, scope, rate=rate, noisy_uploads=shares, round=t) for t in (0, 1))
@@ -284,8 +286,6 @@ def gaussian_releases(s: Setting, view: View) -> list[Event]:
 
     Noise in shares earns no amplification by sampling: the noise of a sum shows how many took part.
     """
-    if s.z == 0:
-        return [Unbounded("no noise is added (noise_multiplier = 0)")]
     return planned_releases(gaussian_plan(s, 1.0), s, view)
 
 

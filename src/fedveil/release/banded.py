@@ -18,12 +18,12 @@ import numpy as np
 
 from fedveil.accounting.types import Event, Gaussian
 from fedveil.errors import ConfigError, LedgerError
-from fedveil.release.mechanism import Participation
+from fedveil.release.noise_mechanism import Participation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedveil.release.memory import Memory
+    from fedveil.release.noise_memory import NoiseMemory
 
     Integers = NDArray[np.int64]
 
@@ -57,7 +57,7 @@ class Banded:
         """One Gaussian of the run's sensitivity in round 0, nothing afterwards; sampling earns nothing."""
         return Gaussian(mu * self.sensitivity if round == 0 else 0.0)
 
-    def execute(self, data: Integers, noise: Callable[[], Integers], round: int, memory: Memory | None) -> Integers:
+    def execute(self, data: Integers, noise: Callable[[], Integers], round: int, memory: NoiseMemory | None) -> Integers:
         """C X + Z of this round; a round that is done again hands over what left the first time, and draws nothing.
 
         Raises:
@@ -92,7 +92,7 @@ class Banded:
         )
         return released
 
-    def decode(self, released: Integers, round: int, memory: Memory | None) -> NDArray[np.float64]:
+    def decode(self, released: Integers, round: int, memory: NoiseMemory | None) -> NDArray[np.float64]:
         """(C^-1 Y)_t, in units of the grid of Y."""
         assert memory is not None
         estimate: NDArray[np.float64] = memory.read()["estimates"][0]

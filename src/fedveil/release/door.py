@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from fedveil.release.memory import Memory
     from fedveil.release.noise import Randomness
+    from fedveil.release.noise_memory import NoiseMemory
     from fedveil.training.params import Layout
 
     Integers = NDArray[np.int64]
@@ -87,7 +87,7 @@ class Door:
     max_norm: float = 1e6
     colluders: int = 0
     extras: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    memory: Memory | None = None
+    memory: NoiseMemory | None = None
 
     @property
     def parts(self) -> ReleaseLayout:

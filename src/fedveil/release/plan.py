@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from fedveil.errors import ConfigError
-from fedveil.release.mechanism import Independent, Mechanism
+from fedveil.release.noise_mechanism import Independent, NoiseMechanism
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,7 +93,7 @@ class Plan:
     dp_sgd: DpSgd | None = None
     unproven: str = ""
     extras: Mapping[str, Extra] = field(default_factory=dict)
-    mechanism: Mechanism = field(default_factory=Independent)
+    mechanism: NoiseMechanism = field(default_factory=Independent)
     broadcast: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -27,8 +27,8 @@ from fedveil.ledger.budgeted_ledger import Till
 from fedveil.methods.base import ROUNDING, Method, Setting, check_declared, releases_to
 from fedveil.models import model_registry as models
 from fedveil.release.door import Door
-from fedveil.release.memory import Memory
 from fedveil.release.noise import Randomness
+from fedveil.release.noise_memory import NoiseMemory
 from fedveil.training.local import HasPersonalModel, Objective, Trained
 from fedveil.training.params import FlatModel
 
@@ -113,7 +113,7 @@ def federation(
         max_norm=config.training.max_update_norm,
         colluders=setting.colluders,
         extras=method.extras(setting),
-        memory=Memory(ledger.with_name("noise-state.safetensors")),
+        memory=NoiseMemory(ledger.with_name("noise-state.safetensors")),
     )
     context = Context(
         model,

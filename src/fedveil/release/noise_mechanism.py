@@ -17,7 +17,7 @@ from fedveil.accounting.types import Event, Gaussian, SampledGaussian
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedveil.release.memory import Memory
+    from fedveil.release.noise_memory import NoiseMemory
 
     Integers = NDArray[np.int64]
 
@@ -33,7 +33,7 @@ class Participation:
     separation: int
 
 
-class Mechanism(Protocol):
+class NoiseMechanism(Protocol):
     """How noise is added to the integers of a release, and what that costs."""
 
     @property
@@ -54,7 +54,7 @@ class Mechanism(Protocol):
         """
         ...
 
-    def execute(self, data: Integers, noise: Callable[[], Integers], round: int, memory: Memory | None) -> Integers:
+    def execute(self, data: Integers, noise: Callable[[], Integers], round: int, memory: NoiseMemory | None) -> Integers:
         """What leaves [D], on the grid of what leaves.
 
         Args:
@@ -63,7 +63,7 @@ class Mechanism(Protocol):
         """
         ...
 
-    def decode(self, released: Integers, round: int, memory: Memory | None) -> NDArray[np.float64] | Integers:
+    def decode(self, released: Integers, round: int, memory: NoiseMemory | None) -> NDArray[np.float64] | Integers:
         """The estimate of the data [D] in units of the grid of what leaves: post-processing."""
         ...
 
@@ -83,10 +83,10 @@ class Independent:
         """Gaussian, amplified where Poisson sampling is secret."""
         return Gaussian(mu) if rate is None or mu == 0 else SampledGaussian(rate, 1 / mu)
 
-    def execute(self, data: Integers, noise: Callable[[], Integers], round: int, memory: Memory | None) -> Integers:
+    def execute(self, data: Integers, noise: Callable[[], Integers], round: int, memory: NoiseMemory | None) -> Integers:
         """Data + noise."""
         return data + noise()
 
-    def decode(self, released: Integers, round: int, memory: Memory | None) -> Integers:
+    def decode(self, released: Integers, round: int, memory: NoiseMemory | None) -> Integers:
         """As it is."""
         return released

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Arrays = dict[str, NDArray[Any]]
 
 
-class Memory:
+class NoiseMemory:
     """Named arrays that a mechanism keeps from one round to the next, with the round that wrote them.
 
     Whoever reads them can take the noise off what was released: the file is for its owner alone (mode 600).

@@ -25,12 +25,14 @@ fast: $(STAMP)
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
 
+# The JavaScript is checked where `npm ci` has been run; nothing is fetched here.
 lint: $(STAMP)
 	$(BIN)/ruff check src tests
 	$(BIN)/ruff format --check src tests
+	@if [ -x node_modules/.bin/eslint ]; then npm run --silent lint; else echo "JavaScript not checked: run npm ci first"; fi
 
 types: $(STAMP)
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) node_modules runs .pytest_cache .mypy_cache .ruff_cache

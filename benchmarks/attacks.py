@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedveil.attacks import DLG, IDLG, IG, Attack, Bounds, GradInversion, Knowledge, LocalSpec, Upload, metrics
+from fedveil.attacks import DLG, IDLG, IG, Attack, Bounds, CapturedUpload, GradInversion, Knowledge, KnownTraining, metrics
 from fedveil.attacks.labels import label_counts, mean_prediction
 from fedveil.attacks.matching import withheld_guess
 from fedveil.attacks.pictures import save_comparison
@@ -62,14 +62,14 @@ def bounds_of(shape: tuple[int, ...]) -> Bounds:
     return Bounds(shape, low, tuple((1 - m) / s for m, s in zip(means, stds, strict=True)))
 
 
-def upload(module: nn.Module, x: Tensor, y: Tensor, std: dict[str, float], seed: int) -> Upload:
+def upload(module: nn.Module, x: Tensor, y: Tensor, std: dict[str, float], seed: int) -> CapturedUpload:
     """One gradient with Gaussian noise of the given standard deviation per parameter."""
     clean = prepared(lambda: module, module.state_dict(), "eval", None)
     flat = gradient(clean, x, y).detach()
     named = split(flat, dict(clean.named_parameters()))
     rng = torch.Generator().manual_seed(10_000 + seed)
     noisy = {k: v + std.get(k, 0.0) * torch.randn(v.shape, generator=rng) for k, v in named.items()}
-    return Upload(noisy, n_examples=len(x), noise_std={k: std.get(k, 0.0) for k in named}, signal_norm=float(flat.norm()))
+    return CapturedUpload(noisy, n_examples=len(x), noise_std={k: std.get(k, 0.0) for k in named}, signal_norm=float(flat.norm()))
 
 
 def attack_all(
@@ -78,7 +78,7 @@ def attack_all(
     module: nn.Module,
     data: tuple[Tensor, Tensor],
     std: dict[str, float] | None = None,
-    knowledge: Callable[[Upload], Knowledge] = lambda _: Knowledge(n=1),
+    knowledge: Callable[[CapturedUpload], Knowledge] = lambda _: Knowledge(n=1),
     raw: bool = False,
 ) -> list[float]:
     """Attack images one by one and print one line; `raw` leaves the inputs in [0, 1]."""
@@ -174,7 +174,7 @@ def part_adaptive() -> None:
         _top_noised(name, module)
 
 
-def _told(sent: Upload) -> Knowledge:
+def _told(sent: CapturedUpload) -> Knowledge:
     return Knowledge(n=1, noise_std=sent.noise_std)
 
 
@@ -186,12 +186,12 @@ def _top_noised(name: str, module: nn.Module) -> None:
         scores = []
         for i in range(len(x)):
             clean = upload(module, x[i : i + 1], y[i : i + 1], {}, i).tensors
-            keep = withheld_guess(Upload(clean), 0.1)
+            keep = withheld_guess(CapturedUpload(clean), 0.1)
             rng = torch.Generator().manual_seed(20_000 + i)
             noisy = {k: v + 0.1 * torch.randn(v.shape, generator=rng) * ~keep[k] for k, v in clean.items()}
-            knowledge = Knowledge(n=1, labels=y[i : i + 1], mask=withheld_guess(Upload(noisy), 0.1) if told else None)
+            knowledge = Knowledge(n=1, labels=y[i : i + 1], mask=withheld_guess(CapturedUpload(noisy), 0.1) if told else None)
             rng = torch.Generator().manual_seed(i)
-            found = IG(500).run([Upload(noisy)], lambda: module, module.state_dict(), knowledge, bounds, rng)
+            found = IG(500).run([CapturedUpload(noisy)], lambda: module, module.state_dict(), knowledge, bounds, rng)
             scores += metrics.psnr(found.images, truth[i : i + 1]).tolist()
         print(f"IG 500, {name}, noise on the top 10 % only, {label:34s} PSNR median {np.median(scores):6.1f} dB", flush=True)
 
@@ -223,13 +223,13 @@ def part_local() -> None:
     bounds = bounds_of((1, 28, 28))
     x = bounds.inputs(truth)
     for steps, lr in ((5, 0.003), (5, 0.01), (5, 0.1)):
-        spec = LocalSpec(steps=steps, lr=lr)
-        for label, local in (("one step assumed", LocalSpec(1, lr * steps)), ("unrolled", spec)):
+        spec = KnownTraining(steps=steps, lr=lr)
+        for label, local in (("one step assumed", KnownTraining(1, lr * steps)), ("unrolled", spec)):
             scores, speeds = [], []
             for i in range(4):
                 here = prepared(lambda: module, module.state_dict(), "eval", None)
                 moved = -lr * steps * simulation(here, spec)(x[i : i + 1], y[i : i + 1]).detach()
-                sent = Upload(split(moved, dict(here.named_parameters())), kind="delta", local=spec)
+                sent = CapturedUpload(split(moved, dict(here.named_parameters())), kind="delta", local=spec)
                 rng = torch.Generator().manual_seed(i)
                 found = IG(500).run([sent], lambda: module, module.state_dict(), Knowledge(n=1, local=local), bounds, rng)
                 scores += metrics.psnr(found.images, truth[i : i + 1]).tolist()
@@ -292,7 +292,7 @@ def part_picture() -> None:
     module, bounds = relu_cnn((3, 32, 32)), bounds_of((3, 32, 32))
     names = [k for k, _ in module.named_parameters()]
     only_convolutions = {k: 2.0 for k in names if not k.startswith("5.")}
-    cases: list[tuple[str, dict[str, float], Callable[[Upload], Knowledge]]] = [
+    cases: list[tuple[str, dict[str, float], Callable[[CapturedUpload], Knowledge]]] = [
         ("no noise", {}, lambda _: Knowledge(n=1)),
         ("sigma 0.01", dict.fromkeys(names, 0.01), lambda _: Knowledge(n=1)),
         ("sigma 0.1", dict.fromkeys(names, 0.1), lambda _: Knowledge(n=1)),

@@ -22,7 +22,7 @@ from fedveil.audit.adapter import Case
 from fedveil.audit.coupling import supports_given_releases
 from fedveil.audit.dp_sgd_audit import Client, audit_canaries, audit_two_worlds
 from fedveil.audit.intervals import epsilon_ceiling
-from fedveil.audit.linear_loss import NoisyFedAvg, audit_linear_loss
+from fedveil.audit.linear_loss import LinearRun, audit_linear_loss
 from fedveil.audit.one_run import (
     Guesses,
     ceiling,
@@ -189,7 +189,7 @@ def client_canaries() -> None:
 def linear_loss() -> None:
     rows = []
     for rounds, ref in ((1, "-"), (10, "1.27"), (50, "3.01"), (200, "5.68")):
-        run = NoisyFedAvg(rounds)
+        run = LinearRun(rounds)
         start = time.perf_counter()
         found = [audit_linear_loss(run, np.random.default_rng(seed)) for seed in range(10)]
         seconds = (time.perf_counter() - start) / 10

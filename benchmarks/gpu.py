@@ -26,7 +26,7 @@ from fedveil.engines.batched import Batched
 from fedveil.engines.device import GPU, gpu_problem
 from fedveil.engines.inline import Inline
 from fedveil.federation.engine import Engine
-from fedveil.federation.fit import Federation
+from fedveil.federation.progress import Federation
 from fedveil.methods.base import Method, Setting
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.ladp_fl import LaDPFL

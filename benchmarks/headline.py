@@ -17,7 +17,8 @@ from pathlib import Path
 
 from fedveil.configuration.config import load_config
 from fedveil.engines.inline import Inline
-from fedveil.federation.fit import fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import start
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import federation, prepare
 

@@ -21,8 +21,7 @@ def activity(run: Path) -> list[float]:
     """Share of positive outputs of each ReLU, from the input on."""
     config = load_config(run / "config.toml")
     data = load(config.data.name, config.data.data_dir, config.data.download)
-    options = {k: v for k, v in config.model.items() if k != "name"}
-    network = build(config.model["name"], data.info.input_shape, data.info.classes, 0, **options)
+    network = build(config.model.name, data.info.input_shape, data.info.classes, 0, **dict(config.model.options))
     network.load_state_dict(load_file(run / "model.safetensors"))
     x, shares = torch.from_numpy(data.standardise(data.x_test[:2000])), []
     with torch.no_grad():

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedveil.attacks import Bounds, Knowledge, Upload, gan
+from fedveil.attacks import Bounds, CapturedUpload, Knowledge, gan
 from fedveil.attacks.attribute import CIFAR10_ANIMALS, infer_attribute
 from fedveil.attacks.extraction import KnowledgeExtraction
 from fedveil.attacks.features import features, fit, predictions
@@ -47,14 +47,14 @@ def accuracy(module: nn.Module, x: Tensor, y: Tensor) -> float:
     return float((predictions(module, x).argmax(1) == y).double().mean())
 
 
-def uploads(module: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], sigma: float) -> list[Upload]:
+def uploads(module: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], sigma: float) -> list[CapturedUpload]:
     """One noisy gradient per batch."""
     clean = prepared(lambda: module, module.state_dict(), "eval", None)
     sent = []
     for seed, (x, y) in enumerate(batches):
         flat = gradient(clean, x, y).detach()
         noisy = flat + sigma * torch.randn(flat.shape, generator=seeded(seed))
-        sent.append(Upload(split(noisy, dict(clean.named_parameters())), n_examples=len(x)))
+        sent.append(CapturedUpload(split(noisy, dict(clean.named_parameters())), n_examples=len(x)))
     return sent
 
 

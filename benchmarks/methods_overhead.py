@@ -20,7 +20,7 @@ from sides import Turns, federation, ours, save, setting, together
 
 from fedveil.accounting.types import View
 from fedveil.engines.inline import Inline
-from fedveil.federation.fit import Federation
+from fedveil.federation.progress import Federation
 from fedveil.methods.method_registry import METHODS, method_from
 
 ROUNDS = {"W0": 100, "W1": 8, "W2": 3, "W3": 2, "many": 8}

@@ -20,16 +20,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.adversary.attack_options import Options
+from fedveil.adversary.attack_options import AttackOptions
 from fedveil.adversary.reconstruction import reconstruction
-from fedveil.adversary.snapshot import scene_of_config
+from fedveil.adversary.snapshot import snapshot_of
 from fedveil.attacks.metrics import floors
 from fedveil.configuration.config import Config, parse
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "reconstruction_strip.json"
 FIGURE = HERE.parent / "docs" / "figures" / "reconstruction-strip.png"
-OPTIONS = Options(images=5, steps=250, seed=3, settings={"tv": 1e-4})
+OPTIONS = AttackOptions(images=5, steps=250, seed=3, settings={"tv": 1e-4})
 RECORD = {"unit": "record", "adjacency": "replace_one"}
 COLUMNS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("no defence\n(FedAvg)", {"name": "fedavg"}, {}),
@@ -83,11 +83,11 @@ def measure(chosen: str) -> dict[str, Any]:
         if kept is not None:
             found["columns"].append(kept)
             continue
-        scene = scene_of_config(configuration(method, privacy), seed=OPTIONS.seed)
-        outcome = reconstruction("ig", scene, OPTIONS, lambda done, total, what: None)
+        snapshot = snapshot_of(configuration(method, privacy), seed=OPTIONS.seed)
+        outcome = reconstruction("ig", snapshot, OPTIONS, lambda done, total, what: None)
         assert outcome.originals is not None
         if "originals" not in found:
-            reference = scene.bounds.images(scene.federation.test[0][:1000])
+            reference = snapshot.bounds.images(snapshot.federation.test[0][:1000])
             found |= {"originals": _bytes(outcome.originals), "floors": _floors(reference, outcome.originals)}
         assert found["originals"] == _bytes(outcome.originals), "every column must attack the same images"
         ratios, images = outcome.record["noise_ratio"], outcome.rows[0][1]

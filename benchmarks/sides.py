@@ -31,7 +31,8 @@ from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.engines.pool import Pool
 from fedveil.federation.clients import Clients
 from fedveil.federation.engine import Engine
-from fedveil.federation.fit import Federation, one_round, start
+from fedveil.federation.fit import one_round
+from fedveil.federation.progress import Federation, start
 from fedveil.federation.round import Context
 from fedveil.methods.base import Method, Setting
 from fedveil.models import model_registry as registry

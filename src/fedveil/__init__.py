@@ -17,6 +17,7 @@ _WHERE = {
     "configure": "fedveil.configuration.config",
     "load_config": "fedveil.configuration.config",
     "certify": "fedveil.statement.certify:certify_config",
+    "to_markdown": "fedveil.statement.statement_markdown",
     "train": "fedveil.run.run:run",
     "FedAvg": "fedveil.methods.fedavg",
     "DPFedAvg": "fedveil.methods.dp_fedavg",

@@ -50,9 +50,14 @@ def _problem(detail: Mapping[str, Any], model: type[BaseModel], prefix: str) -> 
     key = prefix + ".".join(path)
     allowed = _fields(model, path[:-1])
     if detail["type"] == "extra_forbidden":
-        return f"{key} = {detail['input']!r}: unknown key{nearest(path[-1], allowed)}; allowed here: {', '.join(allowed)}"
+        return (
+            f"{key} = {detail['input']!r}: unknown key{nearest(path[-1], allowed)}; allowed here: {', '.join(allowed) or 'none'}"
+        )
     if detail["type"] == "missing":
         return f"{key}: missing; it must be given"
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigError):
+        return str(cause)  # of a section that names its keys itself
     message = str(detail["msg"])
     return f"{key} = {detail['input']!r} is not possible: {message[0].lower()}{message[1:]}"
 

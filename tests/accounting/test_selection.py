@@ -48,7 +48,7 @@ def test_probabilities_add_up_and_have_the_mean(law: RandomTries) -> None:
 
 
 def log_density_of_the_best(law: RandomTries, mu: float, x: np.ndarray) -> np.ndarray:
-    """ln of the density of the largest of K scores N(mu, 1): K's generating function has that slope."""
+    """ln of the density of the largest of K scores N(mu, 1): K's generating function, differentiated."""
     slope = math.log(law.probability_of(1)) - (1 + law.eta) * np.log1p(-(1 - law.gamma) * ndtr(x - mu))
     return slope - (x - mu) ** 2 / 2 - math.log(2 * math.pi) / 2
 

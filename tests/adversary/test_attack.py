@@ -14,13 +14,13 @@ import tomli_w
 import torch
 from torch.nn import functional as F
 
-from fedveil.adversary.attack_kinds import KINDS, attack, name_of
-from fedveil.adversary.attack_options import KNOWS, PUBLIC, Options, Outcome, known_as
+from fedveil.adversary.attack_kinds import attack, name_of
+from fedveil.adversary.attack_options import KNOWS, PUBLIC, AttackOptions, AttackOutcome, known_as
 from fedveil.adversary.attacked_client import victims
 from fedveil.adversary.attacked_release import interceptions, number
-from fedveil.adversary.attacker_knowledge import local_spec
+from fedveil.adversary.attacker_knowledge import Interception, local_spec
 from fedveil.adversary.reconstruction import reconstruction
-from fedveil.adversary.snapshot import Scene, scene_of
+from fedveil.adversary.snapshot import Snapshot, snapshot_of, target_of
 from fedveil.attacks import metrics
 from fedveil.configuration.config import load_config
 from fedveil.errors import ConfigError
@@ -55,19 +55,23 @@ def made(tmp_path: Path, config: Path) -> Path:
     return run(load_config(config), tmp_path / "run").path
 
 
-def at(config: Path, *overrides: str, seed: int = 0) -> Scene:
-    return scene_of(config, overrides, None, seed)
+def at(config: Path, *overrides: str, seed: int = 0) -> Snapshot:
+    return snapshot_of(*target_of(config, overrides), seed=seed)
 
 
-def releasing(scene: Scene, plan: Plan) -> Scene:
-    """The scene with another plan in its door."""
-    context = replace(scene.federation.context, policy=Fixed(plan))
-    return replace(scene, federation=replace(scene.federation, context=context))
+def intercept(snapshot: Snapshot, count: int, batch: int, knows: tuple[str, ...] = PUBLIC, seed: int = 0) -> list[Interception]:
+    return list(interceptions(snapshot, AttackOptions(knows=knows, seed=seed), count, batch))
 
 
-def ig(scene: Scene, **options: Any) -> dict[str, Any]:
-    chosen = Options(**{"images": 2, "steps": 150, **options})
-    outcome: Outcome = reconstruction("ig", scene, chosen, nothing)
+def releasing(snapshot: Snapshot, plan: Plan) -> Snapshot:
+    """The snapshot with another plan in its door."""
+    context = replace(snapshot.federation.context, policy=Fixed(plan))
+    return replace(snapshot, federation=replace(snapshot.federation, context=context))
+
+
+def ig(snapshot: Snapshot, **options: Any) -> dict[str, Any]:
+    chosen = AttackOptions(**{"images": 2, "steps": 150, **options})
+    outcome: AttackOutcome = reconstruction("ig", snapshot, chosen, nothing)
     return dict(outcome.record)
 
 
@@ -75,8 +79,8 @@ def ig(scene: Scene, **options: Any) -> dict[str, Any]:
 
 
 def test_without_a_defence_images_come_back_and_under_the_doors_noise_they_do_not(config: Path) -> None:
-    scene = at(config)
-    open_, defended = ig(scene.without_defence()), ig(scene)
+    snapshot = at(config)
+    open_, defended = ig(snapshot.without_defence()), ig(snapshot)
     assert min(open_["each"]["psnr"]) > 30
     assert max(defended["each"]["psnr"]) < max(s["psnr_median"] for s in defended["floors"].values())
     assert min(defended["noise_ratio"]) > 10
@@ -86,36 +90,36 @@ def test_without_a_defence_images_come_back_and_under_the_doors_noise_they_do_no
 def test_one_layer_without_noise_gives_all_away_to_who_knows_it(config: Path) -> None:
     """The first matrix leaves clean, as a published method leaves layers: told apart by noise, it is as good as no defence."""
     noise = torch.tensor([50.0 if name != "fc1.weight" else 0.0 for name in at(config).layout.names])
-    scene = releasing(at(config), Plan(noise_std=noise))
-    assert min(ig(scene, knows=("noise", "labels"))["each"]["psnr"]) > 25
-    assert max(ig(scene, knows=("labels",))["each"]["psnr"]) < 15
+    snapshot = releasing(at(config), Plan(noise_std=noise))
+    assert min(ig(snapshot, knows=("noise", "labels"))["each"]["psnr"]) > 25
+    assert max(ig(snapshot, knows=("labels",))["each"]["psnr"]) < 15
 
 
 def test_a_mask_that_the_attacker_knows_costs_him_little(config: Path) -> None:
-    scene = at(config)
-    support = torch.rand(scene.layout.dimension, generator=torch.Generator().manual_seed(0)) < 0.3
-    masked = releasing(scene, Plan(support=support))
-    told, not_told = ig(masked, knows=("mask", "labels")), ig(masked, knows=("labels",))
-    assert min(told["each"]["psnr"]) > 30
-    assert min(told["each"]["psnr"]) > max(not_told["each"]["psnr"]) + 10
+    snapshot = at(config)
+    support = torch.rand(snapshot.layout.dimension, generator=torch.Generator().manual_seed(0)) < 0.3
+    masked = releasing(snapshot, Plan(support=support))
+    informed, naive = ig(masked, knows=("mask", "labels")), ig(masked, knows=("labels",))
+    assert min(informed["each"]["psnr"]) > 30
+    assert min(informed["each"]["psnr"]) > max(naive["each"]["psnr"]) + 10
 
 
 def test_the_clip_that_the_attacker_knows_is_undone(config: Path) -> None:
     """DLG matches sizes, so a clipped update misleads it unless it clips its candidates alike."""
-    scene = releasing(at(config, "model.activation='sigmoid'"), Plan(clip=1e-3))
-    options = Options(images=1, steps=30, restarts=1, knows=("clip", "labels"))
-    told = reconstruction("dlg", scene, options, nothing).record["each"]["psnr"][0]
-    not_told = reconstruction("dlg", scene, replace(options, knows=("labels",)), nothing).record["each"]["psnr"][0]
-    assert told > 40 > 20 > not_told
+    snapshot = releasing(at(config, "model.activation='sigmoid'"), Plan(clip=1e-3))
+    options = AttackOptions(images=1, steps=30, restarts=1, knows=("clip", "labels"))
+    informed = reconstruction("dlg", snapshot, options, nothing).record["each"]["psnr"][0]
+    naive = reconstruction("dlg", snapshot, replace(options, knows=("labels",)), nothing).record["each"]["psnr"][0]
+    assert informed > 40 > 20 > naive
 
 
 # --- interception ------------------------------------------------------------------------------------------------------------
 
 
 def test_an_intercepted_upload_is_the_clients_own_change_of_weights(config: Path) -> None:
-    scene = at(config, "method={name='fedavg'}", "privacy={view='server'}")
-    (seen,) = interceptions(scene, 1, 3, PUBLIC, seed=4)
-    model = scene.make_model()
+    snapshot = at(config, "method={name='fedavg'}", "privacy={view='server'}")
+    (seen,) = intercept(snapshot, 1, 3, seed=4)
+    model = snapshot.make_model()
     F.cross_entropy(model(seen.x), seen.y).backward()
     for name, p in model.named_parameters():
         assert p.grad is not None
@@ -125,20 +129,20 @@ def test_an_intercepted_upload_is_the_clients_own_change_of_weights(config: Path
 
 
 def test_noise_and_clip_of_an_upload_are_those_of_the_method(config: Path) -> None:
-    scene = at(config, "method.clip=0.01")
-    (seen,) = interceptions(scene, 1, 1, ("noise",), seed=0)
+    snapshot = at(config, "method.clip=0.01")
+    (seen,) = intercept(snapshot, 1, 1, ("noise",))
     values = torch.cat([t.flatten() for t in seen.upload.tensors.values()])
     assert float(values.std()) == pytest.approx(0.01, rel=0.05)
     assert seen.upload.signal_norm == pytest.approx(0.01, rel=1e-4)
-    assert seen.upload.noise_ratio == pytest.approx(math.sqrt(scene.layout.dimension), rel=1e-4)
+    assert seen.upload.noise_ratio == pytest.approx(math.sqrt(snapshot.layout.dimension), rel=1e-4)
 
 
 def test_noise_inside_local_training_is_counted(config: Path) -> None:
     """The door of such a method adds nothing, so its own account of noise would say r = 0."""
     method = ["method={name='fedglp-adp', variant='published'}", "privacy={epsilon=4.0, delta=1e-3, view='server'}"]
-    scene = at(config, *method)
-    (seen,) = interceptions(scene, 1, 1, ("noise",), seed=0)
-    (clear,) = interceptions(scene.without_defence(), 1, 1, (), seed=0)
+    snapshot = at(config, *method)
+    (seen,) = intercept(snapshot, 1, 1, ("noise",))
+    (clear,) = intercept(snapshot.without_defence(), 1, 1, ())
     noise = torch.cat([t.flatten() for t in seen.upload.tensors.values()]).norm() ** 2 - (seen.upload.signal_norm or 0) ** 2
     assert seen.upload.noise_ratio == pytest.approx(float(noise) ** 0.5 / (seen.upload.signal_norm or 0), rel=0.05)
     assert seen.upload.noise_ratio > 1
@@ -146,9 +150,9 @@ def test_noise_inside_local_training_is_counted(config: Path) -> None:
 
 
 def test_coordinates_that_a_client_leaves_out_are_seen_as_left_out(config: Path) -> None:
-    """Published FedANC sends the coordinates that it noised; the door is not told which."""
-    scene = at(config, "method={name='fedanc', variant='published'}", "privacy={epsilon=4.0, delta=1e-3, view='server'}")
-    (seen,) = interceptions(scene, 1, 1, ("mask", "noise"), seed=0)
+    """Published FedANC sends the coordinates that it noised; the door does not know which."""
+    snapshot = at(config, "method={name='fedanc', variant='published'}", "privacy={epsilon=4.0, delta=1e-3, view='server'}")
+    (seen,) = intercept(snapshot, 1, 1, ("mask", "noise"))
     assert seen.known.mask is not None
     share = torch.cat([m.flatten() for m in seen.known.mask.values()]).float().mean()
     assert 0 < float(share) < 1
@@ -157,18 +161,18 @@ def test_coordinates_that_a_client_leaves_out_are_seen_as_left_out(config: Path)
 
 
 def test_the_seed_of_an_attack_fixes_the_noise_and_another_seed_changes_it(config: Path) -> None:
-    first, again, other = (next(interceptions(at(config, seed=s), 1, 1, PUBLIC, seed=0)) for s in (1, 1, 2))
+    first, again, other = (intercept(at(config, seed=s), 1, 1)[0] for s in (1, 1, 2))
     assert torch.equal(first.x, other.x)
     assert torch.equal(first.upload.tensors["fc1.weight"], again.upload.tensors["fc1.weight"])
     assert not torch.equal(first.upload.tensors["fc1.weight"], other.upload.tensors["fc1.weight"])
 
 
 def test_a_sum_shows_the_mean_of_its_participants(config: Path) -> None:
-    scene = releasing(at(config, "privacy.view='aggregate'"), Plan(noise_std=0.0, place="sum"))
-    (seen,) = interceptions(scene, 3, 2, PUBLIC, seed=0)
-    assert number(scene, 3, PUBLIC) == 1
+    snapshot = releasing(at(config, "privacy.view='aggregate'"), Plan(noise_std=0.0, place="sum"))
+    (seen,) = intercept(snapshot, 3, 2)
+    assert number(snapshot, 3, PUBLIC) == 1
     assert len(seen.victims) == 4
-    model = scene.make_model()
+    model = snapshot.make_model()
     F.cross_entropy(model(seen.x), seen.y).backward()
     sent = seen.upload.tensors["fc1.weight"]
     expected = dict(model.named_parameters())["fc1.weight"].grad
@@ -179,35 +183,35 @@ def test_a_sum_shows_the_mean_of_its_participants(config: Path) -> None:
 
 @pytest.mark.parametrize("place", ["sum", "upload"])
 def test_who_knows_all_others_is_left_with_one_update_and_its_noise(config: Path, place: Any) -> None:
-    scene = releasing(at(config, "privacy.view='aggregate'"), Plan(noise_std=0.01, place=place))
+    snapshot = releasing(at(config, "privacy.view='aggregate'"), Plan(noise_std=0.01, place=place))
     knows = (*PUBLIC, "others")
-    (seen,) = interceptions(scene, 1, 1, knows, seed=0)
-    model = scene.make_model()
+    (seen,) = intercept(snapshot, 1, 1, knows)
+    model = snapshot.make_model()
     F.cross_entropy(model(seen.x), seen.y).backward()
     grad = dict(model.named_parameters())["fc1.weight"].grad
     assert grad is not None
     noise = seen.upload.tensors["fc1.weight"] + 0.1 * grad
     assert float(noise.std()) == pytest.approx(0.01, rel=0.05)
-    assert seen.upload.noise_std == pytest.approx(dict.fromkeys(scene.layout.names, 0.01))
-    assert number(scene, 5, knows) == 5
+    assert seen.upload.noise_std == pytest.approx(dict.fromkeys(snapshot.layout.names, 0.01))
+    assert number(snapshot, 5, knows) == 5
 
 
 def test_victims_are_different_examples_of_different_clients(config: Path) -> None:
-    scene = at(config)
-    chosen = victims(scene, 20, 2, np.random.default_rng(0))
+    snapshot = at(config)
+    chosen = victims(snapshot, 20, 2, np.random.default_rng(0))
     assert len({v.client for v in chosen[:8]}) == 8
     rows = torch.cat([v.x.flatten(1) for v in chosen])
     assert len(torch.unique(rows, dim=0)) > 35
     with pytest.raises(ConfigError, match="lower --images"):
-        victims(scene, 9999, 2, np.random.default_rng(0))
+        victims(snapshot, 9999, 2, np.random.default_rng(0))
 
 
 def test_local_training_is_told_as_it_is() -> None:
     spec = Training(2, None, 4, OptimizerSpec("sgd", 0.2, 0.9, 0.01), batch_clip=3.0, schedule="cyclic")
-    told = local_spec(spec, 6, round=5)
-    assert (told.steps, told.batch, told.momentum, told.weight_decay, told.batch_clip) == (4, 4, 0.9, 0.01, 3.0)
-    assert told.rates == pytest.approx((0.2, 0.1, 0.2 / 3, 0.05))
-    assert told.lr == pytest.approx(sum((0.2, 0.1, 0.2 / 3, 0.05)) / 4)
+    known = local_spec(spec, 6, round=5)
+    assert (known.steps, known.batch, known.momentum, known.weight_decay, known.batch_clip) == (4, 4, 0.9, 0.01, 3.0)
+    assert known.rates == pytest.approx((0.2, 0.1, 0.2 / 3, 0.05))
+    assert known.lr == pytest.approx(sum((0.2, 0.1, 0.2 / 3, 0.05)) / 4)
     assert local_spec(Training(1, None, 4, OptimizerSpec("adam", 0.2)), 1, 0).rates is None
 
 
@@ -215,21 +219,22 @@ def test_local_training_is_told_as_it_is() -> None:
 
 
 def test_a_run_is_attacked_at_its_beginning_and_at_its_end(made: Path) -> None:
-    first, last = scene_of(made, [], None, 0), scene_of(made, [], None, 0, last=True)
+    config, path = target_of(made, [])
+    first, last = snapshot_of(config, path), snapshot_of(config, path, last=True)
     assert (first.progress.round, last.progress.round) == (0, 2)
     assert torch.equal(first.progress.model, first.federation.context.model.vector)
     assert not torch.equal(first.progress.model, last.progress.model)
-    assert scene_of(made, [], 2, 0).progress.round == 2
+    assert snapshot_of(config, path, round=2).progress.round == 2
     with pytest.raises(ConfigError, match="round 0 and of round 2"):
-        scene_of(made, [], 1, 0)
+        snapshot_of(config, path, round=1)
     with pytest.raises(ConfigError, match=r"attack .*config\.toml"):
-        scene_of(made, ["training.rounds=3"], None, 0)
+        target_of(made, ["training.rounds=3"])
     with pytest.raises(ConfigError, match="not a run directory"):
-        scene_of(made.parent, [], None, 0)
+        target_of(made.parent, [])
 
 
 def test_attacks_of_a_run_lie_in_its_directory_with_everything_about_them(made: Path) -> None:
-    found = attack(made, "ig", Options(images=2, steps=30, seed=7, defence="none"), overrides=["attack.tv=0.01"])
+    found = attack(made, "ig", AttackOptions(images=2, steps=30, seed=7, defence="none"), overrides=["attack.tv=0.01"])
     assert [f.name for f in found.files] == ["attack-ig-no-defence.json", "attack-ig-no-defence.png"]
     assert found.files[1].read_bytes().startswith(b"\x89PNG")
     record = json.loads(found.files[0].read_text())
@@ -247,30 +252,30 @@ def test_attacks_of_a_run_lie_in_its_directory_with_everything_about_them(made: 
 
 
 def test_a_configuration_is_trained_up_to_the_attacked_round(config: Path) -> None:
-    told: list[tuple[int, int, str]] = []
-    options = Options(images=1, steps=5, round=2)
-    found = attack(config, "ig", options, out=config.parent / "out", tell=lambda *step: told.append(step))
-    assert told[:2] == [(1, 2, "training"), (2, 2, "training")]
-    assert [done for done, total, _ in told[2:]] == [1, 2, 3, 4, 5]
-    assert {total for _, total, _ in told[2:]} == {5}
+    reported: list[tuple[int, int, str]] = []
+    options = AttackOptions(images=1, steps=5, round=2)
+    found = attack(config, "ig", options, out=config.parent / "out", on_progress=lambda *step: reported.append(step))
+    assert reported[:2] == [(1, 2, "training"), (2, 2, "training")]
+    assert [done for done, total, _ in reported[2:]] == [1, 2, 3, 4, 5]
+    assert {total for _, total, _ in reported[2:]} == {5}
     assert found.record["attacked"]["round"] == 2
     assert found.files[0] == config.parent / "out" / "attack-ig-round-2.json"
     with pytest.raises(ConfigError, match="has 2 rounds"):
-        attack(config, "ig", Options(round=3))
+        attack(config, "ig", AttackOptions(round=3))
 
 
 def test_names_of_files_tell_attacks_apart() -> None:
     names = [
-        name_of("ig", KINDS["ig"], o)
+        name_of("ig", o)
         for o in (
-            Options(),
-            Options(knows=("mask", "aux", "clip", "noise")),
-            Options(knows=()),
-            Options(knows=("labels", "mask")),
+            AttackOptions(),
+            AttackOptions(knows=("mask", "aux", "clip", "noise")),
+            AttackOptions(knows=()),
+            AttackOptions(knows=("labels", "mask")),
         )
     ]
     assert names == ["attack-ig", "attack-ig", "attack-ig-knows-nothing", "attack-ig-knows-mask-labels"]
-    assert name_of("attribute", KINDS["attribute"], Options(round=1)) == "attack-attribute-round-1"
+    assert name_of("attribute", AttackOptions(round=1)) == "attack-attribute-round-1"
     assert known_as("mask, noise") == ("mask", "noise")
     assert known_as("none") == ()
     assert set(PUBLIC) < set(KNOWS)
@@ -295,7 +300,7 @@ def test_what_does_not_fit_is_refused_with_what_to_do(
     config: Path, kind: str, options: dict[str, Any], overrides: list[str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        attack(config, kind, Options(**options), overrides=overrides, out=config.parent)
+        attack(config, kind, AttackOptions(**options), overrides=overrides, out=config.parent)
 
 
 @pytest.mark.parametrize(
@@ -309,11 +314,11 @@ def test_what_does_not_fit_is_refused_with_what_to_do(
 )
 def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Options(**options)
+        AttackOptions(**options)
 
 
 def test_scores_are_those_of_the_reconstructions(config: Path) -> None:
-    outcome = reconstruction("ig", at(config).without_defence(), Options(images=2, steps=40), nothing)
+    outcome = reconstruction("ig", at(config).without_defence(), AttackOptions(images=2, steps=40), nothing)
     assert outcome.originals is not None
     ((_, images),) = outcome.rows
     assert outcome.record["each"]["psnr"] == pytest.approx(metrics.psnr(images, outcome.originals).tolist())

@@ -14,11 +14,11 @@ import torch
 from typer.testing import CliRunner
 
 from fedveil.adversary.attack_kinds import attack
-from fedveil.adversary.attack_options import Options
+from fedveil.adversary.attack_options import AttackOptions
 from fedveil.adversary.gan_attack import WithAttacker, _isolated
 from fedveil.adversary.inference import middle
-from fedveil.adversary.reconstruction import told_ratios
-from fedveil.adversary.snapshot import scene_of
+from fedveil.adversary.reconstruction import distinct_ratios
+from fedveil.adversary.snapshot import snapshot_of, target_of
 from fedveil.cli.app import app
 from fedveil.errors import ConfigError
 from fedveil.pages.attack_section import attack_values
@@ -32,7 +32,7 @@ CONFIG: dict[str, Any] = {
     "privacy": {"noise_multiplier": 1.0, "delta": 1e-3, "view": "server"},
     "run": {"engine": "inline"},
 }
-WITHOUT = Options(defence="none")
+WITHOUT = AttackOptions(defence="none")
 
 
 @pytest.fixture
@@ -42,13 +42,13 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def record(config: Path, kind: str, options: Options, *overrides: str) -> dict[str, Any]:
+def record(config: Path, kind: str, options: AttackOptions, *overrides: str) -> dict[str, Any]:
     return attack(config, kind, options, overrides=overrides, out=config.parent / "out").record
 
 
 def test_label_counts_are_read_without_a_defence_and_lost_in_noise(config: Path) -> None:
     clear = record(config, "labels", replace(WITHOUT, images=96, batch=32))
-    noisy = record(config, "labels", Options(images=96, batch=32))
+    noisy = record(config, "labels", AttackOptions(images=96, batch=32))
     assert clear["all_counts_right"] >= 2 / 3
     assert clear["labels_right"] > 0.97
     assert noisy["labels_right"] < clear["floors"]["all classes alike"]
@@ -56,13 +56,15 @@ def test_label_counts_are_read_without_a_defence_and_lost_in_noise(config: Path)
 
 
 def test_label_counts_of_a_sum_are_those_of_all_participants(config: Path) -> None:
-    found = record(config, "labels", Options(images=30, batch=5), "privacy.view='aggregate'", "privacy.noise_multiplier=1e-7")
+    found = record(
+        config, "labels", AttackOptions(images=30, batch=5), "privacy.view='aggregate'", "privacy.noise_multiplier=1e-7"
+    )
     assert found["examples"] == 30
     assert found["labels_right"] > 0.9
 
 
 def test_single_labels_by_both_rules(config: Path) -> None:
-    clear, noisy = (record(config, "label-reconstruction", replace(o, images=40)) for o in (WITHOUT, Options()))
+    clear, noisy = (record(config, "label-reconstruction", replace(o, images=40)) for o in (WITHOUT, AttackOptions()))
     assert clear["gradient"]["accuracy"] == 1
     assert noisy["gradient"]["accuracy"] < 0.5
     assert clear["output"] == noisy["output"]
@@ -71,7 +73,7 @@ def test_single_labels_by_both_rules(config: Path) -> None:
 
 @pytest.mark.parametrize("rule", ["gradient", "inversion"])
 def test_clients_are_told_apart_without_a_defence_only(config: Path, rule: str) -> None:
-    options = Options(images=12, batch=10, steps=None if rule == "gradient" else 30)
+    options = AttackOptions(images=12, batch=10, steps=None if rule == "gradient" else 30)
     settings = [f"attack.rule='{rule}'", "attack.targets=6", f"attack.probes={10 if rule == 'gradient' else 5}"]
     if rule == "inversion":
         options = replace(options, batch=5)
@@ -88,25 +90,46 @@ def test_noise_ratios_that_are_unknown_are_left_out_and_those_without_signal_are
     assert middle([1.0, None, 3.0]) == "2 (median)"
     assert middle([math.inf, math.inf, 1.0]) == "inf (median)"
     assert middle([None]) == "unknown"
-    assert told_ratios([0.5, 0.5001, math.inf, None]) == "0.5, inf, unknown"
+    assert distinct_ratios([0.5, 0.5001, math.inf, None]) == "0.5, inf, unknown"
 
 
 def test_attributes_of_training_examples_from_the_released_model(config: Path) -> None:
-    found = record(config, "attribute", Options(images=300))
+    found = record(config, "attribute", AttackOptions(images=300))
     assert found["attribute"] == "even digit"
     assert found["balanced_accuracy"] > 0.75
     assert found["n_test"] == 300
-    own = record(config, "attribute", Options(images=200, round=0), "attack.classes=[0, 1]")
+    own = record(config, "attribute", AttackOptions(images=200, round=0), "attack.classes=[0, 1]")
     assert own["attribute"] == "class in [0, 1]"
     assert own["constant_guess"] > 0.7
 
 
 def test_extraction_copies_an_undefended_model(config: Path) -> None:
     undefended = ("method={name='fedavg'}", "privacy={view='server'}", "training.rounds=8")
-    found = record(config, "extraction", Options(images=180), *undefended, "attack.epochs=30")
+    found = record(config, "extraction", AttackOptions(images=180), *undefended, "attack.epochs=30")
     assert found["victim_accuracy"] > 0.6
     assert found["agreement"] > 0.6
     assert found["queries"] == 180
+
+
+def test_attributes_and_labels_of_public_test_images(config: Path) -> None:
+    found = record(config, "attribute", AttackOptions(images=100), "attack.examples=test", "attack.auxiliary=300")
+    assert (found["n_train"], found["n_test"]) == (300, 60)
+    assert found["balanced_accuracy"] > 0.75
+    labels = record(config, "label-reconstruction", replace(WITHOUT, images=30, examples="test"))
+    assert labels["gradient"]["accuracy"] == 1
+    with pytest.raises(ConfigError, match="leaves none of the 360 test examples"):
+        record(config, "attribute", AttackOptions(), "attack.examples=test", "attack.auxiliary=360")
+
+
+def test_a_student_of_another_seed_asks_as_much_as_it_may(config: Path) -> None:
+    own, other = (
+        record(config, "extraction", AttackOptions(images=300), "attack.epochs=3", *more) for more in ([], ["attack.student=1"])
+    )
+    assert own["queries"] == other["queries"] == 300
+    assert own["held_out_kl"] != other["held_out_kl"]
+    assert own["victim_accuracy"] == other["victim_accuracy"]
+    with pytest.raises(ConfigError, match="360 queries leave none of the 360"):
+        record(config, "extraction", AttackOptions(images=360))
 
 
 @pytest.mark.parametrize("mode", ["passive", "active"])
@@ -118,7 +141,7 @@ def test_a_curious_client_takes_part_and_is_judged(config: Path, mode: str) -> N
         "attack.fakes=7",
         "training.clients_per_round=12",
     ]
-    found = record(config, "gan", Options(images=40, steps=3, batch=8), *settings, "attack.judge_epochs=2")
+    found = record(config, "gan", AttackOptions(images=40, steps=3, batch=8), *settings, "attack.judge_epochs=2")
     assert found["private"]["class"] == 3
     assert found["private"]["metric"] == "FD-digits-cnn2"
     assert found["private"]["n"] == 40
@@ -131,9 +154,9 @@ def test_a_curious_client_takes_part_and_is_judged(config: Path, mode: str) -> N
 
 
 def test_the_attackers_data_replace_his_own_and_nobody_elses(config: Path) -> None:
-    scene = scene_of(config, [], None, 0)
-    honest = scene.federation.context.clients
-    x, y = _isolated(scene, 2, 4)
+    snapshot = snapshot_of(*target_of(config, []))
+    honest = snapshot.federation.context.clients
+    x, y = _isolated(snapshot, 2, 4)
     assert 0 < len(y) < honest.size(2)
     assert 4 not in y.tolist()
     held = WithAttacker(honest, 2, x, y)
@@ -169,19 +192,19 @@ def test_the_attackers_data_replace_his_own_and_nobody_elses(config: Path) -> No
 )
 def test_settings_of_the_wrong_kind_are_refused_by_name(config: Path, kind: str, setting: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        record(config, kind, Options(images=10), f"attack.{setting}")
+        record(config, kind, AttackOptions(images=10), f"attack.{setting}")
 
 
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("labels", Options(batch=500), "lower --batch"),
-        ("labels", Options(images=5000, batch=5), "lower --images"),
-        ("identification", Options(images=1), "--images of at least 2"),
-        ("identification", Options(steps=60), "takes no --steps"),
+        ("labels", AttackOptions(batch=500), "lower --batch"),
+        ("labels", AttackOptions(images=5000, batch=5), "lower --images"),
+        ("identification", AttackOptions(images=1), "--images of at least 2"),
+        ("identification", AttackOptions(steps=60), "takes no --steps"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(config: Path, kind: str, options: Options, message: str) -> None:
+def test_options_that_do_not_fit_are_refused(config: Path, kind: str, options: AttackOptions, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         record(config, kind, options)
 
@@ -197,7 +220,7 @@ def test_options_that_do_not_fit_are_refused(config: Path, kind: str, options: O
 )
 def test_settings_that_do_not_fit_are_refused(config: Path, kind: str, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        record(config, kind, Options(images=10), *overrides)
+        record(config, kind, AttackOptions(images=10), *overrides)
 
 
 # --- the command and the report ----------------------------------------------------------------------------------------------
@@ -214,7 +237,7 @@ def test_the_command_prints_figures_and_leaves_files(config: Path, tmp_path: Pat
 
 
 def test_a_report_shows_picture_figures_and_assumptions_of_an_attack_together(config: Path, tmp_path: Path) -> None:
-    attack(config, "ig", Options(images=1, steps=2), out=tmp_path / "run")
+    attack(config, "ig", AttackOptions(images=1, steps=2), out=tmp_path / "run")
     attack(config, "ig", replace(WITHOUT, images=1, steps=2), out=tmp_path / "run")
     (tmp_path / "run" / "attack-own.json").write_text('{"psnr": {"mean": 11.25}, "each": [1, 2]}')
     (tmp_path / "run" / "attack-broken.json").write_text("{")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedveil.attacks import Upload
+from fedveil.attacks import CapturedUpload
 
 
 @pytest.fixture(scope="session")
@@ -53,15 +53,15 @@ def named_gradient(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]
 
 
 @pytest.fixture(scope="session")
-def make_upload() -> Callable[..., Upload]:
+def make_upload() -> Callable[..., CapturedUpload]:
     """One gradient with Gaussian noise of the given standard deviations."""
 
-    def make(module: nn.Module, x: Tensor, y: Tensor, std: Mapping[str, float] | None = None, seed: int = 0) -> Upload:
+    def make(module: nn.Module, x: Tensor, y: Tensor, std: Mapping[str, float] | None = None, seed: int = 0) -> CapturedUpload:
         clean = named_gradient(module, x, y)
         noise = {k: (std or {}).get(k, 0.0) for k in clean}
         rng = torch.Generator().manual_seed(seed)
         sent = {k: v + noise[k] * torch.randn(v.shape, generator=rng) for k, v in clean.items()}
         norm = float(torch.cat([v.flatten() for v in clean.values()]).norm())
-        return Upload(sent, n_examples=len(x), noise_std=noise, signal_norm=norm)
+        return CapturedUpload(sent, n_examples=len(x), noise_std=noise, signal_norm=norm)
 
     return make

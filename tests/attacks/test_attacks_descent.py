@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedveil.attacks import IG, Bounds, Knowledge, Upload
+from fedveil.attacks import IG, Bounds, CapturedUpload, Knowledge
 from fedveil.attacks.attack_types import Trial
-from fedveil.attacks.case import Case
+from fedveil.attacks.attempt import Attempt
 from fedveil.attacks.descent import adam, lbfgs
 
-UPLOAD = Upload({})
+UPLOAD = CapturedUpload({})
 
 
 def _rosenbrock(v: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def test_adam_stays_in_the_box_and_finds_the_corner() -> None:
     x = torch.tensor([[0.5, 0.5]], requires_grad=True)
     seen: list[float] = []
     steps, reason = adam(
-        lambda: (x[0, 0] - 5).square() + x[0, 1], x, 60, lambda _: 0.1, Bounds((2,)), lambda _, v: seen.append(v), signed=True
+        lambda: (x[0, 0] - 5).square() + x[0, 1], x, [0.1] * 60, Bounds((2,)), lambda _, v: seen.append(v), signed=True
     )
     assert x.tolist() == [[1.0, 0.0]]
     assert (steps, len(seen), reason) == (60, 60, "steps exhausted")
@@ -56,8 +56,8 @@ def test_the_smallest_matching_loss_wins_whatever_it_shows() -> None:
         Trial(torch.full((1, 2), float(i)), torch.tensor([i]), loss, 1, 1, "end")
         for i, loss in enumerate((0.3, float("nan"), 0.1))
     ]
-    case = Case([UPLOAD], [], 1, Knowledge(n=1), Bounds((2,)), torch.Generator().manual_seed(9), None)
-    result = case.conclude("ig", IG(), trials)
+    attempt = Attempt([UPLOAD], [], 1, Knowledge(n=1), Bounds((2,)), torch.Generator().manual_seed(9), None)
+    result = attempt.conclude(IG(), trials)
     assert result.chosen == 2
     assert result.x.tolist() == [[2.0, 2.0]]
     assert result.trial_losses == (0.3, float("inf"), 0.1)

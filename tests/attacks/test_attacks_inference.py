@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedveil.attacks import IG, Bounds, Knowledge, Upload
+from fedveil.attacks import IG, Bounds, CapturedUpload, Knowledge
 from fedveil.attacks.attribute import infer_attribute
 from fedveil.attacks.extraction import KnowledgeExtraction, divergence
 from fedveil.attacks.features import features, fit
@@ -16,7 +16,7 @@ from fedveil.attacks.label_reconstruction import from_gradients, from_outputs
 from fedveil.errors import ConfigError
 
 Digits = tuple[Tensor, Tensor]
-Make = Callable[..., Upload]
+Make = Callable[..., CapturedUpload]
 
 
 def _rng(seed: int = 0) -> torch.Generator:
@@ -35,7 +35,7 @@ def clients(digits: Digits) -> list[tuple[Tensor, Tensor]]:
     return made
 
 
-def _uploads(clients: list[tuple[Tensor, Tensor]], net: nn.Module, make: Make, sigma: float) -> list[Upload]:
+def _uploads(clients: list[tuple[Tensor, Tensor]], net: nn.Module, make: Make, sigma: float) -> list[CapturedUpload]:
     std = {k: sigma for k, _ in net.named_parameters()}
     return [make(net, x, y, std, seed) for seed, (x, y) in enumerate(clients)]
 
@@ -63,8 +63,9 @@ def test_clients_are_found_by_inversion(digits: Digits, relu_cnn: nn.Sequential,
     ones = [(y == c).nonzero().flatten()[:2] for c in (0, 1, 4)]
     uploads = [make_upload(relu_cnn, x[i[:1]], y[i[:1]]) for i in ones]
     probes = [(x[i], y[i]) for i in ones]
-    bounds = Bounds((1, 28, 28))
-    scores = inversion_scores(uploads, probes, lambda: relu_cnn, relu_cnn.state_dict(), Knowledge(n=1), bounds, IG(60), _rng())
+    attacker = Knowledge(n=1), Bounds((1, 28, 28)), _rng()
+    images = [IG(60).run([upload], lambda: relu_cnn, relu_cnn.state_dict(), *attacker).x for upload in uploads]
+    scores = inversion_scores(relu_cnn, probes, images)
     assert identify(scores, range(3), "inversion").matched == 1
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedveil.attacks import Clip, Knowledge, LocalSpec, Upload
+from fedveil.attacks import CapturedUpload, Clip, Knowledge, KnownTraining
 from fedveil.attacks.intercept import clip_of, intercepted
 from fedveil.attacks.matching import read
 from fedveil.release.plan import Plan
@@ -15,7 +15,7 @@ from fedveil.training.params import Layout
 
 
 def test_an_upload_of_the_door_becomes_a_gradient(
-    digits: tuple[Tensor, Tensor], relu_cnn: nn.Sequential, make_upload: Callable[..., Upload]
+    digits: tuple[Tensor, Tensor], relu_cnn: nn.Sequential, make_upload: Callable[..., CapturedUpload]
 ) -> None:
     clean = make_upload(relu_cnn, digits[0][:1], digits[1][:1]).tensors
     layout = Layout.of({k: v.shape for k, v in clean.items()})
@@ -23,7 +23,7 @@ def test_an_upload_of_the_door_becomes_a_gradient(
     support = torch.ones_like(vector, dtype=torch.bool)
     support[:5] = False
     sent = Sent(0, 1, vector, torch.arange(float(len(layout))), Plan(), support)
-    local = LocalSpec(1, 0.1)
+    local = KnownTraining(1, 0.1)
     upload = intercepted(sent, layout, 1, local, signal_norm=2.0)
     target = read([upload], lambda: relu_cnn, relu_cnn.state_dict(), Knowledge(local=local, mask=upload.sent_mask))[0]
     assert all(torch.allclose(v, clean[k], atol=1e-6) for k, v in target.named().items())
@@ -38,7 +38,7 @@ def test_noise_lies_where_something_was_sent_and_bounds_are_named() -> None:
     support = torch.tensor([True, False, True, True])
     plan = Plan(clip=3.0, noise_std=0.5, support=support, layer_clip=torch.tensor([1.0, 2.0]))
     sent = Sent(0, 0, torch.ones(4), torch.tensor([0.5, 0.25]), plan, support)
-    upload = intercepted(sent, layout, 1, LocalSpec(1, 0.1), signal_norm=1.0)
+    upload = intercepted(sent, layout, 1, KnownTraining(1, 0.1), signal_norm=1.0)
     assert upload.noise_std is not None
     assert {k: torch.as_tensor(v).flatten().tolist() for k, v in upload.noise_std.items()} == {"a": [0.5, 0.0], "b": [0.25, 0.25]}
     assert upload.noise_ratio == pytest.approx((0.25 + 2 * 0.0625) ** 0.5)

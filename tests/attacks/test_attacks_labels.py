@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedveil.attacks import Bounds, Knowledge, Upload
+from fedveil.attacks import Bounds, CapturedUpload, Knowledge
 from fedveil.attacks.attack_types import Clip
 from fedveil.attacks.labels import class_gradient, counted, infer, label_counts, mean_prediction, single_label, unique_labels
 from fedveil.attacks.matching import read
@@ -39,7 +39,7 @@ def test_largest_remainders_by_hand() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_batches_of_32_on_an_untrained_network(
-    seed: int, digits: tuple[Tensor, Tensor], relu_cnn: nn.Sequential, make_upload: Callable[..., Upload]
+    seed: int, digits: tuple[Tensor, Tensor], relu_cnn: nn.Sequential, make_upload: Callable[..., CapturedUpload]
 ) -> None:
     x, y = digits
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
@@ -53,7 +53,12 @@ def test_batches_of_32_on_an_untrained_network(
 @pytest.mark.parametrize("clip", [100.0, 0.1, 0.01])
 @pytest.mark.parametrize("layered", [False, True])
 def test_a_clip_that_is_told_is_undone(
-    layered: bool, clip: float, n: int, digits: tuple[Tensor, Tensor], relu_cnn: nn.Sequential, make_upload: Callable[..., Upload]
+    layered: bool,
+    clip: float,
+    n: int,
+    digits: tuple[Tensor, Tensor],
+    relu_cnn: nn.Sequential,
+    make_upload: Callable[..., CapturedUpload],
 ) -> None:
     x, y = digits
     right = 0
@@ -64,13 +69,13 @@ def test_a_clip_that_is_told_is_undone(
         bounds = Clip(layers=dict.fromkeys(sent, clip)) if layered else Clip(clip)
         norm = sent["5.bias"].norm() if layered else torch.cat([v.flatten() for v in sent.values()]).norm()
         sent = {k: v * min(1.0, clip / float(norm)) for k, v in sent.items()}
-        target = read([Upload(sent)], lambda: relu_cnn, relu_cnn.state_dict(), Knowledge(clip=bounds))[0]
+        target = read([CapturedUpload(sent)], lambda: relu_cnn, relu_cnn.state_dict(), Knowledge(clip=bounds))[0]
         right += torch.equal(counted(target, x[auxiliary], n), y[chosen].bincount(minlength=10))
     assert right >= 4
 
 
 def test_one_label_from_the_bias_and_from_the_weight(
-    digits: tuple[Tensor, Tensor], relu_cnn: nn.Sequential, make_upload: Callable[..., Upload]
+    digits: tuple[Tensor, Tensor], relu_cnn: nn.Sequential, make_upload: Callable[..., CapturedUpload]
 ) -> None:
     x, y = digits
     for i in range(12):
@@ -85,7 +90,7 @@ def test_one_label_from_the_bias_and_from_the_weight(
 
 
 def test_unique_labels_of_a_batch(
-    digits: tuple[Tensor, Tensor], relu_cnn: nn.Sequential, make_upload: Callable[..., Upload]
+    digits: tuple[Tensor, Tensor], relu_cnn: nn.Sequential, make_upload: Callable[..., CapturedUpload]
 ) -> None:
     x, y = digits
     chosen = [int((y == c).nonzero()[0]) for c in (7, 1, 4)]
@@ -96,7 +101,7 @@ def test_unique_labels_of_a_batch(
 
 
 def test_labels_without_auxiliary_data_and_known_labels(
-    digits: tuple[Tensor, Tensor], relu_cnn: nn.Sequential, make_upload: Callable[..., Upload]
+    digits: tuple[Tensor, Tensor], relu_cnn: nn.Sequential, make_upload: Callable[..., CapturedUpload]
 ) -> None:
     x, y = digits
     target = read([make_upload(relu_cnn, x[:8], y[:8])], lambda: relu_cnn, relu_cnn.state_dict(), Knowledge())[0]
@@ -108,10 +113,10 @@ def test_labels_without_auxiliary_data_and_known_labels(
 
 
 def test_a_withheld_bias_is_not_read(
-    digits: tuple[Tensor, Tensor], relu_cnn: nn.Sequential, make_upload: Callable[..., Upload]
+    digits: tuple[Tensor, Tensor], relu_cnn: nn.Sequential, make_upload: Callable[..., CapturedUpload]
 ) -> None:
     x, y = digits
     sent = make_upload(relu_cnn, x[:1], y[:1])
-    partial = Upload({k: v for k, v in sent.tensors.items() if k != "5.bias"})
+    partial = CapturedUpload({k: v for k, v in sent.tensors.items() if k != "5.bias"})
     with pytest.raises(ConfigError, match=r"5\.bias"):
         class_gradient(read([partial], lambda: relu_cnn, relu_cnn.state_dict(), Knowledge())[0])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedveil.attacks.attack_types import Clip, Knowledge, LocalSpec, Upload
+from fedveil.attacks.attack_types import CapturedUpload, Clip, Knowledge, KnownTraining
 from fedveil.attacks.matching import Target, cosine, read, squared, trust, withheld_guess
 from fedveil.attacks.simulate import split
 from fedveil.errors import ConfigError
@@ -53,21 +53,28 @@ def test_weights_enter_the_inner_product_once() -> None:
 def test_gradient_delta_and_weights_say_the_same(steps: int) -> None:
     lr = 0.2
     moved = {k: -lr * steps * g for k, g in GRADIENT.items()}
-    knowledge = Knowledge(local=LocalSpec(steps, lr))
-    uploads = [Upload(GRADIENT), Upload(moved, kind="delta"), Upload({k: STATE[k] + v for k, v in moved.items()}, kind="weights")]
+    knowledge = Knowledge(local=KnownTraining(steps, lr))
+    uploads = [
+        CapturedUpload(GRADIENT),
+        CapturedUpload(moved, kind="delta"),
+        CapturedUpload({k: STATE[k] + v for k, v in moved.items()}, kind="weights"),
+    ]
     plain, delta, weights = (t.gradient for t in read(uploads, _net, STATE, knowledge))
     assert torch.allclose(plain, delta, atol=1e-6)
     assert torch.allclose(plain, weights, atol=1e-5)
 
 
 def test_noise_of_a_delta_is_scaled_to_the_gradient() -> None:
-    local = LocalSpec(4, 0.05)
+    local = KnownTraining(4, 0.05)
     std = {"0.weight": 0.1, "2.weight": 0.01}
     as_delta = {k: -0.2 * g for k, g in GRADIENT.items()}
     delta = read(
-        [Upload(as_delta, kind="delta")], _net, STATE, Knowledge(local=local, noise_std={k: 0.2 * s for k, s in std.items()})
+        [CapturedUpload(as_delta, kind="delta")],
+        _net,
+        STATE,
+        Knowledge(local=local, noise_std={k: 0.2 * s for k, s in std.items()}),
     )
-    plain = read([Upload(GRADIENT)], _net, STATE, Knowledge(noise_std=std))
+    plain = read([CapturedUpload(GRADIENT)], _net, STATE, Knowledge(noise_std=std))
     assert delta[0].weight is not None
     assert plain[0].weight is not None
     assert torch.allclose(delta[0].weight, plain[0].weight, atol=1e-5)
@@ -76,7 +83,7 @@ def test_noise_of_a_delta_is_scaled_to_the_gradient() -> None:
 def test_a_candidate_passes_the_clip_as_an_update_does() -> None:
     """Against the door's own clipping, on the same change of weights."""
     x, y, lr = torch.randn((4, 2), generator=RNG), torch.tensor([0, 1, 1, 0]), 0.5
-    plain = read([Upload(GRADIENT)], _net, STATE, Knowledge())[0].simulate(x, y).detach()
+    plain = read([CapturedUpload(GRADIENT)], _net, STATE, Knowledge())[0].simulate(x, y).detach()
     layout = Layout.of({k: v.shape for k, v in STATE.items()})
     norms = layout.norms(lr * plain)
     support = torch.ones_like(plain, dtype=torch.bool)
@@ -84,14 +91,14 @@ def test_a_candidate_passes_the_clip_as_an_update_does() -> None:
     plan = Plan(clip=0.6 * float(norms.norm()), layer_clip=torch.tensor([0.5, 2.0, 0.9, 1.0]) * norms, support=support)
     expected = clipped(-lr * plain, plan, layout) / -lr
     clip = Clip(plan.clip, dict(zip(layout.names, plan.layer_clip.tolist(), strict=True)))
-    knowledge = Knowledge(local=LocalSpec(1, lr), clip=clip, mask=split(support, dict(STATE)))
-    target = read([Upload({k: -lr * g for k, g in GRADIENT.items()}, kind="delta")], _net, STATE, knowledge)[0]
+    knowledge = Knowledge(local=KnownTraining(1, lr), clip=clip, mask=split(support, dict(STATE)))
+    target = read([CapturedUpload({k: -lr * g for k, g in GRADIENT.items()}, kind="delta")], _net, STATE, knowledge)[0]
     assert torch.allclose(target.simulate(x, y).detach(), expected, rtol=1e-4, atol=1e-6)
     assert not torch.allclose(plain, expected, rtol=0.05)
 
 
 def test_layers_that_were_not_sent_do_not_count() -> None:
-    target = read([Upload({k: v for k, v in GRADIENT.items() if k != "0.weight"})], _net, STATE, Knowledge())[0]
+    target = read([CapturedUpload({k: v for k, v in GRADIENT.items() if k != "0.weight"})], _net, STATE, Knowledge())[0]
     assert target.weight is not None
     assert target.weight[:6].tolist() == [0.0] * 6
     assert target.weight[6:].tolist() == [1.0] * 11
@@ -151,13 +158,13 @@ def test_swamped_layers_get_no_weight_unless_all_are_alike() -> None:
 
 def test_known_masks_exclude_entries() -> None:
     mask = {"0.weight": torch.tensor([[True, False], [False, True], [True, True]])}
-    target = read([Upload(GRADIENT)], _net, STATE, Knowledge(mask=mask))[0]
+    target = read([CapturedUpload(GRADIENT)], _net, STATE, Knowledge(mask=mask))[0]
     assert target.weight is not None
     assert target.weight[:6].tolist() == [1, 0, 0, 1, 1, 1]
 
 
 def test_withheld_guess_drops_the_largest_received() -> None:
-    upload = Upload({"a": torch.tensor([0.1, -9.0, 0.3, 0.2, 0.5]), "b": torch.tensor([1.0, 0.0, 7.0, 0.4, 0.6])})
+    upload = CapturedUpload({"a": torch.tensor([0.1, -9.0, 0.3, 0.2, 0.5]), "b": torch.tensor([1.0, 0.0, 7.0, 0.4, 0.6])})
     guess = withheld_guess(upload, 0.2)
     assert guess["a"].tolist() == [True, False, True, True, True]
     assert guess["b"].tolist() == [True, True, False, True, True]
@@ -166,12 +173,12 @@ def test_withheld_guess_drops_the_largest_received() -> None:
 
 
 def test_what_cannot_be_read_is_refused() -> None:
-    cases: list[tuple[Upload, Knowledge, str]] = [
-        (Upload({"nope": torch.zeros(1)}), Knowledge(), "nope"),
-        (Upload({"0.bias": torch.zeros(4)}), Knowledge(), "shape"),
-        (Upload(GRADIENT, kind="delta"), Knowledge(), "Knowledge.local"),
-        (Upload(GRADIENT), Knowledge(mask={k: torch.zeros(v.shape) for k, v in GRADIENT.items()}), "mask hides"),
-        (Upload(GRADIENT), Knowledge(noise_std={"0.weight": torch.ones(7)}), "does not fit"),
+    cases: list[tuple[CapturedUpload, Knowledge, str]] = [
+        (CapturedUpload({"nope": torch.zeros(1)}), Knowledge(), "nope"),
+        (CapturedUpload({"0.bias": torch.zeros(4)}), Knowledge(), "shape"),
+        (CapturedUpload(GRADIENT, kind="delta"), Knowledge(), "Knowledge.local"),
+        (CapturedUpload(GRADIENT), Knowledge(mask={k: torch.zeros(v.shape) for k, v in GRADIENT.items()}), "mask hides"),
+        (CapturedUpload(GRADIENT), Knowledge(noise_std={"0.weight": torch.ones(7)}), "does not fit"),
     ]
     for upload, knowledge, words in cases:
         with pytest.raises(ConfigError, match=words):
@@ -181,5 +188,5 @@ def test_what_cannot_be_read_is_refused() -> None:
 
 
 def test_named_gives_tensors_back() -> None:
-    named: dict[str, Tensor] = read([Upload(GRADIENT)], _net, STATE, Knowledge())[0].named()
+    named: dict[str, Tensor] = read([CapturedUpload(GRADIENT)], _net, STATE, Knowledge())[0].named()
     assert all(torch.equal(named[k], v) for k, v in GRADIENT.items())

@@ -14,14 +14,14 @@ from fedveil.attacks import (
     IDLG,
     IG,
     Attack,
+    AttackStep,
     Bounds,
+    CapturedUpload,
     Clip,
     GradInversion,
     Knowledge,
-    LocalSpec,
-    Progress,
-    Result,
-    Upload,
+    KnownTraining,
+    Reconstruction,
     attack,
 )
 from fedveil.attacks.gradinversion import disagreement, statistics_distance
@@ -30,12 +30,17 @@ from fedveil.errors import ConfigError
 
 BOUNDS = Bounds((1, 28, 28))
 Digits = tuple[Tensor, Tensor]
-Make = Callable[..., Upload]
+Make = Callable[..., CapturedUpload]
 
 
 def _run(
-    config: Attack, sent: Upload, net: nn.Module, knowledge: Knowledge, seed: int = 0, **more: Callable[[Progress], None]
-) -> Result:
+    config: Attack,
+    sent: CapturedUpload,
+    net: nn.Module,
+    knowledge: Knowledge,
+    seed: int = 0,
+    **more: Callable[[AttackStep], None],
+) -> Reconstruction:
     return config.run([sent], lambda: net, net.state_dict(), knowledge, BOUNDS, torch.Generator().manual_seed(seed), **more)
 
 
@@ -58,7 +63,7 @@ def test_a_small_gradient_tells_as_much_as_a_large_one(digits: Digits, sigmoid_l
     sent = make_upload(sigmoid_lenet, x[:1], y[:1])
 
     def found(kind: str, norm: float, **settings: int) -> Tensor:
-        scaled = Upload({k: norm / (sent.signal_norm or 0.0) * v for k, v in sent.tensors.items()})
+        scaled = CapturedUpload({k: norm / (sent.signal_norm or 0.0) * v for k, v in sent.tensors.items()})
         return _run(attack(kind, **settings), scaled, sigmoid_lenet, Knowledge(labels=y[:1], clip=Clip(norm))).images
 
     assert psnr(found("dlg", 1e-3, steps=30, restarts=1), x[:1]).item() > 40
@@ -68,7 +73,7 @@ def test_a_small_gradient_tells_as_much_as_a_large_one(digits: Digits, sigmoid_l
 
 def test_ig_on_a_relu_network(digits: Digits, relu_cnn: nn.Sequential, make_upload: Make) -> None:
     x, y = digits
-    seen: list[Progress] = []
+    seen: list[AttackStep] = []
     result = _run(IG(200), make_upload(relu_cnn, x[:1], y[:1]), relu_cnn, Knowledge(n=1), on_step=seen.append)
     assert psnr(result.images, x[:1]).item() > 30
     assert [p.step for p in seen] == list(range(1, 201))
@@ -104,10 +109,10 @@ def test_a_known_mask_is_left_out(digits: Digits, relu_cnn: nn.Sequential, make_
     x, y = digits
     sent = make_upload(relu_cnn, x[:1], y[:1])
     keep = {k: torch.rand(v.shape, generator=torch.Generator().manual_seed(1)) < 0.5 for k, v in sent.tensors.items()}
-    masked = Upload({k: v * keep[k] for k, v in sent.tensors.items()})
-    told = _run(IG(200), masked, relu_cnn, Knowledge(labels=y[:1], mask=keep))
-    untold = _run(IG(200), masked, relu_cnn, Knowledge(labels=y[:1]))
-    assert psnr(told.images, x[:1]).item() > 30 > psnr(untold.images, x[:1]).item()
+    masked = CapturedUpload({k: v * keep[k] for k, v in sent.tensors.items()})
+    informed = _run(IG(200), masked, relu_cnn, Knowledge(labels=y[:1], mask=keep))
+    naive = _run(IG(200), masked, relu_cnn, Knowledge(labels=y[:1]))
+    assert psnr(informed.images, x[:1]).item() > 30 > psnr(naive.images, x[:1]).item()
 
 
 def test_adaptive_dlg(digits: Digits, sigmoid_lenet: nn.Sequential, make_upload: Make) -> None:
@@ -121,8 +126,8 @@ def test_adaptive_dlg(digits: Digits, sigmoid_lenet: nn.Sequential, make_upload:
 def test_dlg_from_weights_needs_the_local_training(digits: Digits, sigmoid_lenet: nn.Sequential, make_upload: Make) -> None:
     x, y = digits
     clean = make_upload(sigmoid_lenet, x[:1], y[:1]).tensors
-    weights = Upload({k: v - 0.05 * clean[k] for k, v in sigmoid_lenet.state_dict().items()}, kind="weights")
-    result = _run(IDLG(30, 1), weights, sigmoid_lenet, Knowledge(local=LocalSpec(1, 0.05)))
+    weights = CapturedUpload({k: v - 0.05 * clean[k] for k, v in sigmoid_lenet.state_dict().items()}, kind="weights")
+    result = _run(IDLG(30, 1), weights, sigmoid_lenet, Knowledge(local=KnownTraining(1, 0.05)))
     assert psnr(result.images, x[:1]).item() > 35
     with pytest.raises(ConfigError, match=r"Knowledge\.local"):
         _run(IDLG(1), weights, sigmoid_lenet, Knowledge())
@@ -132,17 +137,17 @@ def test_unrolling_local_steps_beats_assuming_one(digits: Digits, relu_cnn: nn.S
     x, y = digits
     net = nn.Sequential(*relu_cnn)
     start = {k: v.clone() for k, v in net.state_dict().items()}
-    local = LocalSpec(4, 0.1)
+    local = KnownTraining(4, 0.1)
     optimizer = torch.optim.SGD(net.parameters(), local.lr)
     for _ in range(local.steps):
         optimizer.zero_grad()
         F.cross_entropy(net(x[:1]), y[:1]).backward()
         optimizer.step()
-    delta = Upload({k: v.clone() - start[k] for k, v in net.state_dict().items()}, kind="delta")
+    delta = CapturedUpload({k: v.clone() - start[k] for k, v in net.state_dict().items()}, kind="delta")
     net.load_state_dict(start)
     knowledge = Knowledge(labels=y[:1], local=local)
     unrolled = _run(IG(200), delta, net, knowledge)
-    assumed = _run(IG(200), delta, net, Knowledge(labels=y[:1], local=LocalSpec(1, 0.4)))
+    assumed = _run(IG(200), delta, net, Knowledge(labels=y[:1], local=KnownTraining(1, 0.4)))
     assert psnr(unrolled.images, x[:1]).item() > 30
     assert psnr(unrolled.images, x[:1]).item() > psnr(assumed.images, x[:1]).item() + 5
     assert unrolled.trial_losses[0] < 0.01 < assumed.trial_losses[0]
@@ -206,7 +211,7 @@ def test_ig_on_colour_images(data_dir: object) -> None:
     for i in range(4):
         net.zero_grad()
         F.cross_entropy(net(bounds.inputs(truth[i : i + 1])), y[i : i + 1]).backward()
-        sent = Upload({k: p.grad.clone() for k, p in net.named_parameters() if p.grad is not None})
+        sent = CapturedUpload({k: p.grad.clone() for k, p in net.named_parameters() if p.grad is not None})
         rng = torch.Generator().manual_seed(i)
         result = IG(500).run([sent], lambda: net, net.state_dict(), Knowledge(n=1), bounds, rng)
         scores.append(psnr(result.images, truth[i : i + 1]).item())

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedveil.attacks.attack_types import LocalSpec
+from fedveil.attacks.attack_types import KnownTraining
 from fedveil.attacks.simulate import flat, gradient, prepared, simulation, split
 from fedveil.errors import ConfigError
 
@@ -22,7 +22,7 @@ def batch() -> tuple[Tensor, Tensor]:
     return torch.randn((6, 4), generator=rng), torch.tensor([0, 1, 2, 0, 1, 2])
 
 
-def _trained(net: nn.Module, x: Tensor, y: Tensor, local: LocalSpec, order: list[list[int]]) -> Tensor:
+def _trained(net: nn.Module, x: Tensor, y: Tensor, local: KnownTraining, order: list[list[int]]) -> Tensor:
     """(w_0 - w_K) / (lr K) by torch's own optimizers."""
     before = flat([p.detach().clone() for p in net.parameters()])
     makers = {
@@ -41,20 +41,20 @@ def _trained(net: nn.Module, x: Tensor, y: Tensor, local: LocalSpec, order: list
 
 
 CASES = [
-    (LocalSpec(1, 0.3), [[0, 1, 2, 3, 4, 5]]),
-    (LocalSpec(4, 0.3), [[0, 1, 2, 3, 4, 5]] * 4),
-    (LocalSpec(3, 0.3, batch=4), [[0, 1, 2, 3], [4, 5], [0, 1, 2, 3]]),
-    (LocalSpec(2, 0.3, order=((5, 1), (0, 3, 2))), [[5, 1], [0, 3, 2]]),
-    (LocalSpec(1, 0.01, optimizer="adam"), [[0, 1, 2, 3, 4, 5]]),
-    (LocalSpec(3, 0.3, momentum=0.9, weight_decay=0.1), [[0, 1, 2, 3, 4, 5]] * 3),
-    (LocalSpec(2, 0.3, rates=(0.5, 0.1), batch_clip=0.4), [[0, 1, 2, 3, 4, 5]] * 2),
-    (LocalSpec(1, 0.3, batch_clip=0.2), [[0, 1, 2, 3, 4, 5]]),
-    (LocalSpec(5, 0.01, batch=3, optimizer="adam"), [[0, 1, 2], [3, 4, 5]] * 2 + [[0, 1, 2]]),
+    (KnownTraining(1, 0.3), [[0, 1, 2, 3, 4, 5]]),
+    (KnownTraining(4, 0.3), [[0, 1, 2, 3, 4, 5]] * 4),
+    (KnownTraining(3, 0.3, batch=4), [[0, 1, 2, 3], [4, 5], [0, 1, 2, 3]]),
+    (KnownTraining(2, 0.3, order=((5, 1), (0, 3, 2))), [[5, 1], [0, 3, 2]]),
+    (KnownTraining(1, 0.01, optimizer="adam"), [[0, 1, 2, 3, 4, 5]]),
+    (KnownTraining(3, 0.3, momentum=0.9, weight_decay=0.1), [[0, 1, 2, 3, 4, 5]] * 3),
+    (KnownTraining(2, 0.3, rates=(0.5, 0.1), batch_clip=0.4), [[0, 1, 2, 3, 4, 5]] * 2),
+    (KnownTraining(1, 0.3, batch_clip=0.2), [[0, 1, 2, 3, 4, 5]]),
+    (KnownTraining(5, 0.01, batch=3, optimizer="adam"), [[0, 1, 2], [3, 4, 5]] * 2 + [[0, 1, 2]]),
 ]
 
 
 @pytest.mark.parametrize(("local", "order"), CASES)
-def test_unrolled_training_is_torch_training(local: LocalSpec, order: list[list[int]], batch: tuple[Tensor, Tensor]) -> None:
+def test_unrolled_training_is_torch_training(local: KnownTraining, order: list[list[int]], batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
     module = prepared(_net, _net().state_dict(), "eval", None)
     simulated = simulation(module, local)(x, y).detach()
@@ -64,7 +64,7 @@ def test_unrolled_training_is_torch_training(local: LocalSpec, order: list[list[
 def test_gradients_pass_through_unrolled_steps(batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch[0].double(), batch[1]
     module = prepared(_net, _net().state_dict(), "eval", None).double()
-    for local in (LocalSpec(3, 0.3), LocalSpec(3, 0.01, optimizer="adam")):
+    for local in (KnownTraining(3, 0.3), KnownTraining(3, 0.01, optimizer="adam")):
         simulate = simulation(module, local)
         assert torch.autograd.gradcheck(lambda z, s=simulate: s(z, y), (x.requires_grad_(True),), atol=1e-4)
 

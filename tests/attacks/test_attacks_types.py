@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedveil.attacks import ATTACKS, Bounds, Knowledge, LocalSpec, Upload, attack
-from fedveil.attacks.attack_types import Result
+from fedveil.attacks import ATTACKS, Bounds, CapturedUpload, Knowledge, KnownTraining, attack
+from fedveil.attacks.attack_types import Reconstruction
 from fedveil.errors import ConfigError
 
 
 def test_noise_ratio_is_noise_norm_over_signal_norm() -> None:
     tensors = {"a": torch.zeros(3, 4), "b": torch.zeros(4)}
-    upload = Upload(tensors, noise_std={"a": 0.5, "b": torch.tensor([0.0, 0.0, 0.0, 1.0])}, signal_norm=4.0)
+    upload = CapturedUpload(tensors, noise_std={"a": 0.5, "b": torch.tensor([0.0, 0.0, 0.0, 1.0])}, signal_norm=4.0)
     assert upload.noise_ratio == pytest.approx(math.sqrt(12 * 0.25 + 1) / 4)
-    assert Upload(tensors).noise_ratio is None
+    assert CapturedUpload(tensors).noise_ratio is None
     assert replace(upload, signal_norm=0.0).noise_ratio == math.inf
     assert replace(upload, signal_norm=0.0, noise_std={}).noise_ratio is None
 
@@ -42,21 +42,21 @@ def test_bounds_go_to_images_and_back() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_uploads_that_are_not_finite_are_refused(bad: float) -> None:
     with pytest.raises(ConfigError, match="NaN or infinity"):
-        Upload({"a": torch.tensor([bad])})
+        CapturedUpload({"a": torch.tensor([bad])})
 
 
 def test_impossible_values_are_refused() -> None:
     with pytest.raises(ConfigError, match="n_examples"):
-        Upload({}, n_examples=0)
+        CapturedUpload({}, n_examples=0)
     for steps, lr, batch in ((0, 0.1, None), (1, 0.0, None), (1, math.inf, None), (1, 0.1, 0)):
-        with pytest.raises(ConfigError, match="LocalSpec"):
-            LocalSpec(steps, lr, batch)
+        with pytest.raises(ConfigError, match="KnownTraining"):
+            KnownTraining(steps, lr, batch)
     with pytest.raises(ConfigError, match="one per step"):
-        LocalSpec(2, 0.1, order=((0,),))
+        KnownTraining(2, 0.1, order=((0,),))
     with pytest.raises(ConfigError, match="rates lists 1 entries for 2 steps"):
-        LocalSpec(2, 0.1, rates=(0.1,))
+        KnownTraining(2, 0.1, rates=(0.1,))
     with pytest.raises(ConfigError, match="Adam is simulated without"):
-        LocalSpec(1, 0.1, optimizer="adam", momentum=0.9)
+        KnownTraining(1, 0.1, optimizer="adam", momentum=0.9)
 
 
 def test_attacks_are_made_by_name() -> None:
@@ -70,7 +70,7 @@ def test_attacks_are_made_by_name() -> None:
 
 def test_summaries_are_json() -> None:
     one = torch.zeros(1, 1, 2, 2)
-    result = Result(
+    result = Reconstruction(
         attack="ig", x=one, images=one, y=torch.tensor([3]), trial_losses=(0.5, 0.1), chosen=1, steps=20, closures=22,
         seconds=4.0, stop_reason="steps exhausted", knowledge=("n",), adaptive=False, seed=5, noise_ratio=None,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from fedveil.adversary.audit_run import audit_config
 from fedveil.audit.adapter import Case
 from fedveil.audit.last_model import Runs, audit_last_model
 from fedveil.audit.linear import LinearLoss, linear_model
-from fedveil.audit.linear_loss import NoisyFedAvg as LinearRun
+from fedveil.audit.linear_loss import LinearRun
 from fedveil.audit.two_world import draw, midpoint, rates
 from fedveil.configuration.config import Config, calibrated_setting, parse
 from fedveil.errors import ConfigError

@@ -15,8 +15,7 @@ import torch
 from fedveil.accounting.types import Audit, View
 from fedveil.adversary.audit_run import audit, audit_config, audit_run
 from fedveil.audit.adapter import Case, release_subject, run_score, sampled_run, worst_shift
-from fedveil.audit.linear_loss import NoisyFedAvg as LinearRun
-from fedveil.audit.linear_loss import audit_linear_loss
+from fedveil.audit.linear_loss import LinearRun, audit_linear_loss
 from fedveil.audit.sampled_curve import many_sampled_runs
 from fedveil.audit.single_upload import single_upload
 from fedveil.audit.training_audit import Trainer, pairs
@@ -26,6 +25,7 @@ from fedveil.errors import ConfigError
 from fedveil.methods.method_registry import METHODS
 from fedveil.release.cost import plan_mu
 from fedveil.release.plan import Plan
+from fedveil.statement.statement_json import to_dict
 from fedveil.training.params import Layout
 
 RECORD = {"unit": "record", "adjacency": "replace_one", "view": "server"}
@@ -192,7 +192,7 @@ def test_a_run_gets_its_audit(tmp_path: Path) -> None:
 
     config = small({"name": "dp-fedavg"}, view="server")
     write_config(tmp_path / "config.toml", config)
-    (tmp_path / "statement.json").write_text(json.dumps(certify_config(config).to_dict()))
+    (tmp_path / "statement.json").write_text(json.dumps(to_dict(certify_config(config))))
     audit_run(tmp_path, n=40)
     written = json.loads((tmp_path / "statement.json").read_text())
     assert len(written["views"][0]["audits"]) == 2
@@ -208,7 +208,7 @@ def test_a_second_audit_of_a_run_replaces_the_first(tmp_path: Path) -> None:
     write_config(tmp_path / "config.toml", config)
     lucky = Audit(9.0, 1e-3, certify_config(config).scope, "another test", 0.95, 40)
     guess = replace(lucky, test="canaries", rigorous=False)
-    (tmp_path / "statement.json").write_text(json.dumps(certify_config(config).with_audits([lucky, guess]).to_dict()))
+    (tmp_path / "statement.json").write_text(json.dumps(to_dict(certify_config(config).with_audits([lucky, guess]))))
     first, second = (audit_run(tmp_path, n=n).view(View.SERVER).audits for n in (40, 60))
     assert [a.n for a in first] == [40, 80, 80]
     assert [a.n for a in second] == [40, 120, 120]

@@ -8,7 +8,7 @@ import pytest
 from fedveil.accounting import gaussian
 from fedveil.audit import worlds
 from fedveil.audit.intervals import epsilon_ceiling
-from fedveil.audit.mechanism import Subject, Upload, isotropic
+from fedveil.audit.mechanism import Output, Subject, isotropic
 from fedveil.audit.recompute import audit_noise, layer_noise
 from fedveil.audit.single_upload import largest_deviation, log_likelihood_ratio, releases, single_upload
 from fedveil.errors import ConfigError
@@ -82,7 +82,7 @@ def test_mask_of_the_noisy_upload_adds_nothing() -> None:
 
 def test_log_likelihood_ratio_by_hand() -> None:
     scope = worlds.CLIENT_UPLOAD
-    equal = Subject("s", lambda world, rng: Upload(np.zeros(2)), scope, (np.zeros(2), np.array([1.0, 0.0])), isotropic(2, 2.0))
+    equal = Subject("s", lambda world, rng: Output(np.zeros(2)), scope, (np.zeros(2), np.array([1.0, 0.0])), isotropic(2, 2.0))
     x = np.array([[3.0, 5.0]])
     assert log_likelihood_ratio(equal, x) == pytest.approx((3**2 - 2**2) / 8)
     std = np.array([1.0, 3.0]), np.array([2.0, 3.0])
@@ -111,7 +111,7 @@ def test_recomputed_noise_per_layer(factor: float, too_little: bool, too_much: b
     assert min(first.p_low, first.p_high) > 1e-3
     assert (second.p_low < 1e-6) is too_little
     assert (second.p_high < 1e-6) is too_much
-    assert second.measured == pytest.approx(factor * second.told, rel=0.02)
+    assert second.measured == pytest.approx(factor * second.declared, rel=0.02)
 
 
 def test_recomputed_epsilon_by_hand() -> None:
@@ -127,9 +127,9 @@ def test_recomputed_epsilon_by_hand() -> None:
 def test_bad_subjects_are_refused() -> None:
     good = np.zeros(3), np.zeros(3)
     with pytest.raises(ConfigError, match="one length"):
-        Subject("s", lambda world, rng: Upload(np.zeros(3)), worlds.CLIENT_UPLOAD, good, (np.zeros(2), np.zeros(3)))
+        Subject("s", lambda world, rng: Output(np.zeros(3)), worlds.CLIENT_UPLOAD, good, (np.zeros(2), np.zeros(3)))
     with pytest.raises(ConfigError, match="finite"):
-        Subject("s", lambda world, rng: Upload(np.zeros(3)), worlds.CLIENT_UPLOAD, (np.zeros(3), np.full(3, np.nan)), good)
-    wrong = Subject("s", lambda world, rng: Upload(np.zeros(2)), worlds.CLIENT_UPLOAD, good, isotropic(3, 1.0))
+        Subject("s", lambda world, rng: Output(np.zeros(3)), worlds.CLIENT_UPLOAD, (np.zeros(3), np.full(3, np.nan)), good)
+    wrong = Subject("s", lambda world, rng: Output(np.zeros(2)), worlds.CLIENT_UPLOAD, good, isotropic(3, 1.0))
     with pytest.raises(ConfigError, match="2 coordinates"):
         releases(wrong, 0, 1, np.random.default_rng(0))

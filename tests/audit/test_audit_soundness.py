@@ -14,8 +14,8 @@ from fedveil.accounting import gaussian
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.audit import worlds
 from fedveil.audit.adapter import Case, release_subject
-from fedveil.audit.linear_loss import NoisyFedAvg, counts
-from fedveil.audit.mechanism import Subject, Upload
+from fedveil.audit.linear_loss import LinearRun, counts
+from fedveil.audit.mechanism import Output, Subject
 from fedveil.audit.one_run import Guesses, audit_one_run_grid, epsilon_bound, guess, mu_bound, simulate_gaussian, symmetric_grid
 from fedveil.audit.one_shot import threshold_bound
 from fedveil.audit.recompute import audit_noise
@@ -130,7 +130,7 @@ def test_recomputed_noise_is_sound_at_its_exact_level() -> None:
 def test_noise_scales_where_their_epsilon_is_known() -> None:
     """N(0, I) against N(0, 1.44 I) in 20 coordinates: only the scale tells the worlds apart, and its epsilon is exact."""
     std, zero = (np.ones(20), np.full(20, 1.2)), (np.zeros(20), np.zeros(20))
-    subject = Subject("scale", lambda world, rng: Upload(std[world] * rng.standard_normal(20)), SCOPE, zero, std)
+    subject = Subject("scale", lambda world, rng: Output(std[world] * rng.standard_normal(20)), SCOPE, zero, std)
     true = brentq(lambda e: scale_leak_delta(20, 1.2, e) - 0.01, 0.0, 20.0)
     found = [single_upload(subject, np.random.default_rng(s), n=200, pilot=100, delta=0.01).tests[0] for s in range(REPEATS)]
     assert sum(audit.epsilon > true for audit in found) <= allowed()
@@ -184,6 +184,6 @@ def test_client_canaries_in_runs_of_their_own() -> None:
 
 
 def test_linear_losses() -> None:
-    run = NoisyFedAvg(4, clients=2, steps=1)
+    run = LinearRun(4, clients=2, steps=1)
     rng = np.random.default_rng(0)
     assert sum(counts(run, rng, n=300, pilot=50).mu(ALPHA) > run.true_mu for _ in range(REPEATS)) <= allowed()

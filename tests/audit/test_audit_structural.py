@@ -6,24 +6,24 @@ import numpy as np
 import pytest
 
 from fedveil.audit import worlds
-from fedveil.audit.mechanism import Mechanism, Upload, on_pair
+from fedveil.audit.mechanism import Mechanism, Output, on_pair
 from fedveil.audit.structural import features, structural
 from fedveil.errors import ConfigError
 
 D = 30
 
 
-def noisy(x: np.ndarray, rng: np.random.Generator) -> Upload:
-    return Upload(x + rng.standard_normal(x.size))
+def noisy(x: np.ndarray, rng: np.random.Generator) -> Output:
+    return Output(x + rng.standard_normal(x.size))
 
 
-def randomly_masked(x: np.ndarray, rng: np.random.Generator) -> Upload:
+def randomly_masked(x: np.ndarray, rng: np.random.Generator) -> Output:
     keep = rng.random(x.size) < 0.5
-    return Upload(np.where(keep, x + rng.standard_normal(x.size), 0.0), keep)
+    return Output(np.where(keep, x + rng.standard_normal(x.size), 0.0), keep)
 
 
-def quantised(x: np.ndarray, rng: np.random.Generator) -> Upload:
-    return Upload(np.round(x + 0.4 * rng.standard_normal(x.size)))
+def quantised(x: np.ndarray, rng: np.random.Generator) -> Output:
+    return Output(np.round(x + 0.4 * rng.standard_normal(x.size)))
 
 
 PAIR = np.zeros(D), np.full(D, 0.05)
@@ -31,7 +31,7 @@ CLEAN: dict[str, Mechanism] = {
     "gaussian": on_pair(noisy, *PAIR),
     "random mask": on_pair(randomly_masked, *PAIR),
     "quantised": on_pair(quantised, *PAIR),
-    "same constant": on_pair(lambda x, rng: Upload(np.concatenate([x + rng.standard_normal(D), np.ones(3)])), *PAIR),
+    "same constant": on_pair(lambda x, rng: Output(np.concatenate([x + rng.standard_normal(D), np.ones(3)])), *PAIR),
 }
 
 
@@ -52,8 +52,8 @@ def test_more_releases_are_drawn_only_while_something_looks_like_a_leak() -> Non
 def _either(seed: int) -> Mechanism:
     rare = np.random.default_rng(seed).random(D) < 0.5
 
-    def mechanism(world: int, rng: np.random.Generator, /) -> Upload:
-        return Upload(rng.standard_normal(D), rng.random(D) < np.where(rare ^ bool(world), 0.05, 0.9))
+    def mechanism(world: int, rng: np.random.Generator, /) -> Output:
+        return Output(rng.standard_normal(D), rng.random(D) < np.where(rare ^ bool(world), 0.05, 0.9))
 
     return mechanism
 
@@ -63,38 +63,38 @@ def test_constant_coordinates_are_counted() -> None:
     assert (result.leak, result.deterministic) == (False, 3)
 
 
-def _extra(world: int, rng: np.random.Generator, /) -> Upload:
-    return Upload(rng.standard_normal(D), extras={"loss": 0.5 + 0.1 * world})
+def _extra(world: int, rng: np.random.Generator, /) -> Output:
+    return Output(rng.standard_normal(D), extras={"loss": 0.5 + 0.1 * world})
 
 
-def _dtype(world: int, rng: np.random.Generator, /) -> Upload:
-    return Upload(rng.standard_normal(D).astype(np.float32 if world else np.float64))
+def _dtype(world: int, rng: np.random.Generator, /) -> Output:
+    return Output(rng.standard_normal(D).astype(np.float32 if world else np.float64))
 
 
-def _shape(world: int, rng: np.random.Generator, /) -> Upload:
-    return Upload(rng.standard_normal(D + world))
+def _shape(world: int, rng: np.random.Generator, /) -> Output:
+    return Output(rng.standard_normal(D + world))
 
 
-def _pattern(world: int, rng: np.random.Generator, /) -> Upload:
-    return Upload(rng.standard_normal(D), np.arange(D) < 10 + world)
+def _pattern(world: int, rng: np.random.Generator, /) -> Output:
+    return Output(rng.standard_normal(D), np.arange(D) < 10 + world)
 
 
-def _count_only(world: int, rng: np.random.Generator, /) -> Upload:
+def _count_only(world: int, rng: np.random.Generator, /) -> Output:
     vector = rng.standard_normal(D)
     vector[rng.permutation(D)[: 5 + world]] = 0
-    return Upload(vector)
+    return Output(vector)
 
 
-def _norm(world: int, rng: np.random.Generator, /) -> Upload:
+def _norm(world: int, rng: np.random.Generator, /) -> Output:
     vector = rng.standard_normal(D)
-    return Upload(((1.0 + 0.01 * world) * vector / np.linalg.norm(vector)).astype(np.float32))
+    return Output(((1.0 + 0.01 * world) * vector / np.linalg.norm(vector)).astype(np.float32))
 
 
-def _one_point_mass(world: int, rng: np.random.Generator, /) -> Upload:
+def _one_point_mass(world: int, rng: np.random.Generator, /) -> Output:
     vector = rng.standard_normal(D)
     if world:
         vector[3] = 0.0
-    return Upload(vector)
+    return Output(vector)
 
 
 @pytest.mark.parametrize("mechanism", [_extra, _dtype, _shape, _pattern, _count_only, _norm, _one_point_mass])
@@ -106,10 +106,10 @@ def test_each_side_channel_is_found_and_confirmed(mechanism: Mechanism) -> None:
 
 
 def test_rarely_noisy_coordinate_is_not_called_constant() -> None:
-    def mechanism(world: int, rng: np.random.Generator, /) -> Upload:
+    def mechanism(world: int, rng: np.random.Generator, /) -> Output:
         vector = rng.standard_normal(D)
         vector[0] = float(rng.random() < 0.02) if world else 0.0
-        return Upload(vector)
+        return Output(vector)
 
     result = structural(mechanism, np.random.default_rng(3), confirm=1000)
     assert not result.leak
@@ -140,7 +140,7 @@ def test_no_structural_leak_where_noise_is_everywhere_or_the_mask_was_released(s
 
 
 def test_features_keep_bits_apart() -> None:
-    a, b = (features(Upload(np.array([value, math.nan]))) for value in (0.0, -0.0))
+    a, b = (features(Output(np.array([value, math.nan]))) for value in (0.0, -0.0))
     assert a[0] != b[0]
     assert a[1] == b[1]
 

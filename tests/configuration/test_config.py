@@ -14,6 +14,7 @@ from fedveil.accounting.types import View
 from fedveil.configuration.config import calibrated_setting, configure, load_config, parse, setting_of
 from fedveil.errors import ConfigError
 from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.fedavg import FedAvg
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 
@@ -66,7 +67,7 @@ def test_what_only_the_whole_configuration_can_tell(section: dict[str, Any], wor
 
 def test_an_override_replaces_a_whole_section(tmp_path: Path) -> None:
     config = parse({"method": {"name": "dp-fedavg", "clip": 0.5}}, ['method={name="fedavg"}', "training={rounds=3}"])
-    assert config.method == {"name": "fedavg"}
+    assert config.method == FedAvg()
     assert config.training.rounds == 3
     with pytest.raises(ConfigError, match="whole section"):
         parse({}, ["method=fedavg"])
@@ -78,7 +79,7 @@ def test_overrides_and_their_errors(tmp_path: Path) -> None:
     config = load_config(
         file, ["training.rounds=7", "data.partition.clients=5", "method.name=dp-fedavg", 'privacy.view="server"']
     )
-    assert (config.training.rounds, config.data.partition["clients"], config.method["name"]) == (7, 5, "dp-fedavg")
+    assert (config.training.rounds, config.data.partition["clients"], config.method.name) == (7, 5, "dp-fedavg")
     assert config.privacy.view is View.SERVER
     for bad in ("rounds=3", "training.rounds", "training.=3", "training.rounds.x=3"):
         with pytest.raises(ConfigError, match="--set"):

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_engines_pool import finished
-from test_federation_round import ONE, TWO
-from test_federation_round import federation as by_hand
 
 import fedveil.engines.batched_gradient as batched_gradient
 import fedveil.engines.select_engine as engines
-from federation_runs import charged, config, every_method, job, prepared
+from by_hand import ONE, TWO
+from by_hand import federation as by_hand
+from federation_runs import charged, config, every_method, finished, job, prepared
 from fedveil.configuration.config import Config
 from fedveil.engines.batched import Batched
 from fedveil.engines.batched_gradient import Stack, gradients, padded
@@ -27,7 +26,8 @@ from fedveil.engines.device import gpu_problem, settings
 from fedveil.engines.inline import Inline
 from fedveil.engines.select_engine import engine, place
 from fedveil.errors import BudgetExhausted, ConfigError
-from fedveil.federation.fit import Federation, Progress, fit, one_round, start
+from fedveil.federation.fit import fit, one_round
+from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
@@ -494,7 +494,7 @@ def test_determinism_on_a_gpu_needs_the_setting_of_cublas(monkeypatch: pytest.Mo
 def test_a_deterministic_run_by_configuration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sections = {"engine": "batched", "deterministic": True, "clients_at_once": 2}
     given = config({"name": "dp-fedavg"}, training={"rounds": 1, "local_steps": 2}, run=sections)
-    given = given.model_copy(update={"model": {"name": "cnn2"}})
+    given = Config.model_validate({**given.model_dump(), "model": {"name": "cnn2"}})
     with caplog.at_level(logging.WARNING):
         one, two = (run_experiment(given, tmp_path / name) for name in ("one", "two"))
     assert torch.equal(one.model.vector, two.model.vector)

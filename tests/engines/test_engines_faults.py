@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_engines_pool import assert_same, same_state
-from test_federation_round import ONE
-from test_federation_round import federation as by_hand
 
-from federation_runs import charged, config, every_method, job
+from by_hand import ONE
+from by_hand import federation as by_hand
+from federation_runs import assert_same, charged, config, every_method, job, same_state
 from fedveil.accounting.types import Gaussian
 from fedveil.engines import pool
 from fedveil.engines.inline import Inline
@@ -28,10 +27,11 @@ from fedveil.engines.pool import Pool
 from fedveil.engines.pool_worker import work
 from fedveil.errors import FedveilError
 from fedveil.federation.engine import Engine
-from fedveil.federation.fit import Federation, Progress, fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import Federation, Progress, start
 from fedveil.methods.fedavg import FedAvg
 from fedveil.release.plan import Plan, Released
-from fedveil.run.run_directory import write_history
+from fedveil.run.history_files import write_history
 from fedveil.training.local import Local
 
 RUNS = dict(every_method())

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_engines_pool import gone
 
+from federation_runs import gone
 from fedveil.configuration.config import load_config
 from fedveil.engines.interrupts import ends_on_interrupt, put_off
 from fedveil.run.run import run
@@ -51,7 +51,8 @@ import signal, sys, time
 sys.path.insert(0, {here!r})
 from pathlib import Path
 from federation_runs import config, job
-from fedveil.federation.fit import fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import start
 from fedveil.engines.pool import Pool
 
 def tell(progress):

@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 import torch
-from test_federation_round import ONE
-from test_federation_round import federation as by_hand
 
 import fedveil.engines.pool as pool_module
-from federation_runs import bits, charged, config, every_method, job
+from by_hand import ONE
+from by_hand import federation as by_hand
+from federation_runs import assert_same, charged, config, every_method, finished, gone, job
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import Pool
 from fedveil.engines.pool_worker import work
 from fedveil.engines.select_engine import engine, place
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.federation.engine import Engine
-from fedveil.federation.fit import Federation, Progress, fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import Federation, Progress, start
 from fedveil.methods.base import Method
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
@@ -35,35 +35,10 @@ from fedveil.training.local import Local, Plain
 RUNS = dict(every_method())
 
 
-def finished(run: Federation, runner: Engine) -> Progress:
-    progress = start(run)
-    assert fit(run, runner, progress) == ""
-    return progress
-
-
-def compared(progress: Progress) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in progress.history]
-
-
-def same_state(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same_state(a[k], b[k]) for k in a)
-    return bool(a == b)
-
-
-def assert_same(one: Progress, other: Progress) -> None:
-    assert bits(one.model) == bits(other.model)
-    assert repr(compared(one)) == repr(compared(other))
-    for part in ("common", "policies", "privates", "seen", "server"):
-        assert same_state(getattr(one, part), getattr(other, part)), part
-
-
 def test_every_method_is_covered_in_some_view() -> None:
     from fedveil.methods.method_registry import METHODS
 
-    assert {given.method["name"] for given in RUNS.values()} == set(METHODS)
+    assert {given.method.name for given in RUNS.values()} == set(METHODS)
     assert {given.privacy.view.value for given in RUNS.values()} >= {"server", "aggregate"}
 
 
@@ -354,7 +329,8 @@ import sys, time
 sys.path.insert(0, {here!r})
 from pathlib import Path
 from federation_runs import config, job
-from fedveil.federation.fit import fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import start
 from fedveil.engines.pool import Pool
 given = config(
     {{"name": "dp-fedavg"}},
@@ -368,14 +344,6 @@ def tell(progress):
         print(*[w.process.pid for w in pool._workers], flush=True)
 fit(run, pool, start(run), tell)
 """
-
-
-def gone(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return state == "Z"
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="looks processes up in /proc")

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_engines_pool import assert_same, finished
 
 import fedveil.engines.pool as pool_module
-from federation_runs import config, job
+from federation_runs import assert_same, config, finished, job
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import Pool
 from fedveil.engines.pool_worker import pack, read_reply, reply, unpack

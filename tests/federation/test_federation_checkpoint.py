@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 from safetensors import SafetensorError
-from test_engines_pool import assert_same
 
-from federation_runs import bits, config, every_method, job
+from federation_runs import assert_same, bits, config, every_method, job
 from fedveil.configuration.config import Config
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation import checkpoint
 from fedveil.federation.checkpoint import Checkpoints
-from fedveil.federation.fit import Progress, fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import Progress, start
 
 RUNS = dict(every_method())
 ME = {"run": "r"}

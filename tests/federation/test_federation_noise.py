@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedveil.federation.fit import _noise
+from fedveil.federation.measures import _noise
 from fedveil.methods.base import mean
 from fedveil.methods.sparse import coverage_mean
 from fedveil.release.plan import Plan, Upload

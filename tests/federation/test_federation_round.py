@@ -3,84 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian, Scope, Unit, View
+from by_hand import ONE, TWO, Book, federation
+from fedveil.accounting.types import Gaussian, SampledGaussian, View
 from fedveil.engines.inline import Inline
 from fedveil.errors import BudgetExhausted, FedveilError
 from fedveil.federation.clients import Clients
-from fedveil.federation.fit import Federation, Progress, fit, start
-from fedveil.federation.round import Context
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.ledger import Entry
-from fedveil.methods.base import Method, Setting
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
-from fedveil.release.door import AGGREGATE, Door
-from fedveil.release.noise import Randomness
+from fedveil.release.door import AGGREGATE
 from fedveil.training.local import LocalSpec, OptimizerSpec
-from fedveil.training.params import FlatModel
-
-
-@dataclass
-class Book:
-    entries: list[Entry] = field(default_factory=list)
-
-    def charge(self, entry: Entry) -> int:
-        self.entries.append(entry)
-        return len(self.entries)
-
-
-def federation(
-    method: Method,
-    parts: list[tuple[Any, Any]],
-    *,
-    view: View = View.AGGREGATE,
-    spec: LocalSpec | None = None,
-    rounds: int = 1,
-    z: float | None = None,
-    cohort: int | None = None,
-    sampling: str = "fixed",
-    module: torch.nn.Module | None = None,
-    book: Any = None,
-    seed: int = 0,
-    **more: Any,
-) -> Federation:
-    x = np.concatenate([np.asarray(p[0], np.float32).reshape(-1, 2) for p in parts])
-    y = np.concatenate([np.asarray(p[1], np.int64) for p in parts])
-    cuts = np.cumsum([len(p[1]) for p in parts])
-    clients = Clients.of(x, y, np.split(np.arange(len(y)), cuts[:-1]))
-    if module is None:
-        module = torch.nn.Linear(2, 2)
-        with torch.no_grad():
-            for p in module.parameters():
-                p.zero_()
-    model = FlatModel(module)
-    scope = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, view)
-    n = cohort or len(parts)
-    local = spec or LocalSpec(batch_size=100, optimizer=OptimizerSpec(lr=0.5))
-    setting = Setting(len(parts), n, rounds, sampling, local, model.layout, 2, 2, scope, 1e-3, noise_multiplier=z, **more)  # type: ignore[arg-type]
-    randomness = Randomness(seed, True)
-    door = Door(model.layout, scope, "r", book or Book(), randomness, setting.rate if sampling == "poisson" else None)
-    summed = view is not View.SERVER
-    context = Context(
-        model, clients, local, method.objective(setting), method.policy(setting), door, randomness, summed, model.buffers()
-    )
-    return Federation(setting, method, context, (clients.x, clients.y))
 
 
 def trained(job: Federation, progress: Progress | None = None) -> Progress:
     progress = progress or start(job)
     fit(job, Inline(job.context), progress)
     return progress
-
-
-ONE = ([[1.0, 0.0], [0.0, 2.0]], [0, 1])
-TWO = ([[1.0, 1.0]], [1])
 
 
 def hand_gradient(x: np.ndarray, y: np.ndarray) -> np.ndarray:

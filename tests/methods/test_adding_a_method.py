@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-import methods_harness as h
+import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.configuration.config import parse
 from fedveil.methods.method_registry import METHODS
@@ -51,12 +51,12 @@ def test_the_configuration_on_the_page_is_certified_at_its_epsilon() -> None:
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_its_plans_read_only_uploads(view: str) -> None:
-    h.check_plans_read_only_uploads(h.digits({"name": "following-clip"}, f"privacy.view={view}", "privacy.epsilon=20000"))
+    h.check_plans_read_only_uploads(h.at_epsilon_8({"name": "following-clip"}, f"privacy.view={view}", "privacy.epsilon=20000"))
 
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_its_ledger_adds_up_to_the_configured_epsilon_and_its_clip_adapts(view: str) -> None:
-    job = h.assemble(h.digits({"name": "following-clip"}, f"privacy.view={view}"))
+    job = h.job_of(h.at_epsilon_8({"name": "following-clip"}, f"privacy.view={view}"))
     rows = h.trained(job).history
     for client in range(6) if view == "server" else [-1]:
         assert 0.999 * 8.0 < epsilon_of(math.sqrt(h.book(job).mu2(client)), 1e-3) <= 8.0
@@ -67,5 +67,5 @@ def test_its_ledger_adds_up_to_the_configured_epsilon_and_its_clip_adapts(view: 
 
 def test_it_learns() -> None:
     many = ('data.partition={kind="iid", clients=180}', "training.clients_per_round=60", "training.sampling=poisson")
-    config = h.digits({"name": "following-clip"}, *many, "training.batch_size=8", "training.local_epochs=2", rounds=20)
-    assert h.trained(replace(h.assemble(config), evaluate_every=20)).history[-1]["test_accuracy"] > 0.6
+    config = h.at_epsilon_8({"name": "following-clip"}, *many, "training.batch_size=8", "training.local_epochs=2", rounds=20)
+    assert h.trained(replace(h.job_of(config), evaluate_every=20)).history[-1]["test_accuracy"] > 0.6

@@ -12,14 +12,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import methods_harness as h
+import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.configuration.config import calibrated_setting, load_config, parse
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import Pool
 from fedveil.errors import ConfigError
-from fedveil.federation.fit import fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import start
 from fedveil.methods.base import Setting
 from fedveil.methods.fedanc import FedANC
 from fedveil.methods.fedanc_parts import Budgeted, SparseNoise, captured, estimate, tradeoff
@@ -262,14 +263,14 @@ def test_budget_term_pulls_the_claimed_epsilon_towards_its_target() -> None:
     assert float(estimate(torch.tensor(0.5), torch.tensor(0.4), dimension=1000, delta=1e-5)) == pytest.approx(
         claimed_epsilon(0.5, 0.4, 1000, 1e-5), rel=1e-6
     )
-    job = h.assemble(h.digits({**FAST, "variant": "published"}, "privacy.view=server", "training.local_epochs=3"))
+    job = h.job_of(h.at_epsilon_8({**FAST, "variant": "published"}, "privacy.view=server", "training.local_epochs=3"))
     rows = h.trained(job).history
     assert rows[-1]["claimed_epsilon"] < rows[0]["claimed_epsilon"]
     assert rows[-1]["beta"] > rows[0]["beta"] > 0.5, "a target of 8 is far below what a step at beta = 0.5 claims"
 
 
 def test_published_marks_what_it_reads_and_promises_nothing() -> None:
-    job = h.assemble(h.digits({**FAST, "variant": "published"}, "privacy.view=server", rounds=2))
+    job = h.job_of(h.at_epsilon_8({**FAST, "variant": "published"}, "privacy.view=server", rounds=2))
     h.trained(job)
     assert all(isinstance(e.event, Unbounded) and e.reads == ("gradients", "losses") for e in h.book(job).entries)
     assert all(0 < e.coordinates < 650 for e in h.book(job).entries)
@@ -278,9 +279,9 @@ def test_published_marks_what_it_reads_and_promises_nothing() -> None:
     assert claim is not None
     assert claim.epsilon == pytest.approx(math.sqrt(2 * 0.5 * 650 * math.log(1250)) / 0.5)
     with pytest.raises(ConfigError, match="view = 'server'"):
-        calibrated_setting(h.digits({**FAST, "variant": "published"}))
+        calibrated_setting(h.at_epsilon_8({**FAST, "variant": "published"}))
     with pytest.raises(ConfigError, match="gamma_min"):
-        h.assemble(h.digits({**FAST, "gamma_min": 0.9, "gamma_max": 0.5}))
+        h.job_of(h.at_epsilon_8({**FAST, "gamma_min": 0.9, "gamma_max": 0.5}))
 
 
 # --- proven ------------------------------------------------------------------------------------------------------------
@@ -362,7 +363,7 @@ def test_poisson_sums_keep_the_noise_and_adapt_the_support() -> None:
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_the_ledger_adds_up_to_the_configured_epsilon(view: str) -> None:
-    job = h.assemble(h.digits({**FAST, "controller_lr": 0.02}, f"privacy.view={view}", rounds=6))
+    job = h.job_of(h.at_epsilon_8({**FAST, "controller_lr": 0.02}, f"privacy.view={view}", rounds=6))
     rows = h.trained(job).history
     for client in range(6) if view == "server" else [-1]:
         spent = epsilon_of(math.sqrt(h.book(job).mu2(client)), 1e-3)
@@ -379,13 +380,13 @@ def test_the_ledger_adds_up_to_the_configured_epsilon(view: str) -> None:
 @pytest.mark.parametrize("level", [{"noise_multiplier": 5.0}, {"epsilon": 4.0}])
 def test_the_preset_cap_admits_every_round_to_the_last(view: str, level: dict[str, float], tmp_path: Path) -> None:
     sections = {"privacy": {**level, "view": view, "delta": 1e-3}, "run": {"engine": "inline"}}
-    config = h.digits(FAST, f"privacy.view={view}").model_dump(mode="json") | sections
+    config = h.at_epsilon_8(FAST, f"privacy.view={view}").model_dump(mode="json") | sections
     result = run(parse(config), tmp_path / "run")
     assert (len(result.history), result.ended) == (4, "")
 
 
 def test_poisson_ledger_is_the_planned_one() -> None:
-    job = h.assemble(h.digits(FAST, "training.sampling=poisson", "training.clients_per_round=3"))
+    job = h.job_of(h.at_epsilon_8(FAST, "training.sampling=poisson", "training.clients_per_round=3"))
     h.trained(job)
     events = [e.event for e in h.book(job).entries]
     assert all(isinstance(e, SampledGaussian) for e in events)
@@ -394,7 +395,7 @@ def test_poisson_ledger_is_the_planned_one() -> None:
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_plans_do_not_change_when_a_client_is_replaced_and_all_uploads_are_kept(view: str) -> None:
-    h.check_plans_read_only_uploads(h.digits(FAST, f"privacy.view={view}", "data.public_fraction=0.1"))
+    h.check_plans_read_only_uploads(h.at_epsilon_8(FAST, f"privacy.view={view}", "data.public_fraction=0.1"))
 
 
 def test_the_public_loss_reaches_the_controller() -> None:
@@ -409,7 +410,7 @@ def test_the_public_loss_reaches_the_controller() -> None:
             return super().plan(released, state)
 
     for public in ("0.1", "0.0"):
-        job = h.assemble(h.digits(FAST, f"data.public_fraction={public}", rounds=3))
+        job = h.job_of(h.at_epsilon_8(FAST, f"data.public_fraction={public}", rounds=3))
         spy = Spy(job.context.policy.method, job.setting)  # type: ignore[attr-defined]
         h.trained(replace(job, context=replace(job.context, policy=spy)))
     given = [loss for loss in seen[:3] if loss is not None]
@@ -422,7 +423,7 @@ def test_the_public_loss_reaches_the_controller() -> None:
 def test_pool_and_inline_agree_on_controllers_and_public_loss(view: str) -> None:
     models = []
     for engine in (Inline, lambda context: Pool(context, workers=2)):
-        job = h.assemble(h.digits(FAST, f"privacy.view={view}", "data.public_fraction=0.1", rounds=3))
+        job = h.job_of(h.at_epsilon_8(FAST, f"privacy.view={view}", "data.public_fraction=0.1", rounds=3))
         progress = start(job)
         assert fit(job, engine(job.context), progress) == ""
         models.append(progress.model)
@@ -432,13 +433,13 @@ def test_pool_and_inline_agree_on_controllers_and_public_loss(view: str) -> None
 def test_restricting_the_support_lowers_the_noise_at_the_same_cost() -> None:
     norms = []
     for low, high in ((0.05, 0.06), (0.94, 0.95)):
-        job = h.assemble(h.digits({**FAST, "gamma_min": low, "gamma_max": high}, rounds=1))
+        job = h.job_of(h.at_epsilon_8({**FAST, "gamma_min": low, "gamma_max": high}, rounds=1))
         norms.append(h.trained(job).history[0]["update_norm"])
     assert norms[0] < norms[1] / 2
 
 
 def test_learns() -> None:
-    config = h.digits(
+    config = h.at_epsilon_8(
         FAST,
         'data.partition={kind="iid", clients=180}',
         "training.clients_per_round=60",
@@ -448,7 +449,7 @@ def test_learns() -> None:
         "method.clip=0.5",
         rounds=20,
     )
-    job = replace(h.assemble(config), evaluate_every=20)
+    job = replace(h.job_of(config), evaluate_every=20)
     assert h.trained(job).history[-1]["test_accuracy"] > 0.6
 
 

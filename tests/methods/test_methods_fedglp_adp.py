@@ -13,14 +13,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import methods_harness as h
+import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Scope, Unbounded, Unit, View
 from fedveil.configuration.config import calibrated_setting, configure, load_config
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import Pool
 from fedveil.errors import ConfigError
-from fedveil.federation.fit import fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import start
 from fedveil.methods.base import Setting
 from fedveil.methods.fedglp_adp import FedGLPADP, personal_share, sigma
 from fedveil.methods.fedglp_parts import ClipWeights, TwoLosses, clip_weights, next_log_odds, share_after, start_log_odds
@@ -245,7 +246,7 @@ def test_each_round_costs_exactly_its_share_whatever_the_weights(view: View, all
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_the_ledger_adds_up_to_the_configured_epsilon(view: str) -> None:
-    job = h.assemble(h.digits({"name": "fedglp-adp"}, f"privacy.view={view}", *ADAM))
+    job = h.job_of(h.at_epsilon_8({"name": "fedglp-adp"}, f"privacy.view={view}", *ADAM))
     progress = h.trained(job)
     for client in range(6) if view == "server" else [-1]:
         spent = epsilon_of(math.sqrt(h.book(job).mu2(client)), 1e-3)
@@ -260,11 +261,11 @@ def test_the_ledger_adds_up_to_the_configured_epsilon(view: str) -> None:
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_plans_do_not_change_when_a_client_is_replaced_and_all_uploads_are_kept(view: str) -> None:
     model = ("model.name=mlp", "model.hidden=[12, 12]", "privacy.epsilon=20000")
-    h.check_plans_read_only_uploads(h.digits({"name": "fedglp-adp", "growth": 0.1}, f"privacy.view={view}", *ADAM, *model))
+    h.check_plans_read_only_uploads(h.at_epsilon_8({"name": "fedglp-adp", "growth": 0.1}, f"privacy.view={view}", *ADAM, *model))
 
 
 def test_in_the_aggregate_view_masks_are_private_and_nothing_sent_depends_on_their_number() -> None:
-    job = h.assemble(h.digits({"name": "fedglp-adp", "growth": 0.1}, "privacy.view=aggregate", *ADAM))
+    job = h.job_of(h.at_epsilon_8({"name": "fedglp-adp", "growth": 0.1}, "privacy.view=aggregate", *ADAM))
     progress = h.trained(job)
     masks = [progress.privates[c]["mask"] for c in range(6)]
     assert len({tuple(m.tolist()) for m in masks}) == 6
@@ -273,8 +274,8 @@ def test_in_the_aggregate_view_masks_are_private_and_nothing_sent_depends_on_the
 
 
 def test_published_marks_what_it_reads_and_promises_nothing() -> None:
-    config = h.digits({"name": "fedglp-adp", "variant": "published"}, "privacy.view=server", *ADAM)
-    job = h.assemble(config)
+    config = h.at_epsilon_8({"name": "fedglp-adp", "variant": "published"}, "privacy.view=server", *ADAM)
+    job = h.job_of(config)
     method, s = job.method, job.setting
     h.trained(job)
     assert all(isinstance(e.event, Unbounded) and e.reads == ("layer norms of earlier rounds",) for e in h.book(job).entries)
@@ -284,14 +285,14 @@ def test_published_marks_what_it_reads_and_promises_nothing() -> None:
     assert claim.epsilon == pytest.approx(8.0, rel=1e-6)
     assert claim.scope == Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.AGGREGATE)
     with pytest.raises(ConfigError, match="view = 'server'"):
-        calibrated_setting(h.digits({"name": "fedglp-adp", "variant": "published"}))
+        calibrated_setting(h.at_epsilon_8({"name": "fedglp-adp", "variant": "published"}))
     with pytest.raises(ConfigError, match="weight_decay"):
-        h.assemble(h.digits({"name": "fedglp-adp"}, "training.optimizer.weight_decay=0.1"))
+        h.job_of(h.at_epsilon_8({"name": "fedglp-adp"}, "training.optimizer.weight_decay=0.1"))
 
 
 def test_a_second_round_of_published_uploads_leaves_personal_coordinates_out() -> None:
     method = {"name": "fedglp-adp", "variant": "published", "growth": 0.1, "beta0": 0.5, "slope": 0.0}
-    job = h.assemble(h.digits(method, "privacy.view=server", *ADAM))
+    job = h.job_of(h.at_epsilon_8(method, "privacy.view=server", *ADAM))
     rows = h.trained(job).history
     sent = [e.coordinates for e in h.book(job).entries if e.client == 0]
     assert sent == [650, 650 - 64 - 1, 650 - 2 * 64 - 2, 650 - 3 * 64 - 3]
@@ -309,7 +310,7 @@ def test_a_second_round_of_published_uploads_leaves_personal_coordinates_out() -
 def test_flat_clipping_has_one_clip_and_the_noise_of_dp_fedavg() -> None:
     """No factor L: std sigma C / sqrt(n) on each upload, 1 / n of its variance on the mean of the first round."""
     method = {"name": "fedglp-adp", "variant": "published", "clipping": "flat"}
-    job = h.assemble(h.digits(method, "privacy.view=server", *ADAM))
+    job = h.job_of(h.at_epsilon_8(method, "privacy.view=server", *ADAM))
     n, noise = job.setting.cohort, sigma(job.method, job.setting) * 0.5  # type: ignore[arg-type]
     row = h.trained(job).history[0]
     assert row["layer_noise_std"] == pytest.approx([noise / n] * 2, rel=1e-5)
@@ -325,7 +326,7 @@ def test_flat_clipping_has_one_clip_and_the_noise_of_dp_fedavg() -> None:
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_flat_clipping_proven_costs_the_same(view: str) -> None:
-    job = h.assemble(h.digits({"name": "fedglp-adp", "clipping": "flat"}, f"privacy.view={view}"))
+    job = h.job_of(h.at_epsilon_8({"name": "fedglp-adp", "clipping": "flat"}, f"privacy.view={view}"))
     plan = job.context.policy.plan(Released(0, job.context.model.vector, None), job.context.policy.start())
     assert isinstance(plan, Plan)
     assert (plan.clip, plan.layer_clip, plan.noise_std) == (0.5, None, job.setting.z * 0.5)
@@ -361,18 +362,18 @@ def test_learns_and_personal_models_serve_skewed_clients_better(tmp_path: Path) 
 
 
 def test_record_level_noise_inside_training_goes_with_the_mask() -> None:
-    config = h.digits({"name": "fedglp-adp", "growth": 0.1}, "training.local=dp-sgd", "privacy.unit=record", clients=3)
-    job = h.assemble(config)
+    config = h.at_epsilon_8({"name": "fedglp-adp", "growth": 0.1}, "training.local=dp-sgd", "privacy.unit=record", clients=3)
+    job = h.job_of(config)
     progress = h.trained(job)
     assert progress.history[-1]["test_accuracy"] > 0.35
     assert all(e.event.count == job.setting.steps for e in h.book(job).entries)  # type: ignore[union-attr]
 
 
 def test_pool_and_inline_agree_on_private_state() -> None:
-    config = h.digits({"name": "fedglp-adp", "growth": 0.1}, "privacy.view=server", *ADAM, rounds=3)
+    config = h.at_epsilon_8({"name": "fedglp-adp", "growth": 0.1}, "privacy.view=server", *ADAM, rounds=3)
     models = []
     for engine in (Inline, lambda context: Pool(context, workers=2)):
-        job = h.assemble(config)
+        job = h.job_of(config)
         progress = start(job)
         fit(job, engine(job.context), progress)
         models.append((progress.model, progress.privates[2]["personal"]))

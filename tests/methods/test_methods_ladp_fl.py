@@ -243,20 +243,20 @@ def test_every_plan_costs_exactly_its_share(
 
 
 @pytest.mark.parametrize("view", [View.SERVER, View.AGGREGATE])
-def test_plans_do_not_read_data(view: View, tmp_path: Path) -> None:
+def test_plans_do_not_read_data(view: View) -> None:
     options = {"name": "ladp-fl", "bound": 1.0, "spread": 20.0}
     config = digits(options, privacy={"epsilon": 2000.0, "view": view}, training={"clients_per_round": 12})
-    pairs = swapped_plans(config, tmp_path)
+    pairs = swapped_plans(config)
     assert all_same(pairs)
     stds = {tuple(a.noise_std.tolist()) for a, _ in pairs if isinstance(a.noise_std, torch.Tensor)}
     assert len(stds) > 1, "the noise must adapt, or the test says nothing"
 
 
-def test_the_swap_test_finds_the_published_variant(tmp_path: Path) -> None:
+def test_the_swap_test_finds_the_published_variant() -> None:
     options = {"name": "ladp-fl", "variant": "published", "bound": 1e-2, "spread": 100.0}
     training = {"clients_per_round": 12, "batch_clip": 1.0}
     config = digits(options, privacy={"epsilon": 2000.0, "view": "server"}, training=training)
-    assert not all_same(swapped_plans(config, tmp_path))
+    assert not all_same(swapped_plans(config))
 
 
 @pytest.mark.parametrize("view", [View.SERVER, View.AGGREGATE])

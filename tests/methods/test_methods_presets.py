@@ -22,10 +22,10 @@ def test_every_method_has_presets() -> None:
 @pytest.mark.parametrize("path", PRESETS, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_presets_calibrate_and_say_what_is_proven(path: Path) -> None:
     config = load_config(path)
-    assert config.method["name"] == path.parent.name
+    assert config.method.name == path.parent.name
     statement = certify_config(config)
     own = next(v for v in statement.views if v.view is config.privacy.view)
-    if config.method["variant"] == "proven":
+    if config.method.variant == "proven":
         assert config.privacy.epsilon is not None
         assert own.proven.epsilon == pytest.approx(config.privacy.epsilon, rel=1e-3)
         assert own.proven.epsilon <= config.privacy.epsilon

@@ -56,7 +56,7 @@ def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, optio
 
 def test_the_registry_answers_without_torch() -> None:
     program = (
-        "import sys; from fedveil.models import registry as r; r.shapes('resnet18', (3, 32, 32), 10, norm='batch'); "
+        "import sys; from fedveil.models import model_registry as r; r.shapes('resnet18', (3, 32, 32), 10, norm='batch'); "
         "r.names(); r.options_model('mlp'); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from fedveil.pages.compare_figures import plot
 from fedveil.pages.compare_page import write_page
 from fedveil.studies.compare.comparison import Comparison
 from fedveil.studies.compare.comparison_plan import plan
@@ -58,7 +57,7 @@ def test_the_chart_has_a_line_for_each_method_and_its_legend_hides_one(open_page
 def test_bands_are_the_confidence_interval_of_the_mean(page: Path, open_page: Callable[..., Any]) -> None:
     browser = open_page(page)
     assert browser.execute_script(TEXTS, "#result .scope") == [
-        "Bands: 95 % confidence interval of the mean (Student's t, n = 2 seeds)."
+        "Bands: 95 % confidence interval of the mean (Student's t, n = 2 seeds). Small points: single seeds."
     ]
     drawn = browser.execute_script("return JSON.parse(document.getElementById('data').textContent).charts[0].series[1]")
     low, high = stats.t.interval(0.95, 1, loc=71, scale=stats.sem([70, 72]))
@@ -78,10 +77,9 @@ def test_tables_tell_claimed_and_proven_and_the_test(open_page: Callable[..., An
         *("Proven epsilon = 2", "Proven epsilon = 8", "Without noise (no guarantee)")
     ]
     result = browser.execute_script(TEXTS, "#result .sentence")
-    assert (
-        result[0]
-        == "Proven epsilon = 2: dp-fedavg 71.0 ± 1.4 %; next dp-fedavg clip=0.01 52.0 ± 2.8 % (worse, p\u00a0=\u00a00.040)."
-    )
+    best = "Proven epsilon = 2: dp-fedavg 71.0 ± 1.4 %; next dp-fedavg clip=0.01 52.0 ± 2.8 % (worse, p = 0.040)."
+    assert result[0].replace("\u00a0", " ") == best
+    assert "71.0\u00a0±\u00a01.4\u00a0%;" in result[0], "numbers stay on one line with their signs"
     assert "<b>set</b> training.batch_clip" in browser.execute_script(TEXTS, "#not-compared li")[0]
     assert "with 2 seeds they cannot reach 0.05" in " ".join(browser.execute_script(TEXTS, "#how-to-read-it p"))
     (command,) = browser.execute_script(TEXTS, "pre.command")
@@ -92,16 +90,40 @@ def test_it_fits_a_small_screen(open_page: Callable[..., Any], page: Path) -> No
     assert open_page(page, width=390).execute_script(OVERFLOW) <= 0
 
 
-def test_one_epsilon_is_a_picture(open_page: Callable[..., Any], tmp_path: Path) -> None:
+def test_one_epsilon_sets_the_methods_beside_each_other(open_page: Callable[..., Any], tmp_path: Path) -> None:
     found = comparison(tmp_path, (2.0,))
-    browser = open_page(write_page(found, tmp_path / "compare.html", plot(found, tmp_path / "compare.png")))
-    assert browser.execute_script("return document.querySelector('#result img').naturalWidth") > 300
+    browser = open_page(write_page(found, tmp_path / "compare.html"))
+    assert browser.execute_script(TEXTS, "#chart-0 .veil-key") == [
+        "1. dp-fedavg",
+        "2. dp-fedavg clip=0.01",
+        "3. fedavg, no noise",
+    ]
+    for kind, drawn in (("reach", 3), ("marker", 3), ("dot", 6)):
+        assert browser.execute_script(f"return document.querySelectorAll('#chart-0 .veil-plot .veil-{kind}').length") == drawn
+    low, high = stats.t.interval(0.95, 1, loc=71, scale=stats.sem([70, 72]))
+    spec = browser.execute_script("return JSON.parse(document.getElementById('data').textContent).charts[0].series[0]")
+    assert spec["band"][0] == ["1", pytest.approx(low), pytest.approx(high)]
     one = replace(
         found, seeds=(1,), rows=tuple(replace(r, values={1: 0.5} if r.values else {}, against=None) for r in found.rows)
     )
-    text = browser_text(open_page(write_page(one, tmp_path / "compare.html", plot(one, tmp_path / "compare.png"))))
+    text = browser_text(open_page(write_page(one, tmp_path / "compare.html")))
     assert "One seed is no sample" in text
     assert "nan" not in text.lower()
+    assert browser.execute_script("return document.querySelectorAll('.veil-reach, .veil-dot').length") == 0
+
+
+def test_dark_and_print(open_page: Callable[..., Any], page: Path) -> None:
+    browser = open_page(page)
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    light = browser.execute_script(ground)
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": dark})
+    assert browser.execute_script(ground) != light
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": dark})
+    assert browser.execute_script(ground) == "rgb(255, 255, 255)"
+    assert not browser.find_element("css selector", ".jump").is_displayed()
+    browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
+    assert browser.execute_script("return document.querySelector('details').open")
 
 
 def browser_text(browser: Any) -> str:

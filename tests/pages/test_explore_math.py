@@ -1,10 +1,13 @@
-"""privacy.js and families.js against the reference values and against fedveil.privacy, to 1e-6 relative or better."""
+"""privacy.js, claims.js and families.js against reference values and fedveil.accounting, to 1e-6 relative or better."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,10 @@ from fedveil.accounting import accountant, gaussian, last_iterate, subsampled, t
 from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.methods.base import Setting
 from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.method_registry import METHODS
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
-from fedveil.pages.explorer import write_explorer
+from fedveil.pages.explorer_methods import explorer_methods
+from fedveil.pages.web_page import web_file
 from fedveil.papers.convergent_dp import convergent_claim as noisy_fedavg
 from fedveil.papers.convergent_dp.convergent_claim import Schedule
 from fedveil.papers.fedanc import fedanc_claim as fedanc
@@ -26,7 +31,6 @@ from fedveil.papers.ladp_fl import ladp_claim as ladp
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from fedveil.training.params import Layout
 
-pytestmark = pytest.mark.browser
 ORACLES = Path(__file__).parents[1] / "accounting" / "oracles.json"
 START: dict[str, Any] = {
     "family": "dp-fedavg",
@@ -57,23 +61,36 @@ PROJECTED: dict[str, Any] = {"family": "noisy-fedavg", "view": "final", "project
 Ask = Callable[[str], Any]
 
 
+ANSWER = """
+const { createInterface } = require("readline"), { runInThisContext } = require("vm");
+const { parts, data } = JSON.parse(process.argv[1]);
+globalThis.veilPage = { data };
+parts.forEach((part) => runInThisContext(part));
+globalThis.V = veilPrivacy; globalThis.C = veilClaims; globalThis.F = veilFamilies; globalThis.W = veilWords;
+const plain = (key, value) => (value === Infinity ? "Infinity" : value);
+createInterface({ input: process.stdin }).on("line", (line) => console.log(JSON.stringify(runInThisContext(line), plain)));
+"""
+PARTS = ("chart.js", "privacy.js", "claims.js", "families.js", "words.js")
+
+
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_explorer(tmp_path_factory.mktemp("explorer"))
+def ask() -> Iterator[Ask]:
+    """Evaluates an expression of V, C, F and W, the page's scripts, in Node.js; infinities come back as floats."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("needs Node.js: no node on PATH")
+    given = json.dumps({"parts": [web_file(part) for part in PARTS], "data": {"methods": explorer_methods()}})
+    with subprocess.Popen([node, "-e", ANSWER, given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
 
+        def asking(expression: str) -> Any:
+            print(f"({expression})", file=process.stdin, flush=True)
+            value = json.loads(process.stdout.readline())
+            return math.inf if value == "Infinity" else value
 
-@pytest.fixture
-def ask(open_page: Callable[..., Any], page: Path) -> Ask:
-    """Evaluates an expression of V (veilPrivacy) and F (veilFamilies) in the page; infinities come back as floats."""
-    browser = open_page(page)
-
-    def asking(expression: str) -> Any:
-        wrapped = "const V = veilPrivacy, F = veilFamilies; "
-        wrapped += f"return JSON.stringify({expression}, (key, value) => value === Infinity ? 'Infinity' : value)"
-        value = json.loads(browser.execute_script(wrapped))
-        return math.inf if value == "Infinity" else value
-
-    return asking
+        yield asking
+        process.stdin.close()
 
 
 def setting(**changes: Any) -> str:
@@ -90,29 +107,25 @@ def _const(rho: float, gamma: float, rounds: int, diameter: float) -> str:
 
 
 ORACLE_CALLS = {
-    "gdp_delta(mu=1, eps=1)": "V.delta(1, 1)",
-    "gdp_delta(mu=0.5, eps=1)": "V.delta(0.5, 1)",
-    "gdp_delta(mu=3, eps=10)": "V.delta(3, 10)",
-    "gdp_delta(mu=0.1, eps=0.5)": "V.delta(0.1, 0.5)",
+    "gdp_delta(mu=1, eps=1)": "Math.exp(V.logDelta(1, 1))",
+    "gdp_delta(mu=0.5, eps=1)": "Math.exp(V.logDelta(0.5, 1))",
+    "gdp_delta(mu=3, eps=10)": "Math.exp(V.logDelta(3, 10))",
+    "gdp_delta(mu=0.1, eps=0.5)": "Math.exp(V.logDelta(0.1, 0.5))",
     "gdp_eps(mu=1, delta=1e-05)": "V.epsilon(1, 1e-5)",
     "gdp_eps(mu=0.5, delta=1e-05)": "V.epsilon(0.5, 1e-5)",
     "gdp_eps(mu=10, delta=1e-05)": "V.epsilon(10, 1e-5)",
     "gdp_eps(mu=0.1, delta=1e-05)": "V.epsilon(0.1, 1e-5)",
-    "gdp_mu(eps=1, delta=1e-05)": "V.muOf(1, 1e-5)",
-    "gdp_mu(eps=4, delta=1e-07)": "V.muOf(4, 1e-7)",
-    "gdp_mu(eps=8, delta=1e-05)": "V.muOf(8, 1e-5)",
     "gdp_tpr(mu=1, fpr=0.05)": "V.tpr(1, 0.05)",
-    "sqrt(H0_paper(rho=1.61051, T=600))  [claimed, in units of gamma sqrt(m)/sigma]": "V.shiftedH0(1.61051, 600)",
-    "sqrt(H0_paper(rho=2, T=10))  [claimed, in units of gamma sqrt(m)/sigma]": "V.shiftedH0(2, 10)",
+    "sqrt(H0_paper(rho=1.61051, T=600))  [claimed, in units of gamma sqrt(m)/sigma]": "C.shiftedH0(1.61051, 600)",
+    "sqrt(H0_paper(rho=2, T=10))  [claimed, in units of gamma sqrt(m)/sigma]": "C.shiftedH0(2, 10)",
     "sqrt(si_last_iterate_const(rho=1.05, gamma=0.01, T=1000, D=1.0))": _const(1.05, 0.01, 1000, 1.0),
     "sqrt(si_last_iterate_const(rho=1.05, gamma=0.01, T=2000, D=1.0))": _const(1.05, 0.01, 2000, 1.0),
     "sqrt(si_last_iterate_const(rho=1.2, gamma=0.3, T=12, D=2.0))": _const(1.2, 0.3, 12, 2.0),
-    "claimed eps, T=40, sigma=.3, delta=.1": "V.zcdpEpsilon(40 / (2 * 0.3 ** 2), 0.1)",
-    "claimed eps d=44426 gamma=0.5 beta=0.5 delta=1e-5": "Math.sqrt(44426 * 0.5) * V.classicalEpsilon(0.5, 1e-5)",
+    "claimed eps, T=40, sigma=.3, delta=.1": "C.zcdp(40 / (2 * 0.3 ** 2), 0.1)",
+    "claimed eps d=44426 gamma=0.5 beta=0.5 delta=1e-5": "Math.sqrt(44426 * 0.5) * C.classical(0.5, 1e-5)",
     "exact eps(1e-5), fixed mask, replace, beta=.5: gdp_eps(4,1e-5)": "V.epsilon(4, 1e-5)",
-    "sigma/Delta = sqrt(2 ln(1.25/1e-7))/4": "V.classicalMultiplier(4, 1e-7)",
-    "tn_delta_inf(sigma=0.3, b=1.0, shift=0.3)": "V.truncatedFloor(0.3, 1, 0.3)",
-    "tn_delta_inf(sigma=2.0, b=1.0, shift=1.5)": "V.truncatedFloor(2, 1, 1.5)",
+    "tn_delta_inf(sigma=0.3, b=1.0, shift=0.3)": "C.truncatedFloor(0.3, 1, 0.3)",
+    "tn_delta_inf(sigma=2.0, b=1.0, shift=1.5)": "C.truncatedFloor(2, 1, 1.5)",
     "rdp_sgm_int(q=0.01, noise_mult=1.0, alpha=8)": "V.rdp(0.01, 1, 'zero_out')[6]",
     "rdp_sgm_int(q=0.1, noise_mult=1.0, alpha=3)": "V.rdp(0.1, 1, 'zero_out')[1]",
     "rdp_sgm_int(q=0.01, noise_mult=0.8, alpha=2)": "V.rdp(0.01, 0.8, 'zero_out')[0]",
@@ -139,9 +152,7 @@ def test_gaussian_curve_over_the_whole_range(ask: Ask) -> None:
             close(value, gaussian.log_delta_of(mu, epsilon))
 
 
-def test_inverse_and_trade_off(ask: Ask) -> None:
-    for epsilon, delta in ((0.01, 1e-12), (1, 1e-5), (100, 0.1)):
-        close(ask(f"V.muOf({epsilon}, {delta})"), gaussian.mu_of(epsilon, delta))
+def test_trade_off(ask: Ask) -> None:
     for mu, fpr in ((0.1, 1e-9), (1, 0.05), (3, 0.7)):
         close(ask(f"V.tpr({mu}, {fpr})"), gaussian.tpr(mu, fpr))
 
@@ -154,6 +165,67 @@ def test_poisson_sampling_equals_the_reference_at_the_same_orders(ask: Ask, adja
         np.testing.assert_allclose(ask(f"V.rdp({rate}, {z}, '{adjacency}')"), wanted, rtol=1e-8)
         epsilon = subsampled.epsilon_rdp(rate, z, 500, 1e-6, orders=orders, adjacency=adjacency)
         close(ask(f"V.epsilonRdp({rate}, {z}, 500, 1e-6, '{adjacency}')"), epsilon, 1e-8)
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_composition_over_a_grid(ask: Ask, adjacency: Adjacency) -> None:
+    """Runs of one to 10,000 releases, sampled and not, at three deltas."""
+    grid = list(product((1e-3, 0.05, 0.5, 1.0), (0.6, 2.0, 10.0), (1, 30, 10_000), (1e-9, 1e-5, 1e-2)))
+    calls = [
+        f"V.runEpsilon({{mu: {math.sqrt(t) / z}, sampled: {{rate: {q}, multiplier: {z}, count: {t}}}}}, {d}, '{adjacency}')"
+        for q, z, t, d in grid
+    ]
+    orders = ask("V.ORDERS")
+    for (q, z, t, d), value in zip(grid, ask(f"[{', '.join(calls)}]"), strict=True):
+        renyi = subsampled.epsilon_rdp(q, z, t, d, orders=orders, adjacency=adjacency)
+        close(value, min(renyi, gaussian.epsilon_of(math.sqrt(t) / z, d)), 1e-8)
+
+
+def test_every_claim_has_its_formula_and_its_scope(ask: Ask) -> None:
+    methods = explorer_methods()
+    assert set(methods) == {*METHODS, "silo-dp-sgd"} - {"fedavg"}
+    assert set(ask("Object.keys(C.CLAIMS)")) == {name for name, method in methods.items() if method["claim"]}
+    for name, method in methods.items():
+        assert method["refuted"] or not method["claim"], name
+    ours = METHODS["aldp-fl"](variant="published")
+    claim = ours.claim(_setting(View.SERVER, "fixed", Adjacency.REPLACE_ONE, epsilon=1.0))
+    assert claim is not None
+    scope = {"unit": claim.scope.unit, "adjacency": claim.scope.adjacency, "view": claim.scope.view}
+    assert scope.items() <= methods["aldp-fl"]["claim"].items()
+
+
+SAID = """(() => {
+  const said = [], families = Object.keys(F.FAMILIES);
+  for (const family of families) for (const view of F.VIEWS) for (const unit of ["client", "record"])
+    for (const adjacency of ["zero_out", "replace_one"]) {
+      const choice = {family, view, unit, adjacency}, p = {...START, ...choice}, claim = F.claim(p);
+      const text = claim && Number.isFinite(claim.epsilon) && W.besideProof(p, F.proven(p), claim);
+      if (text) said.push([choice, F.FAMILIES[family].claim, text]);
+    }
+  return said;
+})()"""
+
+
+def test_the_headline_compares_a_claim_with_a_proof_of_the_same_only(ask: Ask) -> None:
+    """A claim for another view, unit or adjacency is said to be one, and no ratio is given."""
+    said = ask(" ".join(SAID.replace("START", setting(batch=400, rounds=1)).split()))
+    assert len(said) == 6 * 3 * 2 * 2
+    compared = 0
+    for choice, claim, text in said:
+        others = [kind for kind in ("view", "unit", "adjacency") if choice[kind] != claim[kind]]
+        for kind in others:
+            theirs, ours = (name.replace("_", "-") for name in (claim[kind], choice[kind]))
+            assert f"another {kind} ({theirs}, not {ours})" in text
+        assert bool(re.search("times|agrees|no proof", text)) == (not others), text
+        compared += not others
+    assert compared == 6
+
+
+def test_the_headline_names_another_delta(ask: Ask) -> None:
+    p = setting(family="ladp-fl", view="server", unit="record", batch=400, rounds=1)
+    assert "times" in ask(f"W.besideProof({p}, 1, F.claim({p}))")
+    p = setting(family="ladp-fl", view="server", unit="record", batch=400, rounds=10)
+    assert "another δ (10⁻⁵, not 10⁻⁶)" in ask(f"W.besideProof({p}, 1, F.claim({p}))")
 
 
 def test_claims_equal_the_published_formulas(ask: Ask) -> None:
@@ -187,7 +259,7 @@ def test_claims_equal_the_published_formulas(ask: Ask) -> None:
 
 def test_linear_losses_exceed_the_claim_and_meet_the_proof(ask: Ask) -> None:
     p = setting(family="noisy-fedavg")
-    claimed, proven, attained = ask(f"[F.claim({p}).epsilon, F.proven({p}), F.attained({p}, 50)]")
+    claimed, proven, attained = ask(f"[F.claim({p}).epsilon, F.proven({p}), F.isAttained({p}) && F.attained({p}, 50)]")
     shifts = [noisy_fedavg.shift([0.05] * 6, 0.7 / 0.3, 100)] * 50
     mu = noisy_fedavg.linear_loss_mu(shifts, 100, 3.0 * 0.7 / 10)
     close(attained, gaussian.epsilon_of(mu, 1e-6))
@@ -207,13 +279,25 @@ def test_projected_last_model_equals_the_reference(ask: Ask, family: str) -> Non
 
 
 def _setting(
-    view: View, sampling: str, adjacency: Adjacency, unit: Unit = Unit.CLIENT, example_clip: float | None = None
+    view: View,
+    sampling: str,
+    adjacency: Adjacency,
+    unit: Unit = Unit.CLIENT,
+    example_clip: float | None = None,
+    epsilon: float | None = None,
 ) -> Setting:
     local = LocalSpec(steps=6, batch_size=40, batch_clip=0.7 / 0.3, optimizer=OptimizerSpec(lr=0.05))
     public: dict[str, Any] = {"clients": 1000, "cohort": 100, "rounds": 50, "records": 400, "classes": 10, "delta": 1e-6}
     layout, scope = Layout.of({"w": (20000,)}), Scope(unit, adjacency, view)
     return Setting(
-        **public, sampling=sampling, local=local, layout=layout, scope=scope, noise_multiplier=3.0, example_clip=example_clip
+        **public,
+        sampling=sampling,
+        local=local,
+        layout=layout,
+        scope=scope,
+        noise_multiplier=3.0,
+        example_clip=example_clip,
+        epsilon=epsilon,
     )
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from fedveil.accounting import gaussian
 from fedveil.errors import ConfigError
-from fedveil.pages.explorer import inline, web_file, write_explorer
+from fedveil.pages.explorer import write_explorer
+from fedveil.pages.web_page import inline, web_file
 
 FAMILIES = ("dp-fedavg", "ladp-fl", "fedglp-adp", "noisy-fedavg", "noisy-fedprox", "fedanc", "aldp-fl", "silo-dp-sgd")
 MOVE = """
@@ -134,6 +135,18 @@ def test_every_family_speaks_in_every_view_unit_and_sampling(page: Page) -> None
 
 
 @pytest.mark.browser
+def test_a_claim_for_another_view_is_never_set_beside_the_proof(page: Page) -> None:
+    assert page.run("return document.getElementById('view').value") == "aggregate"
+    assert "claim of ε = 0.752 is for another view (final, not aggregate): it does not stand" in page.text("sentence")
+    assert page.text("claimed-title") == "Claimed, final view"
+    assert page.run("return document.getElementById('strip').textContent").startswith("claimed (final) 0.752proven")
+    page.move("view", "final")
+    assert "another" not in page.text("sentence")
+    assert re.search(r"claim of ε = 0\.752 is [\d.]+ times smaller", page.text("sentence"))
+    assert page.text("claimed-title") == "Claimed"
+
+
+@pytest.mark.browser
 def test_families_without_meaning_for_a_scope_do_not_offer_it(page: Page) -> None:
     offered = "return [...document.getElementById('scope').options].filter((o) => !o.disabled).map((o) => o.value)"
     page.move("family", "silo-dp-sgd")
@@ -155,7 +168,7 @@ def test_published_form_without_a_bound_is_drawn_as_such(page: Page) -> None:
 
 @pytest.mark.browser
 def test_legend_toggles_a_series_by_mouse_and_keyboard(page: Page) -> None:
-    key = "return [...document.querySelectorAll('#chart-rounds .veil-key')].find((b) => b.textContent === 'claimed')"
+    key = "return [...document.querySelectorAll('#chart-rounds .veil-key')].find((b) => b.textContent === 'claimed, final view')"
     button = page.run(key)
     before = page.paths("chart-rounds")
     assert button.get_attribute("aria-pressed") == "true"

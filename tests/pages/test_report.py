@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from fedveil.cli.statement_terminal import render, render_brief
 from fedveil.data.load import load
 from fedveil.errors import ConfigError
 from fedveil.ledger.ledger import Entry, Ledger
-from fedveil.pages.figures import plot_run
+from fedveil.pages.figures.run_figures import plot_run
 from fedveil.pages.report import write_report
 from fedveil.pages.report_page import page_values
 from fedveil.pages.spent import spent
@@ -220,11 +221,18 @@ def test_page_is_small_closed_and_cannot_be_broken_by_what_a_run_says(made: Made
     page = path.read_text(encoding="utf-8")
     assert path == run / "report.html"
     assert path.stat().st_size < 5_000_000
-    assert page.count("<script") == 4
+    assert page.count("<script") == 5
     assert "alert(1)</script>" not in page
     assert not re.search(r"\{\{[a-z.]+\}\}", page)
     assert set(re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"'`)]*", page)) <= {"http://www.w3.org/2000/svg"}
     assert "default-src 'none'" in page
+
+
+def badges(said: dict[str, Any]) -> list[list[str]]:
+    """The marks of each view, all of which are on the proven number."""
+    rows = said["sections"]["numbers"]["table"]["rows"]
+    assert not any(cell["badge"] for row in rows for cell in (*row[:3], *row[4:]))
+    return [[row[3]["badge"]] if row[3]["badge"] else [] for row in rows]
 
 
 def test_audits_of_the_statement_are_lower_bounds_and_refute(made: Made) -> None:
@@ -233,9 +241,9 @@ def test_audits_of_the_statement_are_lower_bounds_and_refute(made: Made) -> None
     audit = Audit(9.5, 1e-3, AGGREGATE, "single upload", 0.95, 1000)
     (group,) = page_values([replace(run, statement=run.statement.with_audits([audit]))])["groups"]
     said = group["statement"]
-    assert said["audited"]["value"] == "≥ 9.5"
-    assert "client level, zero-out, aggregate view" in said["audited"]["scope"]
-    assert [v["marks"] for v in said["views"]] == [{}, {"proven": "REFUTED"}, {}]
+    assert group["cards"]["audited"]["value"] == "≥ 9.5"
+    assert "client level, zero-out, aggregate view" in group["cards"]["audited"]["lines"][0]
+    assert badges(said) == [[], ["REFUTED"], []]
     assert "REFUTED" in said["contradictions"][0]
 
 
@@ -250,8 +258,8 @@ def test_seeds_share_their_audits_and_show_the_largest_epsilon_in_any_order(made
     for order in ([one, other], [other, one]):
         (group,) = page_values(order)["groups"]
         said = group["statement"]
-        assert said["audited"]["value"] == "≥ 9.5"
-        assert [v["marks"] for v in said["views"]] == [{}, {"proven": "REFUTED"}, {}]
+        assert group["cards"]["audited"]["value"] == "≥ 9.5"
+        assert badges(said) == [[], ["REFUTED"], []]
         assert [text.split(":")[0] for text in said["contradictions"]] == ["REFUTED"]
         assert group["proven_value"] == pytest.approx(7.0, rel=1e-3)
         assert said["warnings"][-1] == "The runs do not prove the same epsilon (6, 7): the largest is shown."

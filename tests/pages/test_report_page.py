@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 import report_runs as runs
-from fedveil.pages.figures import plot_run
+from fedveil.accounting.formatting import number
+from fedveil.pages.figures.run_figures import plot_run
 from fedveil.pages.report import write_report
 from fedveil.run.recorded_run import read_run
-from fedveil.statement.statement_text import number
+from fedveil.statement.plain_words import in_words
 
 pytestmark = pytest.mark.browser
 LINES = "return document.querySelectorAll('#training .veil-chart')[0].querySelectorAll('.veil-plot > svg > .veil-line').length"
@@ -75,7 +76,7 @@ def test_headline_has_accuracy_and_three_numbers_with_their_scope(
     assert number(run.statement.proven.epsilon) in cards[2].splitlines()
     assert "delta = 0.001, client level, zero-out, aggregate view" in cards[2]
     assert "simulation only" in text(browser, "#result .warning")
-    assert run.statement.in_words() in text(browser, "#privacy")
+    assert in_words(run.statement) in text(browser, "#privacy")
     rows = texts(browser, "#privacy tbody tr")
     assert [row.split()[0] for row in rows] == ["server", "aggregate", "final"]
     assert "no bound" in rows[0]

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_resume import case, entries, go, interrupted
 
 from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError, FedveilError
+from resumed_runs import case, entries, go, interrupted
 
 BIG = {"model": {"hidden": [512]}}  # 38,000 parameters: checkpoints larger than the ledger
 
@@ -116,8 +116,7 @@ def test_a_table_that_cannot_be_added_to(tmp_path: Path) -> None:
             (path / "history.csv").unlink()
             (path / "history.csv").mkdir()
 
-    from test_resume import prepared, small_digits
-
+    from federation_runs import prepared, small_digits
     from fedveil.run.run import run
 
     with pytest.raises(FedveilError, match=r"cannot write .*history.csv.*all finished rounds are safe in .*checkpoint.*--resume"):
@@ -138,9 +137,9 @@ def bare_namespace() -> bool:
 
 SCRIPT = """
 import sys
-sys.path[:0] = {folders!r}
+sys.path.insert(0, {support!r})
 from pathlib import Path
-from test_resume import case, go
+from resumed_runs import case, go
 from fedveil.errors import FedveilError
 given = case({name!r}, training={{"rounds": 3}}, model={{"hidden": [512]}})
 try:
@@ -161,8 +160,8 @@ def test_a_tiny_disk(kilobytes: int, tmp_path: Path) -> None:
     go(given, tmp_path / "calm")
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
-    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
-    script = SCRIPT.format(folders=folders, name="dp-fedavg aggregate", path=str(disk / "run"), kept=str(kept))
+    support = str(Path(__file__).parents[1] / "support")
+    script = SCRIPT.format(support=support, name="dp-fedavg aggregate", path=str(disk / "run"), kept=str(kept))
     command = f"mount -t tmpfs -o size={kilobytes}k none {disk} && exec {sys.executable} -c '{script.replace(chr(39), chr(34))}'"
     done = subprocess.run(["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from test_resume import case, entries, go, interrupted
 
 from fedveil.errors import ConfigError, LedgerError
 from fedveil.run.run_lock import claimed
+from resumed_runs import case, entries, go, interrupted
 
 
 def held_by_a_child(path: Path, *, with_a_grandchild: bool = False) -> tuple[int, int]:

@@ -8,40 +8,13 @@ import random
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from federation_runs import config, prepared, small_digits
 from fedveil.configuration.config import Config, configure
 from fedveil.errors import ConfigError
-from fedveil.ledger.ledger import Entry, Ledger
 from fedveil.run.run import run
-
-CASES = {
-    "dp-fedavg aggregate": ({"name": "dp-fedavg"}, "aggregate", "inline"),
-    "dp-fedavg server": ({"name": "dp-fedavg"}, "server", "pool"),
-    "aldp-fl published": ({"name": "aldp-fl", "variant": "published"}, "server", "pool"),
-    "aldp-fl proven": ({"name": "aldp-fl"}, "aggregate", "pool"),
-    "noisy-fedavg": ({"name": "noisy-fedavg"}, "server", "inline"),
-    "fedglp-adp": ({"name": "fedglp-adp"}, "server", "pool"),
-    "fedanc": ({"name": "fedanc"}, "server", "inline"),
-}
-
-
-def case(name: str, **more: Any) -> Config:
-    method, view, engine = CASES[name]
-    sections = {"training": {"rounds": 6}, **more}
-    return config(method, view, run={"engine": engine}, **sections)
-
-
-def go(given: Config, path: Path, resume: bool = False) -> Any:
-    return run(given, path, data=small_digits(), partition=prepared(given).partition, resume=resume)
-
-
-def entries(path: Path) -> list[Entry]:
-    with Ledger.open(path / "ledger.sqlite") as ledger:
-        return sorted((e for _, _, e in ledger.entries()), key=lambda e: (e.round, e.client))
+from resumed_runs import CASES, case, entries, go, interrupted
 
 
 def killed_after(given: Config, path: Path, resume: bool, seconds: float) -> bool:
@@ -90,22 +63,6 @@ def test_killed_runs_resume_to_the_same_bits(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its victims")
 def test_killed_runs_resume_to_the_same_bits_at_fifty_moments(tmp_path: Path) -> None:
     check_moments(tmp_path, 50)
-
-
-def interrupted(given: Config, path: Path, at: int) -> None:
-    """A run that ends between the charge of round `at` and its checkpoint."""
-    import fedveil.run.run as module
-
-    real = module.Checkpoints.save
-
-    def save(self: Any, progress: Any) -> None:
-        if progress.round == at:
-            raise KeyboardInterrupt
-        real(self, progress)
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(module.Checkpoints, "save", save)
-        go(given, path)
 
 
 def test_secret_noise_is_drawn_anew_and_charged_again(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_resume import case, entries, go
 
 import fedveil.federation.fit as fitting
 import fedveil.run.run as module
+from resumed_runs import case, entries, go
 
 ROUNDS, KILLED = 4, 1
 

@@ -6,12 +6,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from test_resume import entries, go, interrupted
 
 import fedveil.run.run as module
 from federation_runs import config
 from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError
+from resumed_runs import entries, go, interrupted
 
 
 def limited(most: int, *, seeded: bool) -> Config:

@@ -24,7 +24,10 @@ from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.statement.advice import learnability
 from fedveil.statement.certify import certify, certify_config
+from fedveil.statement.plain_words import in_words
 from fedveil.statement.statement import SIMULATION_ONLY, VIEWS, Statement
+from fedveil.statement.statement_json import from_dict, to_dict
+from fedveil.statement.statement_markdown import to_markdown
 from fedveil.training.local import LocalSpec
 from fedveil.training.params import Layout
 
@@ -187,8 +190,8 @@ def test_records_under_a_client_level_mechanism() -> None:
 def test_seeded_noise_and_what_is_not_protected() -> None:
     s = certify(DPFedAvg(), setting(), seeded_noise=True, batch_norm=True)
     assert s.warnings[0] == SIMULATION_ONLY == "simulation only: noise is reproducible, no privacy"
-    assert s.in_words().startswith("Simulation only")
-    assert SIMULATION_ONLY in s.to_markdown()
+    assert in_words(s).startswith("Simulation only")
+    assert SIMULATION_ONLY in to_markdown(s)
     lines = " ".join(s.not_protected)
     for topic in ("participation", "sizes", "batch-norm", "hyper-parameter", "training loss"):
         assert topic in lines
@@ -308,7 +311,7 @@ def configured(*overrides: str) -> Statement:
 )
 def test_json_round_trip_of_real_statements(overrides: list[str]) -> None:
     s = configured(*overrides)
-    assert Statement.from_dict(json.loads(json.dumps(s.to_dict(), allow_nan=False))) == s
+    assert from_dict(json.loads(json.dumps(to_dict(s), allow_nan=False))) == s
     assert s.proven.epsilon == pytest.approx(8.0, rel=1e-3)
     assert s.proven.epsilon <= 8.0
 
@@ -326,11 +329,12 @@ def test_a_million_rounds_need_no_torch() -> None:
         "import sys, json\n"
         "from fedveil.statement.certify import certify_config\n"
         "from fedveil.cli.statement_terminal import render\n"
+        "from fedveil.statement.statement_markdown import to_markdown\n"
         "from fedveil.configuration.config import parse\n"
         "from rich.console import Console\n"
         f"s = certify_config(parse(json.loads({json.dumps(json.dumps(CONFIG))})))\n"
         "render(s, Console())\n"
-        "s.to_markdown()\n"
+        "to_markdown(s)\n"
         "assert 'torch' not in sys.modules, 'torch was imported'\n"
         "assert s.rounds == 10**6\n"
     )
@@ -353,7 +357,7 @@ def test_the_terminal_shows_everything_within_80_columns() -> None:
     assert max(len(line) for line in text.splitlines()) <= 80
     flat = " ".join(text.split())
     for part in (
-        "epsilon at delta = 1e-05, client level, zero-out",
+        "Epsilon at delta = 1e-05, client level, zero-out",
         "claimed",
         "proven",
         "audited",
@@ -365,7 +369,7 @@ def test_the_terminal_shows_everything_within_80_columns() -> None:
         "In plain words",
     ):
         assert part in flat, part
-    assert s.in_words() in flat
+    assert in_words(s) in flat
 
 
 def test_brackets_in_reasons_are_shown_as_they_are() -> None:

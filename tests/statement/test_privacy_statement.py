@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from fedveil.accounting.formatting import percent_at_most
 from fedveil.accounting.gaussian import delta_of
 from fedveil.accounting.learnability import Level, dimension_for, multiplier_for, noise_norm, verdict_of
 from fedveil.accounting.power import exact_mu, largest_tpr, tpr_of
@@ -19,8 +20,10 @@ from fedveil.accounting.subsampled import epsilon_pld
 from fedveil.accounting.types import Adjacency, Audit, Claim, Gaussian, Guarantee, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.statement import scope_checks as sense
+from fedveil.statement.plain_words import in_words
 from fedveil.statement.statement import SIMULATION_ONLY, VIEWS, Assumption, Statement, ViewNumbers, covers
-from fedveil.statement.statement_text import percent
+from fedveil.statement.statement_json import from_dict, to_dict
+from fedveil.statement.statement_markdown import to_markdown
 
 DELTA = 1e-5
 
@@ -77,8 +80,8 @@ def test_an_audit_below_the_proof_contradicts_nothing() -> None:
 def test_an_audit_between_claim_and_proof_refutes_the_claim_only() -> None:
     s = statement(claim(1.0, scope(View.AGGREGATE))).with_audits([audit(1.5, scope(View.AGGREGATE))])
     assert [(c.number, c.label) for c in s.contradictions()] == [("claimed", "REFUTED")]
-    assert "REFUTED" in s.in_words()
-    assert "**REFUTED**" in s.to_markdown()
+    assert "REFUTED" in in_words(s)
+    assert "**REFUTED**" in to_markdown(s)
 
 
 def test_an_audit_above_the_proof_refutes_the_proof_of_its_own_view_and_of_stronger_ones() -> None:
@@ -124,8 +127,8 @@ def test_json_is_strict_and_comes_back_equal() -> None:
     s = statement(claim(1.0, scope(View.FINAL, adjacency=Adjacency.REPLACE_ONE)), (SIMULATION_ONLY,)).with_audits(
         [audit(math.inf, scope(View.SERVER)), audit(0.5, scope(View.AGGREGATE))]
     )
-    text = json.dumps(s.to_dict(), allow_nan=False)
-    assert Statement.from_dict(json.loads(text)) == s
+    text = json.dumps(to_dict(s), allow_nan=False)
+    assert from_dict(json.loads(text)) == s
     first = json.loads(text)["views"][0]
     assert first["proven"]["epsilon"] == "inf"
     assert first["proven"]["reason"] == "uploads carry no noise"
@@ -145,11 +148,11 @@ def test_json_is_strict_and_comes_back_equal() -> None:
 )
 def test_damaged_values_are_refused_by_name(change: dict[str, object], word: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(word)):
-        Statement.from_dict({**statement().to_dict(), **change})
-    values = statement().to_dict()
+        from_dict({**to_dict(statement()), **change})
+    values = to_dict(statement())
     del values["method"]
     with pytest.raises(ConfigError, match="method"):
-        Statement.from_dict(values)
+        from_dict(values)
 
 
 def test_a_statement_mixes_no_scopes() -> None:
@@ -162,7 +165,7 @@ def test_a_statement_mixes_no_scopes() -> None:
 
 
 def test_markdown_says_unit_adjacency_view_and_delta_beside_every_epsilon() -> None:
-    text = statement(claim(1.0, scope(View.FINAL, adjacency=Adjacency.REPLACE_ONE)), (SIMULATION_ONLY,)).to_markdown()
+    text = to_markdown(statement(claim(1.0, scope(View.FINAL, adjacency=Adjacency.REPLACE_ONE)), (SIMULATION_ONLY,)))
     assert "- simulation only: noise is reproducible, no privacy\n" in text
     assert "delta = 1e-05, client level, zero-out" in text
     assert "1 at replace-one (a theorem)" in text
@@ -211,11 +214,11 @@ def test_tpr_of_sampled_releases_lies_between_one_test_and_no_sampling(rate: flo
 
 
 def test_percentages_round_up() -> None:
-    assert percent(0.20001) == "20.1 %"
-    assert percent(0.2) == "20.0 %"
-    assert percent(1.0) == "100 %"
-    assert percent(0.99999) == "99.999 %"
-    assert float(percent(0.999996).split()[0]) >= 99.9996
+    assert percent_at_most(0.20001) == "20.1 %"
+    assert percent_at_most(0.2) == "20.0 %"
+    assert percent_at_most(1.0) == "100 %"
+    assert percent_at_most(0.99999) == "99.999 %"
+    assert float(percent_at_most(0.999996).split()[0]) >= 99.9996
 
 
 # --- noise against signal -----------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
 from fedveil.cli.app import app
 from fedveil.cli.compare_terminal import Board, render
+from fedveil.configuration.config import parse
 from fedveil.errors import ConfigError
 from fedveil.pages.compare_files import markdown, write_files
 from fedveil.run.run import run
@@ -151,6 +152,18 @@ def test_the_same_call_repeats_nothing_and_more_extends(found: Comparison) -> No
     assert "12 of 12 rounds" in shown
     with pytest.raises(ConfigError, match=r"training\.rounds was 2 and is 3"):
         compare(small(seed=5, rounds=3), ["dp-fedavg"], [2.0], 1, out=found.path)
+
+
+def test_keys_that_change_no_result_continue_the_comparison(found: Comparison) -> None:
+    given = small(seed=5, rounds=2).model_dump(mode="json")
+    given["run"] |= {"track": ["tensorboard"], "deterministic": True, "clients_at_once": 2, "name": "again"}
+    given["training"]["client_timeout"] = 60.0
+    changed: list[CellState] = []
+    again = compare(
+        parse(given), METHODS, EPSILONS, 3, out=found.path, jobs=1, on_change=lambda state, left: changed.append(state)
+    )
+    assert changed == []
+    assert [r.values for r in again.rows] == [r.values for r in found.rows]
 
 
 def shown_by(what: Any) -> str:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from fedveil.configuration.config import Config, configure
+from fedveil.configuration.sections import given_keys
 from fedveil.errors import ConfigError
+from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.statement.certify import certify_config
 from fedveil.studies.compare.claim_targets import at_claim
 from fedveil.studies.compare.comparison_plan import Planned, configured, partition_of, plan, split_list
@@ -74,7 +76,7 @@ def test_what_cannot_be_run_has_its_reason() -> None:
 @pytest.mark.parametrize("method", ["aldp-fl", "ladp-fl", "fedglp-adp", "noisy-fedavg"])
 def test_claims_are_made_equal(method: str) -> None:
     given = configured(base("server"), method, "claimed")
-    assert given.method["variant"] == "published"
+    assert given_keys(given.method)["variant"] == "published"
     claim = certify_config(at_claim(given, 3.0)).claimed
     assert claim is not None
     assert claim.epsilon == pytest.approx(3.0, rel=1e-3)
@@ -89,11 +91,11 @@ def test_claims_need_not_follow_epsilon() -> None:
 
 
 def test_options_of_a_method() -> None:
-    given = base().model_copy(update={"method": {"name": "dp-fedavg", "clip": 0.25}})
-    assert configured(given, "dp-fedavg").method["clip"] == 0.25  # the configuration's own method keeps its options
-    assert "clip" not in configured(given, "aldp-fl").method
+    given = base().model_copy(update={"method": DPFedAvg(clip=0.25)})
+    assert configured(given, "dp-fedavg").method == DPFedAvg(clip=0.25)  # the configuration's own method keeps its options
+    assert "clip" not in given_keys(configured(given, "aldp-fl").method)
     found = configured(given, "aldp-fl:clip=0.5:clip_range=[0.5, 2.0]:training.optimizer.lr=0.02")
-    assert found.method == {"name": "aldp-fl", "variant": "proven", "clip": 0.5, "clip_range": [0.5, 2.0]}
+    assert given_keys(found.method) == {"name": "aldp-fl", "variant": "proven", "clip": 0.5, "clip_range": [0.5, 2.0]}
     assert found.training.optimizer.lr == 0.02
     assert found.data == given.data
 

@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from fedveil.run.run_directory import append_history, write_history
+from fedveil.run.history_files import append_history, write_history
 from fedveil.training.params import Layout
 
 LAYOUT = Layout.of({"w": (2, 2), "b": (2,)})

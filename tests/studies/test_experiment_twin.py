@@ -18,7 +18,7 @@ from fedveil.data.load import load
 from fedveil.errors import ConfigError
 from fedveil.federation.round import Task, client_round
 from fedveil.ledger.ledger import Ledger
-from fedveil.pages.figures import plot_run
+from fedveil.pages.figures.run_figures import plot_run
 from fedveil.pages.report_page import page_values
 from fedveil.release.door import Contribution
 from fedveil.release.plan import Released

@@ -135,7 +135,7 @@ def test_a_failed_cell_has_its_reason_and_stops_no_other(tmp_path: Path) -> None
 def test_a_worker_that_dies_fails_its_cell_only(tmp_path: Path) -> None:
     def kill(changed: CellState, left: float | None) -> None:
         if changed.cell.name == long.name and changed.rounds == 1 and changed.state == "running":
-            workers = [int(p) for p in children() if "grid.worker" in Path(f"/proc/{p}/cmdline").read_text()]
+            workers = [int(p) for p in children() if "fedveil.studies.worker_program" in Path(f"/proc/{p}/cmdline").read_text()]
             for pid in workers:
                 os.kill(pid, signal.SIGKILL)
 

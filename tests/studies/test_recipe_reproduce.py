@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from fedveil.cli.app import app
 from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError, DataError
-from fedveil.pages.reproduce_figures import plot_reproduction
+from fedveil.pages.figures.reproduce_figure import plot_reproduction
 from fedveil.run.recorded_run import read_run
 from fedveil.run.run import run
 from fedveil.studies.reproduce.cells import job_of
@@ -189,6 +189,7 @@ def test_measurements_side_by_side_give_what_one_after_the_other_gives(tmp_path:
     assert side_by_side.outcomes[0].mean(0) == one_by_one.outcomes[0].mean(0) != side_by_side.outcomes[1].mean(0)
     assert side_by_side.outcomes[2].problems == one_by_one.outcomes[2].problems
     assert side_by_side.outcomes[2].problems[0].startswith("failed: ")
+    assert (tmp_path / "two" / "measured" / "workers.log").exists()
 
 
 def test_absent_data_are_told_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +282,7 @@ def test_reconstruction_from_the_upload_of_the_configured_mechanism(recipe: Path
     hidden = measured("inversion", digits(recipe, **noisy), tmp_path, tmp_path, **options)
     assert hidden["psnr"] < plain["psnr"] - 3
     summed = {**noisy, "privacy": {"noise_multiplier": 5.0, "view": "aggregate"}}
-    with pytest.raises(ConfigError, match=r"set privacy\.view"):
+    with pytest.raises(ConfigError, match=r"Set privacy\.view = 'server'"):
         measured("inversion", digits(recipe, **summed), tmp_path, tmp_path, **options)
 
 
@@ -293,7 +294,7 @@ def test_attacks_on_a_finished_run(recipe: Path, tmp_path: Path) -> None:
     assert labels["accuracy"] == pytest.approx(final)
     extracted = measured("extraction-after", config, path, tmp_path, queries=300, epochs=20)
     assert 0.3 < extracted["student"] <= 1
-    with pytest.raises(ConfigError, match="leaves none of the 360"):
+    with pytest.raises(ConfigError, match="leave none of the 360"):
         measured("extraction-after", config, path, tmp_path, queries=360)
     with pytest.raises(ConfigError, match="cifar10"):
         measured("attribute-after", config, path, tmp_path)

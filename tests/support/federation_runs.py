@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedveil.accounting.types import View
 from fedveil.configuration.config import Config, calibrated_setting, configure
 from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
 from fedveil.errors import ConfigError
-from fedveil.federation.fit import Federation
+from fedveil.federation.engine import Engine
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.method_registry import METHODS
 from fedveil.run.assembly import Prepared, federation, prepare
@@ -92,3 +95,41 @@ def charged(folder: Path) -> list[Any]:
 def bits(tensor: Any) -> bytes:
     """The exact contents."""
     return np.ascontiguousarray(tensor.numpy()).tobytes()
+
+
+def finished(run: Federation, runner: Engine) -> Progress:
+    """The run from its start to its planned end."""
+    progress = start(run)
+    assert fit(run, runner, progress) == ""
+    return progress
+
+
+def compared(progress: Progress) -> list[dict[str, Any]]:
+    """The history without its times."""
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in progress.history]
+
+
+def same_state(a: Any, b: Any) -> bool:
+    """Whether two states are equal to the bit."""
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same_state(a[k], b[k]) for k in a)
+    return bool(a == b)
+
+
+def assert_same(one: Progress, other: Progress) -> None:
+    """Equal models, histories and states."""
+    assert bits(one.model) == bits(other.model)
+    assert repr(compared(one)) == repr(compared(other))
+    for part in ("common", "policies", "privates", "seen", "server"):
+        assert same_state(getattr(one, part), getattr(other, part)), part
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended (Linux)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z"

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from by_hand import Book
 from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
-from fedveil.configuration.config import Config, configure
+from fedveil.configuration.config import Config, parse
 from fedveil.engines.inline import Inline
 from fedveil.federation.clients import Clients
-from fedveil.federation.fit import Federation, Progress, fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.base import Method, Setting
+from fedveil.papers.paper_files import paper_files
 from fedveil.release.door import AGGREGATE, Contribution, Door
+from fedveil.release.noise import Randomness
 from fedveil.release.plan import Plan, Raw, Released, Upload, same_plan
 from fedveil.run.assembly import federation, prepare
 from fedveil.training.local import LocalSpec, OptimizerSpec
@@ -45,23 +51,44 @@ def upload(vector: list[float], start: list[float], noise_std: float = 0.0, layo
     return Upload(0, 0, torch.tensor(vector), std, Plan(clip=1.0, noise_std=noise_std), start=torch.tensor(start))
 
 
-def digits(method: dict[str, Any], **sections: Any) -> Config:
-    """A seeded run of a linear model on the embedded digits; sections replace or extend the defaults."""
-    training = {"rounds": 3, "clients_per_round": 6, "sampling": "fixed", "batch_size": 20, "optimizer": {"lr": 0.1}}
-    return configure(
-        data={"name": "digits", "partition": {"kind": "iid", "clients": 12}, **sections.get("data", {})},
-        model=sections.get("model", "linear"),
-        method=method,
-        training={**training, **sections.get("training", {})},
-        privacy={"delta": 1e-3, **sections.get("privacy", {})},
-        run={"seed": 1, "seeded_noise": True},
-    )
+def digits(method: dict[str, Any], *overrides: str, clients: int = 12, rounds: int = 3, **sections: Any) -> Config:
+    """A seeded run of a linear model on the embedded digits, six clients a round; sections and overrides change the defaults."""
+    training = {"clients_per_round": 6, "sampling": "fixed", "batch_size": 20, "optimizer": {"lr": 0.1}}
+    raw = {
+        "data": {"name": "digits", "partition": {"kind": "iid", "clients": clients}, **sections.get("data", {})},
+        "model": {"name": "linear"},
+        "method": method,
+        "training": {"rounds": rounds, **training, **sections.get("training", {})},
+        "privacy": {"delta": 1e-3, **sections.get("privacy", {})},
+        "run": {"seed": 1, "seeded_noise": True},
+    }
+    return parse(raw, overrides)
 
 
-def job_of(config: Config, path: Path) -> Federation:
-    """Everything of a run, with its ledger at `path`."""
-    Ledger.create(path, "r", {}).close()
-    return federation(config, prepare(config), path, "r")
+def at_epsilon_8(method: dict[str, Any], *overrides: str, clients: int = 6, rounds: int = 4) -> Config:
+    """`digits` with a budget, and all of its clients in each of four rounds."""
+    training = {"clients_per_round": None, "batch_size": 32}
+    return digits(method, *overrides, clients=clients, rounds=rounds, training=training, privacy={"epsilon": 8.0})
+
+
+def job_of(config: Config, path: Path | None = None) -> Federation:
+    """Everything of a run, with its ledger at `path`, or in memory and without a budget."""
+    if path is not None:
+        Ledger.create(path, "r", {}).close()
+        return federation(config, prepare(config), path, "r")
+    return with_door(federation(config, prepare(config), Path("ledger"), "r"), ledger=Book())
+
+
+def with_door(job: Federation, door: Any = None, **changes: Any) -> Federation:
+    """The run with another door, or with its door changed."""
+    return replace(job, context=replace(job.context, door=door or replace(job.context.door, **changes)))
+
+
+def book(job: Federation) -> Book:
+    """The ledger in memory."""
+    ledger = job.context.door.ledger
+    assert isinstance(ledger, Book)
+    return ledger
 
 
 def trained(job: Federation) -> Progress:
@@ -87,62 +114,85 @@ def charged_mu(path: Path) -> dict[int, float]:
 
 @dataclass
 class Replay:
-    """A door that writes down each plan, and lets out what another run let out where it is given that run's door."""
+    """A door that writes down each plan, and hands over what another run's door handed over where it is given that door."""
 
     door: Door
     other: Replay | None = None
     plans: dict[tuple[int, int], Plan] = field(default_factory=dict)
     weights: dict[tuple[int, int], float] = field(default_factory=dict)
-    let_out: dict[tuple[int, int], Upload] = field(default_factory=dict)
+    norms: dict[tuple[int, int], float] = field(default_factory=dict)
+    released: dict[tuple[int, int], Upload] = field(default_factory=dict)
 
-    @property
-    def layout(self) -> Layout:
-        """That of the door."""
-        return self.door.layout
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.door, name)
 
-    def upload(self, update: Tensor, plan: Plan | Raw, client: int, round: int, weight: float = 1.0, *more: Any) -> Upload:
+    def upload(self, *arguments: Any, **named: Any) -> Upload:
         """As the door's, or the other run's upload."""
-        self._write_down(update, plan, client, round, weight)
-        if self.other is None:
-            self.let_out[client, round] = self.door.upload(update, plan, client, round, weight, *more)
-        return (self.other or self).let_out[client, round]
+        return self._release(self._write_down(self.door.upload, arguments, named), self.door.upload, arguments, named)
 
-    def seal(self, update: Tensor, plan: Plan | Raw, client: int, round: int, weight: float = 1.0, *more: Any) -> Contribution:
+    def seal(self, *arguments: Any, **named: Any) -> Contribution:
         """As the door's."""
-        self._write_down(update, plan, client, round, weight)
-        return self.door.seal(update, plan, client, round, weight, *more)
+        self._write_down(self.door.seal, arguments, named)
+        return self.door.seal(*arguments, **named)
 
     def release_sum(self, contributions: Any, plan: Plan | Raw, round: int, denominator: float) -> Upload:
         """As the door's, or the other run's sum."""
+        return self._release((AGGREGATE, round), self.door.release_sum, (contributions, plan, round, denominator), {})
+
+    def _release(self, key: tuple[int, int], real: Callable[..., Upload], arguments: Any, named: Any) -> Upload:
         if self.other is None:
-            self.let_out[AGGREGATE, round] = self.door.release_sum(contributions, plan, round, denominator)
-        return (self.other or self).let_out[AGGREGATE, round]
+            self.released[key] = real(*arguments, **named)
+        return (self.other or self).released[key]
 
-    def _write_down(self, update: Tensor, plan: Plan | Raw, client: int, round: int, weight: float) -> None:
-        self.plans[client, round] = plan.make(update) if isinstance(plan, Raw) else plan
-        self.weights[client, round] = weight
+    def _write_down(self, real: Callable[..., Any], arguments: Any, named: Any) -> tuple[int, int]:
+        bound = signature(real).bind(*arguments, **named)
+        bound.apply_defaults()
+        update, plan, key = (
+            bound.arguments["update"],
+            bound.arguments["plan"],
+            (bound.arguments["client"], bound.arguments["round"]),
+        )
+        self.plans[key] = plan.make(update) if isinstance(plan, Raw) else plan
+        self.weights[key], self.norms[key] = bound.arguments["weight"], float(update.norm())
+        return key
 
 
-def swapped_plans(config: Config, folder: Path) -> list[tuple[Plan, Plan]]:
-    """The plans of two runs that let out the same vectors although one client's data are all different in the second.
+def swapped_plans(config: Config) -> list[tuple[Plan, Plan]]:
+    """The plans of two runs that release the same vectors although one client's data are all different in the second.
 
-    Then the same with another number of examples, unless sizes are public: neither plans nor weights may follow it.
+    Then the same with another number of examples, unless sizes are public: neither plans nor weights may follow it. The nominal
+    number, |D| / N, is public and kept.
     """
-    first = job_of(config, folder / "0.sqlite")
+    first = job_of(config)
     one, pairs = Replay(first.context.door), []
-    trained(replace(first, context=replace(first.context, door=one)))  # type: ignore[arg-type]
-    assert (0, config.training.rounds - 1) in one.plans, "the swapped client must take part in the last round"
+    trained(with_door(first, one))
+    last = (0, config.training.rounds - 1)
+    assert last in one.plans, "the swapped client must take part in the last round"
     for share in shares_swapped(first):
-        second = job_of(config, folder / f"{share}.sqlite")
+        second = job_of(config)
         clients = second.context.clients
         x = torch.randn(clients.examples(0)[0].shape, generator=torch.Generator().manual_seed(9)) * 5
         clients = with_first_client(clients, x, torch.full((len(x),), 3), share)
         two = Replay(second.context.door, one)
-        trained(replace(second, context=replace(second.context, door=two, clients=clients)))  # type: ignore[arg-type]
+        trained(with_door(replace(second, context=replace(second.context, clients=clients)), two))
         assert one.plans.keys() == two.plans.keys()
         assert one.weights == two.weights, "the weight of a client shows how many examples it has"
+        assert one.norms[last] != two.norms[last], "the swap must change what the client computes"
         pairs += [(one.plans[key], two.plans[key]) for key in one.plans]
     return pairs
+
+
+def check_plans_read_only_uploads(config: Config) -> None:
+    """The swap test: one client's whole data replaced, all releases kept, then every plan is the same.
+
+    Other releases must give other plans, or this would test nothing.
+    """
+    pairs = swapped_plans(config)
+    assert all_same(pairs)
+    moved = job_of(config)
+    other = Replay(replace(moved.context.door, randomness=Randomness(config.run.seed + 1, True)))
+    trained(with_door(moved, other))
+    assert not all_same(list(zip((plan for plan, _ in pairs), other.plans.values(), strict=False)))
 
 
 def shares_swapped(job: Federation) -> tuple[float, ...]:
@@ -171,3 +221,8 @@ def method_releases_mu(method: Method, s: Setting) -> float:
     """mu of everything that a run releases in its own view, all releases being Gaussian."""
     events = [e for e in method.releases(s, s.scope.view) if isinstance(e, Gaussian)]
     return math.sqrt(sum(e.count * e.mu**2 for e in events))
+
+
+def presets(folder: str) -> Sequence[Path]:
+    """The shipped configurations of one method."""
+    return [path for name, path in paper_files("presets").items() if name.startswith(f"{folder}/")]

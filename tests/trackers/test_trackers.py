@@ -17,10 +17,11 @@ from fedveil import trackers
 from fedveil.cli.app import app
 from fedveil.configuration.config import Config, configure, load_config
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.run.history_files import write_history
 from fedveil.run.run import Result, run
-from fedveil.run.run_directory import write_history
 from fedveil.run.tracked_values import Begun, epsilons, numbers
 from fedveil.statement.certify import certify_config
+from fedveil.statement.statement_markdown import to_markdown
 from fedveil.training.params import Layout
 
 LAYERS = ["fc1.weight", "fc1.bias"]
@@ -124,7 +125,7 @@ def test_tensorboard_holds_every_round_the_layers_and_the_epsilons(tmp_path: Pat
     (histogram, _) = events.Histograms("clients/client_accuracy")
     assert (histogram.step, histogram.histogram_value.num) == (1, 6.0)
     statement = events.Tensors("privacy statement/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert statement == result.privacy.to_markdown()
+    assert statement == to_markdown(result.privacy)
     assert b'name = "aldp-fl"' in events.Tensors("configuration/text_summary")[0].tensor_proto.string_val[0]
 
 
@@ -332,7 +333,7 @@ def test_neither_library_is_imported_unless_asked() -> None:
 
 def test_the_command_line_asks_for_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("fedveil.cli._train", lambda given, *rest: seen.append(given.run.track))
+    monkeypatch.setattr("fedveil.cli.app._train", lambda given, *rest: seen.append(given.run.track))
     (tmp_path / "c.toml").write_text('[method]\nname = "fedavg"\n')
     asked = CliRunner().invoke(app, ["run", str(tmp_path / "c.toml"), "--track", "mlflow", "--track", "tensorboard"])
     assert asked.exit_code == 0, asked.output

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
 
 from fedveil.attacks.settings import checked
 from fedveil.errors import ConfigError, nearest
@@ -23,12 +25,13 @@ KNOWS = {
 """What an attacker may know besides; the first four are public in every run."""
 PUBLIC = ("mask", "noise", "clip", "aux")
 
-Tell = Callable[[int, int, str], None]
-"""Told (steps done, steps in all, what is going on)."""
+Examples = Literal["drawn", "all", "test"]
+OnProgress = Callable[[int, int, str], None]
+"""Called with (steps done, steps in all, what is going on)."""
 
 
 @dataclass(frozen=True)
-class Options:
+class AttackOptions:
     """How to attack; None stands for the default of the kind.
 
     Args:
@@ -36,6 +39,8 @@ class Options:
         seed: of the attack, of the choice of examples and of the noise of the door. round: whose model is attacked, from 0.
         knows: names of `KNOWS`. defence: the run's own method, or none at all for comparison.
         settings: further settings of the kind.
+        examples: `drawn` from the clients' by the seed; `all` that each client has; or public `test` images: each in as many
+            copies as a client has examples, so that noise which depends on their number is the run's, in one step on one copy.
     """
 
     images: int | None = None
@@ -47,6 +52,7 @@ class Options:
     knows: tuple[str, ...] = PUBLIC
     defence: Literal["run", "none"] = "run"
     settings: Mapping[str, Any] = field(default_factory=dict)
+    examples: Examples = "drawn"
 
     def __post_init__(self) -> None:
         for name in self.knows:
@@ -56,6 +62,10 @@ class Options:
                 )
         if self.defence not in ("run", "none"):
             raise ConfigError(f"--defence {self.defence}: give run (the configured method) or none (raw updates, for comparison)")
+        if self.examples not in get_args(Examples):
+            raise ConfigError(f"attack.examples = {self.examples!r}: give {', '.join(get_args(Examples))}")
+        if self.examples != "drawn" and self.batch is not None:
+            raise ConfigError(f"--batch {self.batch}: attack.examples = {self.examples!r} fixes the batch; leave --batch out")
         for name, least in (("images", 1), ("batch", 1), ("restarts", 1), ("steps", 1), ("round", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -63,14 +73,26 @@ class Options:
         if not 0 <= self.seed < 2**62:
             raise ConfigError(f"--seed {self.seed}: give an integer from 0 to 2^62 - 1")
 
+    def generator(self, more: int = 0) -> torch.Generator:
+        """Random numbers of the attack's own; `more` tells streams apart."""
+        return torch.Generator().manual_seed(self.seed + more)
+
+    def settings_of(self, kind: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """The kind's settings with the user's in them; raises ConfigError for one that it does not have, or an impossible one."""
+        wrong = sorted(set(self.settings) - set(defaults))
+        if wrong:
+            there = f"it takes {', '.join(defaults)}" if defaults else "it takes none"
+            raise ConfigError(f"--set attack.{wrong[0]}: attack {kind} has no such setting; {there}")
+        return checked(self.settings, defaults)
+
 
 @dataclass(frozen=True)
-class Outcome:
+class AttackOutcome:
     """What an attack found.
 
     Args:
         figures: the headline, name to value with its unit, for people. record: everything, ready for JSON.
-        assumptions: what the attacker was given and how to read the result, as sentences.
+        assumptions: what the attacker knew and how to read the result, as sentences.
         originals, rows: what to draw: images [n, 1 or 3, height, width] in [0, 1], and reconstructions of them by name.
         paired: whether each image of a row stands for the original above it, and so has a PSNR.
     """
@@ -86,12 +108,3 @@ class Outcome:
 def known_as(text: str) -> tuple[str, ...]:
     """Names of `KNOWS` from a list with commas; "none" for an attacker who knows none of them."""
     return () if text.strip() in ("", "none") else tuple(name.strip() for name in text.split(","))
-
-
-def taken(kind: str, options: Options, allowed: Mapping[str, Any]) -> dict[str, Any]:
-    """The kind's settings with the user's in them; raises ConfigError for one that it does not have, or an impossible value."""
-    wrong = sorted(set(options.settings) - set(allowed))
-    if wrong:
-        there = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
-        raise ConfigError(f"--set attack.{wrong[0]}: attack {kind} has no such setting; {there}")
-    return checked(options.settings, allowed)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -11,32 +11,37 @@ import torch
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.clients import Clients
 from fedveil.federation.round import Context, Task, client_round
-from fedveil.release import plan as release
 from fedveil.release.door import Contribution, Door, clipped
+from fedveil.release.plan import Plan, Raw, Upload
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
-    from fedveil.adversary.snapshot import Scene
+    from fedveil.adversary.snapshot import Snapshot
     from fedveil.release.noise import Randomness
 
 
 @dataclass(frozen=True)
 class Victim:
-    """A client and the examples that it holds in the attacked round. x: (n, *shape) in the model's units. y: (n,)."""
+    """A client and the examples that it holds in the attacked round, each `copies` times.
+
+    x: (n, *shape) in the model's units. y: (n,).
+    """
 
     client: int
     x: Tensor
     y: Tensor
+    copies: int = 1
 
 
-def victims(scene: Scene, count: int, batch: int, rng: np.random.Generator) -> list[Victim]:
+def victims(snapshot: Snapshot, count: int, batch: int, rng: np.random.Generator) -> list[Victim]:
     """`count` attacked clients with `batch` of their training examples each, drawn without repetition of an example.
 
     Raises:
         ConfigError: the clients do not hold that many.
     """
-    clients = scene.federation.context.clients
+    clients = snapshot.federation.context.clients
     blocks = [(c, b) for c, size in enumerate(clients.sizes().tolist()) for b in range(size // batch)]
     if len(blocks) < count:
         lower = "--images" if blocks else "--batch"
@@ -52,32 +57,54 @@ def victims(scene: Scene, count: int, batch: int, rng: np.random.Generator) -> l
     return found
 
 
+def owners(snapshot: Snapshot) -> list[Victim]:
+    """All clients that hold examples, with all that they hold."""
+    clients = snapshot.federation.context.clients
+    return [Victim(c, *clients.examples(c)) for c in range(len(clients)) if clients.size(c)]
+
+
+def holders_of_test_images(snapshot: Snapshot, count: int) -> list[Victim]:
+    """Clients in turn, each with one of the first test images, in as many copies as a client has examples.
+
+    Raises:
+        ConfigError: there are not that many test images.
+    """
+    (x, y), s = snapshot.federation.test, snapshot.federation.setting
+    if count > len(y):
+        raise ConfigError(f"{count} test images are to be attacked, and {snapshot.info.name} has {len(y)}: lower --images")
+    return [Victim(i % s.clients, x[i : i + 1], y[i : i + 1], s.records) for i in range(count)]
+
+
 @dataclass(frozen=True)
-class Watched:
+class RecordingDoor(Door):
     """The run's door, with a note of each clipped update before its noise, for the record alone."""
 
-    door: Door
     clean: list[Tensor] = field(default_factory=list)
 
-    def upload(
-        self, update: Tensor, plan: release.Plan | release.Raw, client: int, round: int, weight: float, buffers: Tensor | None
-    ) -> release.Upload:
+    @classmethod
+    def of(cls, door: Door) -> RecordingDoor:
+        """The same door, recording."""
+        return cls(**{f.name: getattr(door, f.name) for f in fields(Door)})
+
+    def upload(self, update: Tensor | None, plan: Plan | Raw, client: int, round: int, **more: Any) -> Upload:
         """As the door's."""
-        sent = self.door.upload(update, plan, client, round, weight, buffers)
-        self.clean.append(clipped(update, sent.plan, self.door.layout))
+        sent = super().upload(update, plan, client, round, **more)
+        self._note(update, sent.plan)
         return sent
 
-    def seal(
-        self, update: Tensor, plan: release.Plan | release.Raw, client: int, round: int, weight: float, buffers: Tensor | None
-    ) -> Contribution:
+    def seal(self, update: Tensor | None, plan: Plan | Raw, client: int, round: int, **more: Any) -> Contribution:
         """As the door's."""
-        sealed = self.door.seal(update, plan, client, round, weight, buffers)
-        self.clean.append(clipped(update, sealed.plan, self.door.layout))
+        sealed = super().seal(update, plan, client, round, **more)
+        self._note(update, sealed.plan if isinstance(plan, Raw) else plan)
         return sealed
+
+    def _note(self, update: Tensor | None, plan: Plan | None) -> None:
+        assert plan is not None
+        self.clean.append(clipped(torch.zeros(self.layout.dimension) if update is None else update, plan, self.layout))
 
 
 @dataclass(frozen=True)
-class Silent:
+class WithoutNoise:
     """The run's randomness with every noise at zero: what a client would send if nothing were added anywhere."""
 
     own: Randomness
@@ -94,25 +121,29 @@ class Silent:
         """Zeros [n]."""
         return torch.zeros(n)
 
+    def integers(self, std: float, n: int, *key: object) -> NDArray[np.int64]:
+        """Zeros [n]."""
+        return np.zeros(n, dtype=np.int64)
+
     def secret(self, *key: object) -> np.random.Generator:
         """As the run's."""
         return self.own.secret(*key)
 
 
-def let_out(
-    scene: Scene, victim: Victim, plan: release.Plan | release.Raw | None, *, silent: bool = False
-) -> tuple[release.Upload | Contribution, Tensor]:
-    """What one client lets out, and its clipped update before the door's noise [d]; the same code as in training."""
-    context, progress = scene.federation.context, scene.progress
-    if silent:
-        quiet = cast("Randomness", Silent(context.randomness))
+def client_release(
+    snapshot: Snapshot, victim: Victim, plan: Plan | Raw | None, *, noise: bool = True
+) -> tuple[Upload | Contribution, Tensor]:
+    """What one client releases, and its clipped update before the door's noise [d]; the same code as in training."""
+    context, progress = snapshot.federation.context, snapshot.progress
+    if not noise:
+        quiet = cast("Randomness", WithoutNoise(context.randomness))
         context = replace(context, randomness=quiet, door=replace(context.door, randomness=quiet))
-    watched = Watched(context.door)
-    held: Context = replace(context, clients=holding(victim, len(context.clients)), door=watched)  # type: ignore[arg-type]
+    recording = RecordingDoor.of(context.door)
+    held: Context = replace(context, clients=holding(victim, len(context.clients)), door=recording)
     state = progress.common or context.policy.start() if plan is not None else progress.policies.get(victim.client)
     task = Task(
         victim.client,
-        scene.released,
+        snapshot.released,
         1.0,
         plan,
         state or context.policy.start(),
@@ -121,11 +152,12 @@ def let_out(
     )
     outcome = client_round(held, task)
     if outcome.release is None:
-        raise FedveilError(f"nothing was let out, so there is nothing to attack: {outcome.error}")
-    return outcome.release, watched.clean[-1]
+        raise FedveilError(f"nothing was released, so there is nothing to attack: {outcome.error}")
+    return outcome.release, recording.clean[-1]
 
 
 def holding(victim: Victim, clients: int) -> Clients:
     """All clients, of whom only the victim holds anything."""
-    offsets = np.where(np.arange(clients + 1) > victim.client, len(victim.y), 0).astype(np.int64)
-    return Clients(victim.x, victim.y, offsets)
+    x, y = (part.repeat_interleave(victim.copies, 0) for part in (victim.x, victim.y))
+    offsets = np.where(np.arange(clients + 1) > victim.client, len(y), 0).astype(np.int64)
+    return Clients(x, y, offsets)

@@ -1,4 +1,4 @@
-"""What an attacker is told of a release, and what it does not simulate."""
+"""What an attacker knows of a release, and what it does not simulate."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedveil.adversary.attacked_client import Victim
-from fedveil.attacks.attack_types import Knowledge, LocalSpec, Noise, Upload
+from fedveil.attacks.attack_types import CapturedUpload, Knowledge, KnownTraining, Noise
 from fedveil.attacks.intercept import clip_of, intercepted
+from fedveil.attacks.simulate import BATCH_NORMS
 from fedveil.release import plan as release
 from fedveil.training.local import Plain
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.adversary.snapshot import Scene
+    from fedveil.adversary.snapshot import Snapshot
     from fedveil.training.local import LocalSpec as Training
 
 AUXILIARY = 500
@@ -29,10 +30,10 @@ class Interception:
     """One release, read by an attacker.
 
     Args:
-        upload: what was let out. known: what the attacker may be told of it. victims: whose examples are behind it.
+        upload: what was released. known: what the attacker knows besides. victims: whose examples are behind it.
     """
 
-    upload: Upload
+    upload: CapturedUpload
     known: Knowledge
     victims: tuple[Victim, ...]
 
@@ -47,36 +48,39 @@ class Interception:
         return torch.cat([v.y for v in self.victims])
 
 
-def told(scene: Scene, sent: release.Upload, clean: Tensor, behind: tuple[Victim, ...], knows: Sequence[str]) -> Interception:
+def interception_of(
+    snapshot: Snapshot, sent: release.Upload, clean: Tensor, behind: tuple[Victim, ...], knows: Sequence[str]
+) -> Interception:
+    """A release with what the attacker knows; `clean` is the update without noise, `behind` whose examples are in it."""
     n = sum(len(v.y) for v in behind)
-    local = local_spec(scene.federation.setting.local, len(behind[0].y), scene.progress.round)
-    upload = intercepted(sent, scene.layout, n, local, float(clean.norm()))
-    if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in scene.federation.context.model.module.modules()):
+    local = local_spec(snapshot.federation.setting.local, len(behind[0].y), snapshot.progress.round)
+    upload = intercepted(sent, snapshot.layout, n, local, float(clean.norm()))
+    if any(isinstance(m, BATCH_NORMS) for m in snapshot.federation.context.model.module.modules()):
         upload = replace(upload, bn_mode="train")
     known = Knowledge(
         n=n,
         local=local,
         labels=torch.cat([v.y for v in behind]) if "labels" in knows else None,
-        noise_std=_noise(scene, sent, upload, knows),
+        noise_std=_noise(snapshot, sent, upload, knows),
         mask=upload.sent_mask if "mask" in knows else None,
-        clip=clip_of(sent.plan, scene.layout) if "clip" in knows and len(behind) == 1 else None,
-        aux_inputs=scene.federation.test[0][:AUXILIARY] if "aux" in knows else None,
+        clip=clip_of(sent.plan, snapshot.layout) if "clip" in knows and len(behind) == 1 else None,
+        aux_inputs=snapshot.federation.test[0][:AUXILIARY] if "aux" in knows else None,
     )
     return Interception(upload, known, behind)
 
 
-def _noise(scene: Scene, sent: release.Upload, upload: Upload, knows: Sequence[str]) -> Noise | None:
+def _noise(snapshot: Snapshot, sent: release.Upload, upload: CapturedUpload, knows: Sequence[str]) -> Noise | None:
     """By coordinate where the mask is known, else by layer: it would give the mask away."""
     if "noise" not in knows:
         return None
-    return upload.noise_std if "mask" in knows else dict(zip(scene.layout.names, sent.noise_std.tolist(), strict=True))
+    return upload.noise_std if "mask" in knows else dict(zip(snapshot.layout.names, sent.noise_std.tolist(), strict=True))
 
 
-def local_spec(spec: Training, examples: int, round: int) -> LocalSpec:
+def local_spec(spec: Training, examples: int, round: int) -> KnownTraining:
     """The training of a client with so many examples, as an attacker simulates it."""
     steps, o = spec.steps_for(examples), spec.optimizer
     rates = tuple(spec.learning_rate(round, k, steps) for k in range(steps))
-    return LocalSpec(
+    return KnownTraining(
         steps=steps,
         lr=sum(rates) / steps,
         batch=spec.batch_size if examples > spec.batch_size else None,
@@ -88,20 +92,20 @@ def local_spec(spec: Training, examples: int, round: int) -> LocalSpec:
     )
 
 
-def caveats(scene: Scene, batch: int) -> list[str]:
+def caveats(snapshot: Snapshot, batch: int) -> list[str]:
     """What the attacker does not simulate, so that the attack may be weaker than it could be."""
-    context, found = scene.federation.context, []
-    own, steps = context.objective, scene.federation.setting.local.steps_for(batch)
+    context, found = snapshot.federation.context, []
+    own, steps = context.objective, snapshot.federation.setting.local.steps_for(batch)
     if not isinstance(own, Plain):
         found.append(f"the attacker assumes plain local steps; the method's own ({type(own).__name__}) are not simulated")
-        if scene.summed:
+        if snapshot.summed:
             found.append("r counts the noise of the door alone, none that the method adds inside local training")
     elif own.penalty is not None and steps > 1:
         found.append("the attacker does not simulate the penalty of local training, which acts from the second step on")
-    if scene.federation.setting.example_clip is not None:
+    if snapshot.federation.setting.example_clip is not None:
         found.append("the attacker does not simulate DP-SGD's clipping and sampling")
-    if scene.federation.setting.local.optimizer.name == "adam" and scene.federation.setting.local.optimizer.weight_decay:
+    if snapshot.federation.setting.local.optimizer.name == "adam" and snapshot.federation.setting.local.optimizer.weight_decay:
         found.append("the attacker does not simulate Adam's weight decay")
-    if steps > 1 and batch > scene.federation.setting.local.batch_size:
+    if steps > 1 and batch > snapshot.federation.setting.local.batch_size:
         found.append("the attacker assumes batches in the order of the examples; the client shuffles them")
     return found

@@ -22,7 +22,8 @@ def audit_canaries(config: Config, canaries: int, on_step: Callable[[str], None]
     """Train the configuration once with that many of its clients as canaries: estimates for the final and the aggregate view.
 
     Args:
-        canaries: from 2 up to the number of clients; half of them is a fair share in small federations. on_step: told each round.
+        canaries: from 2 up to the number of clients; half of them is a fair share in small federations.
+        on_step: called after each round.
 
     Raises:
         ConfigError: see `run_with_canaries`.
@@ -33,8 +34,8 @@ def audit_canaries(config: Config, canaries: int, on_step: Callable[[str], None]
     def make(context: Context) -> Engine:
         return engine(config.run.engine, context, config.training.client_timeout)
 
-    def tell(round: int) -> None:
+    def on_round(round: int) -> None:
         if on_step is not None:
             on_step(f"{canaries} canary clients, round {round} of {rounds}")
 
-    return run_with_canaries(job, make, canaries, np.random.default_rng(config.run.seed), tell).audits(delta)
+    return run_with_canaries(job, make, canaries, np.random.default_rng(config.run.seed), on_round).audits(delta)

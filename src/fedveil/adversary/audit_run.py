@@ -57,7 +57,7 @@ def audit_setting(
 
     Args:
         n: tested releases or runs per world. confidence: of all bounds together, in [0.5, 1). seed: of inputs and noise.
-        on_step: told what is about to be attacked.
+        on_step: called with what is about to be attacked.
 
     Raises:
         ConfigError: n or confidence out of range, or DP-SGD inside clients where clients are to be protected.
@@ -65,32 +65,32 @@ def audit_setting(
     if n < 10 or not 0.5 <= confidence < 1:
         raise ConfigError(f"an audit needs n >= 10 and a confidence in [0.5, 1), got n = {n}, confidence = {confidence}")
     case, rng, alpha = Case.of(method, setting), np.random.default_rng(seed), 1 - confidence
-    tell = on_step or (lambda what: None)
+    on_step = on_step or (lambda what: None)
     plan = first_plan(case)
     if not isinstance(plan, Plan):
-        return _in_training(case, rng, n, alpha, tell)
+        return _in_training(case, rng, n, alpha, on_step)
     if plan.dp_sgd is not None:
-        return _dp_sgd(method, setting, rng, n, alpha, tell)
+        return _dp_sgd(method, setting, rng, n, alpha, on_step)
     if setting.scope.view is View.FINAL:
-        tell(f"the last model of {setting.rounds} rounds")
+        on_step(f"the last model of {setting.rounds} rounds")
         small = Case.of(method, setting, dimension=LAST_MODEL_DIMENSION)
         return [audit_last_model(small, rng, n=n, delta=setting.delta, alpha=alpha)]
-    return _at_the_door(case, rng, n, alpha, tell)
+    return _at_the_door(case, rng, n, alpha, on_step)
 
 
-def _at_the_door(case: Case, rng: np.random.Generator, n: int, alpha: float, tell: Step) -> list[Audit]:
+def _at_the_door(case: Case, rng: np.random.Generator, n: int, alpha: float, on_step: Step) -> list[Audit]:
     """One release and, where a run has a bound, a whole run; each at half of alpha then, so that the larger is a bound too."""
     delta, d = case.setting.delta, case.setting.layout.dimension
     planned = case.method.releases(case.setting, case.setting.scope.view)
     bounded = not any(isinstance(event, Unbounded) for event in planned)
     share = alpha / 2 if bounded else alpha
-    tell("one release")
+    on_step("one release")
     one = single_upload(release_subject(case, rng), rng, n=n, pilot=max(n // 2, 20), delta=delta, alpha=share).headline
     found = [replace(one, note=f"worst pair at the real door, d = {d}; {one.note}")]
     if math.isinf(one.epsilon) or not bounded:
         return found
     rounds = min(case.setting.participations, ROUNDS)
-    tell(f"{rounds} rounds")
+    on_step(f"{rounds} rounds")
     return [*found, _whole_run(case, rounds, rng, n, share)]
 
 
@@ -104,28 +104,28 @@ def _whole_run(case: Case, rounds: int, rng: np.random.Generator, n: int, alpha:
     return many_runs(run, case.scope, rng, n=n, pilot=pilot, delta=delta, alpha=alpha, gaussian=gaussian, note=note)
 
 
-def _dp_sgd(method: Method, setting: Setting, rng: np.random.Generator, n: int, alpha: float, tell: Step) -> list[Audit]:
+def _dp_sgd(method: Method, setting: Setting, rng: np.random.Generator, n: int, alpha: float, on_step: Step) -> list[Audit]:
     """Two worlds, and one run with canaries; each at half of alpha, so that the larger is a bound too."""
     if setting.scope.unit is not Unit.RECORD:
         raise ConfigError("DP-SGD inside clients protects records: set privacy.unit = 'record' to audit what it promises")
     rounds = min(setting.participations, ROUNDS)
     small, wide = (dp_sgd_audit.Client(Case.of(method, setting, dimension=d), rounds) for d in (EXAMPLE_DIMENSION, CANARIES))
-    tell(f"{rounds} rounds of DP-SGD, one example")
+    on_step(f"{rounds} rounds of DP-SGD, one example")
     found = [dp_sgd_audit.audit_two_worlds(small, rng, n=n, delta=setting.delta, alpha=alpha / 2)]
     if small.step.noise_multiplier:
-        tell(f"{rounds} rounds of DP-SGD, {wide.case.setting.layout.dimension} canary examples")
+        on_step(f"{rounds} rounds of DP-SGD, {wide.case.setting.layout.dimension} canary examples")
         found.append(dp_sgd_audit.audit_canaries(wide, rng, delta=setting.delta, alpha=alpha / 2))
     return found
 
 
-def _in_training(case: Case, rng: np.random.Generator, n: int, alpha: float, tell: Step) -> list[Audit]:
-    """Each pair of neighbours is one attack; each is told at its share of alpha, so that their largest is a bound too."""
+def _in_training(case: Case, rng: np.random.Generator, n: int, alpha: float, on_step: Step) -> list[Audit]:
+    """Each pair of neighbours is one attack; each is stated at its share of alpha, so that their largest is a bound too."""
     rounds = min(case.setting.participations, PRIVATE_ROUNDS)
     claim = case.method.claim(case.setting)
     views = [0] + ([case.setting.cohort - 1] if claim is not None and claim.scope.view is not View.SERVER else [])
     found, attacks = [], [(neighbours, peers) for neighbours in pairs(case, rounds) for peers in views]
     for neighbours, peers in attacks:
-        tell(f"{rounds} rounds, {neighbours.name}{', summed' if peers else ''}")
+        on_step(f"{rounds} rounds, {neighbours.name}{', summed' if peers else ''}")
         subject = training_subject(case, neighbours, rng, rounds=rounds, peers=peers)
         share = alpha / len(attacks)
         one = single_upload(subject, rng, n=n, pilot=max(n // 4, 20), delta=case.setting.delta, alpha=share).headline
@@ -156,11 +156,12 @@ def audit_run(run: Path, *, n: int = 1000, confidence: float = 0.95, canaries: i
     from fedveil.adversary.snapshot import configured
     from fedveil.configuration.config import load_config
     from fedveil.run import run_directory as rundir
-    from fedveil.statement.statement import Statement
+    from fedveil.statement.statement_json import from_dict, to_dict
+    from fedveil.statement.statement_markdown import to_markdown
 
     file = run / "statement.json"
     try:
-        before = Statement.from_dict(json.loads(file.read_text()))
+        before = from_dict(json.loads(file.read_text()))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{run} is not a run directory with a readable statement.json: {error}") from None
     config = configured(run) if canaries else load_config(run / "config.toml")
@@ -168,6 +169,6 @@ def audit_run(run: Path, *, n: int = 1000, confidence: float = 0.95, canaries: i
     again = {(one.scope, one.rigorous) for one in found}
     kept = (replace(v, audits=tuple(a for a in v.audits if (a.scope, a.rigorous) not in again)) for v in before.views)
     statement = replace(before, views=tuple(kept)).with_audits(found)
-    rundir.write_json(file, statement.to_dict())
-    rundir.write_text(run / "statement.md", statement.to_markdown())
+    rundir.write_json(file, to_dict(statement))
+    rundir.write_text(run / "statement.md", to_markdown(statement))
     return statement

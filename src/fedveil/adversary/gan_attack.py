@@ -1,6 +1,6 @@
 """A curious client that trains a generator of a class it does not own on the models of a federation, passively or actively.
 
-Passive (paper 000, section VII-C): it does its duty unchanged and only looks at each global model. Active (Hitaj et al. 2017): it
+Passive (LaDP-FL, section VII-C): it does its duty unchanged and only looks at each global model. Active (Hitaj et al. 2017): it
 also trains, and uploads what it learned, on generated images of the private class under a wrong label, so that the others must
 show that class more clearly. Neither recovers a record: a class that the attacker owns is the control.
 """
@@ -13,20 +13,21 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from fedveil.adversary.attack_options import Options, Outcome, Tell, taken
+from fedveil.adversary.attack_options import AttackOptions, AttackOutcome, OnProgress
 from fedveil.attacks import gan
 from fedveil.attacks.features import fit, predictions
 from fedveil.attacks.frechet import ClassScores, class_scores, classifier_logits, from_classifier, split_by_class
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
-from fedveil.federation.fit import evaluate, one_round
+from fedveil.federation.evaluate import evaluate
+from fedveil.federation.fit import one_round
 from fedveil.models import model_registry as registry
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from fedveil.adversary.snapshot import Scene
+    from fedveil.adversary.snapshot import Snapshot
     from fedveil.federation.clients import Clients
 
 SETTINGS: dict[str, Any] = {
@@ -45,7 +46,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class WithAttacker:
-    """All clients, one of whom holds other examples than it was dealt; the interface of `Clients`."""
+    """All clients, one of whom holds other examples than its part of the data; the interface of `Clients`."""
 
     honest: Clients
     attacker: int
@@ -75,27 +76,27 @@ class WithAttacker:
         return sizes
 
 
-def curious_client(kind: str, scene: Scene, options: Options, tell: Tell) -> Outcome:
+def curious_client(kind: str, snapshot: Snapshot, options: AttackOptions, on_progress: OnProgress) -> AttackOutcome:
     """Run the federation with the attacker in it, then judge what it generates."""
-    given = taken(kind, options, SETTINGS)
-    private = _private(scene, given)
-    own = _isolated(scene, given["attacker"], private)
+    settings = options.settings_of(kind, SETTINGS)
+    private = _private(snapshot, settings)
+    own = _isolated(snapshot, settings["attacker"], private)
     config = gan.CuriousClient(
         private=(private,),
         steps=options.steps or 200,
         batch=options.batch or 64,
-        lr=given["lr"],
-        latent=given["latent"],
-        train_class_head=given["class_head"],
+        lr=settings["lr"],
+        latent=settings["latent"],
+        train_class_head=settings["class_head"],
     )
-    attacker, joined = _attacked(scene, config, own, given, options, tell)
+    attacker, joined = _attacked(snapshot, config, own, settings, options, on_progress)
     images = options.images or 400
-    judge = Judge.of(scene, given["judge_epochs"], options.seed)
+    judge = Judge.of(snapshot, settings["judge_epochs"], options)
     owned = int(own[1].bincount().argmax())
-    made = {c: gan.generate(attacker, c, images, _rng(options.seed + 1)) for c in (private, owned)}
+    made = {c: gan.generate(attacker, c, images, options.generator(1)) for c in (private, owned)}
     scores = {c: judge.scores(made[c], c) for c in made}
     wanted, n = scores[private], len(own[1])
-    accuracy = float(evaluate(scene.federation, scene.progress)["test_accuracy"])
+    accuracy = float(evaluate(snapshot.federation, snapshot.progress)["test_accuracy"])
     figures = {
         f"private class {private}": _line(wanted),
         f"owned class {owned}, the control": _line(scores[owned]),
@@ -108,14 +109,14 @@ def curious_client(kind: str, scene: Scene, options: Options, tell: Tell) -> Out
         "generated": images,
         "accuracy": accuracy,
         "judge_accuracy": judge.accuracy,
-        "settings": given,
+        "settings": settings,
         "steps_per_round": config.steps,
         "rounds_joined": joined,
     }
-    active = f" and added {given['fakes']} mislabelled images from round {given['warm']} on" if given["mode"] == "active" else ""
+    mode, active = settings["mode"], f" and added {settings['fakes']} mislabelled images from round {settings['warm']} on"
     words = [
-        f"{given['mode']} client {given['attacker']} with {n} examples, none of class {private}; it sees every round's model",
-        f"it took part in {joined} of {scene.progress.round} rounds{active}",
+        f"{mode} client {settings['attacker']} with {n} examples, none of class {private}; it sees every round's model",
+        f"it took part in {joined} of {snapshot.progress.round} rounds{active if mode == 'active' else ''}",
         f"{wanted.metric} is a Frechet distance of features of the judge, a {judge.name} trained on public data: it is not FID; "
         f"{wanted.n} images a side; fewer images give larger values",
         "what is generated is a prototype of the class, not a record; a less accurate model alone raises the distance",
@@ -123,27 +124,32 @@ def curious_client(kind: str, scene: Scene, options: Options, tell: Tell) -> Out
     real = {c: split_by_class(judge.images, judge.labels, c)[0][:10] for c in made}
     rows = [("generated", made[private][:10]), (f"real, {owned}\n(owned)", real[owned]), ("generated", made[owned][:10])]
     enough = len(real[private]) == 10 and len(real[owned]) == 10
-    return Outcome(figures, record, words, real[private] if enough else None, rows, paired=False)
+    return AttackOutcome(figures, record, words, real[private] if enough else None, rows, paired=False)
 
 
 def _attacked(
-    scene: Scene, config: gan.CuriousClient, own: tuple[Tensor, Tensor], given: dict[str, Any], options: Options, tell: Tell
+    snapshot: Snapshot,
+    config: gan.CuriousClient,
+    own: tuple[Tensor, Tensor],
+    settings: dict[str, Any],
+    options: AttackOptions,
+    on_progress: OnProgress,
 ) -> tuple[gan.Gan, int]:
     """Train the federation and, after each round, the attacker; returns it, and in how many rounds it took part."""
-    progress, rounds = scene.progress, options.round or scene.federation.setting.rounds
-    job = replace(scene.federation, evaluate_every=rounds + 1)
-    attacker = gan.start(config, scene.make_model, scene.info.classes, scene.bounds, _rng(options.seed))
-    rng, client = _rng(options.seed + 2), given["attacker"]
+    progress, rounds = snapshot.progress, options.round or snapshot.federation.setting.rounds
+    job = replace(snapshot.federation, evaluate_every=rounds + 1)
+    attacker = gan.start(config, snapshot.make_model, snapshot.info.classes, snapshot.bounds, options.generator())
+    rng, client = options.generator(2), settings["attacker"]
     for t in range(rounds):
         x, y = own
-        if given["mode"] == "active" and t >= given["warm"]:
-            x, y = _poisoned(attacker, own, config.private[0], given["fakes"], rng)
-        held = cast("Clients", WithAttacker(scene.federation.context.clients, client, x, y))
+        if settings["mode"] == "active" and t >= settings["warm"]:
+            x, y = _poisoned(attacker, own, config.private[0], settings["fakes"], rng)
+        held = cast("Clients", WithAttacker(snapshot.federation.context.clients, client, x, y))
         here = replace(job, context=replace(job.context, clients=held))
         with Inline(here.context) as engine:
             one_round(here, engine, progress)
-        real, fake = gan.observe(attacker, config, scene.make_model, scene.state, own, rng)
-        tell((t + 1) * config.steps, rounds * config.steps, f"round {t + 1}, losses {real:.2f} and {fake:.2f}")
+        real, fake = gan.observe(attacker, config, snapshot.make_model, snapshot.state, own, rng)
+        on_progress((t + 1) * config.steps, rounds * config.steps, f"round {t + 1}, losses {real:.2f} and {fake:.2f}")
     return attacker, progress.seen.get(client, 0)
 
 
@@ -156,19 +162,20 @@ def _poisoned(
     return torch.cat([own[0], made]), torch.cat([own[1], torch.full((fakes,), wrong)])
 
 
-def _private(scene: Scene, given: dict[str, Any]) -> int:
-    if not given["attacker"] < len(scene.federation.context.clients):
-        raise ConfigError(f"--set attack.attacker={given['attacker']}: there are {len(scene.federation.context.clients)} clients")
-    wanted = given["private"]
-    private: int = wanted if wanted is not None else (2 if scene.info.name == "cifar10" else min(5, scene.info.classes - 1))
-    if not private < scene.info.classes:
-        raise ConfigError(f"--set attack.private={wanted}: classes are 0 to {scene.info.classes - 1}")
+def _private(snapshot: Snapshot, settings: dict[str, Any]) -> int:
+    clients, last = len(snapshot.federation.context.clients), snapshot.info.classes - 1
+    if not settings["attacker"] < clients:
+        raise ConfigError(f"--set attack.attacker={settings['attacker']}: there are {clients} clients")
+    wanted = settings["private"]
+    private: int = wanted if wanted is not None else (2 if snapshot.info.name == "cifar10" else min(5, last))
+    if private > last:
+        raise ConfigError(f"--set attack.private={wanted}: classes are 0 to {last}")
     return private
 
 
-def _isolated(scene: Scene, attacker: int, private: int) -> tuple[Tensor, Tensor]:
+def _isolated(snapshot: Snapshot, attacker: int, private: int) -> tuple[Tensor, Tensor]:
     """The attacker's own examples without the private class."""
-    x, y = scene.federation.context.clients.examples(attacker)
+    x, y = snapshot.federation.context.clients.examples(attacker)
     keep = y != private
     if not bool(keep.any()):
         raise ConfigError(f"client {attacker} holds nothing but class {private}: choose another with --set attack.attacker=N")
@@ -181,28 +188,28 @@ class Judge:
 
     name: str
     module: nn.Module
-    scene: Scene
+    snapshot: Snapshot
     images: Tensor
     labels: Tensor
     accuracy: float
 
     @classmethod
-    def of(cls, scene: Scene, epochs: int | None, seed: int) -> Judge:
+    def of(cls, snapshot: Snapshot, epochs: int | None, options: AttackOptions) -> Judge:
         """Trained on the first half of the public test set (10 passes, and 20,000 examples, at least), scored on the rest."""
         name = "cnn2"
-        module = registry.build(name, scene.info.input_shape, scene.info.classes, seed)
-        x, y = scene.federation.test
-        half, clients = len(y) // 2, scene.federation.context.clients
+        module = registry.build(name, snapshot.info.input_shape, snapshot.info.classes, options.seed)
+        x, y = snapshot.federation.test
+        half, clients = len(y) // 2, snapshot.federation.context.clients
         passes = max(10, -(-20_000 // half)) if epochs is None else epochs
-        fit(module, x[:half], y[:half], _rng(seed + 3), epochs=passes)
+        fit(module, x[:half], y[:half], options.generator(3), epochs=passes)
         accuracy = float((predictions(module, x[half:]).argmax(1) == y[half:]).double().mean())
-        images = scene.bounds.images(torch.cat([clients.x, x[half:]]))
-        return cls(name, module, scene, images, torch.cat([clients.y, y[half:]]), accuracy)
+        images = snapshot.bounds.images(torch.cat([clients.x, x[half:]]))
+        return cls(name, module, snapshot, images, torch.cat([clients.y, y[half:]]), accuracy)
 
     def scores(self, made: Tensor, label: int) -> ClassScores:
         """Generated images of one class against the real ones."""
-        to_inputs = self.scene.bounds.inputs
-        extractor = from_classifier(f"{self.scene.info.name}-{self.name}", self.module, to_inputs)
+        to_inputs = self.snapshot.bounds.inputs
+        extractor = from_classifier(f"{self.snapshot.info.name}-{self.name}", self.module, to_inputs)
         real, others = split_by_class(self.images, self.labels, label)
         spread = others[:: max(1, len(others) // max(len(real), 1))]
         return class_scores(made, real, spread, label, extractor, classifier_logits(self.module, to_inputs))
@@ -210,7 +217,3 @@ class Judge:
 
 def _line(s: ClassScores) -> str:
     return f"{s.metric} {s.distance:.1f} (n = {s.n}), taken for the class by the judge: {s.class_rate:.0%}"
-
-
-def _rng(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed % 2**62)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedveil.adversary.attack_options import Options, Outcome, Tell, taken
-from fedveil.adversary.attacked_client import Victim
-from fedveil.adversary.attacked_release import interceptions, number
-from fedveil.adversary.attacker_knowledge import caveats
+from fedveil.adversary.attack_options import AttackOptions, AttackOutcome, OnProgress
+from fedveil.adversary.attacked_release import interceptions, number, single_uploads
+from fedveil.adversary.attacker_knowledge import Interception, caveats
 from fedveil.attacks import identification as ids
 from fedveil.attacks import label_reconstruction as single
 from fedveil.attacks.inverting import IG
@@ -20,38 +19,25 @@ from fedveil.attacks.matching import read
 from fedveil.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
-    from fedveil.adversary.snapshot import Scene
-
-
-def single_uploads(kind: str, scene: Scene, options: Options) -> None:
-    """Refuse to attack single uploads where none is visible."""
-    if scene.summed and "others" not in options.knows:
-        view = scene.federation.setting.scope.view
-        leaves = "a sum" if view == "aggregate" else "the last model"
-        raise ConfigError(
-            f"attack {kind} reads single uploads, but in the {view} view only {leaves} leaves: "
-            "no single upload is visible. Set privacy.view = 'server' to attack what the server receives, --knows others "
-            "for an adversary who knows every other contribution to the sum, or compare with --defence none"
-        )
+    from fedveil.adversary.snapshot import Snapshot
 
 
 # --- labels --------------------------------------------------------------------------------------------------------------
 
 
-def labels(kind: str, scene: Scene, options: Options, tell: Tell) -> Outcome:
+def labels(kind: str, snapshot: Snapshot, options: AttackOptions, on_progress: OnProgress) -> AttackOutcome:
     """How many examples of each class are behind a release, from the gradient of the last bias."""
-    taken(kind, options, {})
+    options.settings_of(kind, {})
     batch = options.batch or 32
     count = -(-(options.images or 10 * batch) // batch)
-    total = number(scene, count, options.knows)
     exact, hit, guessed, n, ratios = 0, 0, 0, 0, []
-    for i, seen in enumerate(interceptions(scene, count, batch, options.knows, options.seed)):
-        target = read([seen.upload], scene.make_model, scene.state, seen.known)[0]
-        counts = counted(target, _auxiliary(scene, seen.known.aux_inputs, options.seed), len(seen.y))
+    for seen in _captured(snapshot, options, count, batch, on_progress):
+        target = read([seen.upload], *snapshot.model, seen.known)[0]
+        counts = counted(target, _auxiliary(snapshot, seen.known.aux_inputs, options), len(seen.y))
         truth = seen.y.bincount(minlength=len(counts))
         exact += int(torch.equal(counts, truth))
         hit += int(torch.minimum(counts, truth).sum())
@@ -59,7 +45,7 @@ def labels(kind: str, scene: Scene, options: Options, tell: Tell) -> Outcome:
         guessed += int(torch.minimum(alike, truth).sum())
         n += len(seen.y)
         ratios.append(seen.upload.noise_ratio)
-        tell(i + 1, total, f"release {i + 1}")
+    total = len(ratios)
     figures = {
         "releases with every count right": f"{exact} of {total}",
         "labels right": f"{hit / n:.1%} of {n}",
@@ -73,33 +59,35 @@ def labels(kind: str, scene: Scene, options: Options, tell: Tell) -> Outcome:
         "noise_ratio": ratios,
         "examples": n,
     }
-    return Outcome(figures, record, [f"{n // total} examples behind each of {total} releases", *caveats(scene, batch)])
+    return AttackOutcome(figures, record, [f"{n // total} examples behind each of {total} releases", *caveats(snapshot, batch)])
 
 
-def _auxiliary(scene: Scene, given: Tensor | None, seed: int) -> Tensor:
-    if given is not None:
-        return given
-    rng = torch.Generator().manual_seed(seed)
-    return scene.bounds.inputs(torch.rand((256, *scene.bounds.shape), generator=rng))
+def _captured(
+    snapshot: Snapshot, options: AttackOptions, count: int, batch: int, on_progress: OnProgress
+) -> Iterator[Interception]:
+    total = number(snapshot, count, options.knows)
+    for i, seen in enumerate(interceptions(snapshot, options, count, batch), 1):
+        on_progress(i, total, f"release {i}")
+        yield seen
 
 
-def label_reconstruction(kind: str, scene: Scene, options: Options, tell: Tell) -> Outcome:
+def _auxiliary(snapshot: Snapshot, known: Tensor | None, options: AttackOptions) -> Tensor:
+    if known is not None:
+        return known
+    return snapshot.bounds.inputs(torch.rand((256, *snapshot.bounds.shape), generator=options.generator()))
+
+
+def label_reconstruction(kind: str, snapshot: Snapshot, options: AttackOptions, on_progress: OnProgress) -> AttackOutcome:
     """Labels of single examples: read off their upload, and, for comparison, asked of the model."""
-    taken(kind, options, {})
-    single_uploads(kind, scene, options)
+    options.settings_of(kind, {})
+    single_uploads(kind, snapshot, options)
     count = options.images or 100
-    uploads, truth, x, known, ratios = [], [], [], None, []
-    for i, seen in enumerate(interceptions(scene, count, 1, options.knows, options.seed)):
-        uploads.append(seen.upload)
-        truth.append(seen.y)
-        x.append(seen.x)
-        known = seen.known
-        ratios.append(seen.upload.noise_ratio)
-        tell(i + 1, count, f"upload {i + 1}")
-    assert known is not None
-    right, answers = torch.cat(truth), torch.cat(x)
-    gradient = single.from_gradients(uploads, right, scene.make_model, scene.state, replace(known, noise_std=None, mask=None))
-    output = single.from_outputs(answers, right, scene.make_model, scene.state)
+    captured = list(_captured(snapshot, options, count, 1, on_progress))
+    uploads, naive = [seen.upload for seen in captured], replace(captured[-1].known, noise_std=None, mask=None)
+    labels = torch.cat([seen.y for seen in captured])
+    gradient = single.from_gradients(uploads, labels, *snapshot.model, naive)
+    output = single.from_outputs(torch.cat([seen.x for seen in captured]), labels, *snapshot.model)
+    ratios = [upload.noise_ratio for upload in uploads]
     figures = {
         "rule 'gradient' (reads the upload)": f"{gradient.accuracy:.1%} of {count}",
         "rule 'output' (asks the model)": f"{output.accuracy:.1%}",
@@ -111,46 +99,41 @@ def label_reconstruction(kind: str, scene: Scene, options: Options, tell: Tell) 
         "one example behind each upload; rule 'gradient' takes the most negative entry of its last bias, whatever else is known",
         "rule 'output' follows the model's accuracy and says nothing about an upload",
     ]
-    return Outcome(figures, record, [*words, *caveats(scene, 1)])
+    return AttackOutcome(figures, record, [*words, *caveats(snapshot, 1)])
 
 
 # --- clients --------------------------------------------------------------------------------------------------------------
 
 
-def identification(kind: str, scene: Scene, options: Options, tell: Tell) -> Outcome:
+def identification(kind: str, snapshot: Snapshot, options: AttackOptions, on_progress: OnProgress) -> AttackOutcome:
     """Which of the intercepted uploads came from which of the targets, of whom the attacker holds probe images."""
-    given = taken(kind, options, {"rule": "gradient", "targets": 10, "probes": 10, "tv": 1e-3})
-    single_uploads(kind, scene, options)
+    settings = options.settings_of(kind, {"rule": "gradient", "targets": 10, "probes": 10, "tv": 1e-3})
+    single_uploads(kind, snapshot, options)
     unused = [f"--{name}" for name in ("steps", "restarts") if getattr(options, name) is not None]
     unused += ["--set attack.tv"] if "tv" in options.settings else []
-    if given["rule"] == "gradient" and unused:
+    if settings["rule"] == "gradient" and unused:
         raise ConfigError(f"rule gradient inverts nothing and takes no {unused[0]}: leave it out, or --set attack.rule=inversion")
-    batch = options.batch or 50
-    count = options.images or min(100, len(scene.federation.context.clients))
+    whole, clients = options.examples == "all", len(snapshot.federation.context.clients)
+    count = options.images or (clients if whole else min(100, clients))
     if count < 2:
         raise ConfigError("identification tells uploads apart: give --images of at least 2, and as many clients")
-    targets, uploads, probes, known = min(given["targets"], count), [], [], None
-    for i, seen in enumerate(interceptions(scene, count, batch, options.knows, options.seed)):
-        uploads.append(seen.upload)
-        known = seen.known
-        if i < targets:
-            victim: Victim = seen.victims[0]
-            probes.append((victim.x[: given["probes"]], victim.y[: given["probes"]]))
-        tell(i + 1, count, f"upload {i + 1}")
-    assert known is not None
-    if given["rule"] == "gradient":
-        scores = ids.gradient_scores(uploads, probes, scene.make_model, scene.state, known)
+    captured = list(_captured(snapshot, options, count, options.batch or 50, on_progress))
+    uploads, known, targets = [seen.upload for seen in captured], captured[-1].known, min(settings["targets"], len(captured))
+    probes = [(seen.x[: settings["probes"]], seen.y[: settings["probes"]]) for seen in captured[:targets]]
+    if settings["rule"] == "gradient":
+        scores = ids.gradient_scores(uploads, probes, *snapshot.model, known)
     else:
-        config, rng = IG(steps=options.steps or 200, restarts=options.restarts or 1, tv=given["tv"]), _rng(options.seed)
-        steps, done = config.steps * config.restarts * count, [0]
+        ig, rng = IG(steps=options.steps or 200, restarts=options.restarts or 1, tv=settings["tv"]), options.generator()
+        steps, done = ig.steps * ig.restarts * len(uploads), [0]
 
         def on_step(_: object) -> None:
             done[0] += 1
-            tell(done[0], steps, "inverting")
+            on_progress(done[0], steps, "inverting")
 
         one = replace(known, n=1, local=replace(known.local, batch=None) if known.local else None)
-        scores = ids.inversion_scores(uploads, probes, scene.make_model, scene.state, one, scene.bounds, config, rng, on_step)
-    result = ids.identify(scores, range(targets), given["rule"], seed=options.seed)
+        images = (ig.run([upload], *snapshot.model, one, snapshot.bounds, rng, on_step).x for upload in uploads)
+        scores = ids.inversion_scores(read(uploads[:1], *snapshot.model, one)[0].module, probes, images)
+    result = ids.identify(scores, range(targets), settings["rule"], seed=options.seed)
     figures = {
         "matched (one upload a target)": f"{result.matched:.0%} of {targets} targets, chance {result.chance_matched:.1%}",
         f"own upload among the {result.flagged} best": f"{result.top:.0%}, chance {result.chance_top:.0%}",
@@ -158,18 +141,17 @@ def identification(kind: str, scene: Scene, options: Options, tell: Tell) -> Out
         "r = |noise| / |signal|": middle([u.noise_ratio for u in uploads]),
     }
     record = {**asdict(result), "noise_ratio": [u.noise_ratio for u in uploads]}
+    batch = max(len(seen.y) for seen in captured)
+    behind = "all examples of a client" if whole else f"{batch} examples"
     words = [
-        f"{count} uploads of {batch} examples each; the attacker holds {given['probes']} of the training examples of each target",
-        f"matching rule '{given['rule']}', Hungarian assignment",
+        f"{len(uploads)} uploads of {behind} each; "
+        f"the attacker holds {settings['probes']} of the training examples of each target",
+        f"matching rule '{settings['rule']}', Hungarian assignment",
     ]
-    return Outcome(figures, record, [*words, *caveats(scene, batch)])
+    return AttackOutcome(figures, record, [*words, *caveats(snapshot, batch)])
 
 
 def middle(ratios: Sequence[float | None]) -> str:
     """The median of the noise ratios that are known."""
     known = [r for r in ratios if r is not None]
     return f"{np.median(known):.3g} (median)" if known else "unknown"
-
-
-def _rng(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)

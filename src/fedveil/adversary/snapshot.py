@@ -10,18 +10,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedveil.attacks.attack_types import Bounds
+from fedveil.attacks.attack_types import Bounds, ModelFn
 from fedveil.attacks.simulate import split
-from fedveil.audit.adapter import Unlimited
+from fedveil.audit.adapter import NullLedger
 from fedveil.configuration.config import Config, load_config
 from fedveil.engines.select_engine import engine
 from fedveil.errors import ConfigError
 from fedveil.federation.checkpoint import Checkpoints
-from fedveil.federation.fit import Federation, Progress, one_round, start
+from fedveil.federation.fit import one_round
+from fedveil.federation.progress import Federation, Progress, start
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import Fixed, Plan, Released
 from fedveil.run.assembly import Prepared, build_model, federation, prepare
@@ -38,7 +39,7 @@ OnRound = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Scene:
+class Snapshot:
     """A federation at the beginning of round `progress.round`, and what is public about it."""
 
     config: Config
@@ -83,11 +84,26 @@ class Scene:
         low, high = tuple(channels.min(1).values.tolist()), tuple(channels.max(1).values.tolist())
         return Bounds(info.input_shape, low, high)
 
-    def make_model(self) -> nn.Module:
-        """A fresh network of the run."""
-        return build_model(self.config, self.prepared).module
+    def make_model(self, seed: int | None = None) -> nn.Module:
+        """A fresh network of the run, or the same network initialised from another seed."""
+        config = self.config
+        if seed is not None:
+            config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
+        return build_model(config, self.prepared).module
 
-    def without_defence(self) -> Scene:
+    def one_step(self) -> Snapshot:
+        """The same place and noise, where a client takes one step on one example, and the method plans for that."""
+        training = self.config.training.model_copy(update={"local_steps": 1, "batch_size": 1})
+        config = self.config.model_copy(update={"training": training})
+        job = _uncharged(config, self.prepared, self.federation.context.randomness)
+        return replace(self, config=config, federation=job)
+
+    @property
+    def model(self) -> tuple[ModelFn, dict[str, Tensor]]:
+        """What makes networks of the run, and the global model's parameters: as attacks take them."""
+        return self.make_model, self.state
+
+    def without_defence(self) -> Snapshot:
         """The same place with plain local training, and uploads that leave as they are."""
         s = self.federation
         context = replace(s.context, policy=Fixed(Plan()), objective=Plain(), summed=False)
@@ -95,45 +111,20 @@ class Scene:
         return replace(self, federation=raw, progress=replace(self.progress, policies={}, privates={}))
 
 
-def scene_of(
-    target: Path, overrides: Sequence[str], round: int | None, seed: int, last: bool = False, on_round: OnRound | None = None
-) -> Scene:
-    """The scene in a configuration (which is trained up to the round) or a run directory (which is only read).
-
-    Args:
-        round: 0, the first, unless given. A run keeps its beginning and its end only: 0 or its number of finished rounds.
-        last: by default the model after the last round instead. seed: of everything random in the attack.
+def target_of(target: Path, overrides: Sequence[str]) -> tuple[Config, Path | None]:
+    """The configuration of a file, or of a run directory, and that directory.
 
     Raises:
-        ConfigError: a round that there is not, overrides for a run, or a run whose data the configuration does not make.
+        ConfigError: overrides for a run, or a run whose data the configuration does not make.
     """
     if not target.is_dir():
-        return scene_of_config(load_config(target, overrides), round, seed, last, on_round)
+        return load_config(target, overrides), None
     if overrides:
         raise ConfigError(
             f"--set does not go with a run directory, which is attacked as it was configured: attack {target / 'config.toml'} "
             "instead (settings of the attack itself, attack.NAME=VALUE, are fine)"
         )
-    return _of_run(target, round, seed, last)
-
-
-def scene_of_config(
-    config: Config, round: int | None = None, seed: int = 0, last: bool = False, on_round: OnRound | None = None
-) -> Scene:
-    """The scene of a configuration, trained up to the round; arguments and errors as `scene_of`."""
-    job, prepared = uncharged(config, seed)
-    rounds = job.setting.rounds
-    until = round if round is not None else (rounds if last else 0)
-    if until > rounds:
-        raise ConfigError(f"--round {until}: the configuration has {rounds} rounds; give 0 to {rounds}")
-    progress = start(job)
-    if until:
-        with engine(config.run.engine, job.context, config.training.client_timeout) as workers:
-            while progress.round < until:
-                one_round(job, workers, progress)
-                if on_round is not None:
-                    on_round(progress.round, until)
-    return Scene(config, prepared, job, progress)
+    return configured(target), target
 
 
 def configured(run: Path) -> Config:
@@ -143,32 +134,74 @@ def configured(run: Path) -> Config:
         ConfigError: not a run directory, or one whose data the configuration does not make.
     """
     try:
-        given = json.loads((run / "partition.json").read_text())["given"]
+        handed_over = json.loads((run / "partition.json").read_text())["given"]
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{run} is not a run directory with a readable partition.json: {error}") from None
-    if given:
+    if handed_over:
         raise ConfigError(
             f"the data or the partition of {run} were handed over by a program: its configuration does not make them"
         )
     return load_config(run / "config.toml")
 
 
-def _of_run(run: Path, round: int | None, seed: int, last: bool) -> Scene:
-    config = configured(run)
+def snapshot_of(
+    config: Config,
+    run: Path | None = None,
+    *,
+    round: int | None = None,
+    last: bool = False,
+    seed: int = 0,
+    on_round: OnRound | None = None,
+) -> Snapshot:
+    """A configuration trained up to a round, or a run of it, whose saved models and states are only read.
+
+    Args:
+        round: 0, the first, unless it is given. A run keeps its beginning and its end only: 0 or its number of finished rounds.
+        last: by default the model after the last round instead. seed: of everything random in the attack.
+
+    Raises:
+        ConfigError: a round that there is not.
+    """
     job, prepared = uncharged(config, seed)
-    if round == 0 or (round is None and not last):
-        return Scene(config, prepared, job, start(job))
-    progress = Checkpoints(run / "checkpoint", identity(run_id_of(run), prepared, config.run.plugins)).load()
+    begin = round == 0 or (round is None and not last)
+    if begin:
+        progress = start(job)
+    elif run is None:
+        progress = _trained(config, job, job.setting.rounds if round is None else round, on_round)
+    else:
+        progress = _saved(run, identity(run_id_of(run), prepared, config.run.plugins), round)
+    return Snapshot(config, prepared, job, progress)
+
+
+def _trained(config: Config, job: Federation, until: int, on_round: OnRound | None) -> Progress:
+    progress = start(job)
+    if until > job.setting.rounds:
+        raise ConfigError(f"--round {until}: the configuration has {job.setting.rounds} rounds; give 0 to {job.setting.rounds}")
+    with engine(config.run.engine, job.context, config.training.client_timeout) as workers:
+        while progress.round < until:
+            one_round(job, workers, progress)
+            if on_round is not None:
+                on_round(progress.round, until)
+    return progress
+
+
+def _saved(run: Path, identity: dict[str, Any], round: int | None) -> Progress:
+    progress = Checkpoints(run / "checkpoint", identity).load()
     if progress is None or round not in (None, progress.round):
         end = "no finished round" if progress is None else f"round {progress.round}, the one after its end"
         raise ConfigError(f"--round {round}: {run} keeps the models of round 0 and of {end}; give one of these")
-    return Scene(config, prepared, job, progress)
+    return progress
 
 
 def uncharged(config: Config, seed: int) -> tuple[Federation, Prepared]:
     """The configured federation with its noise from the attack's seed and a door that charges nobody."""
     prepared = prepare(config)
-    job = federation(config, prepared, Path("no-ledger"), "attack")
     randomness = Randomness(Randomness(config.run.seed).derive("attack", seed), seeded_noise=True)
-    door = replace(job.context.door, ledger=Unlimited(), randomness=randomness)
-    return replace(job, context=replace(job.context, door=door, randomness=randomness)), prepared
+    return _uncharged(config, prepared, randomness), prepared
+
+
+def _uncharged(config: Config, prepared: Prepared, randomness: Randomness) -> Federation:
+    """On the CPU, wherever the run was trained: an attack looks at few clients, and a snapshot holds plain tensors."""
+    job = federation(config, prepared, Path("no-ledger"), "attack")
+    door = replace(job.context.door, ledger=NullLedger(), randomness=randomness)
+    return replace(job, context=replace(job.context, door=door, randomness=randomness))

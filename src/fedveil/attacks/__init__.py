@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from fedveil.attacks.attack_registry import ATTACKS, attack
-from fedveil.attacks.attack_types import Attack, Bounds, Clip, Knowledge, LocalSpec, Progress, Result, Upload
+from fedveil.attacks.attack_types import (
+    AttackStep,
+    Bounds,
+    CapturedUpload,
+    Clip,
+    Knowledge,
+    KnownTraining,
+    Reconstruction,
+)
+from fedveil.attacks.attempt import Attack
 from fedveil.attacks.dlg import DLG, IDLG
 from fedveil.attacks.gradinversion import GradInversion
 from fedveil.attacks.inverting import IG
@@ -14,13 +23,13 @@ __all__ = [
     "IDLG",
     "IG",
     "Attack",
+    "AttackStep",
     "Bounds",
+    "CapturedUpload",
     "Clip",
     "GradInversion",
     "Knowledge",
-    "LocalSpec",
-    "Progress",
-    "Result",
-    "Upload",
+    "KnownTraining",
+    "Reconstruction",
     "attack",
 ]

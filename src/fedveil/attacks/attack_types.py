@@ -1,15 +1,15 @@
 """What an attacker holds and what an attack hands back.
 
-`Upload` is what a mechanism let out, never what it kept. What the attacker knows besides stands in `Knowledge` and is
-named in every `Result`.
+`CapturedUpload` is what a mechanism let out, never what it kept. What the attacker knows besides stands in `Knowledge` and is
+named in every `Reconstruction`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ Noise = Mapping[str, "float | Tensor"]
 
 
 @dataclass(frozen=True)
-class LocalSpec:
+class KnownTraining:
     """A client's local training, as far as an attacker simulates it.
 
     steps: optimizer steps K >= 1. batch: examples per step, None = all of them. lr: learning rate > 0.
@@ -41,12 +41,12 @@ class LocalSpec:
 
     def __post_init__(self) -> None:
         if self.steps < 1 or not 0 < self.lr < float("inf") or (self.batch is not None and self.batch < 1):
-            raise ConfigError(f"LocalSpec needs steps >= 1, lr > 0 and batch >= 1, got {self.steps}, {self.lr}, {self.batch}")
-        for name, given in (("order", self.order), ("rates", self.rates)):
-            if given is not None and len(given) != self.steps:
-                raise ConfigError(f"LocalSpec.{name} lists {len(given)} entries for {self.steps} steps; give one per step")
+            raise ConfigError(f"KnownTraining needs steps >= 1, lr > 0 and batch >= 1, got {self.steps}, {self.lr}, {self.batch}")
+        for name, entries in (("order", self.order), ("rates", self.rates)):
+            if entries is not None and len(entries) != self.steps:
+                raise ConfigError(f"KnownTraining.{name} lists {len(entries)} entries for {self.steps} steps; give one per step")
         if self.optimizer == "adam" and (self.momentum or self.weight_decay):
-            raise ConfigError("LocalSpec: Adam is simulated without momentum and weight_decay settings; leave them at 0")
+            raise ConfigError("KnownTraining: Adam is simulated without momentum and weight_decay settings; leave them at 0")
 
     @property
     def plain(self) -> bool:
@@ -68,7 +68,7 @@ class Clip:
 
 
 @dataclass(frozen=True)
-class Upload:
+class CapturedUpload:
     """One message of a client, as the mechanism let it out.
 
     tensors: by parameter name; a name that is missing was not sent. n_examples: examples behind it.
@@ -80,7 +80,7 @@ class Upload:
     tensors: Mapping[str, Tensor]
     kind: Literal["gradient", "delta", "weights"] = "gradient"
     n_examples: int = 1
-    local: LocalSpec | None = None
+    local: KnownTraining | None = None
     noise_std: Noise | None = None
     sent_mask: Mapping[str, Tensor] | None = None
     bn_mode: Literal["train", "eval"] = "eval"
@@ -113,16 +113,16 @@ class Upload:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What the attacker is given besides the upload and the model it was computed from; None = not known.
+    """What the attacker knows besides the upload and the model it was computed from; None = not known.
 
     labels: class of each example, int64 (n,). n: number of examples. local: the client's training.
-    buffers: normalisation statistics of the client. noise_std, mask: as in `Upload`; clip: the bounds on the update; each of
-    these three makes an attack adaptive. aux_inputs: examples from the same distribution, (m, *shape).
+    buffers: normalisation statistics of the client. noise_std, mask: as in `CapturedUpload`; clip: the bounds on the update; each
+    of these three makes an attack adaptive. aux_inputs: examples from the same distribution, (m, *shape).
     """
 
     labels: Tensor | None = None
     n: int | None = None
-    local: LocalSpec | None = None
+    local: KnownTraining | None = None
     buffers: Mapping[str, Tensor] | None = None
     noise_std: Noise | None = None
     mask: Mapping[str, Tensor] | None = None
@@ -169,7 +169,7 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Progress:
+class AttackStep:
     """Where a running attack stands; `loss` is the value being minimised."""
 
     attack: str
@@ -180,7 +180,7 @@ class Progress:
     loss: float
 
 
-OnStep = Callable[[Progress], None]
+OnStep = Callable[[AttackStep], None]
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Result:
+class Reconstruction:
     """A reconstruction: the trial of smallest matching loss, with what it assumed.
 
     x: (n, *shape) in the model's units, `images` the same in [0, 1]. y: labels, int64 (n,).
@@ -228,20 +228,3 @@ class Result:
         """Everything but the tensors, ready for JSON."""
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("x", "images", "y")}
         return plain | {"labels": self.y.tolist(), "restarts": len(self.trial_losses), "steps_per_second": self.steps_per_second}
-
-
-class Attack(Protocol):
-    """A reconstruction attack: a frozen configuration that can be run."""
-
-    def run(
-        self,
-        uploads: Sequence[Upload],
-        model_fn: ModelFn,
-        state: Mapping[str, Tensor],
-        knowledge: Knowledge,
-        bounds: Bounds,
-        rng: torch.Generator,
-        on_step: OnStep | None = None,
-    ) -> Result:
-        """Reconstruct the examples behind `uploads`, all of the same examples at the model `state`."""
-        ...

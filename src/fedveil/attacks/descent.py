@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedveil.attacks.attack_types import Bounds
-from fedveil.attacks.case import Report
+from fedveil.attacks.attempt import Report
 
 LineSearch = Literal["strong_wolfe"] | None
 
@@ -62,8 +62,7 @@ def lbfgs(
 def adam(
     loss: Callable[[], Tensor],
     x: Tensor,
-    steps: int,
-    rate: Callable[[int], float],
+    rates: Sequence[float],
     bounds: Bounds,
     report: Report,
     signed: bool,
@@ -71,12 +70,13 @@ def adam(
 ) -> tuple[int, str]:
     """Adam on x (changed in place), projected into the box after every step; returns steps done and the reason for stopping.
 
-    rate: step -> learning rate. signed: use the sign of the gradient. langevin: step -> noise added to x, in units of the rate.
+    rates: the learning rate of each step. signed: use the sign of the gradient. langevin: step -> noise added to x, in units of
+    the rate.
     """
-    optimizer = torch.optim.Adam([x], lr=rate(0))
+    optimizer = torch.optim.Adam([x], lr=rates[0])
     low, high = bounds.edges()
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = rate(step)
+    for step, rate in enumerate(rates):
+        optimizer.param_groups[0]["lr"] = rate
         value = loss()
         reached = float(value.detach())
         if not math.isfinite(reached):
@@ -86,7 +86,7 @@ def adam(
         optimizer.step()
         with torch.no_grad():
             if langevin is not None:
-                x.add_(langevin(step), alpha=rate(step))
+                x.add_(langevin(step), alpha=rate)
             x.copy_(torch.minimum(torch.maximum(x, low), high))
         report(step + 1, reached)
-    return steps, "steps exhausted"
+    return len(rates), "steps exhausted"

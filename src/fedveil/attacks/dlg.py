@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedveil.attacks import labels
-from fedveil.attacks.attack_types import Bounds, Knowledge, ModelFn, OnStep, Result, Trial, Upload
-from fedveil.attacks.case import Case
+from fedveil.attacks.attack_types import Trial
+from fedveil.attacks.attempt import Attack, Attempt
 from fedveil.attacks.descent import LineSearch, lbfgs
-from fedveil.attacks.matching import squared
+from fedveil.attacks.matching import averaged, mean_power, squared
 
 
 @dataclass(frozen=True)
-class DLG:
+class DLG(Attack):
     """Minimise the squared distance of gradients jointly over the examples and their soft labels, by L-BFGS, without a box.
 
     steps: outer steps of 20 inner ones. restarts: starts from N(0, 1), ended early by one whose distance is below
@@ -25,77 +25,51 @@ class DLG:
     Labels are known if `Knowledge.labels` is given. Fails on ReLU networks, whose gradients are not smooth in the input.
     """
 
+    name: ClassVar[str] = "dlg"
     steps: int = 300
     restarts: int = 4
     tolerance: float = 1e-9
     line_search: LineSearch = "strong_wolfe"
 
-    def run(
-        self,
-        uploads: Sequence[Upload],
-        model_fn: ModelFn,
-        state: Mapping[str, Tensor],
-        knowledge: Knowledge,
-        bounds: Bounds,
-        rng: torch.Generator,
-        on_step: OnStep | None = None,
-    ) -> Result:
-        """Reconstruct the examples behind `uploads`; see `Attack.run`."""
-        case = Case.of(uploads, model_fn, state, knowledge, bounds, rng, on_step)
-        fixed = None if knowledge.labels is None else labels.infer(case.targets[0], case.n, knowledge, bounds, rng)
-        return case.conclude("dlg", self, _trials("dlg", self, case, fixed))
+    def labels(self, attempt: Attempt) -> Tensor | None:
+        """The labels where they are known; else they are variables."""
+        return None if attempt.knowledge.labels is None else attempt.labels()
+
+    def trials(self, attempt: Attempt) -> list[Trial]:
+        """One candidate for each start, until one is below the tolerance.
+
+        L-BFGS stops at absolute changes, so a gradient of norm below 1 (a clipped one) is matched in units of its own.
+        """
+        fixed, power, trials = self.labels(attempt), float(mean_power(attempt.targets)), list[Trial]()
+        tolerance, scale = self.tolerance * max(power, 1.0), 1 / min(max(power, 1e-30), 1.0)
+        for trial in range(self.restarts):
+            if trials and trials[-1].loss * scale < tolerance:
+                break
+            variables = [attempt.gaussian(attempt.n)]
+            if fixed is None:
+                classes = attempt.targets[0].module(variables[0][:1].detach()).shape[1]
+                variables.append(torch.randn((attempt.n, classes), generator=attempt.rng).requires_grad_(True))
+
+            def loss(variables: Sequence[Tensor] = variables) -> Tensor:
+                y = fixed if fixed is not None else variables[1].softmax(1)
+                return scale * averaged(squared, attempt.targets, variables[0], y)
+
+            report = attempt.reporter(self.name, trial, self.restarts, self.steps)
+            values, reached, steps, closures, reason = lbfgs(loss, variables, self.steps, tolerance, self.line_search, report)
+            y = fixed if fixed is not None else values[1].argmax(1)
+            trials.append(Trial(values[0], y, reached / scale, steps, closures, reason))
+        return trials
 
 
 @dataclass(frozen=True)
-class IDLG:
+class IDLG(DLG):
     """DLG with the labels fixed beforehand: known, or read from the last layer (one example: its most negative bias gradient).
 
     Fields as in `DLG`; the public implementation stops at an absolute 1e-6, without line search, from one start.
     """
 
-    steps: int = 300
-    restarts: int = 4
-    tolerance: float = 1e-9
-    line_search: LineSearch = "strong_wolfe"
+    name: ClassVar[str] = "idlg"
 
-    def run(
-        self,
-        uploads: Sequence[Upload],
-        model_fn: ModelFn,
-        state: Mapping[str, Tensor],
-        knowledge: Knowledge,
-        bounds: Bounds,
-        rng: torch.Generator,
-        on_step: OnStep | None = None,
-    ) -> Result:
-        """Reconstruct the examples behind `uploads`; see `Attack.run`."""
-        case = Case.of(uploads, model_fn, state, knowledge, bounds, rng, on_step)
-        fixed = labels.infer(case.targets[0], case.n, knowledge, bounds, rng)
-        return case.conclude("idlg", self, _trials("idlg", self, case, fixed))
-
-
-def _trials(name: str, config: DLG | IDLG, case: Case, fixed: Tensor | None) -> list[Trial]:
-    """Starts until one is below the tolerance; without `fixed` labels these are variables too.
-
-    L-BFGS stops at absolute changes, so a gradient of norm below 1 (a clipped one) is matched in units of its own.
-    """
-    trials: list[Trial] = []
-    power = float(torch.stack([t.power() for t in case.targets]).mean())
-    tolerance, scale = config.tolerance * max(power, 1.0), 1 / min(max(power, 1e-30), 1.0)
-    for trial in range(config.restarts):
-        if trials and trials[-1].loss * scale < tolerance:
-            break
-        variables = [case.gaussian(case.n)]
-        if fixed is None:
-            classes = case.targets[0].module(variables[0][:1].detach()).shape[1]
-            variables.append(torch.randn((case.n, classes), generator=case.rng).requires_grad_(True))
-
-        def loss(variables: Sequence[Tensor] = variables) -> Tensor:
-            y = fixed if fixed is not None else variables[1].softmax(1)
-            return scale * torch.stack([squared(t, t.simulate(variables[0], y)) for t in case.targets]).mean()
-
-        report = case.reporter(name, trial, config.restarts, config.steps)
-        values, reached, steps, closures, reason = lbfgs(loss, variables, config.steps, tolerance, config.line_search, report)
-        y = fixed if fixed is not None else values[1].argmax(1)
-        trials.append(Trial(values[0], y, reached / scale, steps, closures, reason))
-    return trials
+    def labels(self, attempt: Attempt) -> Tensor:
+        """The labels that are known, or those read off the upload."""
+        return attempt.labels()

@@ -24,7 +24,7 @@ def classifier_of(module: nn.Module) -> nn.Linear:
 def penultimate(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """Input of the last linear layer (n, features), and the logits (n, classes), differentiable in x."""
     caught: list[Tensor] = []
-    hook = classifier_of(module).register_forward_pre_hook(lambda _, given: caught.append(given[0]))
+    hook = classifier_of(module).register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0]))
     try:
         logits: Tensor = module(x)
     finally:

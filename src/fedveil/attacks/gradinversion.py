@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedveil.attacks import labels
-from fedveil.attacks.attack_types import Bounds, Knowledge, ModelFn, OnStep, Result, Trial, Upload
-from fedveil.attacks.case import Case
+from fedveil.attacks.attack_types import Trial
+from fedveil.attacks.attempt import Attack, Attempt
 from fedveil.attacks.descent import adam
 from fedveil.attacks.inverting import total_variation
-from fedveil.attacks.matching import Target, squared
-
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+from fedveil.attacks.labels import unique_labels
+from fedveil.attacks.matching import Target, averaged, mean_power, squared
+from fedveil.attacks.simulate import BATCH_NORMS
 
 
 @dataclass(frozen=True)
-class GradInversion:
+class GradInversion(Attack):
     """Adam from several starts at once on matching + total variation + L2 + batch-norm statistics + distance to their mean.
 
     steps: 20,000 published; seeds: joint starts, 8 published. lr warms up over `warmup` steps and falls along a cosine.
@@ -32,6 +32,7 @@ class GradInversion:
     The group term uses the pixel mean of the starts, without registration. Starts are ranked by the matching term alone.
     """
 
+    name: ClassVar[str] = "gradinversion"
     steps: int = 2000
     seeds: int = 4
     lr: float = 0.1
@@ -44,42 +45,27 @@ class GradInversion:
     group: float = 0.01
     unique: bool = False
 
-    def run(
-        self,
-        uploads: Sequence[Upload],
-        model_fn: ModelFn,
-        state: Mapping[str, Tensor],
-        knowledge: Knowledge,
-        bounds: Bounds,
-        rng: torch.Generator,
-        on_step: OnStep | None = None,
-    ) -> Result:
-        """Reconstruct the examples behind `uploads`; see `Attack.run`."""
-        case = Case.of(uploads, model_fn, state, knowledge, bounds, rng, on_step)
-        if self.unique and knowledge.labels is None:
-            y = labels.unique_labels(case.targets[0], case.n)
-        else:
-            y = labels.infer(case.targets[0], case.n, knowledge, bounds, rng)
-        return case.conclude("gradinversion", self, self._trials(case, y))
-
-    def _trials(self, case: Case, y: Tensor) -> list[Trial]:
-        x, targets = case.gaussian(self.seeds, case.n), case.targets
+    def trials(self, attempt: Attempt) -> list[Trial]:
+        """One candidate for each start."""
+        guessed = self.unique and attempt.knowledge.labels is None
+        y = unique_labels(attempt.targets[0], attempt.n) if guessed else attempt.labels()
+        x, targets = attempt.gaussian(self.seeds, attempt.n), attempt.targets
 
         def noise(step: int) -> Tensor:
-            return self.langevin * torch.randn(x.shape, generator=case.rng)
+            return self.langevin * torch.randn(x.shape, generator=attempt.rng)
 
         def loss() -> Tensor:
             return torch.stack([self._objective(targets, start, y) for start in x]).sum() + self.group * disagreement(x)
 
-        report, langevin = case.reporter("gradinversion", 0, 1, self.steps), noise if self.langevin else None
-        steps, reason = adam(loss, x, self.steps, self._rate, case.bounds, report, signed=False, langevin=langevin)
-        losses = [float(torch.stack([squared(t, t.simulate(start, y)) for t in targets]).mean().detach()) for start in x]
+        report, langevin = attempt.reporter(self.name, 0, 1, self.steps), noise if self.langevin else None
+        rates = [self._rate(step) for step in range(self.steps)]
+        steps, reason = adam(loss, x, rates, attempt.bounds, report, signed=False, langevin=langevin)
+        losses = [float(averaged(squared, targets, start, y).detach()) for start in x]
         return [Trial(x[i].detach(), y, losses[i], steps, steps + 1, reason) for i in range(self.seeds)]
 
     def _objective(self, targets: Sequence[Target], x: Tensor, y: Tensor) -> Tensor:
-        match = torch.stack([squared(t, t.simulate(x, y)) for t in targets]).mean()
+        match, power = averaged(squared, targets, x, y), mean_power(targets).clamp(1e-30, 1.0)
         priors = self.tv * total_variation(x) + self.l2 * (x.square().sum() + 1e-12).sqrt()
-        power = torch.stack([t.power() for t in targets]).mean().clamp(1e-30, 1.0)
         return self.matching * match / power + priors + self.bn * statistics_distance(targets[0].module, x)
 
     def _rate(self, step: int) -> float:
@@ -97,21 +83,21 @@ def disagreement(x: Tensor) -> Tensor:
 def statistics_distance(module: nn.Module, x: Tensor) -> Tensor:
     """Sum over batch normalisations of |mean - running mean| + |variance - running variance|, the first ten times.
 
-    0 where the model has none, or where their statistics are not known (`Upload.bn_mode` "train").
+    0 where the model has none, or where their statistics are not known (`CapturedUpload.bn_mode` "train").
     """
-    layers = [m for m in module.modules() if isinstance(m, _BATCH_NORMS) and m.running_mean is not None]
+    layers = [m for m in module.modules() if isinstance(m, BATCH_NORMS) and m.running_mean is not None]
     if not layers:
         return torch.zeros(())
     inputs: list[Tensor] = []
-    hooks = [m.register_forward_pre_hook(lambda _, given: inputs.append(given[0])) for m in layers]
+    hooks = [m.register_forward_pre_hook(lambda _, positional: inputs.append(positional[0])) for m in layers]
     try:
         module(x)
     finally:
         for hook in hooks:
             hook.remove()
     total = torch.zeros(())
-    for i, (layer, given) in enumerate(zip(layers, inputs, strict=True)):
-        channels = given.transpose(0, 1).flatten(1)
+    for i, (layer, entering) in enumerate(zip(layers, inputs, strict=True)):
+        channels = entering.transpose(0, 1).flatten(1)
         mean, variance = layer.running_mean, layer.running_var
         assert mean is not None
         assert variance is not None

@@ -8,7 +8,7 @@ stronger) compares the upload itself with the gradient on the probes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedveil.attacks.attack_types import Bounds, Knowledge, ModelFn, OnStep, Upload
+from fedveil.attacks.attack_types import CapturedUpload, Knowledge, ModelFn
 from fedveil.attacks.features import features
-from fedveil.attacks.inverting import IG
 from fedveil.attacks.matching import Target, read
 from fedveil.attacks.simulate import gradient
 from fedveil.errors import ConfigError
@@ -50,7 +49,7 @@ class Identification:
 
 
 def gradient_scores(
-    uploads: Sequence[Upload],
+    uploads: Sequence[CapturedUpload],
     probes: Sequence[tuple[Tensor, Tensor]],
     model_fn: ModelFn,
     state: Mapping[str, Tensor],
@@ -70,29 +69,14 @@ def _alignment(expected: Tensor, target: Target) -> Tensor:
     return F.normalize(expected * root, dim=1) @ F.normalize(target.gradient * root, dim=0)
 
 
-def inversion_scores(
-    uploads: Sequence[Upload],
-    probes: Sequence[tuple[Tensor, Tensor]],
-    model_fn: ModelFn,
-    state: Mapping[str, Tensor],
-    knowledge: Knowledge,
-    bounds: Bounds,
-    attack: IG,
-    rng: torch.Generator,
-    on_step: OnStep | None = None,
-) -> Tensor:
+def inversion_scores(module: nn.Module, probes: Sequence[tuple[Tensor, Tensor]], images: Iterable[Tensor]) -> Tensor:
     """Rule "inversion": minus the least distance of features between reconstructions and probes, (targets, uploads).
 
-    Features are those of the penultimate layer at `state`; reconstructions come from `attack` on each upload alone.
+    Features are those of the penultimate layer of `module`, the model of the round. images: reconstructed from each upload alone.
     """
-    module = read(uploads[:1], model_fn, state, knowledge)[0].module
     own = [features(module, x) for x, _ in probes]
-    columns = []
-    for upload in uploads:
-        result = attack.run([upload], model_fn, state, knowledge, bounds, rng, on_step)
-        found = features(module, result.x)
-        columns.append(torch.stack([-torch.cdist(f, found).min() for f in own]))
-    return torch.stack(columns, 1)
+    found = (features(module, x) for x in images)
+    return torch.stack([torch.stack([-torch.cdist(f, each).min() for f in own]) for each in found], 1)
 
 
 def identify(scores: Tensor, owners: Sequence[int], rule: Rule, flagged: int = 10, seed: int = 0) -> Identification:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from fedveil.attacks.attack_types import Clip, LocalSpec, Upload
+from fedveil.attacks.attack_types import CapturedUpload, Clip, KnownTraining
 from fedveil.attacks.simulate import split
 from fedveil.release import plan as release
 from fedveil.training.params import Layout
 
 
 def intercepted(
-    upload: release.Upload, layout: Layout, n_examples: int, local: LocalSpec, signal_norm: float | None = None
-) -> Upload:
+    upload: release.Upload, layout: Layout, n_examples: int, local: KnownTraining, signal_norm: float | None = None
+) -> CapturedUpload:
     """An upload of the door (a change of weights, flat) as an attacker reads it.
 
     The standard deviations and the support are those the door declares; pass them on in `Knowledge` for an adaptive attack.
@@ -23,7 +23,7 @@ def intercepted(
     tensors = split(upload.vector, like)
     support = None if upload.support is None else split(upload.support, like)
     stds = dict(zip(layout.names, upload.noise_std.tolist(), strict=True))
-    return Upload(
+    return CapturedUpload(
         tensors=tensors,
         kind="delta",
         n_examples=n_examples,

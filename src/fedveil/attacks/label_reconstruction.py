@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedveil.attacks.attack_types import Knowledge, ModelFn, Upload
+from fedveil.attacks.attack_types import CapturedUpload, Knowledge, ModelFn
 from fedveil.attacks.features import predictions
 from fedveil.attacks.labels import single_label
 from fedveil.attacks.matching import read
@@ -27,7 +27,7 @@ class LabelReconstruction:
 
 
 def from_gradients(
-    uploads: Sequence[Upload], truth: Tensor, model_fn: ModelFn, state: Mapping[str, Tensor], knowledge: Knowledge
+    uploads: Sequence[CapturedUpload], truth: Tensor, model_fn: ModelFn, state: Mapping[str, Tensor], knowledge: Knowledge
 ) -> LabelReconstruction:
     """Rule "gradient": each upload holds one example; its label is the class of the most negative last-bias gradient."""
     guesses = torch.tensor([single_label(target) for target in read(uploads, model_fn, state, knowledge)])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from fedveil.attacks.attack_types import Clip, Knowledge, ModelFn, Noise, Upload
+from fedveil.attacks.attack_types import CapturedUpload, Clip, Knowledge, ModelFn, Noise
 from fedveil.attacks.simulate import Simulation, bounded, flat, prepared, simulation, split
 from fedveil.errors import ConfigError
 
@@ -24,7 +24,7 @@ class Target:
     """One upload as the attacker reads it.
 
     gradient: effective gradient (d,), 0 where nothing was received. weight: trust in each coordinate, in [0, 1] (d,); None =
-    1 everywhere. simulate: (x, y) -> effective gradient of a candidate. clip: the bounds on it, in its units, if told.
+    1 everywhere. simulate: (x, y) -> effective gradient of a candidate. clip: the bounds on it, in its units, if known.
     """
 
     module: nn.Module
@@ -50,20 +50,20 @@ class Target:
         return (self.gradient.square() if self.weight is None else self.gradient.square() * self.weight).sum()
 
 
-def read(uploads: Sequence[Upload], model_fn: ModelFn, state: Mapping[str, Tensor], knowledge: Knowledge) -> list[Target]:
+def read(uploads: Sequence[CapturedUpload], model_fn: ModelFn, state: Mapping[str, Tensor], knowledge: Knowledge) -> list[Target]:
     """The uploads as targets; raises ConfigError for what cannot be read with this knowledge."""
     if not uploads:
         raise ConfigError("an attack needs at least one upload")
     return [_target(upload, model_fn, state, knowledge) for upload in uploads]
 
 
-def _target(upload: Upload, model_fn: ModelFn, state: Mapping[str, Tensor], knowledge: Knowledge) -> Target:
+def _target(upload: CapturedUpload, model_fn: ModelFn, state: Mapping[str, Tensor], knowledge: Knowledge) -> Target:
     module = prepared(model_fn, state, upload.bn_mode, knowledge.buffers)
     local = knowledge.local
     if upload.kind != "gradient" and local is None:
         raise ConfigError(
             f"an upload of kind {upload.kind!r} needs Knowledge.local (steps, lr); "
-            "LocalSpec(steps=1, lr=...) reads it as one gradient"
+            "KnownTraining(steps=1, lr=...) reads it as one gradient"
         )
     scale = effective_scale(upload, knowledge)
     parameters = dict(module.named_parameters())
@@ -105,7 +105,7 @@ def _through_the_door(
     return clipped
 
 
-def effective_scale(upload: Upload, knowledge: Knowledge) -> float:
+def effective_scale(upload: CapturedUpload, knowledge: Knowledge) -> float:
     """Factor from what was sent to the effective gradient: 1 for a gradient, -1 / (lr K) for a change of weights."""
     if upload.kind == "gradient" or knowledge.local is None:
         return 1.0
@@ -142,8 +142,8 @@ def trust(
     return weight / weight.max() if bool(weight.any()) else flat(seen)
 
 
-def withheld_guess(upload: Upload, fraction: float) -> dict[str, Tensor]:
-    """A mask for an attacker who is not told it: drop the largest `fraction` of the received entries by magnitude.
+def withheld_guess(upload: CapturedUpload, fraction: float) -> dict[str, Tensor]:
+    """A mask for an attacker who does not know it: drop the largest `fraction` of the received entries by magnitude.
 
     Made for defences that put noise on the largest entries only.
     """
@@ -167,6 +167,16 @@ def cosine(target: Target, candidate: Tensor) -> Tensor:
     own = candidate if target.weight is None else candidate * target.weight
     scale = (weighted @ target.gradient).sqrt() * (own @ candidate + 1e-30).sqrt()
     return 1 - (weighted @ candidate) / (scale + 1e-12)
+
+
+def averaged(measure: Callable[[Target, Tensor], Tensor], targets: Sequence[Target], x: Tensor, y: Tensor) -> Tensor:
+    """A distance of the candidate (x, y), averaged over the uploads."""
+    return torch.stack([measure(t, t.simulate(x, y)) for t in targets]).mean()
+
+
+def mean_power(targets: Sequence[Target]) -> Tensor:
+    """Weighted squared norm of what was received, averaged over the uploads."""
+    return torch.stack([t.power() for t in targets]).mean()
 
 
 def _std(noise: Noise | None, name: str) -> float | Tensor:

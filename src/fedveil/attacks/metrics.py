@@ -69,7 +69,7 @@ def matched(images: Tensor, truth: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Scores:
+class ImageScores:
     """Scores of a set of reconstructions: per image, and what is printed of them."""
 
     mse: tuple[float, ...]
@@ -91,13 +91,13 @@ class Scores:
         return table
 
 
-def score(images: Tensor, truth: Tensor) -> Scores:
+def score(images: Tensor, truth: Tensor) -> ImageScores:
     """All scores, image by image as given; for a batch in unknown order apply `matched` first.
 
     SSIM is left out (None) for signals and for sides below 11.
     """
     shaped = images.ndim == 4 and min(images.shape[-2:]) >= 11
-    return Scores(
+    return ImageScores(
         mse=tuple(mse(images, truth).tolist()),
         mae=tuple(mae(images, truth).tolist()),
         psnr=tuple(psnr(images, truth).tolist()),
@@ -105,7 +105,7 @@ def score(images: Tensor, truth: Tensor) -> Scores:
     )
 
 
-def floors(truth: Tensor, reference: Tensor, seed: int = 0) -> dict[str, Scores]:
+def floors(truth: Tensor, reference: Tensor, seed: int = 0) -> dict[str, ImageScores]:
     """What an attacker who saw no upload would score: the mean image, another image, uniform noise.
 
     truth: the attacked images. reference: other images of the same distribution, (m, *shape), m >= 1.

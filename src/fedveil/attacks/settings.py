@@ -26,13 +26,13 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def checked(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings, given ones before defaults, in the defaults' types; a default of None stands for a whole number.
+def checked(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings, the user's before defaults, in the defaults' types; a default of None stands for a whole number.
 
     Raises:
         ConfigError: a value of another type, or out of range.
     """
-    return {**defaults, **{name: _one(name, value, defaults[name]) for name, value in given.items()}}
+    return {**defaults, **{name: _one(name, value, defaults[name]) for name, value in settings.items()}}
 
 
 def _one(name: str, value: Any, default: Any) -> Any:

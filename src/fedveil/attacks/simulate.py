@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedveil.attacks.attack_types import LocalSpec, ModelFn
+from fedveil.attacks.attack_types import KnownTraining, ModelFn
 from fedveil.errors import ConfigError
 
 Simulation = Callable[[Tensor, Tensor], Tensor]
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def prepared(model_fn: ModelFn, state: Mapping[str, Tensor], bn_mode: str, buffers: Mapping[str, Tensor] | None) -> nn.Module:
@@ -33,7 +33,7 @@ def prepared(model_fn: ModelFn, state: Mapping[str, Tensor], bn_mode: str, buffe
     module.eval()
     if bn_mode == "train":
         for layer in module.modules():
-            if isinstance(layer, _BATCH_NORMS):
+            if isinstance(layer, BATCH_NORMS):
                 layer.track_running_stats = False
                 layer.running_mean = layer.running_var = layer.num_batches_tracked = None
     for parameter in module.parameters():
@@ -67,7 +67,7 @@ def bounded(tensors: Sequence[Tensor], bound: float) -> list[Tensor]:
     return [t * (bound / norm).clamp_max(1.0) for t in tensors]
 
 
-def batches(local: LocalSpec, n: int) -> list[Tensor]:
+def batches(local: KnownTraining, n: int) -> list[Tensor]:
     """Indices of the examples of each local step: `local.order` if known, else consecutive batches, epoch after epoch."""
     if local.order is not None:
         return [torch.tensor(indices) for indices in local.order]
@@ -76,7 +76,7 @@ def batches(local: LocalSpec, n: int) -> list[Tensor]:
     return [chunks[k % len(chunks)] for k in range(local.steps)]
 
 
-def simulation(module: nn.Module, local: LocalSpec | None) -> Simulation:
+def simulation(module: nn.Module, local: KnownTraining | None) -> Simulation:
     """(x, y) -> effective gradient (w_0 - w_K) / (lr K), flat (d,), with its graph.
 
     For plain SGD of one step this is the gradient itself; else K steps are unrolled.
@@ -94,7 +94,7 @@ def simulation(module: nn.Module, local: LocalSpec | None) -> Simulation:
     return simulate
 
 
-def unrolled(module: nn.Module, start: Mapping[str, Tensor], x: Tensor, y: Tensor, local: LocalSpec) -> dict[str, Tensor]:
+def unrolled(module: nn.Module, start: Mapping[str, Tensor], x: Tensor, y: Tensor, local: KnownTraining) -> dict[str, Tensor]:
     """Parameters after `local.steps` steps, differentiable in x and y.
 
     Adam puts eps inside the root: the derivative of sqrt at 0 is infinite. SGD is torch's: first momentum, no dampening.

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from fedveil.accounting.types import Adjacency, SampledGaussian, Scope, Unit, View
-from fedveil.audit.mechanism import Floats, Subject, Upload
-from fedveil.federation.round import seen
+from fedveil.audit.mechanism import Floats, Output, Subject
+from fedveil.federation.round import observed
 from fedveil.ledger.ledger import Entry
 from fedveil.release.cost import active_layers, per_layer, plan_mu
 from fedveil.release.door import Door, clipped
@@ -39,7 +39,7 @@ CROWD = 4
 
 
 @dataclass(frozen=True)
-class Unlimited:
+class NullLedger:
     """A charger without a budget and without a file."""
 
     def charge(self, entry: Entry) -> int:
@@ -100,7 +100,7 @@ class Case:
     def door(self, rng: np.random.Generator) -> Door:
         """The door, with fresh noise from `rng` for each release."""
         randomness = Randomness(int(rng.integers(2**62)), seeded_noise=True)
-        return Door(self.setting.layout, self.setting.scope, "audit", Unlimited(), randomness)
+        return Door(self.setting.layout, self.setting.scope, "audit", NullLedger(), randomness)
 
     def released(self, round: int) -> Released:
         """What is public in that round; the global model wanders a little, for policies that watch it."""
@@ -179,7 +179,7 @@ def warmed(case: Case, rng: np.random.Generator, rounds: int = WARM) -> State:
         released = case.released(t)
         plan = case.policy.plan(released, state)
         update = torch.from_numpy(rng.standard_normal(len(case.model))).float() * 0.05 * (t + 1)
-        state = case.policy.observe(state, seen(case.release(update, plan, t, rng), released))
+        state = case.policy.observe(state, observed(case.release(update, plan, t, rng), released))
     return state
 
 
@@ -197,11 +197,11 @@ def release_subject(case: Case, rng: np.random.Generator) -> Subject:
     std = noise_of(case, plan)
     sent = None if plan.support is None or case.summed else plan.support.numpy()
 
-    def present(world: int, rng: np.random.Generator, /) -> Upload:
-        return Upload(case.release(pair[world], plan, t, rng).vector.numpy(), sent)
+    def present(world: int, rng: np.random.Generator, /) -> Output:
+        return Output(case.release(pair[world], plan, t, rng).vector.numpy(), sent)
 
-    def mechanism(world: int, rng: np.random.Generator, /) -> Upload:
-        return present(world, rng) if case.joins(rng) else Upload(case.release(absent, plan, t, rng).vector.numpy(), sent)
+    def mechanism(world: int, rng: np.random.Generator, /) -> Output:
+        return present(world, rng) if case.joins(rng) else Output(case.release(absent, plan, t, rng).vector.numpy(), sent)
 
     mu = plain_mu(plan, layout)
     return Subject(
@@ -248,7 +248,7 @@ def run_score(case: Case, rounds: int) -> Callable[[int, np.random.Generator], f
             a, b = (clipped(u, plan, s.layout) for u in worst_pair(plan, case))
             update = (b if world else a) if case.joins(rng) else torch.zeros_like(a)
             release = case.release(update, plan, t, rng)
-            state = case.policy.observe(state, seen(release, released))
+            state = case.policy.observe(state, observed(release, released))
             std = noise_of(case, plan)
             total += _ratio(release.vector.double().numpy(), a.numpy(), b.numpy(), std, rate)
         return total
@@ -306,5 +306,5 @@ def costs(case: Case, rounds: int, rng: np.random.Generator) -> list[float]:
         plan = case.policy.plan(released, state)
         found.append(plain_mu(plan, case.setting.layout))
         update = torch.from_numpy(rng.standard_normal(len(case.model))).float()
-        state = case.policy.observe(state, seen(case.release(update, plan, t, rng), released))
+        state = case.policy.observe(state, observed(case.release(update, plan, t, rng), released))
     return found

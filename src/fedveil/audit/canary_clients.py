@@ -21,11 +21,12 @@ from fedveil.audit import one_shot
 from fedveil.audit.mechanism import Floats
 from fedveil.errors import ConfigError
 from fedveil.federation.engine import Engine
-from fedveil.federation.fit import Federation, Progress, fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import Context
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import Plan, Released
-from fedveil.training.local import Local, Measuring, Objective, Personal, State
+from fedveil.training.local import HasMetrics, HasPersonalModel, Local, Objective, State
 
 UNSEEN = 1000
 """Directions of canaries that never join, from which the largest cosine over rounds gets its distribution."""
@@ -65,11 +66,11 @@ class Canaries:
 
     def personal(self, model: Tensor, state: State) -> Tensor:
         """That of the inner objective; the global model where it has none."""
-        return self.inner.personal(model, state) if isinstance(self.inner, Personal) else model
+        return self.inner.personal(model, state) if isinstance(self.inner, HasPersonalModel) else model
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
         """Those of the inner objective."""
-        return self.inner.measures(state) if isinstance(self.inner, Measuring) else {}
+        return self.inner.measures(state) if isinstance(self.inner, HasMetrics) else {}
 
 
 @dataclass(frozen=True)

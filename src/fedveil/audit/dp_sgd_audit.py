@@ -34,7 +34,7 @@ from fedveil.audit.one_run import (
 from fedveil.audit.sampled_curve import many_sampled_runs
 from fedveil.audit.two_world import many_runs
 from fedveil.errors import ConfigError
-from fedveil.federation.round import seen
+from fedveil.federation.round import observed
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
 from fedveil.release.per_example import Block, per_example_gradients
@@ -100,7 +100,7 @@ class Client:
                 release = door.release_sum([door.seal(update, plan, 0, t)], plan, t, 1.0)
             else:
                 release = door.upload(update, plan, 0, t)
-            state = case.policy.observe(state, seen(release, released))
+            state = case.policy.observe(state, observed(release, released))
             yield release.vector
 
     def along(self, vector: Tensor, examples: int) -> Floats:

@@ -15,11 +15,11 @@ import torch
 
 from fedveil.accounting.types import Audit
 from fedveil.audit.adapter import Case, first_plan, gaussian_run, worst_pair
-from fedveil.audit.mechanism import Floats, Upload
+from fedveil.audit.mechanism import Floats, Output
 from fedveil.audit.structural import FALSE_CONSTANT, structural
 from fedveil.audit.two_world import many_runs
 from fedveil.errors import ConfigError
-from fedveil.federation.round import seen
+from fedveil.federation.round import observed
 from fedveil.release.plan import Plan, Released
 
 FAR = 1e6
@@ -63,7 +63,7 @@ class Runs:
             joins = t >= s.rounds - s.participations and case.joins(rng)
             update = self.pair[world] if joins else torch.zeros_like(model)
             release = case.release(update, plan, t, rng, s.cohort)
-            state = case.policy.observe(state, seen(release, released))
+            state = case.policy.observe(state, observed(release, released))
             server.step(vector, -case.method.aggregate([release], model))
             previous = model
         return vector
@@ -87,8 +87,8 @@ def audit_last_model(case: Case, rng: np.random.Generator, *, n: int = 1000, del
     """
     runs, scope = Runs.of(case), case.setting.scope
 
-    def vector(world: int, rng: np.random.Generator, /) -> Upload:
-        return Upload(_numbers(runs.last(world, rng)))
+    def vector(world: int, rng: np.random.Generator, /) -> Output:
+        return Output(_numbers(runs.last(world, rng)))
 
     structure = structural(vector, rng, confirm=min(n, 100))
     if structure.leak:

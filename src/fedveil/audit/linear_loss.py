@@ -23,7 +23,7 @@ FINAL_MODEL = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.FINAL)
 
 
 @dataclass(frozen=True)
-class NoisyFedAvg:
+class LinearRun:
     """A run of noisy FedAvg at a constant rate.
 
     rounds: T. clients: m, all in every round. steps: local steps K. clip: gradient clip V. lr: learning rate. noise_std: sigma on
@@ -75,14 +75,14 @@ class NoisyFedAvg:
         return model
 
 
-def counts(run: NoisyFedAvg, rng: np.random.Generator, *, n: int = 5000, pilot: int = 200) -> Rates:
+def counts(run: LinearRun, rng: np.random.Generator, *, n: int = 5000, pilot: int = 200) -> Rates:
     """Error counts of the midpoint test on the final model; the midpoint comes from separate runs."""
     pilots = run.final_coordinate(0, pilot, rng), run.final_coordinate(1, pilot, rng)
     return rates(run.final_coordinate(0, n, rng), run.final_coordinate(1, n, rng), midpoint(*pilots))
 
 
 def audit_linear_loss(
-    run: NoisyFedAvg, rng: np.random.Generator, *, n: int = 5000, delta: float = 1e-5, alpha: float = 0.05
+    run: LinearRun, rng: np.random.Generator, *, n: int = 5000, delta: float = 1e-5, alpha: float = 0.05
 ) -> tuple[float, Audit]:
     """(lower bound on mu, audit): a bound above `run.claimed_mu` refutes the claim at confidence 1 - alpha.
 

@@ -3,7 +3,7 @@
 The protocol is one call: `mechanism(world, rng)` runs the whole release on the private input of world 0 or world 1, with all
 noise drawn from `rng`, and returns everything an adversary of the view receives. Adapting a release takes one line:
 
-    mechanism = on_pair(lambda update, rng: Upload(door(update, rng)), update_0, update_1)
+    mechanism = on_pair(lambda update, rng: Output(door(update, rng)), update_0, update_1)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Private = TypeVar("Private")
 
 
 @dataclass(frozen=True)
-class Upload:
+class Output:
     """Everything that leaves: the released vector and its side channels.
 
     vector: [d], in the dtype that is sent; entries that were not sent hold any fixed value (0).
@@ -39,15 +39,15 @@ class Upload:
 class Mechanism(Protocol):
     """A release on the private input of world 0 or 1; all its randomness comes from `rng`."""
 
-    def __call__(self, world: int, rng: np.random.Generator, /) -> Upload:
+    def __call__(self, world: int, rng: np.random.Generator, /) -> Output:
         """Release once in `world` (0 or 1)."""
         ...
 
 
-def on_pair(release: Callable[[Private, np.random.Generator], Upload], a: Private, b: Private) -> Mechanism:
+def on_pair(release: Callable[[Private, np.random.Generator], Output], a: Private, b: Private) -> Mechanism:
     """The mechanism that runs `release` on `a` in world 0 and on `b` in world 1."""
 
-    def mechanism(world: int, rng: np.random.Generator, /) -> Upload:
+    def mechanism(world: int, rng: np.random.Generator, /) -> Output:
         return release(b if world else a, rng)
 
     return mechanism

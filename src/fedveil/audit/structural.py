@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.audit.mechanism import Mechanism, Upload
+from fedveil.audit.mechanism import Mechanism, Output
 from fedveil.audit.two_world import Rates
 from fedveil.errors import ConfigError
 
@@ -24,13 +24,13 @@ Mask = NDArray[np.bool_]
 FALSE_CONSTANT = 1e-6
 
 
-def signature(upload: Upload) -> Hashable:
+def signature(upload: Output) -> Hashable:
     """What leaves besides numbers: dtype, shape, whether a mask is sent, names, shapes and dtypes of the extras."""
     extras = tuple(sorted((name, np.shape(value), str(np.asarray(value).dtype)) for name, value in upload.extras.items()))
     return str(upload.vector.dtype), upload.vector.shape, upload.sent is not None, extras
 
 
-def features(upload: Upload) -> Bits:
+def features(upload: Output) -> Bits:
     """All numbers an adversary can read off an upload, as 64-bit patterns.
 
     Order: vector [d]; mask of what was sent [d or 0]; extras by name; number of zeros; entries sent; norm (to 4 units of the

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.audit.adapter import Case
 from fedveil.audit.linear import LinearLoss, linear_model
-from fedveil.audit.mechanism import Floats, Subject, Upload
+from fedveil.audit.mechanism import Floats, Output, Subject
 from fedveil.release.door import clipped
 from fedveil.release.plan import Plan, Raw, Released
 from fedveil.training.local import Local, Objective, State, train
@@ -97,13 +97,13 @@ class Trainer:
         """What local training does."""
         return self.case.method.objective(self.case.setting)
 
-    def __call__(self, world: int, rng: np.random.Generator, /, quiet: bool = False) -> Upload:
+    def __call__(self, world: int, rng: np.random.Generator, /, quiet: bool = False) -> Output:
         """All rounds, one after the other; `quiet` takes all noise, inside training and at the door, to be 0."""
         released = [self._client(self.neighbours.own[world], self.neighbours.common, rng, quiet)]
         flat = torch.zeros_like(self.case.model)
         released += [self._client(flat, flat, rng, quiet) for _ in range(self.peers)]
         vector = torch.stack([vector for vector, _ in released]).sum(0)
-        return Upload(vector.numpy(), None if self.scope.view is not View.SERVER else released[0][1])
+        return Output(vector.numpy(), None if self.scope.view is not View.SERVER else released[0][1])
 
     def _client(self, own: Tensor, common: Tensor, rng: np.random.Generator, quiet: bool) -> tuple[Tensor, np.ndarray]:
         private: State = {}

@@ -15,7 +15,7 @@ from scipy.special import log_softmax, ndtr, ndtri
 
 from fedveil.accounting import gaussian
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
-from fedveil.audit.mechanism import Floats, Subject, Upload, isotropic
+from fedveil.audit.mechanism import Floats, Output, Subject, isotropic
 from fedveil.errors import ConfigError
 
 CLIENT_UPLOAD = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.SERVER)
@@ -27,11 +27,11 @@ def _pair(d: int, norm: float) -> tuple[Floats, Floats]:
     return -direction, direction
 
 
-def _noised(mean: tuple[Floats, Floats], std: tuple[Floats, Floats]) -> Callable[[int, np.random.Generator], Upload]:
+def _noised(mean: tuple[Floats, Floats], std: tuple[Floats, Floats]) -> Callable[[int, np.random.Generator], Output]:
     """mean + std x normal, per world."""
 
-    def mechanism(world: int, rng: np.random.Generator, /) -> Upload:
-        return Upload(mean[world] + std[world] * rng.standard_normal(mean[world].size))
+    def mechanism(world: int, rng: np.random.Generator, /) -> Output:
+        return Output(mean[world] + std[world] * rng.standard_normal(mean[world].size))
 
     return mechanism
 
@@ -118,9 +118,9 @@ def fedanc(d: int = 1000, *, gamma: float = 0.1, beta: float = 0.5, clip: float 
     std = np.where(chosen[0], beta * clip, 0.0), np.where(chosen[1], beta * clip, 0.0)
     mean = (np.where(chosen[0], a, 0.0), np.where(chosen[1], b, 0.0)) if masked else (a, b)
 
-    def mechanism(world: int, rng: np.random.Generator, /) -> Upload:
+    def mechanism(world: int, rng: np.random.Generator, /) -> Output:
         vector = mean[world] + std[world] * rng.standard_normal(d)
-        return Upload(vector, chosen[world]) if masked else Upload(vector)
+        return Output(vector, chosen[world]) if masked else Output(vector)
 
     return Subject("FedANC, mask sent" if masked else "FedANC, all sent", mechanism, CLIENT_UPLOAD, mean, std)
 
@@ -154,11 +154,11 @@ def noisy_mask(d: int = 1000, epsilon: float = 2.0, delta: float = 1e-5, *, shar
     second = np.full(d, clip / math.sqrt(d))
     k = max(1, int(share * d))
 
-    def mechanism(world: int, rng: np.random.Generator, /) -> Upload:
+    def mechanism(world: int, rng: np.random.Generator, /) -> Output:
         one = first[world] + std * rng.standard_normal(d)
         two = second + std * rng.standard_normal(d)
         two[np.argpartition(-np.abs(one), k)[:k]] = 0.0
-        return Upload(np.concatenate([one, two]))
+        return Output(np.concatenate([one, two]))
 
     mean = (np.concatenate([first[0], second]), np.concatenate([first[1], second]))
     return Subject("FedGLP-ADP, mask from the noisy upload", mechanism, CLIENT_UPLOAD, mean, isotropic(2 * d, std))
@@ -219,8 +219,8 @@ def truncated_gaussian(shift: Floats, sigma: float, bound: float, name: str = "t
     low = float(ndtr(-bound / sigma))
     mean = (np.zeros(shift.size), shift)
 
-    def mechanism(world: int, rng: np.random.Generator, /) -> Upload:
-        return Upload(mean[world] + sigma * ndtri(low + (1 - 2 * low) * rng.random(shift.size)))
+    def mechanism(world: int, rng: np.random.Generator, /) -> Output:
+        return Output(mean[world] + sigma * ndtri(low + (1 - 2 * low) * rng.random(shift.size)))
 
     return Subject(name, mechanism, CLIENT_UPLOAD, mean, isotropic(shift.size, sigma), bounded=True)
 

@@ -119,13 +119,15 @@ def certify(
     from fedveil.configuration.config import load_config
     from fedveil.configuration.presets import chosen
     from fedveil.statement.certify import certify_config, saved
+    from fedveil.statement.statement_json import to_dict
+    from fedveil.statement.statement_markdown import to_markdown
 
     source = chosen(config, preset)
     statement = saved(source) if source.is_dir() else certify_config(load_config(source, _with_seed(overrides, seed)))
     if as_json:
-        _print_json(statement.to_dict())
+        _print_json(to_dict(statement))
     elif markdown:
-        typer.echo(statement.to_markdown())
+        typer.echo(to_markdown(statement))
     else:
         from rich.console import Console
 
@@ -146,11 +148,12 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Attack the mechanism of a configuration or run: lower bounds on epsilon, beside the claim and the proof."""
-    from fedveil.cli.audit_terminal import audit_live
+    from fedveil.cli.audit_terminal import audit_with_progress
+    from fedveil.statement.statement_json import to_dict
 
-    statement = audit_live(target, overrides or [], n, confidence, canaries, quiet=as_json)
+    statement = audit_with_progress(target, overrides or [], n, confidence, canaries, quiet=as_json)
     if as_json:
-        _print_json(statement.to_dict())
+        _print_json(to_dict(statement))
     else:
         from rich.console import Console
 
@@ -179,11 +182,11 @@ def attack(
     as_json: AsJson = False,
 ) -> None:
     """Attack what a configuration or run lets out: reconstructions, labels, clients, attributes, with floors beside."""
-    from fedveil.cli.attack_terminal import attack_live, options_of, render
+    from fedveil.cli.attack_terminal import attack_with_progress, options_of, render
     from fedveil.run.run_directory import plain
 
     options = options_of(images, batch, restarts, steps, seed, round, knows, defence)
-    found = attack_live(target, kind, options, overrides or [], out, quiet=as_json)
+    found = attack_with_progress(target, kind, options, overrides or [], out, quiet=as_json)
     if as_json:
         _print_json(plain(found.record))
     else:
@@ -235,7 +238,7 @@ def data_plot(
 ) -> None:
     """Plot clients against labels."""
     from fedveil.configuration.config import load_config
-    from fedveil.pages.partition_figure import plot_partition
+    from fedveil.pages.figures.partition_figure import plot_partition
     from fedveil.run.assembly import prepare
 
     ready = prepare(load_config(config, overrides or []))
@@ -322,7 +325,7 @@ def twin(
     from fedveil.configuration.presets import chosen
 
     given = load_config(chosen(config, preset), overrides or [])
-    folder = out if out is not None else Path("runs") / f"twin-{given.method['name']}-{given.data.name}"
+    folder = out if out is not None else Path("runs") / f"twin-{given.method.name}-{given.data.name}"
     made = twin_live(given, client, change, folder, quiet)
     typer.echo(f"twins: {made} (fedveil plot {made} --what sensitivity,update)")
 
@@ -341,7 +344,7 @@ def plot(
     ] = None,
 ) -> None:
     """Plot columns of a run's history over its rounds."""
-    from fedveil.pages.figures import plot_run
+    from fedveil.pages.figures.run_figures import plot_run
 
     typer.echo(f"plot: {plot_run(run, what.split(',') if what else None, out)}")
 

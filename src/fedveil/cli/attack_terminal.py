@@ -11,8 +11,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Table
 from rich.text import Text
 
-from fedveil.adversary.attack_kinds import Found, attack
-from fedveil.adversary.attack_options import Options, known_as
+from fedveil.adversary.attack_kinds import FinishedAttack, attack
+from fedveil.adversary.attack_options import PUBLIC, AttackOptions, known_as
 
 
 class _Speed(ProgressColumn):
@@ -22,9 +22,9 @@ class _Speed(ProgressColumn):
         return Text("" if not task.speed else f"{task.speed:.0f} steps/s", style="progress.data.speed")
 
 
-def attack_live(
-    target: Path, kind: str, options: Options, overrides: Sequence[str], out: Path | None, *, quiet: bool = False
-) -> Found:
+def attack_with_progress(
+    target: Path, kind: str, options: AttackOptions, overrides: Sequence[str], out: Path | None, *, quiet: bool = False
+) -> FinishedAttack:
     """Attack with a progress bar on stderr."""
     columns = (
         TextColumn("[bold]{task.description}"),
@@ -38,7 +38,7 @@ def attack_live(
         task = bar.add_task(f"attack {kind}", total=None, what="preparing")
         shown, stage = [0.0], [""]
 
-        def tell(done: int, total: int, what: str) -> None:
+        def on_progress(done: int, total: int, what: str) -> None:
             first = what.split(" ")[0]
             if first != stage[0] and "training" in (first, stage[0]):
                 bar.reset(task, total=total)
@@ -48,10 +48,10 @@ def attack_live(
                 shown[0] = now
                 bar.update(task, completed=done, total=total, what=what)
 
-        return attack(target, kind, options, overrides=overrides, out=out, tell=tell)
+        return attack(target, kind, options, overrides=overrides, out=out, on_progress=on_progress)
 
 
-def render(found: Found, console: Console) -> None:
+def render(found: FinishedAttack, console: Console) -> None:
     """Figures, assumptions and files of a finished attack."""
     table = Table(title=f"Attack {found.kind}", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in found.outcome.figures.items():
@@ -74,7 +74,7 @@ def options_of(
     round: int | None,
     knows: str | None,
     defence: str,
-) -> Options:
+) -> AttackOptions:
     """The options of the command line."""
-    told = {} if knows is None else {"knows": known_as(knows)}
-    return Options(images, batch, restarts, steps, seed, round, defence=defence, **told)  # type: ignore[arg-type]
+    known = PUBLIC if knows is None else known_as(knows)
+    return AttackOptions(images, batch, restarts, steps, seed, round, known, defence)  # type: ignore[arg-type]

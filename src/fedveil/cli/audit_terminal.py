@@ -14,10 +14,10 @@ from fedveil.errors import ConfigError
 from fedveil.statement.statement import Statement
 
 
-def audit_live(
+def audit_with_progress(
     target: Path, overrides: Sequence[str], n: int, confidence: float, canaries: int = 0, *, quiet: bool = False
 ) -> Statement:
-    """Audit a configuration file, or a run directory whose statement is then written anew; tells on stderr what is attacked.
+    """Audit a configuration file, or a run directory whose statement is then written anew; shows on stderr what is attacked.
 
     Raises:
         ConfigError: overrides for a run, whose configuration is fixed.
@@ -28,9 +28,9 @@ def audit_live(
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:
         task = progress.add_task("preparing", total=None)
 
-        def tell(what: str) -> None:
+        def on_step(what: str) -> None:
             progress.update(task, description=what)
 
         if target.is_dir():
-            return audit_run(target, n=n, confidence=confidence, canaries=canaries, on_step=tell)
-        return audit_config(load_config(target, overrides), n=n, confidence=confidence, canaries=canaries, on_step=tell)
+            return audit_run(target, n=n, confidence=confidence, canaries=canaries, on_step=on_step)
+        return audit_config(load_config(target, overrides), n=n, confidence=confidence, canaries=canaries, on_step=on_step)

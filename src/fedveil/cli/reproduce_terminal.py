@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError, nearest
-from fedveil.pages.reproduce_figures import plot_reproduction
+from fedveil.pages.figures.reproduce_figure import plot_reproduction
 from fedveil.studies.grid.run_grid import CellState
 from fedveil.studies.reproduce.cells import SCALES, Scale, job_of
 from fedveil.studies.reproduce.recipe import PAPERS, Recipe, kept, rows

@@ -14,7 +14,7 @@ from fedveil.studies.twin import twin_directory
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
-    from fedveil.federation.fit import Record
+    from fedveil.federation.history import Record
     from fedveil.studies.twin import Change
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -32,7 +32,7 @@ def run_live(config: Config, out: Path | None, quiet: bool, resume: bool = False
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=quiet, transient=False) as bar:
-        task = bar.add_task(f"{config.method['name']} on {config.data.name}", total=config.training.rounds, accuracy="")
+        task = bar.add_task(f"{config.method.name} on {config.data.name}", total=config.training.rounds, accuracy="")
 
         def on_round(record: Record) -> None:
             if "test_accuracy" in record:
@@ -54,7 +54,7 @@ def twin_live(config: Config, client: int, change: Change, out: Path, quiet: boo
     console = Console()
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[distance]}"))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=quiet) as bar:
-        task = bar.add_task(f"twins of {config.method['name']}, client {client}", total=config.training.rounds, distance="")
+        task = bar.add_task(f"twins of {config.method.name}, client {client}", total=config.training.rounds, distance="")
 
         def on_round(record: Record) -> None:
             bar.update(task, completed=record["round"] + 1, distance=f"sensitivity {record['sensitivity']:.4g}")
@@ -76,7 +76,7 @@ def _summary(result: Result, console: Console) -> None:
     console.print(f"\nAssumptions, limits and advice: {result.path / 'statement.md'}", highlight=False, soft_wrap=True)
     if curve:
         # Drawing takes as long to import as a first round takes to train, so it is imported when there is something to draw.
-        from fedveil.pages.figures import plot_curves
+        from fedveil.pages.figures.run_figures import plot_curves
         from fedveil.pages.report import write_report
 
         picture, report = plot_curves(result.history, result.path / "curves.png"), write_report([result.path])

@@ -2,149 +2,79 @@
 
 from __future__ import annotations
 
-import math
-from typing import Literal
-
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Table as Grid
 
-from fedveil.accounting.learnability import Learnability
-from fedveil.accounting.types import View
-from fedveil.statement.statement import VIEWS, Statement
-from fedveil.statement.statement_text import (
-    advice_heading,
-    audited_cell,
-    claimed_cell,
-    held_promise,
-    kind_line,
-    number,
-    percent,
-    run_line,
-    scope_line,
-    verdict_in_words,
-)
+from fedveil.statement.statement import Statement
+from fedveil.statement.statement_text import Item, TextCell, TextSection, TextTable, statement_text
 
 _COLOURS = {"yes": "green", "perhaps": "yellow", "no": "red"}
+_BRIEF = ("facts", "warnings", "numbers", "contradictions", "words")
+_WHOLE = (*_BRIEF[:-1], "learn", "assumptions", "not_protected", "notes", "words")
 
 
 def render(statement: Statement, console: Console) -> None:
     """Print the whole statement: the three numbers, why some are inf, learnability, assumptions, limits, and the paragraph."""
-    s = statement
-    _numbers(s, console)
-    if s.learnability is not None:
-        _learnability(s.learnability, console)
-    _list(console, "Assumptions", [f"{escape(a.what)}\n[dim]because {escape(a.why)}[/]" for a in s.assumptions])
-    _list(console, "Not protected", [escape(line) for line in s.not_protected])
-    _list(console, "Notes", [escape(line) for line in s.notes])
-    _words(s, console)
+    _print(statement, console, _WHOLE)
 
 
 def render_brief(statement: Statement, console: Console) -> None:
     """Print the short statement: the three numbers, why some are inf, and the paragraph."""
-    _numbers(statement, console)
-    _words(statement, console)
+    _print(statement, console, _BRIEF)
 
 
-def _numbers(s: Statement, console: Console) -> None:
-    console.print(f"\n[bold]Privacy statement[/] {escape(s.method)} ({escape(s.variant)})", highlight=False)
-    target = "" if s.target_epsilon is None else f"target epsilon = {number(s.target_epsilon)}, "
-    noise = "none" if s.noise_multiplier is None else f"{s.noise_multiplier:.4g}"
-    _line(console, f"{target}{scope_line(s)}")
-    _line(console, f"{run_line(s)}")
-    _line(console, f"noise multiplier {noise}, accountant {s.accountant}")
-    for warning in s.warnings:
-        console.print(f"[bold red]warning:[/] {escape(warning)}", highlight=False)
-    console.print()
-    console.print(_three_numbers(s))
-    for line in _reasons(s):
-        _line(console, line)
-    for found in s.contradictions():
-        console.print(f"[bold red]{escape(str(found))}[/]", highlight=False)
+def _print(statement: Statement, console: Console, keys: tuple[str, ...]) -> None:
+    sections = statement_text(statement)
+    console.print(f"\n[bold]Privacy statement[/] {escape(statement.method)} ({escape(statement.variant)})", highlight=False)
+    for key in keys:
+        if key in sections:
+            _section(sections[key], console)
 
 
-def _words(s: Statement, console: Console) -> None:
-    console.print("\n[bold]In plain words[/]")
-    _line(console, s.in_words())
+def _section(section: TextSection, console: Console) -> None:
+    if section.tone == "warning":
+        for item in section.items:
+            console.print(f"[bold red]warning:[/] {escape(item.text)}", highlight=False)
+        return
+    if section.title:
+        console.print(f"\n[bold]{section.title}[/]")
+    paragraphs = [escape(text) for text in section.paragraphs]
+    if section.tone and paragraphs:
+        paragraphs[0] = f"[{_COLOURS[section.tone]}]{paragraphs[0]}[/]"
+    for text in paragraphs:
+        console.print(text, highlight=False)
+    if section.table is not None:
+        console.print(_grid(section.table))
+        for remark in section.table.remarks:
+            console.print(escape(remark), highlight=False)
+    if section.lead:
+        console.print(escape(section.lead), highlight=False)
+    if section.items:
+        _bullets(section.items, console)
 
 
-def _three_numbers(s: Statement) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title=f"epsilon at {kind_line(s)}", title_justify="left", title_style="")
-    table.add_column("view")
-    for heading in ("claimed", "proven", "audited"):
-        table.add_column(heading, overflow="fold")
-    table.add_column("true positives at\n5 % false ones", justify="right")
-    for view in VIEWS:
-        v = s.view(view)
-        proven = number(v.proven.epsilon)
-        table.add_row(
-            f"{view} *" if view is s.scope.view else str(view),
-            escape(claimed_cell(s, v.claimed)) + _mark(s, view, "claimed"),
-            ("inf" if math.isinf(v.proven.epsilon) else f"[bold]{proven}[/]") + _mark(s, view, "proven"),
-            escape(audited_cell(s, v.audited)),
-            f"<= {percent(v.tpr)}",
-        )
-    return table
+def _grid(table: TextTable) -> Grid:
+    grid = Grid(box=box.SIMPLE_HEAD)
+    for heading in table.headings:
+        grid.add_column(heading, overflow="fold")
+    for i, (first, *others) in enumerate(table.rows):
+        name = f"{first.text} *" if i == table.own else first.text
+        grid.add_row(escape(name), *map(_cell, others))
+    return grid
 
 
-def _mark(s: Statement, view: View, name: Literal["claimed", "proven"]) -> str:
-    found = s.contradiction(view, name)
-    return "" if found is None else f" [bold red]{found.label}[/]"
+def _cell(cell: TextCell) -> str:
+    text = escape(cell.text or ("-" if cell.note else ""))
+    text = f"[bold]{text}[/]" if cell.strong else text
+    return f"{text} [bold red]{cell.badge}[/]" if cell.badge else text
 
 
-def _reasons(s: Statement) -> list[str]:
-    """Why a proven epsilon is inf: one line per reason, with the views it concerns."""
-    views: dict[str, list[str]] = {}
-    for v in s.views:
-        if math.isinf(v.proven.epsilon):
-            views.setdefault(v.proven.reason, []).append(str(v.view))
-    return [
-        "* the view that this run promises",
-        *(f"inf in the {_join(names)} view: {reason}" for reason, names in views.items()),
-    ]
-
-
-def _join(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _learnability(block: Learnability, console: Console) -> None:
-    verdict = f"[{_COLOURS[block.verdict]}]{escape(verdict_in_words(block))}[/]"
-    console.print(f"\n[bold]Can it learn?[/] {verdict}", highlight=False)
-    _line(console, f"Clip norm {block.clip:g}; each view at the noise it needs for {held_promise(block)}:")
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("view")
-    for heading in ("noise multiplier", "noise norm", "noise norm / clip"):
-        table.add_column(heading, justify="right")
-    missing = []
-    for level in block.levels:
-        if level.noise_multiplier is None or level.noise_norm is None or level.ratio is None:
-            table.add_row(str(level.view), "", "", "-")
-            missing.append(f"{level.view} view: {level.note}")
-        else:
-            table.add_row(str(level.view), f"{level.noise_multiplier:.4g}", f"{level.noise_norm:.4g}", f"{level.ratio:.4g}")
-    console.print(table)
-    for line in missing:
-        _line(console, line)
-    if block.advice:
-        _line(console, advice_heading(block))
-        _bullets(console, [escape(advice.text) for advice in block.advice])
-
-
-def _list(console: Console, title: str, lines: list[str]) -> None:
-    if lines:
-        console.print(f"\n[bold]{title}[/]")
-        _bullets(console, lines)
-
-
-def _bullets(console: Console, lines: list[str]) -> None:
-    """Marked-up lines with a hanging indent."""
-    grid = Table.grid(padding=(0, 1))
-    for line in lines:
-        grid.add_row(" -", line)
+def _bullets(items: tuple[Item, ...], console: Console) -> None:
+    """Lines with a hanging indent."""
+    grid = Grid.grid(padding=(0, 1))
+    for item in items:
+        why = f"\n[dim]because {escape(item.why)}[/]" if item.why else ""
+        grid.add_row(" -", escape(item.text) + why)
     console.print(grid, highlight=False)
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(escape(text), highlight=False)

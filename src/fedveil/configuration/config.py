@@ -6,132 +6,67 @@ Nothing here touches data or imports torch, so that a privacy statement can be h
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import PlainSerializer, PlainValidator, ValidationError
 
-from fedveil.accounting.types import Adjacency, Scope, Unit, View
+from fedveil.accounting.types import Scope, View
 from fedveil.configuration.plugins import load_plugins
+from fedveil.configuration.sections import (
+    FREE,
+    DataSection,
+    Network,
+    PluginMethod,
+    PrivacySection,
+    RunSection,
+    Section,
+    TrainingSection,
+    given_keys,
+    method_section_of,
+    network_of,
+)
 from fedveil.data.catalogue import Info, info
 from fedveil.data.partition import checked_options
 from fedveil.errors import ConfigError, explain
 from fedveil.methods.base import Method, MethodConfig, Setting
+from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.method_registry import method_from
 from fedveil.models import model_registry as models
-from fedveil.training.local import LocalSpec, Precision, Schedule
-from fedveil.training.optimizer import OptimizerSpec
+from fedveil.training.local import LocalSpec
 from fedveil.training.params import Layout
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class DataSection(_Section):
-    """Which data, dealt out how.
-
-    client_test_fraction: share of each client's examples kept for its own test. public_fraction: share of the training set
-    that is public and belongs to no client. user_test_fraction: with natural users as clients, official splits that separate the
-    users are pooled, and this share of each user's examples becomes the test set.
-    """
-
-    name: str = "digits"
-    partition: dict[str, Any] = Field(default_factory=lambda: {"kind": "iid", "clients": 10})
-    data_dir: str | None = None
-    download: bool = True
-    client_test_fraction: float = Field(0.0, ge=0, lt=1)
-    public_fraction: float = Field(0.0, ge=0, lt=1)
-    user_test_fraction: float = Field(0.2, gt=0, lt=1)
-
-
-class Optimizer(_Section):
-    """A first-order optimiser."""
-
-    name: Literal["sgd", "adam"] = "sgd"
-    lr: float = Field(0.1, gt=0, allow_inf_nan=False)
-    momentum: float = Field(0.0, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
-
-    def spec(self) -> OptimizerSpec:
-        """The same for the training loop."""
-        return OptimizerSpec(self.name, self.lr, self.momentum, self.weight_decay)
-
-
-class TrainingSection(_Section):
-    """Rounds and local training. `sampling` left out is poisson where privacy can use it, else fixed.
-
-    client_timeout: seconds after which a client that has not answered is left out of its round.
-    measure_trained: measure each client's model as its local training left it on the client's own test examples.
-    """
-
-    rounds: int = Field(10, ge=1)
-    clients_per_round: int | None = Field(None, ge=1)
-    sampling: Literal["fixed", "poisson"] | None = None
-    local_epochs: int = Field(1, ge=1)
-    local_steps: int | None = Field(None, ge=1)
-    batch_size: int = Field(32, ge=1)
-    batch_clip: float | None = Field(None, gt=0, allow_inf_nan=False)
-    schedule: Schedule = "constant"
-    optimizer: Optimizer = Optimizer()
-    server_optimizer: Optimizer = Optimizer(lr=1.0)
-    local: Literal["sgd", "dp-sgd"] = "sgd"
-    example_clip: float = Field(1.0, gt=0, allow_inf_nan=False)
-    evaluate_every: int = Field(1, ge=1)
-    max_update_norm: float = Field(1e6, gt=0)
-    client_timeout: float | None = Field(None, gt=0, allow_inf_nan=False)
-    measure_trained: bool = False
-
-
-class PrivacySection(_Section):
-    """The promise. Give epsilon (the noise is calibrated) or noise_multiplier (epsilon is the result), not both."""
-
-    epsilon: float | None = Field(None, gt=0, allow_inf_nan=False)
-    noise_multiplier: float | None = Field(None, ge=0, allow_inf_nan=False)
-    delta: float = Field(1e-5, gt=0, lt=1)
-    unit: Unit = Unit.CLIENT
-    adjacency: Adjacency = Adjacency.ZERO_OUT
-    view: View = View.AGGREGATE
-    allow_vacuous_delta: bool = False
-    min_survivors: int | None = Field(None, ge=1)
-    colluders: int = Field(0, ge=0)
-    max_participations: int | None = Field(None, ge=1)
-
-
-class RunSection(_Section):
-    """How to run it. seeded_noise makes the noise reproducible, and therefore no protection: simulation only.
-
-    plugins: files or modules with methods and data sets of one's own; track: trackers that follow the run.
-    """
-
-    seed: int = Field(0, ge=0, lt=2**62)
-    seeded_noise: bool = False
-    engine: str = "auto"
-    clients_at_once: int | None = Field(None, ge=1)
-    precision: Precision = "float32"
-    deterministic: bool = False
-    name: str = ""
-    plugins: tuple[str, ...] = ()
-    track: tuple[Literal["tensorboard", "mlflow"], ...] = ()
-
-    @field_validator("plugins")
-    @classmethod
-    def _whole(cls, plugins: tuple[str, ...]) -> tuple[str, ...]:
-        """Paths made absolute, so that a run directory finds them again."""
-        return tuple(str(Path(p).expanduser().resolve()) if p.endswith(".py") else p for p in plugins)
-
-
-class Config(_Section):
+class Config(Section):
     """A whole configuration."""
 
     data: DataSection = DataSection()
-    model: dict[str, Any] = Field(default_factory=lambda: {"name": "mlp"})
-    method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedavg"})
+    model: Annotated[Network, PlainValidator(network_of), PlainSerializer(Network.section)] = network_of({})
+    method: Annotated[MethodConfig, PlainValidator(method_section_of), PlainSerializer(given_keys)] = FedAvg()
     training: TrainingSection = TrainingSection()
     privacy: PrivacySection = PrivacySection()
     run: RunSection = RunSection()
+
+
+FREE_KEYS = frozenset(
+    f"{section}.{key}"
+    for section, part in Config.model_fields.items()
+    for key, field in getattr(part.annotation, "model_fields", {}).items()
+    if FREE in field.metadata
+)
+"""The keys that change no result: a run is resumed, a comparison continued and runs are grouped whatever these say."""
+
+
+def without_free_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as nested dict, without the keys that change no result."""
+    return {
+        section: {key: value for key, value in part.items() if f"{section}.{key}" not in FREE_KEYS}
+        if isinstance(part, Mapping)
+        else part
+        for section, part in config.items()
+    }
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -186,9 +121,14 @@ def override(raw: dict[str, Any], item: str) -> None:
 
 
 def method_of(config: Config) -> Method:
-    """The configured method."""
+    """The configured method; this imports the plugins, which may bring it, or the data set.
+
+    Raises:
+        ConfigError: unknown name or parameter, impossible value, or a plugin that cannot be imported.
+    """
     load_plugins(config.run.plugins)
-    return method_from(dict(config.method))
+    method: Any = config.method
+    return method_from(given_keys(method)) if isinstance(method, PluginMethod) else method
 
 
 @dataclass(frozen=True)
@@ -206,7 +146,7 @@ class Population:
 
 def population_of(config: Config) -> Population:
     """The population of a configuration, from the catalogue alone."""
-    load_plugins(config.run.plugins)
+    method_of(config)  # its plugins may bring the data set
     data, options = info(config.data.name), checked_options(config.data.partition)
     clients = int(getattr(options, "clients", None) or data.users)
     total: float = data.train_size
@@ -278,8 +218,7 @@ def calibrated_setting(config: Config, population: Population | None = None) -> 
 
 def layout_of(config: Config, data: Info) -> Layout:
     """The layout of the configured model, without building it."""
-    options = dict(config.model)
-    return Layout.of(models.shapes(str(options.pop("name", "mlp")), data.input_shape, data.classes, **options))
+    return Layout.of(models.shapes(config.model.name, data.input_shape, data.classes, **dict(config.model.options)))
 
 
 def configure(**sections: Any) -> Config:

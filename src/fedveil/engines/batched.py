@@ -22,7 +22,7 @@ from fedveil.engines.device import settings
 from fedveil.engines.memory import keep_freed_memory
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
-from fedveil.federation.round import Context, Outcome, Task, Work, let_out, planned, trained
+from fedveil.federation.round import Context, Failure, Outcome, Task, Work, attempted, planned, released_outcome
 from fedveil.training.local import BatchGradient, GradientSource
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ class Batched:
         start = time.perf_counter()
         works = self._train(todo)
         for i, task in enumerate(todo):
-            yield let_out(self.context, task, works[i], start)
+            yield released_outcome(self.context, task, works[i], start)
 
-    def _train(self, todo: list[Task]) -> dict[int, Work | Exception]:
+    def _train(self, todo: list[Task]) -> dict[int, Work | Failure]:
         """What each task's training gave; longest clients first, a row is given to the next client as soon as it is free."""
         if not todo:
             return {}
@@ -76,7 +76,7 @@ class Batched:
         waiting = deque(sorted(range(len(todo)), key=lambda i: -clients.size(todo[i].client)))
         free = list(range(len(stack.models)))
         running: dict[int, tuple[int, Lane]] = {}
-        works: dict[int, Work | Exception] = {}
+        works: dict[int, Work | Failure] = {}
         try:
             while waiting or running:
                 while waiting and free:
@@ -95,14 +95,14 @@ class Batched:
                 lane.give_up()
         return works
 
-    def _client(self, lane: Lane, task: Task, start: Tensor, row: int) -> Work:
+    def _client(self, lane: Lane, task: Task, start: Tensor, row: int) -> Work | Failure:
         def in_step(source: GradientSource) -> GradientSource:
             return InStep(source, lane, row) if isinstance(source, BatchGradient) else source
 
         assert self._stack is not None
         plan = planned(self.context, task)
         context = replace(self.context, model=self._stack.models[row], gradients=in_step)
-        return trained(context, replace(task, released=replace(task.released, model=start)), plan)
+        return attempted(context, replace(task, released=replace(task.released, model=start)), plan)
 
     def _room(self, tasks: int) -> Stack:
         """The models of a round with that many clients."""
@@ -121,8 +121,8 @@ class Batched:
         return max(1, free // 2 // held)
 
 
-def _result(lane: Lane) -> Work | Exception:
-    if isinstance(lane.result, Work | Exception):
+def _result(lane: Lane) -> Work | Failure:
+    if isinstance(lane.result, Work | Failure):
         return lane.result
     assert lane.result is not None
     raise lane.result

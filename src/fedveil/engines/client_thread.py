@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fedveil.federation.round import Work
+    from fedveil.federation.round import Failure, Work
     from fedveil.training.local import GradientSource, Local
 
 
@@ -43,9 +43,9 @@ class Lane:
         request: what it waits for. result: what `work` returned or raised, once it has ended.
     """
 
-    def __init__(self, work: Callable[[Lane], Work]) -> None:
+    def __init__(self, work: Callable[[Lane], Work | Failure]) -> None:
         self.request: Request | None = None
-        self.result: Work | BaseException | None = None
+        self.result: Work | Failure | BaseException | None = None
         self._work, self._given_up = work, False
         self._go: SimpleQueue[None] = SimpleQueue()
         self._stopped: SimpleQueue[None] = SimpleQueue()

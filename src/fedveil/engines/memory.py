@@ -28,8 +28,8 @@ def keep_freed_memory() -> bool:
     return all(mallopt(name, value) for name, value in settings)
 
 
-def shared_zeros(*shape: int, inherited: bool) -> torch.Tensor:
-    """A float32 tensor of zeros that processes share.
+def shared_zeros(*shape: int, inherited: bool, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A tensor of zeros that processes share.
 
     Args:
         inherited: by forked processes; else it can be sent to spawned ones. Inherited memory does not count against the size
@@ -37,8 +37,8 @@ def shared_zeros(*shape: int, inherited: bool) -> torch.Tensor:
     """
     count = math.prod(shape)
     if not inherited or not count:
-        return shared(torch.zeros(*shape))
-    return torch.frombuffer(mmap.mmap(-1, 4 * count), dtype=torch.float32, count=count).view(shape)
+        return shared(torch.zeros(*shape, dtype=dtype))
+    return torch.frombuffer(mmap.mmap(-1, dtype.itemsize * count), dtype=dtype, count=count).view(shape)
 
 
 def shared(tensor: torch.Tensor) -> torch.Tensor:

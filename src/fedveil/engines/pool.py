@@ -25,10 +25,10 @@ import torch
 
 from fedveil.engines.interrupts import ends_on_interrupt, put_off
 from fedveil.engines.memory import keep_freed_memory, shared, shared_zeros
-from fedveil.engines.pool_worker import EMPTY, pack, read_reply, work
+from fedveil.engines.pool_worker import EMPTY, in_row, pack, read_reply, work
 from fedveil.engines.shared_arena import Slot, Slots
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.federation.round import Context, Outcome, Task
+from fedveil.federation.round import Context, Failure, Outcome, Task, planned, released_outcome
 from fedveil.release.door import Contribution
 from fedveil.release.plan import Plan, Released, Upload
 
@@ -76,7 +76,7 @@ class Pool:
         self.mp = mp.get_context(start)
         self._forks = start == "fork"
         self._models = shared_zeros(2, context.door.layout.dimension, inherited=self._forks)
-        self._rows = torch.zeros(0, context.door.layout.dimension)
+        self._rows = torch.zeros(0, context.door.parts.dimension, dtype=torch.int64)
         self._workers: list[_Worker] = []
         self._came_up = False
         if not self._forks:
@@ -141,7 +141,7 @@ class Pool:
             self._models[1].copy_(released.previous)
         if len(self._rows) < tasks:
             self._end_all()
-            self._rows = shared_zeros(tasks + tasks // 4, self._models.shape[1], inherited=self._forks)
+            self._rows = shared_zeros(tasks + tasks // 4, self._rows.shape[1], inherited=self._forks, dtype=torch.int64)
         while len(self._workers) < min(self.count, tasks):
             with put_off():
                 self._workers.append(self._hire())
@@ -162,22 +162,30 @@ class Pool:
                 continue
             task = todo[waiting[0]]
             slim = replace(task.released, model=EMPTY, previous=None if task.released.previous is None else EMPTY)
-            task = replace(task, released=slim, common=None)
-            if worker.planned == slim.round:
-                task = replace(task, policy_state={})
+            task = replace(task, released=slim)
+            if self.context.summed:
+                task = self._with_common_plan(task, known=worker.planned == slim.round)
             worker.slot = self._slots.lend()
             message = pack((waiting[0], task, worker.slot), self._slots.place)
             try:
                 worker.pipe.send_bytes(message)
             except OSError:
                 worker = self._renewed(place)
-                worker.slot, task = self._slots.lend(), replace(task, policy_state=todo[waiting[0]].policy_state)
+                worker.slot = self._slots.lend()
+                if self.context.summed:
+                    task = self._with_common_plan(replace(todo[waiting[0]], released=slim), known=False)
                 message = pack((waiting[0], task, worker.slot), self._slots.place)
                 with suppress(OSError):  # dead again: `_collect` sees it
                     worker.pipe.send_bytes(message)
             worker.planned = slim.round if self.context.summed else -1
             worker.index, worker.since = waiting.popleft(), time.monotonic()
             tries[worker.index] += 1
+
+    def _with_common_plan(self, task: Task, known: bool) -> Task:
+        """What a worker needs for the plan of the round: it travels once a round; a raw one is made by the worker."""
+        if known:
+            return replace(task, common=None, policy_state={})
+        return replace(task, policy_state={}) if isinstance(task.common, Plan) else replace(task, common=None)
 
     def _collect(self, tries: list[int]) -> list[tuple[int, Any]]:
         """What came back: an outcome, an error that ends the run, or None for a client that must be tried again."""
@@ -245,17 +253,28 @@ class Pool:
         return self._workers[place]
 
     def _completed(self, outcome: Outcome, task: Task, index: int) -> Outcome:
-        """Put back what did not travel: the vector from its row, common plan and state, a lost client's states."""
+        """Put back what did not travel: the vector from its row, the common state, a lost client's states.
+
+        A client that was given up releases zero with noise from here, as if its training had failed; one whose process died is
+        absent.
+        """
         if outcome.client < 0:
-            return replace(outcome, client=task.client, policy_state=task.policy_state, private=task.private)
+            lost = replace(outcome, client=task.client, policy_state=task.policy_state, private=task.private)
+            if outcome.error.startswith(_DIED):
+                return lost
+            return released_outcome(self.context, task, Failure(planned(self.context, task), outcome.error), time.perf_counter())
         release = outcome.release
         if isinstance(release, Upload):
-            release = replace(release, vector=self._rows[index])
+            release = self._opened_upload(release, self._rows[index])
         elif isinstance(release, Contribution):
-            plan = task.common if isinstance(task.common, Plan) else release.plan
-            release = replace(release, sealed=self._rows[index], plan=plan)
+            release = replace(release, sealed=in_row(self._rows[index], release.sealed.dtype, self.context))
         state = task.policy_state if self.context.summed else outcome.policy_state
         return replace(outcome, release=release, policy_state=state)
+
+    def _opened_upload(self, upload: Upload, row: torch.Tensor) -> Upload:
+        if upload.integers is None:
+            return replace(upload, vector=in_row(row, torch.float32, self.context))
+        return self.context.door.opened(upload, row, upload.plan)
 
     def _end_all(self) -> None:
         with put_off():

@@ -21,14 +21,13 @@ from fedveil.engines.interrupts import begin_worker
 from fedveil.engines.memory import keep_freed_memory
 from fedveil.engines.shared_arena import LEAST, Array, Desk, Handle, There
 from fedveil.errors import FedveilError
-from fedveil.federation.round import Context, Outcome, Task, client_round
+from fedveil.federation.round import Context, Outcome, client_round
 from fedveil.release.door import Contribution
 from fedveil.release.plan import Plan, Raw, Upload
 
 EMPTY = torch.empty(0)
 """Stands in for a vector that lies in shared memory."""
 
-_NO_PLAN = Plan()
 _PR_SET_PDEATHSIG = 1
 
 
@@ -67,9 +66,10 @@ def work(
             try:
                 if context.summed:
                     if planned is None or planned[0] != task.released.round:
-                        planned = task.released.round, context.policy.plan(task.released, task.policy_state)
+                        made = task.common or context.policy.plan(task.released, task.policy_state)
+                        planned = task.released.round, made
                     task = replace(task, common=planned[1], policy_state={})
-                answer = _slim(client_round(context, task), rows[index], task)
+                answer = _slim(client_round(context, task), rows[index], context)
             except Exception as error:
                 answer = error if isinstance(error, FedveilError) else RuntimeError(f"in a worker: {traceback.format_exc()}")
             try:
@@ -95,16 +95,23 @@ def _die_with(parent: int) -> None:
             os._exit(1)
 
 
-def _slim(outcome: Outcome, row: torch.Tensor, task: Task) -> Outcome:
-    """The outcome with its vector moved into shared memory, and without what the parent knows."""
+def _slim(outcome: Outcome, row: torch.Tensor, context: Context) -> Outcome:
+    """The outcome with its vector moved into shared memory."""
     release = outcome.release
     if isinstance(release, Upload):
-        row.copy_(release.vector)
-        release = replace(release, vector=EMPTY)
+        leaving = release.vector if release.integers is None else release.integers
+        in_row(row, leaving.dtype, context).copy_(leaving)
+        integers = None if release.integers is None else release.integers.new_empty(0)
+        release = replace(release, vector=EMPTY, extras={}, integers=integers)
     elif isinstance(release, Contribution):
-        row.copy_(release.sealed)
-        release = replace(release, sealed=EMPTY, plan=_NO_PLAN if isinstance(task.common, Plan) else release.plan)
+        in_row(row, release.sealed.dtype, context).copy_(release.sealed)
+        release = replace(release, sealed=release.sealed.new_empty(0))
     return replace(outcome, release=release)
+
+
+def in_row(row: torch.Tensor, kind: torch.dtype, context: Context) -> torch.Tensor:
+    """What was released, in a row [D] of int64: the integers, or the floats [d] of a release that promises nothing."""
+    return row if kind == torch.int64 else row.view(kind)[: context.door.layout.dimension]
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.federation.fit import Progress
+from fedveil.federation.progress import Progress
 from fedveil.ledger.ledger_head import read_head
 
 if TYPE_CHECKING:
@@ -171,6 +171,7 @@ class Checkpoints:
         for number, row in enumerate(rows, start=1):
             for c in row["seen"]:
                 progress.seen[c] = progress.seen.get(c, 0) + 1
+                progress.last[c] = number - 1
             current.update(dict.fromkeys(row["states"], number))
         for r in sorted(set(current.values())):
             for name, states in self._read_tree(f"states-{r}").items():

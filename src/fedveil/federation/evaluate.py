@@ -1,17 +1,22 @@
-"""Loss, accuracy, macro precision, recall and F1, and accuracy per client."""
+"""Scores of a run's models: loss, accuracy, macro precision, recall and F1, and accuracy per client."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F
 
+from fedveil.training.local import HasPersonalModel
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.federation.clients import Clients
+    from fedveil.federation.history import Record
+    from fedveil.federation.progress import Federation, Progress
     from fedveil.training.params import FlatModel
 
 _BATCH = 1000
@@ -68,3 +73,47 @@ def client_accuracy(model: FlatModel, tests: Clients, batch_statistics: bool = F
     lo, hi = torch.from_numpy(tests.offsets[:-1]), torch.from_numpy(tests.offsets[1:])
     hits, sizes = (sums[hi] - sums[lo]).tolist(), tests.sizes().tolist()
     return [h / n if n else None for h, n in zip(hits, sizes, strict=True)]
+
+
+def global_model(federation: Federation, progress: Progress) -> FlatModel:
+    """The network, loaded with the global model as it is now."""
+    model = federation.context.model
+    model.load(progress.model)
+    if progress.buffers is not None:
+        model.load_buffers(progress.buffers)
+    return model
+
+
+def evaluate(federation: Federation, progress: Progress) -> Record:
+    """Scores of the current global model on the public test set and on the clients' own test sets.
+
+    Where batch statistics never left the clients, batch normalisation uses those of the test batches.
+    """
+    model = global_model(federation, progress)
+    own_statistics = progress.buffers is None
+    x, y = federation.test
+    with torch.no_grad():
+        scores = score(predict(model, x, own_statistics), y)
+        row: Record = {f"test_{k}": v for k, v in vars(scores).items()}
+        if federation.client_tests is not None:
+            row["client_accuracy"] = client_accuracy(model, federation.client_tests, own_statistics)
+            row.update(_personal(federation, progress, federation.client_tests))
+    return row
+
+
+def _personal(federation: Federation, progress: Progress, tests: Clients) -> Record:
+    """Accuracy of each client's own model on its own test examples, where the method has such models (see `HasPersonalModel`)."""
+    objective = federation.context.objective
+    if not isinstance(objective, HasPersonalModel):
+        return {}
+    each: list[float | None] = []
+    for c in range(len(tests)):
+        model, state = global_model(federation, progress), progress.privates.get(c, {})
+        model.load(objective.personal(progress.model, state))
+        if "buffers" in state:
+            model.load_buffers(state["buffers"])
+        x, y = tests.examples(c)
+        own_statistics = progress.buffers is None and "buffers" not in state
+        each.append(float((predict(model, x, own_statistics).argmax(1) == y).double().mean()) if len(y) else None)
+    known = [a for a in each if a is not None]
+    return {"personal_accuracy": each, "mean_personal_accuracy": sum(known) / len(known) if known else math.nan}

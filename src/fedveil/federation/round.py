@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedveil.errors import BudgetExhausted, LedgerError
+from fedveil.errors import UpdateRefused
+from fedveil.release.cost import promises
 from fedveil.release.dpsgd import PerExampleGradient
-from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
+from fedveil.release.plan import Plan, Policy, Raw, Released, Upload, copied
 from fedveil.training.local import BatchGradient, GradientSource, Local, Objective, State, train
 
 if TYPE_CHECKING:
@@ -69,9 +70,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a client's round gave. `loss` and `energy` are private and serve as diagnostics of simulations only.
+    """What a client's round gave. `loss`, `energy` and `error` are private and serve as diagnostics of simulations only.
 
-    `energy`: of the noise drawn inside training, per layer of what was sent [L] (see `Local`).
+    `energy`: of the noise drawn inside training, per layer of what was sent [L] (see `Local`). `error`: why the client has
+    nothing of its own in this round; under a plan that promises anything it releases zero with noise.
     """
 
     client: int
@@ -96,52 +98,76 @@ class Work:
     buffers: Tensor
     examples: int
     energy: Tensor | None = None
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Training that gave no update: the plan it was for, and why; `reason` stays in the client's own log."""
+
+    plan: Plan | Raw
+    reason: str
 
 
 def client_round(context: Context, task: Task) -> Outcome:
     """Plan before the data are touched, train, release through the door, observe what left.
 
-    A client that fails is reported with the reason and leaves its state as it was; an exhausted budget or a ledger that cannot
-    be written ends the run instead.
+    A client whose training fails leaves its private state as it was, and releases zero with noise if its plan promises anything.
+    An exhausted budget, a ledger that cannot be written, or a policy that makes no plan ends the run.
     """
     start = time.perf_counter()
-    try:
-        work: Work | Exception = trained(context, task, planned(context, task))
-    except Exception as error:
-        work = error
-    return let_out(context, task, work, start)
+    return released_outcome(context, task, attempted(context, task, planned(context, task)), start)
 
 
 def planned(context: Context, task: Task) -> Plan | Raw:
     """The plan of the coming release, made before the data are touched."""
-    return task.common if task.common is not None else context.policy.plan(task.released, task.policy_state)
+    if task.common is not None:
+        return task.common
+    return context.policy.plan(replace(task.released, client=task.client), task.policy_state)
 
 
-def let_out(context: Context, task: Task, work: Work | Exception, start: float) -> Outcome:
-    """Release what training gave through the door, observe what left; `work` may be why there is nothing to release."""
+def attempted(context: Context, task: Task, plan: Plan | Raw) -> Work | Failure:
+    """Local training under that plan, or why it gave nothing."""
     try:
-        if isinstance(work, Exception):
-            raise work
-        release = (context.door.seal if context.summed else context.door.upload)(
-            work.update, work.plan, task.client, task.released.round, task.weight, work.buffers
-        )
-    except (BudgetExhausted, LedgerError):
-        raise
+        return trained(context, task, plan)
     except Exception as error:
-        return Outcome(
-            task.client, None, task.policy_state, task.private, seconds=time.perf_counter() - start, error=_reason(error)
-        )
+        return Failure(plan, _reason(error))
+
+
+def released_outcome(context: Context, task: Task, work: Work | Failure, start: float) -> Outcome:
+    """Release what training gave through the door, and observe what left."""
+    door = context.door
+    problem = work.reason if isinstance(work, Failure) else door.problem(work.update, work.extras)
+    release: Upload | Contribution | None = None
+    if not problem or _promising(work.plan, door):
+        try:
+            release = (door.seal if context.summed else door.upload)(
+                None if isinstance(work, Failure) else work.update,
+                work.plan,
+                task.client,
+                task.released.round,
+                extras={} if isinstance(work, Failure) else work.extras,
+                weight=task.weight,
+                buffers=None if isinstance(work, Failure) else work.buffers,
+            )
+        except UpdateRefused as refused:
+            problem = str(refused)
     state = task.policy_state
     if isinstance(release, Upload):
-        state = context.policy.observe(state, seen(release, task.released))
-    return Outcome(
-        task.client, release, state, work.private, work.loss, work.examples, time.perf_counter() - start, energy=work.energy
-    )
+        state = context.policy.observe(state, observed(release, task.released))
+    seconds = time.perf_counter() - start
+    if isinstance(work, Failure) or problem:
+        return Outcome(task.client, release, state, task.private, seconds=seconds, error=problem)
+    return Outcome(task.client, release, state, work.private, work.loss, work.examples, seconds, energy=work.energy)
 
 
-def seen(upload: Upload, released: Released) -> Upload:
+def observed(upload: Upload, released: Released) -> Upload:
     """What a policy observes: the upload, beside what was public when it was planned."""
     return replace(upload, start=released.model, public_loss=released.public_loss)
+
+
+def _promising(plan: Plan | Raw, door: Door) -> bool:
+    return isinstance(plan, Plan) and (plan.dp_sgd is not None or promises(plan, door.layout))
 
 
 def trained(context: Context, task: Task, plan: Plan | Raw) -> Work:
@@ -150,14 +176,15 @@ def trained(context: Context, task: Task, plan: Plan | Raw) -> Work:
     t = task.released.round
     model, device = context.model, context.model.vector.device
     model.load_buffers(task.buffers if task.buffers is not None else task.private.get("buffers", context.buffers))
-    executed = plan if isinstance(plan, Plan) else None
+    executed = copied(plan) if isinstance(plan, Plan) else None
     source: GradientSource = BatchGradient()
-    if executed is not None and executed.dp_sgd is not None:
-        source = PerExampleGradient(executed.dp_sgd, context.randomness, (t, task.client))
+    dp_sgd = None if executed is None else executed.dp_sgd
+    if dp_sgd is not None:
+        source = PerExampleGradient(dp_sgd, context.randomness, (t, task.client))
     support = None if executed is None else executed.support
     local = Local(
         model,
-        task.released.model.to(device),
+        task.released.model.to(device, copy=True),
         context.spec,
         context.gradients(source),
         context.randomness.generator("batches", t, task.client),
@@ -165,12 +192,16 @@ def trained(context: Context, task: Task, plan: Plan | Raw) -> Work:
         support=None if support is None else support.to(device),
         state=_on(device, task.private),
         normal=_Normals(context.randomness, (t, task.client), device),
+        client=task.client,
+        plan=executed,
+        data=None if dp_sgd is not None else (x, y),
     )
     update, loss = train(local, x, y, context.objective)
     buffers = model.buffers()
     if buffers.numel():
         local.state["buffers"] = buffers
-    return Work(plan, _on("cpu", update), loss, _on("cpu", local.state), buffers.to("cpu"), len(y), _on("cpu", local.energy))
+    update, state, energy, extras = (_on("cpu", part) for part in (update, local.state, local.energy, local.extras))
+    return Work(plan, update, loss, state, buffers.to("cpu"), len(y), energy, extras)
 
 
 def _on(device: torch.device | str, value: Any) -> Any:

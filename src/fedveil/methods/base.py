@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict
 
-from fedveil.accounting.accountant import calibrate
-from fedveil.accounting.types import Claim, Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.accounting.accountant import bound, calibrate
+from fedveil.accounting.types import Claim, Event, Gaussian, SampledGaussian, Scope, Unbounded, View
 from fedveil.errors import ConfigError
-from fedveil.release.plan import DpSgd, Plan, Policy, Upload
-from fedveil.training.local import LocalSpec, Objective
+from fedveil.release.cost import event_of
+from fedveil.release.mechanism import Participation
+from fedveil.release.plan import DpSgd, Fixed, Plan, Policy, Released, Upload
+from fedveil.training.local import LocalSpec, Objective, Plain
 from fedveil.training.optimizer import OptimizerSpec
 from fedveil.training.params import Layout
 
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 
 Variant = Literal["published", "proven"]
 Weighting = Literal["uniform", "examples"]
+
+_PRICED = 10_000
+"""Plans that are priced one by one before a run begins."""
 
 ROUNDING = 1e-6
 """Relative slack between a calibrated noise and what a budget admits: noise levels are float32, budgets exact."""
@@ -90,6 +96,16 @@ class Setting:
         return honest
 
     @property
+    def can_share(self) -> bool:
+        """Whether the number of noisy uploads in a sum is known."""
+        return self.sampling == "fixed" or self.min_survivors is not None
+
+    @property
+    def amplified(self) -> bool:
+        """Whether secret Poisson sampling of clients may be credited: a round that is skipped would show how many took part."""
+        return self.sampling == "poisson" and self.max_participations is None and self.min_survivors is None
+
+    @property
     def z(self) -> float:
         """The noise multiplier; an error while it is unknown."""
         if self.noise_multiplier is None:
@@ -100,23 +116,15 @@ class Setting:
         """The DP-SGD plan of one round, the same for every client: rate and steps come from the nominal size."""
         if self.example_clip is None:
             return None
-        rate = min(1.0, self.local.batch_size / max(self.records, 1))
-        return DpSgd(self.example_clip, self.z, rate, self.steps)
-
-
-class MethodConfig(BaseModel):
-    """Parameters of a method: frozen, no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @property
-    def coverage(self) -> bool:
-        """A coordinate is meaned over all clients."""
-        return False
+        records = max(self.records, 1)
+        rate = min(1.0, self.local.batch_size / records)
+        expected = rate * records
+        cap = math.ceil(expected + 10 * math.sqrt(expected) + 10)
+        return DpSgd(self.example_clip, self.z, rate, self.steps, expected, cap)
 
 
 class Method(Protocol):
-    """A method: a frozen configuration and six functions of the public setting."""
+    """A method: a frozen configuration and functions of the public setting. `MethodConfig` has defaults for all but `policy`."""
 
     @property
     def name(self) -> str:
@@ -124,13 +132,16 @@ class Method(Protocol):
         ...
 
     @property
-    def weighting(self) -> Weighting:
-        """How clients weigh in the mean: all the same, or by their number of examples."""
-        ...
-
-    @property
     def coverage(self) -> bool:
         """Whether `aggregate` means a coordinate over the clients that sent it, not over all; tells the history its noise."""
+        ...
+
+    def extras(self, s: Setting) -> Mapping[str, tuple[int, ...]]:
+        """Named vectors that leave beside the update: shape by name, `()` for one number."""
+        ...
+
+    def participation(self, s: Setting) -> Participation | None:
+        """Who may take part how often, where the noise depends on it; the sampler enforces it."""
         ...
 
     def calibrate(self, s: Setting) -> Setting:
@@ -166,7 +177,70 @@ class Method(Protocol):
         ...
 
 
+class MethodConfig(BaseModel):
+    """Parameters of a method: frozen, no unknown keys; and what most methods do, for each to override what is its own.
+
+    The defaults are those of DP-FedAvg with a method's own `policy`: plain local training, uniform weights, the mean, and noise
+    calibrated to the configured epsilon.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str
+
+    @property
+    def coverage(self) -> bool:
+        """Coordinates are averaged over all clients."""
+        return False
+
+    def extras(self, s: Setting) -> Mapping[str, tuple[int, ...]]:
+        """Nothing leaves beside the update."""
+        return {}
+
+    def participation(self, s: Setting) -> Participation | None:
+        """No rule."""
+        return None
+
+    def calibrate(self, s: Setting) -> Setting:
+        """The noise multiplier that the configured epsilon needs."""
+        return calibrated(cast("Method", self), s)
+
+    def policy(self, s: Setting) -> Policy:
+        """A method says here what leaves."""
+        raise ConfigError(f"{type(self).__qualname__} is not a method yet: it lacks `policy`, which plans each release")
+
+    def objective(self, s: Setting) -> Objective:
+        """Plain local training."""
+        return Plain()
+
+    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+        """The mean."""
+        return mean(uploads)
+
+    def releases(self, s: Setting, view: View) -> list[Event]:
+        """Read off the plan where it is always the same; else f / z a round, which the budget enforces plan by plan."""
+        policy = self.policy(s)
+        return planned_releases(policy.always, s, view) if isinstance(policy, Fixed) else gaussian_releases(s, view)
+
+    def claim(self, s: Setting) -> Claim | None:
+        """No paper claims anything of it."""
+        return None
+
+    def clip_norm(self, s: Setting) -> float | None:
+        """The parameter `clip`, where there is one."""
+        return getattr(self, "clip", None)
+
+    def assumptions(self, s: Setting) -> tuple[str, ...]:
+        """Nothing beyond what every run rests on."""
+        return ()
+
+
 # --- shared parts ------------------------------------------------------------------------------------------------------
+
+
+def weighting_of(method: Method) -> Weighting:
+    """How clients weigh in the mean: by the method's `weighting`, as a parameter or a property, else all the same."""
+    found: Weighting = getattr(method, "weighting", "uniform")
+    return found
 
 
 def mean(uploads: Sequence[Upload]) -> Tensor:
@@ -190,33 +264,100 @@ def gaussian_plan(s: Setting, clip: float) -> Plan:
     return Plan(clip=clip, noise_std=s.z * clip, place="sum" if sum_noise(s) else "upload")
 
 
+def planned_releases(plan: Plan, s: Setting, view: View) -> list[Event]:
+    """The cost of a run in which every release is made under the same plan, by the prices that the door charges.
+
+    Noise in shares counts with what the honest survivors of a round add.
+    """
+    scope, rate = replace(s.scope, view=view), s.rate if s.amplified else None
+    shares = s.sharers if _shared(plan, s, view) else 1
+    first, later = (event_of(plan, s.layout, scope, rate=rate, noisy_uploads=shares, round=t) for t in (0, 1))
+    if isinstance(first, Unbounded):
+        return [first]
+    if first == later:
+        return [replace(first, count=first.count * s.participations)]
+    return [first]
+
+
 def gaussian_releases(s: Setting, view: View) -> list[Event]:
     """The cost of a run in which each release is Gaussian with multiplier z, as `gaussian_plan` makes it.
 
     Noise in shares earns no amplification by sampling: the noise of a sum shows how many took part.
     """
-    factor = s.scope.update_factor
-    step = s.dp_sgd()
-    if step is not None:
-        if s.scope.unit is not Unit.RECORD:
-            return [Unbounded("DP-SGD inside a client protects records, not the client: set privacy.unit = 'record'")]
-        multiplier = step.noise_multiplier / s.scope.adjacency.factor
-        return [SampledGaussian(step.rate, multiplier, step.steps * s.participations) if multiplier else _no_noise()]
     if s.z == 0:
-        return [_no_noise()]
+        return [Unbounded("no noise is added (noise_multiplier = 0)")]
+    return planned_releases(gaussian_plan(s, 1.0), s, view)
+
+
+def releases_to(method: Method, s: Setting, view: View) -> list[Event]:
+    """Everything that a run releases to an adversary with that view: the method's word for the run's own view, the house's else.
+
+    Where clients plan for themselves, a coordinate of a sum carries only the noise of those that sent it, and later plans depend
+    on single uploads. So other views of such a run inherit what is proven against the server; only plans that depend on the round
+    alone, the same for all clients, are credited with the sum of the noise shares.
+    """
+    own = s.scope.view
+    if view is View.FINAL and not getattr(method, "bounds_last_model", False):
+        return releases_to(method, s, View.AGGREGATE)
+    if view is own or s.example_clip is not None or getattr(method.policy(s), "common", False):
+        return method.releases(s, view)
     if view is View.SERVER:
-        if sum_noise(s):
-            return [Unbounded("the server receives uploads without noise of their own; only their sum is protected")]
-        return [Gaussian(factor / s.z, s.participations)]
-    if sum_noise(s):
-        return [central(s, s.z / factor)]
-    shares = s.sharers if _can_share(s) else 1
-    return [Gaussian(factor / (s.z * math.sqrt(shares)), s.participations)]
+        return [Unbounded("the server receives uploads without noise of their own; only their sum is protected")]
+    return method.releases(s, own)
+
+
+def check_declared(method: Method, s: Setting, model: Tensor) -> None:
+    """Hold what a method says that it releases against its plans, before anything leaves.
+
+    Plans that depend on the round alone are all priced, for the server and the aggregate view. Of a policy that adapts, the first
+    plan is: the others are held against the budget when they are charged.
+
+    Args:
+        model: the initial global model [d].
+
+    Raises:
+        ConfigError: `releases` understates a view.
+    """
+    policy = method.policy(s)
+    common = bool(getattr(policy, "common", False))
+    for view in (View.SERVER, View.AGGREGATE) if common else (s.scope.view,):
+        declared = releases_to(method, s, view)
+        planned = _priced(policy, s, view, model, s.rounds if common else 1)
+        if any(isinstance(e, Unbounded) for e in declared):
+            continue
+        low, high = (bound(events, s.delta, adjacency=s.scope.adjacency)[0] for events in (declared, planned))
+        if high > low * (1 + 1e-4):
+            raise ConfigError(
+                f"{method.name} says that its releases cost epsilon = {low:.4g} in the {view} view, and its plans cost "
+                f"{high:.4g}: correct `releases`, or leave it to the default, which reads the plans"
+            )
+
+
+def _priced(policy: Policy, s: Setting, view: View, model: Tensor, rounds: int) -> list[Event]:
+    """What the plans of the first rounds cost; of one client at most as many as it may take part in, the dearest."""
+    scope, rate = replace(s.scope, view=view), s.rate if s.amplified else None
+    counted: Counter[Event] = Counter()
+    state = policy.start()
+    for t in range(min(rounds, _PRICED)):
+        plan = policy.plan(Released(t, model, None), state)
+        if not isinstance(plan, Plan):
+            return [Unbounded(plan.reason)]
+        shares = s.sharers if _shared(plan, s, view) else 1
+        counted[event_of(plan, s.layout, scope, rate=rate, noisy_uploads=shares, round=t)] += 1
+    gaussian = sorted((e.mu for e, n in counted.items() if isinstance(e, Gaussian) for _ in range(n)), reverse=True)
+    others = [(e, n) for e, n in counted.items() if not isinstance(e, Gaussian)]
+    repeated = [e if isinstance(e, Unbounded) else replace(e, count=e.count * n) for e, n in others]
+    return [*repeated, Gaussian(math.hypot(*gaussian[: s.participations]))]
+
+
+def _shared(plan: Plan, s: Setting, view: View) -> bool:
+    """Whether that view sees a sum that carries the noise of several uploads."""
+    return plan.place == "upload" and plan.dp_sgd is None and view is not View.SERVER and s.can_share
 
 
 def central(s: Setting, multiplier: float) -> Event:
     """T noisy sums with noise std / sensitivity = `multiplier`, amplified by sampling only where it is Poisson."""
-    if s.sampling == "poisson" and s.max_participations is None:
+    if s.amplified:
         return SampledGaussian(s.rate, multiplier, s.rounds)
     return Gaussian(1 / multiplier, s.participations)
 
@@ -227,15 +368,7 @@ def calibrated(method: Method, s: Setting) -> Setting:
         return s
 
     def planned(z: float) -> list[Event]:
-        return method.releases(replace(s, noise_multiplier=z), s.scope.view)
+        return releases_to(method, replace(s, noise_multiplier=z), s.scope.view)
 
     z = calibrate(s.epsilon, s.delta, planned, adjacency=s.scope.adjacency)
     return replace(s, noise_multiplier=z * (1 + 2 * ROUNDING))
-
-
-def _can_share(s: Setting) -> bool:
-    return s.sampling == "fixed" or s.min_survivors is not None
-
-
-def _no_noise() -> Unbounded:
-    return Unbounded("no noise is added (noise_multiplier = 0)")

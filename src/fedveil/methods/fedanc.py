@@ -8,16 +8,15 @@ the update is restricted, clipped and noised once. Sparsity then lowers the nois
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING
 
 from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.methods.adaptive import paper_epsilon, refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_releases, sum_noise
+from fedveil.methods.base import Setting, Weighting, calibrated, gaussian_releases, sum_noise
+from fedveil.methods.fedanc_options import FedANCOptions
 from fedveil.methods.fedanc_parts import Budgeted, SparseNoise
-from fedveil.methods.lstm_controller import BETA, Controller
+from fedveil.methods.lstm_controller import BETA
 from fedveil.methods.sparse import NonZero, coverage_mean
 from fedveil.papers.fedanc.fedanc_claim import claimed_epsilon
 from fedveil.release.plan import Policy, Upload
@@ -29,36 +28,8 @@ if TYPE_CHECKING:
 _REASON = "the coordinates that get noise are the largest of each raw gradient, and the others move the model bare (paper 003)"
 
 
-class FedANC(MethodConfig):
-    """A learned controller sets how much noise goes to how large a share of the coordinates (paper 003).
-
-    epsilon_target of the published variant is `privacy.epsilon`.
-
-    Args:
-        variant: published or proven.
-        clip: C; published, bound on each gradient; proven, on the whole update. Not stated in the paper.
-        gamma_min, gamma_max: range of the share of coordinates.
-        budget_weight: lambda, weight of the budget term in the controller's loss. Not stated in the paper for its main results.
-        controller_lr, pretraining_steps, dropout: of the controller. Not stated in the paper.
-        controller_seed: of the controller's first weights, and of the proven variant's exploration; public.
-        width: published; of the sigmoid through which gamma gets a gradient from the mask. Not stated in the paper.
-        exploration: proven; share of the support that is drawn at random, the rest follows the last global movement.
-        pace: proven; a round may spend between 1 / pace and pace times an even share of what is left, the last one all of it.
-    """
-
-    name: Literal["fedanc"] = "fedanc"
-    variant: Variant = "proven"
-    clip: float = Field(1.0, gt=0, allow_inf_nan=False)
-    gamma_min: float = Field(0.1, gt=0, lt=1)
-    gamma_max: float = Field(0.9, gt=0, le=1)
-    budget_weight: float = Field(1.0, ge=0, allow_inf_nan=False)
-    controller_lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
-    pretraining_steps: int = Field(300, ge=0)
-    dropout: float = Field(0.1, ge=0, lt=1)
-    controller_seed: int = Field(0, ge=0)
-    width: float = Field(0.05, gt=0, allow_inf_nan=False)
-    exploration: float = Field(0.1, ge=0, le=1)
-    pace: float = Field(4.0, ge=1, allow_inf_nan=False)
+class FedANC(FedANCOptions):
+    __doc__ = FedANCOptions.__doc__
 
     @property
     def weighting(self) -> Weighting:
@@ -69,12 +40,6 @@ class FedANC(MethodConfig):
     def coverage(self) -> bool:
         """Eq. 13."""
         return True
-
-    @property
-    def controller(self) -> Controller:
-        """The controller that each client starts with."""
-        c = self.controller_lr, self.pretraining_steps, self.dropout, self.controller_seed
-        return Controller(self.gamma_min, self.gamma_max, *c)
 
     def calibrate(self, s: Setting) -> Setting:
         """Proven: noise for the configured epsilon. Published: the controller steers towards the configured epsilon."""

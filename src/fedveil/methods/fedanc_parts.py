@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 from fedveil.methods.adaptive import debiased_norms
 from fedveil.methods.base import Setting, sum_noise
+from fedveil.methods.fedanc_options import FedANCOptions
 from fedveil.methods.lstm_controller import BETA, ranks, soft_mask_slope
 from fedveil.release.plan import Plan, Released, Upload
+from fedveil.training.column import Column
 from fedveil.training.local import Local, State, clip_
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.methods.fedanc import FedANC
 
 REFERENCE = sum(BETA) / 2
 """The controller's beta that spends an even share of what is left of the budget."""
@@ -35,8 +36,14 @@ class Budgeted:
     for varying noise, so there mu = f / z always, and the controller sets only the share of coordinates.
     """
 
-    method: FedANC
+    method: FedANCOptions
     setting: Setting
+    columns = (
+        Column("beta", "Noise std / clip"),
+        Column("gamma", "Coordinates that may be sent", "coordinates", share=True),
+        Column("controller_beta", "The controller's own noise std / clip"),
+        Column("mu2_spent", "Spent of the budget in μ²", "μ²"),
+    )
 
     def start(self) -> State:
         """A pre-trained controller that has seen nothing."""
@@ -146,9 +153,14 @@ class SparseNoise:
     optimisers the step's dependence on the gradient is taken to be eta. The last batch of a round teaches the budget only.
     """
 
-    method: FedANC
+    method: FedANCOptions
     target: float
     delta: float
+    columns = (
+        Column("beta", "Noise std / clip"),
+        Column("gamma", "Coordinates that may be sent", "coordinates", share=True),
+        Column("claimed_epsilon", "The paper's ε of the last step", "ε"),
+    )
 
     def begin(self, local: Local) -> None:
         """Each client keeps its controller."""

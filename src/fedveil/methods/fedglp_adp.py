@@ -11,13 +11,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING
 
 from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
 from fedveil.errors import ConfigError
-from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_releases, sum_noise
+from fedveil.methods.base import Setting, Weighting, calibrated, gaussian_releases, sum_noise
+from fedveil.methods.fedglp_options import FedGLPOptions
 from fedveil.methods.fedglp_parts import ClipWeights, TwoLosses
 from fedveil.methods.sparse import NonZero, coverage_mean
 from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
@@ -30,46 +29,8 @@ if TYPE_CHECKING:
 _REASON = "clip weights, and with them the noise, follow raw layer norms of earlier rounds (paper 001, Algorithm 1)"
 
 
-class FedGLPADP(MethodConfig):
-    """Layer-wise personalisation with clip weights that follow each layer's trend (paper 001).
-
-    In the paper's letters, p is `growth`, T is `training.rounds`, n is `training.clients_per_round`.
-
-    Args:
-        variant: published or proven.
-        clip: C, L2 bound on a whole update.
-        lambda1: weight of the pull towards the round's first personal weights. Not stated in the paper; FedDPA's value.
-        lambda2: weight of the pull of the shared update's norm towards C. Not stated in the paper; FedDPA's value.
-        clipping: `layers`, weighted clips per layer and noise for each (ACNDP, Eqs. 13 to 16); `flat`, one clip C and noise
-            sigma C / sqrt(n): DP-FedAvg + GLP, the middle row of the paper's Table 5.
-        gamma: step of the log-odds of the clip weights; 0 keeps them at the layers' shares of the parameters.
-        beta0: personal share of each layer at sigma = sigma0. slope: a of beta = beta0 exp(a (sigma - sigma0)); 0 fixes beta.
-        sigma0: reference noise multiplier; None is that of epsilon = 6 in the same run.
-        growth: p, share of a layer that becomes personal in each round; None is beta / T. Not stated in the paper.
-        max_beta: beta above this counts as this. Not in the paper, whose beta can pass 1.
-        max_log_odds: log-odds stay within plus and minus this, so that every clip stays positive. Not in the paper.
-        personal_model: what a client uses and is measured by: its model as its last local training left it, or the newest
-            global model with its personal coordinates in it. Not stated in the paper, whose figures fit only the first.
-        accountant: published; sigma by the accountant that the paper used, or by its Theorem 1.
-        allocation: proven; noise proportional to the clips as in the paper, or with the least total energy at the same cost.
-    """
-
-    name: Literal["fedglp-adp"] = "fedglp-adp"
-    variant: Variant = "proven"
-    clip: float = Field(0.5, gt=0, allow_inf_nan=False)
-    lambda1: float = Field(0.1, ge=0, allow_inf_nan=False)
-    lambda2: float = Field(0.05, ge=0, allow_inf_nan=False)
-    clipping: Literal["layers", "flat"] = "layers"
-    gamma: float = Field(0.4, ge=0, allow_inf_nan=False)
-    beta0: float = Field(0.3, ge=0, lt=1)
-    slope: float = Field(0.2, ge=0, allow_inf_nan=False)
-    sigma0: float | None = Field(None, ge=0, allow_inf_nan=False)
-    growth: float | None = Field(None, gt=0, le=1)
-    max_beta: float = Field(0.9, ge=0, lt=1)
-    max_log_odds: float = Field(20.0, gt=0, le=80)
-    personal_model: Literal["trained", "combined"] = "trained"
-    accountant: Literal["opacus", "theorem1"] = "opacus"
-    allocation: Literal["equal", "least"] = "least"
+class FedGLPADP(FedGLPOptions):
+    __doc__ = FedGLPOptions.__doc__
 
     @property
     def weighting(self) -> Weighting:

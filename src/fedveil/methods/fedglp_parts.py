@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING
 
 from fedveil.methods.adaptive import debiased_norms, layered_plan
 from fedveil.methods.base import Setting, gaussian_plan, sum_noise
+from fedveil.methods.fedglp_options import FedGLPOptions
 from fedveil.methods.sparse import grown
 from fedveil.release.plan import Plan, Released, Upload
+from fedveil.training.column import Column
 from fedveil.training.local import Local, State
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.methods.fedglp_adp import FedGLPADP
     from fedveil.training.params import Layout
 
+
+BETA = Column("beta", "Most that a layer may keep personal", "coordinates", share=True)
 
 # --- clip weights (Algorithm 1) ----------------------------------------------------------------------------------------
 
@@ -50,9 +53,10 @@ def clip_weights(log_odds: Tensor) -> Tensor:
 class ClipWeights:
     """Proven policy: C_l^2 = C^2 tw_l with weights, and in the server view masks, made from what was released."""
 
-    method: FedGLPADP
+    method: FedGLPOptions
     setting: Setting
     beta: float
+    columns = (BETA, Column("clip_weights", "Share of the squared clip", kind="layer", share=True))
 
     def start(self) -> State:
         """Log-odds of the layers' shares; nothing personal."""
@@ -87,7 +91,7 @@ class ClipWeights:
         return {"beta": self.beta, "clip_weights": clip_weights(state["log_odds"]).tolist()}
 
 
-def share_after(method: FedGLPADP, s: Setting, beta: float, rounds: int) -> float:
+def share_after(method: FedGLPOptions, s: Setting, beta: float, rounds: int) -> float:
     """Personal share of each layer after that many rounds: p a round, never above beta."""
     return min(beta, (method.growth if method.growth is not None else beta / s.rounds) * rounds)
 
@@ -103,10 +107,15 @@ class TwoLosses:
     gradient, since a second gradient would be a second release.
     """
 
-    method: FedGLPADP
+    method: FedGLPOptions
     setting: Setting
     beta: float
     sigma: float | None = None
+    columns = (
+        BETA,
+        Column("mask_share", "Personal coordinates", "coordinates", share=True),
+        Column("uplink_bits", "Bits sent by a client", "bits", "lower"),
+    )
 
     def begin(self, local: Local) -> None:
         """where(mask, personal, global)."""

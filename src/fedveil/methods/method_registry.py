@@ -8,9 +8,12 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from fedveil.errors import ConfigError, explain, nearest
+from fedveil.methods.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.aldp_fl import ALDPFL
+from fedveil.methods.banded_mf import BandedMF
 from fedveil.methods.base import Method, MethodConfig
 from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.dp_scaffold import DPScaffold
 from fedveil.methods.fedanc import FedANC
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.fedglp_adp import FedGLPADP
@@ -23,6 +26,9 @@ Kind = TypeVar("Kind", bound=MethodConfig)
 METHODS: dict[str, type[MethodConfig]] = {
     "fedavg": FedAvg,
     "dp-fedavg": DPFedAvg,
+    "adaptive-clipping": AdaptiveClipping,
+    "dp-scaffold": DPScaffold,
+    "banded-mf": BandedMF,
     "fedglp-adp": FedGLPADP,
     "fedanc": FedANC,
     "ladp-fl": LaDPFL,
@@ -59,7 +65,7 @@ def method_from(options: dict[str, Any]) -> Method:
     name = options.get("name")
     kind = _kind(str(name))
     try:
-        method: Method = kind(**options)  # type: ignore[assignment]
+        method: Method = kind(**options)
     except ValidationError as error:
         raise ConfigError(explain(error, kind, "method.")) from None
     return method

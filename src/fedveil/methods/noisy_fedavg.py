@@ -7,7 +7,7 @@ rates (docs/privacy.md). What is proven instead composes the rounds; training is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -49,6 +49,7 @@ class NoisyFedAvg(MethodConfig):
     """
 
     name: Literal["noisy-fedavg"] = "noisy-fedavg"
+    bounds_last_model: ClassVar[bool] = True
     variant: Variant = "proven"
     sigma: float | None = Field(None, gt=0, allow_inf_nan=False)
     smoothness: float = Field(10.0, gt=0, allow_inf_nan=False)

@@ -7,7 +7,7 @@ The published claim (Theorem 4) stays finite as T grows and fails as Theorem 3 d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -47,6 +47,7 @@ class NoisyFedProx(MethodConfig):
     """
 
     name: Literal["noisy-fedprox"] = "noisy-fedprox"
+    bounds_last_model: ClassVar[bool] = True
     variant: Variant = "proven"
     proximal: float = Field(0.1, gt=0, allow_inf_nan=False)
     sigma: float | None = Field(None, gt=0, allow_inf_nan=False)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ class Trajectory:
 
     bounds: NDArray[np.float64]
     noise_std: float
+    common: ClassVar[bool] = True
 
     def start(self) -> State:
         """No state."""

@@ -6,21 +6,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fedveil.pages.compare_figures import plot
-from fedveil.pages.compare_page import write_page
+from fedveil.pages.compare_page import cells, write_page
+from fedveil.pages.figures.compare_figure import plot_comparison
 from fedveil.pages.report import MOST_RUNS, write_report
 from fedveil.run.run_directory import write_config, write_json, write_table, write_text
 from fedveil.studies.compare.comparison import Comparison
 from fedveil.studies.compare.comparison_rows import Row
-from fedveil.studies.compare.comparison_text import (
-    claimed,
-    count,
-    guarantee,
-    mean_and_sd,
-    percent,
-    proven,
-    verdict,
-)
+from fedveil.studies.compare.comparison_text import guarantee
 
 FORMAT = "fedveil-compare/1"
 
@@ -34,12 +26,13 @@ def write_files(found: Comparison) -> dict[str, Path]:
     write_json(folder / "compare.json", values(found))
     paths = {"table": folder / "compare.csv", "cells": folder / "cells.csv", "json": folder / "compare.json"}
     if any(row.values for row in found.rows):
-        paths["picture"], paths["svg"] = plot(found, folder / "compare.png"), plot(found, folder / "compare.svg")
+        paths["picture"] = plot_comparison(found, folder / "compare.png")
+        paths["svg"] = plot_comparison(found, folder / "compare.svg")
     runs = [state.path for row in found.rows for state in row.states if state.rounds]
     if 1 < len(runs) <= MOST_RUNS:
         paths["runs"] = write_report(runs, folder / "runs.html")
     write_text(folder / "compare.md", markdown(found))
-    page = write_page(found, folder / "compare.html", paths.get("picture"), paths.get("runs"))
+    page = write_page(found, folder / "compare.html", paths.get("runs"))
     return {"page": page, "markdown": folder / "compare.md", **paths}
 
 
@@ -121,42 +114,19 @@ def markdown(found: Comparison) -> str:
     if any(row.values for row in found.rows):
         lines += ["![The compared number against epsilon](compare.png)", ""]
     for (partition, at), block in found.blocks.items():
-        if not any(row.values for row in block):
+        table = [cells(row, names[row.method]) for row in block if row.values]
+        if not table:
             continue
         heading = guarantee(partition, at, found.by)
         lines += [f"## {heading[0].upper()}{heading[1:]}", ""]
-        columns = [
-            "rank",
-            "method",
-            found.metric.replace("_", " "),
-            "seeds",
-            "95 % interval",
-            "claimed ε",
-            "proven ε",
-            "against the best",
-        ]
+        columns = [found.metric.replace("_", " ") if column == "Mean ± sd" else column.lower() for column in table[0]]
         lines += [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-        lines += [*(_line(row, names[row.method]) for row in block if row.values), ""]
+        lines += [*(f"| {' | '.join(line.values())} |" for line in table), ""]
     lines += [*(f"- {line} ({', '.join(where)})" for line, where in found.problems.items()), ""]
     lines += [*(f"{sentence}\n" for sentence in found.sentences)]
     if any(":" in method for method in names):
         lines += ["Options: " + "; ".join(f"`{method}`" for method in names if ":" in method), ""]
     return "\n".join(lines)
-
-
-def _line(row: Row, name: str) -> str:
-    around = "–" if math.isnan(row.interval) else f"± {percent(row.interval)}"
-    cells = [
-        row.rank or "–",
-        name,
-        mean_and_sd(row),
-        count(row),
-        around,
-        claimed(row),
-        proven(row),
-        verdict(row),
-    ]
-    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def _known(value: float) -> float | None:

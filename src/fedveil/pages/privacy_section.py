@@ -1,100 +1,110 @@
-"""The privacy part of a report: the statement and the spending, as plain values."""
+"""The privacy part of a report: the statement and the spending, as plain values whose words are the statement's own."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from dataclasses import asdict, replace
+from typing import Any
 
-from fedveil.accounting.types import View
+from fedveil.accounting.formatting import epsilon, number, percent_at_most
+from fedveil.accounting.types import Audit, Claim, Unit, View
 from fedveil.pages.spent import Spent, spent
 from fedveil.run.recorded_run import RunData
+from fedveil.statement.plain_words import scope_line
 from fedveil.statement.statement import Statement
-from fedveil.statement.statement_text import audited_cell, claimed_cell, kind_line, number, percent, scope_line, verdict_in_words
+from fedveil.statement.statement_text import TextCell, TextTable, facts, numbers_table, statement_text
 
+Values = dict[str, Any]
 SEES = {
     View.SERVER: "sees every upload",
     View.AGGREGATE: "sees every round's aggregate",
     View.FINAL: "sees the last model only",
 }
+UNBOUNDED = "no bound"
 
 
-def privacy_values(runs: Sequence[RunData]) -> dict[str, Any]:
+def privacy_values(runs: Sequence[RunData]) -> Values:
     """Claimed, proven and audited with their scopes, the table of views, and what the statement says in words.
 
     Of runs that differ in their seed only: the largest proven epsilon, the audits of all, and what any of them contradicts.
     """
     found = [run.statement for run in runs if run.statement is not None]
     if not found:
-        return {"scope": None, "proven_value": None, "statement": None}
+        return {"scope": None, "proven_value": None, "statement": None, "promise": _NO_STATEMENT, "cards": {}}
     largest = max(found, key=lambda s: s.proven.epsilon)
     s = largest.with_audits(a for other in found if other is not largest for v in other.views for a in v.audits)
-    own = s.own
-    claim = s.claimed
-    audit = max((v.audited for v in s.views if v.audited), key=lambda a: (a.rigorous, a.epsilon), default=None)
+    text = {key: asdict(section) for key, section in statement_text(s).items()}
     proven = sorted({_epsilon(one.proven.epsilon): one.proven.epsilon for one in found}.items(), key=lambda item: item[1])
-    differ = [f"The runs do not prove the same epsilon ({', '.join(text for text, _ in proven)}): the largest is shown."]
+    differ = f"The runs do not prove the same epsilon ({', '.join(shown for shown, _ in proven)}): the largest is shown."
+    warnings = [*(w for one in found for w in one.warnings), *([differ] if len(proven) > 1 else [])]
+    contradictions = [str(c) for one in found for c in one.contradictions()]
     return {
         "scope": scope_line(s),
-        "proven_value": own.proven.epsilon if math.isfinite(own.proven.epsilon) else None,
+        "proven_value": s.proven.epsilon if math.isfinite(s.proven.epsilon) else None,
+        "promise": _promise(s),
+        "cards": {"claimed": _claimed(s.claimed), "proven": _proven(s), "audited": _audited(s)},
         "statement": {
-            "method": s.method,
             "variant": s.variant,
-            "kind": kind_line(s),
-            "sees": SEES[own.view],
-            "unit": str(s.scope.unit),
-            "tpr": percent(own.tpr),
-            "target": s.target_epsilon,
-            "noise_multiplier": s.noise_multiplier,
-            "accountant": s.accountant,
-            "dimension": s.dimension,
-            "who": f"{s.cohort} of {s.clients} clients a round ({s.sampling} sampling)",
-            "proven": {"value": _epsilon(own.proven.epsilon), "scope": scope_line(s), "reason": own.proven.reason},
-            "claimed": claim
-            and {"value": _epsilon(claim.epsilon), "scope": f"delta = {claim.delta:g}, {claim.scope}", "source": claim.source},
-            "audited": audit
-            and {
-                "value": f"{'≥' if audit.rigorous else '≈'} {'∞' if math.isinf(audit.epsilon) else number(audit.epsilon)}",
-                "order": audit.epsilon,
-                "scope": f"delta = {audit.delta:g}, {audit.scope}",
-                "how": f"{'at least' if audit.rigorous else 'estimated'}, {audit.how}",
-            },
-            "views": [_view(s, view, found) for view in View],
-            "words": s.in_words(),
-            "warnings": [*dict.fromkeys(w for one in found for w in one.warnings), *(differ if len(proven) > 1 else [])],
-            "contradictions": list(dict.fromkeys(str(c) for one in found for c in one.contradictions())),
-            "assumptions": [{"what": a.what, "why": a.why} for a in s.assumptions],
-            "not_protected": list(s.not_protected),
-            "notes": list(s.notes),
-            "learn": verdict_in_words(s.learnability) if s.learnability else "",
-            "verdict": s.learnability.verdict if s.learnability else "",
+            "sections": {**text, "numbers": {**text["numbers"], "table": asdict(_with_who(s, found))}},
+            "facts": {name: value for name, value in facts(s).items() if name != "promise"},  # the cards tell it
+            "warnings": list(dict.fromkeys(warnings)),
+            "contradictions": list(dict.fromkeys(contradictions)),
         },
     }
 
 
-def _view(s: Statement, view: View, found: Sequence[Statement]) -> dict[str, Any]:
-    v = s.view(view)
-    names: tuple[Literal["claimed", "proven"], ...] = ("claimed", "proven")
-    refuted = {name: {c.label for one in found if (c := one.contradiction(view, name))} for name in names}
-    marks = {name: max(labels) for name, labels in refuted.items() if labels}  # REFUTED before IN DOUBT
-    return {
-        "view": str(view),
-        "sees": SEES[view],
-        "own": view is s.scope.view,
-        "claimed": claimed_cell(s, v.claimed),
-        "proven": _epsilon(v.proven.epsilon),
-        "audited": audited_cell(s, v.audited),
-        "tpr": percent(v.tpr),
-        "reason": v.proven.reason,
-        "marks": marks,
-    }
+_NO_STATEMENT = [("The run directory holds no privacy statement.", False)]
+
+
+def _promise(s: Statement) -> list[tuple[str, bool]]:
+    """What the run is worth in one sentence, as pieces of text and whether they are bold."""
+    who = SEES[s.own.view]
+    if math.isinf(s.proven.epsilon):
+        return [(f"Against an attacker who {who}, ", False), ("nothing is proven", True), (f": {s.proven.reason}.", False)]
+    what = "a given client's contribution" if s.scope.unit is Unit.CLIENT else "the use of a given record"
+    start = f"An attacker who {who}, and accuses wrongly at most 5 % of the time, detects {what} "
+    return [(start, False), (f"at most {percent_at_most(s.own.tpr)}", True), (" of the time.", False)]
+
+
+def card_of(title: str, value: str, order: float | None, *lines: str) -> Values:
+    """One large number with its small print; `order` sorts the table of several runs."""
+    return {"title": title, "value": value, "order": order, "lines": [line for line in lines if line]}
+
+
+def _claimed(claim: Claim | None) -> Values:
+    if claim is None:
+        return card_of("Claimed ε", "–", None, "No paper's formula speaks of this configuration.")
+    return card_of("Claimed ε", _epsilon(claim.epsilon), claim.epsilon, f"delta = {claim.delta:g}, {claim.scope}", claim.source)
+
+
+def _proven(s: Statement) -> Values:
+    why = s.proven.reason or f"accountant: {s.accountant}"
+    return card_of("Proven ε", _epsilon(s.proven.epsilon), s.proven.epsilon, scope_line(s), why)
+
+
+def _audited(s: Statement) -> Values:
+    audit: Audit | None = max((v.audited for v in s.views if v.audited), key=lambda a: (a.rigorous, a.epsilon), default=None)
+    if audit is None:
+        return card_of("Audited ε", "–", None, "No attack on this configuration is on record in the run directory.")
+    sign, how = ("≥", "at least") if audit.rigorous else ("≈", "estimated")
+    value = f"{sign} {epsilon(audit.epsilon, '∞')}"
+    return card_of("Audited ε", value, audit.epsilon, f"delta = {audit.delta:g}, {audit.scope}", f"{how}, {audit.how}")
+
+
+def _with_who(s: Statement, among: Sequence[Statement]) -> TextTable:
+    """The table of views, with what each of them sees."""
+    table = numbers_table(s, among, UNBOUNDED)
+    rows = ((first, TextCell(SEES[v.view]), *others) for v, (first, *others) in zip(s.views, table.rows, strict=True))
+    first, *others = table.headings
+    return replace(table, headings=(first, "who", *others), rows=tuple(rows))
 
 
 def _epsilon(value: float) -> str:
-    return "no bound" if math.isinf(value) else number(value)
+    return epsilon(value, UNBOUNDED)
 
 
-def spent_values(runs: Sequence[RunData]) -> dict[str, Any] | None:
+def spent_values(runs: Sequence[RunData]) -> Values | None:
     """Epsilon over the rounds, from the ledger: of several runs, that of the one that spent most."""
     each = [(run, spent(run.path / "ledger.sqlite", s.scope, s.delta, s.clients), s) for run in runs if (s := run.statement)]
     if not each:
@@ -108,7 +118,7 @@ def spent_values(runs: Sequence[RunData]) -> dict[str, Any] | None:
         "releases": found.releases,
         "problem": found.problem,
         "each": bool(found.median),
-        "target": s.target_epsilon,
+        "target": None if s.target_epsilon is None else {"y": s.target_epsilon, "label": f"target {number(s.target_epsilon)}"},
         "unknown": unknown,
         "differ": f"The seeds spent {ends[0][0]} to {ends[-1][0]}: drawn is seed {run.seed}." if len(ends) > 1 else "",
     }

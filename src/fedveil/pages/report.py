@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedveil.errors import ConfigError
-from fedveil.pages.explorer import inline, web_file
 from fedveil.pages.report_page import page_values
+from fedveil.pages.web_page import render, write_html
 from fedveil.run.recorded_run import read_run
-from fedveil.run.run_directory import plain
 
 MOST_RUNS = 60
 
@@ -32,20 +30,12 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     if len({p.resolve() for p in paths}) < len(paths):
         raise ConfigError(f"a run is given twice: {', '.join(map(str, paths))}; give each run directory once")
     target = Path(out) if out is not None else (paths[0] / "report.html" if len(paths) == 1 else Path("report.html"))
-    page = render_page(page_values([read_run(p) for p in paths]))
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write the report to {target}: {error.strerror}; choose a path you may write to") from error
-    return target
+    return write_html(target, render_page(page_values([read_run(p) for p in paths])), "report")
 
 
 def render_page(values: dict[str, Any]) -> str:
-    """The page with its values inside, escaped so that no text of a run can end the element that holds them."""
-    text = json.dumps(plain(_short(values)), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    safe = text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-    return inline(web_file("report.html")).replace("{{data}}", safe)
+    """The page with its values inside."""
+    return render("report.js", _short(values))
 
 
 def _short(value: Any) -> Any:

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.accounting.formatting import percent
 from fedveil.pages.attack_section import attack_values
-from fedveil.pages.privacy_section import privacy_values, spent_values
+from fedveil.pages.privacy_section import card_of, privacy_values, spent_values
+from fedveil.pages.report_charts import chart_values, column_values
 from fedveil.run.recorded_run import RunData, experiment_of, group_names, grouped
 from fedveil.studies.curves import constant, curve, last, layers, spread, thinned
 
@@ -28,26 +30,28 @@ def page_values(runs: Sequence[RunData]) -> dict[str, Any]:
     shown = [_group(name, group, room) for name, group in zip(names, groups, strict=True)]
     shown.sort(key=lambda g: (g["proven_value"] is None, g["proven_value"] or 0.0, -(g["accuracy"] or {"mean": 0.0})["mean"]))
     scopes = {g["scope"] for g in shown if g["scope"]}
-    return {"runs": len(runs), "groups": shown, "one_scope": next(iter(scopes)) if len(scopes) == 1 else None}
+    charts = chart_values(shown)
+    return {"runs": len(runs), "groups": shown, "charts": charts, "one_scope": next(iter(scopes)) if len(scopes) == 1 else None}
 
 
 def _group(name: str, runs: list[RunData], room: list[int]) -> dict[str, Any]:
-    first = runs[0]
+    first, privacy = runs[0], privacy_values(runs)
+    accuracy = spread([last(run.history, "test_accuracy") for run in runs])
     columns = list(dict.fromkeys(c for run in runs for c in run.columns))
     curves = {c: curve([[(r["round"], r.get(c)) for r in run.history] for run in runs]) for c in columns}
     return {
         "name": name,
-        "data": first.config.get("data", {}).get("name", ""),
+        "data": _data(first),
         "seeds": [run.seed for run in runs],
         "rounds": [len(run.history) for run in runs],
         "planned": first.config.get("training", {}).get("rounds"),
         "ended": [run.summary.get("ended", "unfinished") for run in runs],
         "seconds": sum(r.get("seconds") or 0.0 for run in runs for r in run.history) / len(runs),
-        "accuracy": spread([last(run.history, "test_accuracy") for run in runs]),
-        "personal": spread([last(run.history, "mean_personal_accuracy") for run in runs]),
+        "accuracy": accuracy,
         "curves": {c: v for c, v in curves.items() if not constant(runs, c)},
         "constant": {c: last(first.history, c) for c in columns if constant(runs, c)},
         "layers": layers(runs),
+        **column_values(runs),
         "spent": spent_values(runs),
         "clients": _clients(runs),
         "partition": _partition(first.partition),
@@ -59,8 +63,34 @@ def _group(name: str, runs: list[RunData], room: list[int]) -> dict[str, Any]:
         "seeded": bool(first.config.get("run", {}).get("seeded_noise")),
         "given": bool((first.partition or {}).get("given")),
         "commands": [_command(run) for run in runs],
-        **privacy_values(runs),
+        **privacy,
+        "cards": {"accuracy": _accuracy(runs, accuracy), **privacy["cards"]},
+        "sentence": [*_reached(name, runs, accuracy), *privacy["promise"]],
     }
+
+
+def _reached(name: str, runs: list[RunData], accuracy: dict[str, float] | None) -> list[tuple[str, bool]]:
+    """What was trained and how well, as pieces of text and whether they are bold."""
+    rounds = max(len(run.history) for run in runs)
+    end = f" test accuracy on {_data(runs[0])} in {rounds} round{'s' * (rounds != 1)}. "
+    return [(name, True), (" reached ", False), (_mean(accuracy), True), (end, False)]
+
+
+def _accuracy(runs: list[RunData], accuracy: dict[str, float] | None) -> dict[str, Any]:
+    personal = spread([last(run.history, "mean_personal_accuracy") for run in runs])
+    among = ""
+    if accuracy and accuracy["n"] > 1:
+        among = f"{percent(accuracy['min'])} to {percent(accuracy['max'])} over {accuracy['n']} seeds"
+    order = -accuracy["mean"] if accuracy else None
+    return card_of("Test accuracy", _mean(accuracy), order, among, f"personal models: {_mean(personal)}" if personal else "")
+
+
+def _mean(accuracy: dict[str, float] | None) -> str:
+    return percent(accuracy["mean"]) if accuracy else "not measured"
+
+
+def _data(run: RunData) -> str:
+    return str(run.config.get("data", {}).get("name", ""))
 
 
 # --- clients and data ---------------------------------------------------------------------------------------------------

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from fedveil.accounting.float_sensitivity import norm_excess, sum_error
 from fedveil.accounting.heterogeneous import mu_groups, mu_groups_joint
-from fedveil.accounting.types import Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
-from fedveil.release.plan import Plan
+from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.release.grid import exponent_for
+from fedveil.release.plan import DpSgd, Plan
 
 if TYPE_CHECKING:
     from fedveil.training.params import Layout
@@ -28,7 +30,18 @@ def per_layer(value: float | object, layout: Layout) -> list[float]:
 
 
 def plan_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float | str:
-    """The exact mu of one Gaussian release under this plan, or the reason why there is none.
+    """The exact mu of one joint Gaussian release of the update and all extras, or why there is none; see `update_mu`."""
+    mus: list[float] = []
+    for name, extra in plan.extras.items():
+        if not extra.noise_std:
+            return f"the extra {name!r} leaves without noise"
+        mus.append(factor * extra.clip / (extra.noise_std * math.sqrt(shares)))
+    mu = update_mu(plan, layout, factor, shares)
+    return mu if isinstance(mu, str) or not mus else math.hypot(mu, *mus)
+
+
+def update_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float | str:
+    """The exact mu of one Gaussian release of the update under this plan, or the reason why there is none.
 
     Args:
         factor: 1 for zero-out, 2 for replace-one adjacency.
@@ -58,7 +71,12 @@ def plan_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float |
     return float(mu_groups_joint(bounded, sigmas, factor * plan.clip))
 
 
-def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, noisy_uploads: int = 1) -> Event:
+def promises(plan: Plan, layout: Layout) -> bool:
+    """Whether everything that leaves under this plan is clipped and noised, so that it leaves as integers on the grid."""
+    return not plan.unproven and plan.dp_sgd is None and not isinstance(update_mu(plan, layout, 1), str)
+
+
+def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, noisy_uploads: int = 1, round: int = 0) -> Event:
     """The privacy event of one release.
 
     Args:
@@ -73,8 +91,9 @@ def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, no
         if scope.unit is not Unit.RECORD:
             return Unbounded("DP-SGD inside a client protects records, not the client")
         if step.noise_multiplier == 0:
-            return Unbounded("DP-SGD without noise")
-        return SampledGaussian(step.rate, step.noise_multiplier / scope.adjacency.factor, step.steps)
+            return Unbounded("no noise is added (noise_multiplier = 0)")
+        std = step.noise_multiplier * step.clip
+        return SampledGaussian(step.rate, std / step_sensitivity(step, layout.dimension, scope.adjacency), step.steps)
     in_server_view = scope.view is View.SERVER
     if in_server_view and plan.place == "sum":
         return Unbounded("the server receives uploads without noise of their own; only their sum is protected")
@@ -84,6 +103,20 @@ def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, no
     mu = plan_mu(plan, layout, scope.update_factor, shares)
     if isinstance(mu, str):
         return Unbounded(mu)
-    if rate is None or in_server_view or plan.place == "upload" or mu == 0:
-        return Gaussian(mu)
-    return SampledGaussian(rate, 1 / mu)
+    return plan.mechanism.price(mu, None if in_server_view or plan.place == "upload" else rate, round)
+
+
+def step_sensitivity(step: DpSgd, dimension: int, adjacency: Adjacency) -> float:
+    """Bound on what one example moves the gridded sum of a batch by, L2: the clip, and the errors of norms, sums and rounding.
+
+    C (1 + e_n) (f + 2 B gamma) + h sqrt(d), with norms and sums in float64 and the grid step h of the noise.
+
+    Args:
+        dimension: d of the gradient.
+
+    Source: `fedveil.accounting.float_sensitivity`.
+    """
+    each = step.clip * (1 + norm_excess(dimension, "float64"))
+    moved = adjacency.factor + sum_error(step.cap + 2, "float64", weighted=True)
+    grid_step = 2.0 ** exponent_for(step.noise_multiplier * step.clip)
+    return (each * moved + grid_step * math.sqrt(dimension)) * (1 + 1e-12)

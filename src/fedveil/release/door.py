@@ -1,28 +1,41 @@
-"""The door itself. In the order of the code: check, restrict, clip, noise, charge (if the budget allows), hand over."""
+"""The door itself. In the order of the code: check, restrict, clip, put on the grid, noise, charge, hand over.
+
+What leaves under a plan that promises anything is integers: clipped coordinates truncated to a public grid, plus rounded Gaussian
+noise that was drawn without looking at them (`grid`, `sampler`). Sums of clients are integer sums. An update that cannot be
+released as it is (not finite, too large, mis-shaped, or none because training failed) is released as zero, noised like any other,
+so that a refusal tells nothing. Plans that promise nothing let floats out, and refuse such updates instead.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 
 from fedveil.accounting.types import Event, Scope, Unbounded
 from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.ledger.ledger import Entry
-from fedveil.release.cost import active_layers, event_of, per_layer
-from fedveil.release.plan import Plan, Raw, Upload, same_plan
+from fedveil.release.cost import active_layers, event_of, per_layer, promises
+from fedveil.release.grid import from_grid, to_grid
+from fedveil.release.plan import Plan, Raw, Upload
+from fedveil.release.release_layout import ReleaseLayout
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
+    from fedveil.release.memory import Memory
     from fedveil.release.noise import Randomness
     from fedveil.training.params import Layout
 
+    Integers = NDArray[np.int64]
+
 _ROUNDING = 1 - 1e-6
-"""A clipped float32 vector is scaled this much further, so that its exact norm stays at or below the clip."""
+"""A clipped float32 vector that promises nothing is scaled this much further, so that its norm stays at or below the clip."""
 
 AGGREGATE = -1
 """The client number of a release that is a whole round's sum."""
@@ -38,14 +51,17 @@ class Charger(Protocol):
 
 @dataclass(frozen=True)
 class Contribution:
-    """One client's clipped vector on its way into a sum. Sealed: nothing but `Door.release_sum` reads it."""
+    """One client's clipped vector on its way into a sum. Sealed: nothing but `Door.release_sum` reads it.
+
+    `sealed`: int64 [D] on the plan's grid, or float32 [d] under a plan that promises nothing.
+    """
 
     client: int
-    plan: Plan
     reads: tuple[str, ...]
     reason: str
     weight: float
     sealed: Tensor
+    plan: Plan | None = None
     buffers: Tensor | None = None
 
 
@@ -54,11 +70,12 @@ class Door:
     """The one way out of a run.
 
     Args:
-        layout: of the flat vector. scope: what is promised to whom. run: name written into each ledger row.
+        layout: of the model's flat vector. scope: what is promised to whom. run: name written into each ledger row.
         ledger: where each release is charged. randomness: where noise comes from.
         rate: Poisson sampling rate q of clients in the aggregate view, or None when sampling is not Poisson.
-        max_norm: updates above this L2 norm are refused rather than clipped.
+        max_norm: updates above this L2 norm do not leave.
         colluders: clients whose noise shares the adversary knows and can subtract.
+        extras: shape of each extra of the method's releases. memory: secret state of correlated noise.
     """
 
     layout: Layout
@@ -69,51 +86,106 @@ class Door:
     rate: float | None = None
     max_norm: float = 1e6
     colluders: int = 0
+    extras: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    memory: Memory | None = None
+
+    @property
+    def parts(self) -> ReleaseLayout:
+        """The release layout: update and extras."""
+        return ReleaseLayout(self.layout, self.extras)
+
+    def problem(self, update: object, extras: Mapping[str, Tensor]) -> str:
+        """Why a client's update and extras cannot leave as they are, for its own log; empty where they can."""
+        try:
+            self._check(update, extras)
+        except UpdateRefused as refused:
+            return str(refused)
+        return ""
 
     def upload(
-        self, update: Tensor, plan: Plan | Raw, client: int, round: int, weight: float = 1.0, buffers: Tensor | None = None
+        self,
+        update: Tensor | None,
+        plan: Plan | Raw,
+        client: int,
+        round: int,
+        *,
+        extras: Mapping[str, Tensor] | None = None,
+        weight: float = 1.0,
+        buffers: Tensor | None = None,
     ) -> Upload:
         """Release one client's update [d] to the server: its own noise, its own row in the ledger.
 
+        Args:
+            update: None where there is none that could leave; it is then released as zero if the plan promises anything.
+
         Raises:
-            UpdateRefused: NaN, infinite, mis-shaped, mis-typed or oversized update; nothing was released.
+            UpdateRefused: under a plan that promises nothing, an update that cannot leave; nothing was released.
             BudgetExhausted: the release would exceed the budget; nothing was released.
         """
-        self._check(update, client, round)
-        plan, reads, reason = _settle(plan, update)
-        statistics = _statistics(buffers, plan, reason, client, round)
-        vector = clipped(update, plan, self.layout)
-        event = Unbounded(reason) if reason else event_of(plan, self.layout, self.scope, rate=self.rate)
-        noisy = self._noised(vector, plan, client, round)
+        plan, reads, reason, vector = self._settled(update, plan, extras or {})
+        statistics = _statistics(buffers, plan, reason)
+        event = Unbounded(reason) if reason else event_of(plan, self.layout, self.scope, rate=self.rate, round=round)
+        integers: Tensor | None = None
+        if _exact(plan, reason, self.layout):
+            noisy = plan.mechanism.execute(self._gridded(vector, plan), self._noise(plan, client, round), round, None)
+            integers = torch.from_numpy(noisy)
+        else:
+            vector = self._float_noised(clipped(vector, plan, self.layout), plan, client, round)
         self._charge(plan, event, client, round, 1, reads)
         stds = vector.new_tensor(per_layer(plan.noise_std, self.layout))
-        return Upload(client, round, noisy, stds, plan, plan.support, weight, statistics)
+        upload = Upload(client, round, vector, stds, plan, plan.support, weight, statistics, integers=integers)
+        return upload if integers is None else self.opened(upload, integers, plan)
+
+    def opened(self, upload: Upload, integers: Tensor, plan: Plan, denominator: float = 1.0) -> Upload:
+        """The upload with its vectors read off the released integers [D]: post-processing, for whoever receives them."""
+        from dataclasses import replace
+
+        vector = self._decoded(integers.numpy(), plan, upload.round) / denominator
+        update, extras = self.parts.parted(vector)
+        if plan.clamp is not None:
+            update = update.clamp(-plan.clamp, plan.clamp)
+        return replace(upload, integers=integers, vector=update, extras=extras)
 
     def seal(
-        self, update: Tensor, plan: Plan | Raw, client: int, round: int, weight: float = 1.0, buffers: Tensor | None = None
+        self,
+        update: Tensor | None,
+        plan: Plan | Raw,
+        client: int,
+        round: int,
+        *,
+        extras: Mapping[str, Tensor] | None = None,
+        weight: float = 1.0,
+        buffers: Tensor | None = None,
     ) -> Contribution:
         """Prepare one client's update [d] for a sum that only `release_sum` opens (secure aggregation, trusted server).
 
         Args:
-            weight: public factor in (0, 1] on the clipped vector.
+            weight: public factor in (0, 1] on a vector that promises nothing; 1 for all others.
 
         Raises:
             UpdateRefused: as in `upload`.
         """
         if not 0 < weight <= 1:
             raise ConfigError(f"the weight of a contribution must lie in (0, 1] so that the clip still bounds it, got {weight}")
-        self._check(update, client, round)
-        plan, reads, reason = _settle(plan, update)
-        statistics = _statistics(buffers, plan, reason, client, round)
-        vector = clipped(update, plan, self.layout).mul_(weight)
-        if plan.place == "upload":
-            vector = self._noised(vector, plan, client, round)
-        return Contribution(client, plan, reads, reason, weight, vector, statistics)
+        plan, reads, reason, vector = self._settled(update, plan, extras or {})
+        statistics = _statistics(buffers, plan, reason)
+        if _exact(plan, reason, self.layout):
+            if weight != 1:
+                raise ConfigError(f"a sum with a guarantee needs a planned denominator, so all weigh 1; got the weight {weight}")
+            if plan.place == "upload" and plan.clamp is not None:
+                raise ConfigError("clamping noise in shares is not post-processing of the sum: leave clamp out, or noise the sum")
+            integers = self._gridded(vector, plan)
+            if plan.place == "upload":
+                integers = plan.mechanism.execute(integers, self._noise(plan, client, round), round, None)
+            sealed = torch.from_numpy(integers)
+        else:
+            sealed = clipped(vector, plan, self.layout).mul_(weight)
+            if plan.place == "upload":
+                sealed = self._float_noised(sealed, plan, client, round)
+        return Contribution(client, reads, reason, weight, sealed, plan if reads else None, statistics)
 
     def release_sum(self, contributions: Sequence[Contribution], plan: Plan | Raw, round: int, denominator: float) -> Upload:
         """Release the noisy sum of a round divided by a public denominator; charged once for all clients.
-
-        Contributions are added in the order given. A client that failed simply contributes nothing (zero-out).
 
         Args:
             plan: the common plan of the round, also when nobody contributed.
@@ -122,51 +194,99 @@ class Door:
         if not denominator > 0:
             raise ConfigError(f"the denominator of a mean must be > 0, got {denominator}")
         reads = contributions[0].reads if contributions else ()
-        reason = contributions[0].reason if contributions else ""
-        executed = plan if isinstance(plan, Plan) else (contributions[0].plan if contributions else Plan())
-        if isinstance(plan, Plan) and not all(c.plan is plan or same_plan(c.plan, plan) for c in contributions):
+        reason = contributions[0].reason if contributions else plan.unproven if isinstance(plan, Plan) else plan.reason
+        executed = plan if isinstance(plan, Plan) else (contributions[0].plan if contributions else None) or Plan()
+        exact = _exact(executed, reason, self.layout)
+        kind = torch.int64 if exact else torch.float32
+        if any(c.sealed.dtype != kind for c in contributions):
             raise ConfigError("all contributions to one sum must carry the plan of the round; a client used another")
-        total = torch.zeros(self.layout.dimension)
-        for contribution in contributions:
-            total += contribution.sealed
         n = len(contributions)
+        shares = n - self.colluders
         event = (
             Unbounded(reason)
             if reason
-            else event_of(executed, self.layout, self.scope, rate=self.rate, noisy_uploads=n - self.colluders)
+            else event_of(executed, self.layout, self.scope, rate=self.rate, noisy_uploads=shares, round=round)
         )
-        if executed.place == "sum":
-            total = self._noised(total, executed, AGGREGATE, round)
+        total = torch.zeros(self.parts.dimension if exact else self.layout.dimension, dtype=kind)
+        for contribution in contributions:
+            total += contribution.sealed
+        if exact and executed.place == "sum":
+            noise = self._noise(executed, AGGREGATE, round)
+            total = torch.from_numpy(executed.mechanism.execute(total.numpy(), noise, round, self.memory))
+        elif executed.place == "sum":
+            total = self._float_noised(total, executed, AGGREGATE, round)
         self._charge(executed, event, AGGREGATE, round, n, reads)
-        stds = total.new_tensor(per_layer(executed.noise_std, self.layout)) / denominator
+        stds = torch.tensor(per_layer(executed.noise_std, self.layout)) / denominator
         if executed.place == "upload":
             stds = stds * math.sqrt(n)
-        return Upload(AGGREGATE, round, total / denominator, stds, executed, executed.support, 1.0, _mean_buffers(contributions))
+        upload = Upload(
+            AGGREGATE, round, total / denominator, stds, executed, executed.support, 1.0, _mean_buffers(contributions)
+        )
+        return self.opened(upload, total, executed, denominator) if exact else upload
 
     # --- the steps ---
 
-    def _check(self, update: Tensor, client: int, round: int) -> None:
-        where = f"client {client} in round {round}"
-        if not isinstance(update, torch.Tensor) or not update.is_floating_point() or update.dtype != torch.float32:
+    def _settled(
+        self, update: Tensor | None, plan: Plan | Raw, extras: Mapping[str, Tensor]
+    ) -> tuple[Plan, tuple[str, ...], str, Tensor]:
+        """The plan to execute, what it read, why nothing can be proven from it, and the flat vector [D] to release."""
+        if isinstance(plan, Raw):
+            vector = self._check(update, extras)
+            return plan.make(vector), plan.reads, plan.reason, vector
+        if set(plan.extras) != set(self.extras):
+            needed, got = sorted(self.extras), sorted(plan.extras)
+            raise ConfigError(f"the plan must give clip and noise for the extras {needed}, got {got}")
+        try:
+            return plan, (), plan.unproven, self._check(update, extras)
+        except UpdateRefused:
+            if not (promises(plan, self.layout) or plan.dp_sgd is not None):
+                raise
+            return plan, (), plan.unproven, torch.zeros(self.parts.dimension)
+
+    def _check(self, update: object, extras: Mapping[str, Tensor]) -> Tensor:
+        """The flat vector [D] of what training gave, if it may leave."""
+        if update is None:
+            raise UpdateRefused("training gave no update")
+        if type(update) is not torch.Tensor or update.dtype != torch.float32:
             given = getattr(update, "dtype", type(update).__name__)
-            raise UpdateRefused(f"{where}: the update must be a float32 tensor, got {given}")
+            raise UpdateRefused(f"the update must be a float32 tensor, got {given} ({type(update).__name__})")
         if update.layout != torch.strided or update.requires_grad:
             given = "one that requires a gradient" if update.requires_grad else str(update.layout)
-            raise UpdateRefused(f"{where}: the update must be a plain dense tensor, got {given}")
+            raise UpdateRefused(f"the update must be a plain dense tensor, got {given}")
         if tuple(update.shape) != (self.layout.dimension,):
-            raise UpdateRefused(f"{where}: the update must have shape ({self.layout.dimension},), got {tuple(update.shape)}")
-        norm = float(torch.linalg.vector_norm(update, dtype=torch.float64))
+            raise UpdateRefused(f"the update must have shape ({self.layout.dimension},), got {tuple(update.shape)}")
+        vector = self.parts.flat(update, extras)
+        norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
         if not math.isfinite(norm):
-            kind = "NaN" if bool(update.isnan().any()) else "infinite values"
-            raise UpdateRefused(
-                f"{where}: the update contains {kind}; it was left out (a smaller learning rate or a batch_clip may help)"
-            )
+            kind = "NaN" if bool(vector.isnan().any()) else "infinite values"
+            raise UpdateRefused(f"the update contains {kind} (a smaller learning rate or a batch_clip may help)")
         if norm > self.max_norm:
-            raise UpdateRefused(
-                f"{where}: the update has norm {norm:.4g}, above the {self.max_norm:g} that the door allows (max_update_norm)"
-            )
+            raise UpdateRefused(f"the update has norm {norm:.4g}, above training.max_update_norm = {self.max_norm:g}")
+        return vector
 
-    def _noised(self, vector: Tensor, plan: Plan, client: int, round: int) -> Tensor:
+    def _gridded(self, vector: Tensor, plan: Plan) -> Integers:
+        """Restrict, clip and truncate [D] to integers of the plan's grid."""
+        d = self.layout.dimension
+        grid = [(part, k + plan.mechanism.shift) for part, k in self.parts.grid(plan)]
+        clips = [clip for _, _, clip in self.parts.groups(plan)]
+        layers = [i for i, (part, _) in enumerate(grid) if part.stop <= d]
+        update = vector[:d] if plan.support is None else vector[:d] * plan.support
+        whole = to_grid(update, [grid[i] for i in layers], plan.clip, [clips[i] for i in layers])
+        others = [
+            to_grid(vector[part], [(slice(0, part.stop - part.start), k)], clip)
+            for (part, k), clip in zip(grid[len(layers) :], clips[len(layers) :], strict=True)
+        ]
+        return np.concatenate([whole, *others]) if others else whole
+
+    def _noise(self, plan: Plan, client: int, round: int) -> _Draw:
+        return _Draw(self, plan, client, round)
+
+    def _decoded(self, integers: Integers, plan: Plan, round: int) -> Tensor:
+        estimate = plan.mechanism.decode(integers, round, self.memory)
+        return from_grid(estimate, self.parts.grid(plan))
+
+    def _float_noised(self, vector: Tensor, plan: Plan, client: int, round: int) -> Tensor:
+        """Under a plan that promises nothing: float32 noise on a float32 vector [d]."""
         stds = per_layer(plan.noise_std, self.layout)
         if any(stds):
             noise = self.randomness.normal(self.layout.dimension, round, client)
@@ -182,6 +302,7 @@ class Door:
     def _charge(self, plan: Plan, event: Event, client: int, round: int, participants: int, reads: tuple[str, ...]) -> None:
         d = self.layout.dimension
         clip, std = _as_charged(plan, self.layout)
+        extras = [plan.extras[name] for name in self.extras] if plan.extras else []
         self.ledger.charge(
             Entry(
                 run=self.run,
@@ -191,10 +312,10 @@ class Door:
                 adjacency=self.scope.adjacency,
                 view=self.scope.view,
                 event=event,
-                clip=tuple(map(float, clip)),
-                noise_std=tuple(map(float, std)),
-                coordinates=d if plan.support is None else int(plan.support.sum()),
-                dimension=d,
+                clip=tuple(map(float, [*clip, *(extra.clip for extra in extras)])),
+                noise_std=tuple(map(float, [*std, *(extra.noise_std for extra in extras)])),
+                coordinates=(d if plan.support is None else int(plan.support.sum())) + self.parts.dimension - d,
+                dimension=self.parts.dimension,
                 participants=participants,
                 reads=reads,
                 note="" if plan.dp_sgd is None else "DP-SGD inside local training",
@@ -202,10 +323,33 @@ class Door:
         )
 
 
-def clipped(update: Tensor, plan: Plan, layout: Layout) -> Tensor:
-    """A copy of `update` [d] restricted to the plan's support, then clipped per layer, then as a whole.
+@dataclass(frozen=True)
+class _Draw:
+    """Fresh rounded Gaussian noise [D] of a plan, drawn without looking at any data; one key for each release."""
 
-    The exact L2 norm of the result is at most `plan.clip`, and of each layer at most `plan.layer_clip`.
+    door: Door
+    plan: Plan
+    client: int
+    round: int
+
+    def __call__(self) -> Integers:
+        door, plan = self.door, self.plan
+        n, name = door.parts.dimension, (self.round, self.client)
+        steps = [std * 2.0**-k for (_, std, _), (_, k) in zip(door.parts.groups(plan), door.parts.grid(plan), strict=True)]
+        if len(set(steps)) == 1 and plan.support is None:
+            return door.randomness.integers(steps[0], n, *name)
+        sizes = [part.stop - part.start for part, _ in door.parts.grid(plan)]
+        std = np.repeat(np.array(steps), sizes)
+        if plan.support is not None:
+            std[: door.layout.dimension] *= plan.support.numpy()
+        return door.randomness.integers(std, n, *name)
+
+
+def clipped(update: Tensor, plan: Plan, layout: Layout) -> Tensor:
+    """A copy of `update` [d] restricted to the plan's support, then clipped per layer, then as a whole, in floats.
+
+    The exact L2 norm of the result is at most `plan.clip`, and of each layer at most `plan.layer_clip`. What leaves with a
+    promise is clipped on the grid instead.
     """
     vector = update.clone() if plan.support is None else update * plan.support
     if plan.layer_clip is not None:
@@ -222,6 +366,11 @@ def _clip_exactly_(vector: Tensor, bound: float) -> None:
         vector.mul_(bound / norm * _ROUNDING)
 
 
+def _exact(plan: Plan, reason: str, layout: Layout) -> bool:
+    """Whether what leaves under this plan leaves as integers on the grid: whenever it promises anything at the door."""
+    return not reason and promises(plan, layout)
+
+
 def _as_charged(plan: Plan, layout: Layout) -> tuple[list[float], list[float]]:
     """Clip and noise std per layer for the ledger; layers of which nothing is sent have clip 0."""
     if plan.dp_sgd is not None:
@@ -232,21 +381,12 @@ def _as_charged(plan: Plan, layout: Layout) -> tuple[list[float], list[float]]:
     return [c if i in sent else 0.0 for i, c in enumerate(clips)], per_layer(plan.noise_std, layout)
 
 
-def _settle(plan: Plan | Raw, update: Tensor) -> tuple[Plan, tuple[str, ...], str]:
-    """The plan to execute, what it read, and why nothing can be proven from it (empty when something can)."""
-    if isinstance(plan, Raw):
-        return plan.make(update), plan.reads, plan.reason
-    return plan, (), plan.unproven
-
-
-def _statistics(buffers: Tensor | None, plan: Plan, reason: str, client: int, round: int) -> Tensor | None:
+def _statistics(buffers: Tensor | None, plan: Plan, reason: str) -> Tensor | None:
     """The batch statistics that travel with a release, if any may; refused like an update when they are not finite."""
     if buffers is None or not _open(plan, reason):
         return None
     if not bool(buffers.isfinite().all()):
-        raise UpdateRefused(
-            f"client {client} in round {round}: its batch statistics contain NaN or infinite values; it was left out"
-        )
+        raise UpdateRefused("the batch statistics contain NaN or infinite values")
     return buffers
 
 

@@ -1,17 +1,23 @@
 """DP-SGD inside a client: record-level privacy for what local training produces (Abadi et al. 2016).
 
-Each step takes a Poisson batch, clips each example's gradient, adds Gaussian noise to the sum and divides by the expected
-batch size. Because the noise is in every gradient, whatever training makes of them may leave.
+Each step takes a Poisson batch, clips each example's gradient, adds them up in float64, puts the sum on the grid and adds rounded
+Gaussian noise; the noisy integers are all that training gets to see. They are divided by a public batch size. What the errors of
+norms, sums and rounding add to the sensitivity is charged (`fedveil.release.cost.step_sensitivity`).
+
+The objective never holds the examples: it gets an empty batch and asks this source for its noisy gradient, once a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
+from fedveil.errors import ConfigError
+from fedveil.release.grid import exponent_for
 from fedveil.release.per_example import Block, norms, per_example_gradients, weighted_sum
 
 if TYPE_CHECKING:
@@ -22,9 +28,9 @@ if TYPE_CHECKING:
     from fedveil.training.local import Local
 
 
-@dataclass(frozen=True)
+@dataclass
 class PerExampleGradient:
-    """The gradient source of DP-SGD (see `fedveil.training.local.GradientSource`).
+    """The gradient source of DP-SGD (see `fedveil.training.local.GradientSource`); one for each client and round.
 
     Args:
         plan: what each step does. randomness: of batches and noise. key: (round, client).
@@ -35,29 +41,70 @@ class PerExampleGradient:
     randomness: Randomness
     key: tuple[int, int]
     gradients: Callable[[torch.nn.Module, Tensor, Tensor], tuple[list[Block], Tensor]] = per_example_gradients
+    _batch: tuple[Tensor, Tensor] | None = field(default=None, init=False)
+    losses: list[float] = field(default_factory=list, init=False)
 
     def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Poisson batches: each example joins each of the planned steps with the planned rate; a batch may be empty."""
+        """Poisson batches, sealed: each example joins each of the planned steps with the planned rate.
+
+        What is handed out is empty; the examples stay here until the gradient is asked for. A batch above the cap is cut
+        without looking at the examples.
+
+        Raises:
+            ConfigError: the objective did not ask for exactly one gradient a step.
+        """
         local.steps = self.plan.steps
         draw = self.randomness.secret("examples", *self.key)
-        for _ in range(self.plan.steps):
-            chosen = torch.from_numpy(draw.random(len(y)) < self.plan.rate)
-            yield x[chosen], y[chosen]
+        for step in range(self.plan.steps):
+            chosen = np.flatnonzero(draw.random(len(y)) < self.plan.rate)[: self.plan.cap]
+            self._batch = x[torch.from_numpy(chosen)], y[torch.from_numpy(chosen)]
+            yield x[:0], y[:0]
+            if self._batch is not None:
+                raise ConfigError(
+                    f"under DP-SGD an objective must ask for local.gradient once in each step; it did not in step {step}"
+                )
 
     def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
-        """Write (sum of clipped gradients + noise) / expected batch size into the gradient; returns the mean loss."""
-        model = local.model
+        """Write (gridded sum of clipped gradients + noise) / expected batch size into the gradient.
+
+        Returns:
+            NaN: the loss of the batch is private, and only `losses` has it, for the client's own diagnostics.
+        """
+        if self._batch is None:
+            raise ConfigError("under DP-SGD an objective may ask for local.gradient only once in each step: each costs a release")
+        (x, y), self._batch = self._batch, None
+        model, std = local.model, self.plan.noise_multiplier * self.plan.clip
         model.grad.zero_()
-        loss = model.vector.new_zeros(())
+        total = torch.zeros(len(model.grad), dtype=torch.float64)
         if len(y):
             blocks, losses = self.gradients(model.module, x, y)
-            factors = (self.plan.clip / norms(blocks).clamp_min(1e-30)).clamp_max(1.0) * (1 - 1e-6)
-            model.grad.copy_(weighted_sum(blocks, factors))
-            loss = losses.mean()
-        noise = self.randomness.normal(len(model.grad), "step", *self.key, local.step)
-        model.grad.add_(noise.to(model.grad.device), alpha=self.plan.noise_multiplier * self.plan.clip)
-        expected = self.plan.rate * max(local.examples, 1)
-        model.grad.div_(expected)
-        std = self.plan.noise_multiplier * self.plan.clip / expected
-        local.noised_gradient(model.grad.new_tensor([n * std**2 for n in model.layout.sizes]))
-        return loss
+            total = clipped_sum(blocks, self.plan.clip).cpu()
+            self.losses.append(float(losses.mean()))
+        if std:
+            step = 2.0 ** exponent_for(std)
+            noise = self.randomness.integers(std / step, len(total), "step", *self.key, local.step)
+            integers = torch.from_numpy(noise) + total.div_(step).round_().to(torch.int64)
+            total = integers.to(torch.float64).mul_(step)
+        model.grad.copy_(total.div_(self.plan.expected))
+        local.noised_gradient(model.grad.new_tensor([n * (std / self.plan.expected) ** 2 for n in model.layout.sizes]))
+        return model.vector.new_full((), torch.nan)
+
+
+def clipped_sum(blocks: list[Block], clip: float) -> Tensor:
+    """The sum [d] of the examples' gradients, each clipped to L2 norm `clip`, in float64.
+
+    An example whose gradient is not finite counts as zero.
+    """
+    size = norms(blocks)
+    finite = size.isfinite()
+    if not bool(finite.all()):
+        blocks = [_without(block, ~finite) for block in blocks]
+    factors = (clip / size.clamp_min(1e-300)).clamp_max(1.0).where(finite, size.new_zeros(()))
+    return weighted_sum(blocks, factors)
+
+
+def _without(block: Block, where: Tensor) -> Block:
+    """The block with the gradients of some examples [n] set to zero."""
+    if isinstance(block, torch.Tensor):
+        return block.masked_fill(where[:, None], 0.0)
+    return block[0].masked_fill(where[:, None], 0.0), block[1].masked_fill(where[:, None], 0.0)

@@ -7,44 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from fedveil.release.sampler import rounded_normal
+
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
-_SUMMANDS = 2
-_BLOCK = 2**18
-
-
-def _secure_normal(n: int) -> Tensor:
-    """n standard normals [n] from a cryptographic source, drawn in blocks by as many threads as torch may use here."""
-    blocks = [min(_BLOCK, n - start) for start in range(0, n, _BLOCK)]
-    threads = min(torch.get_num_threads(), len(blocks))
-    if threads < 2:
-        return torch.cat([_secure_block(size) for size in blocks]) if blocks else torch.empty(0)
-    with ThreadPoolExecutor(threads) as pool:
-        return torch.cat(list(pool.map(_secure_block, blocks)))
-
-
-def _secure_block(n: int) -> Tensor:
-    """n standard normals, each the scaled sum of independent float64 Box-Muller draws.
-
-    A single draw leaves floating-point traces by which noise can be told from signal (Mironov 2012; Holohan and Braghin 2021,
-    who propose such sums).
-    """
-    total = np.zeros(n)
-    half = (n + 1) // 2
-    for _ in range(_SUMMANDS):
-        bits = np.frombuffer(os.urandom(16 * half), dtype=np.uint64).reshape(2, half)
-        u = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-        radius, angle = np.sqrt(-2.0 * np.log(u[0])), 2.0 * np.pi * u[1]
-        total += np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:n]
-    return torch.from_numpy((total / np.sqrt(_SUMMANDS)).astype(np.float32))
+_STEPS = 2.0**24
+"""Grid steps in the std of noise that is wanted as floats."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +44,19 @@ class Randomness:
         """A torch generator for what need not be secret."""
         return torch.Generator().manual_seed(self.derive(*key))
 
-    def normal(self, n: int, *key: object) -> Tensor:
-        """n standard normals [n], float32; from the seed only if `seeded_noise`."""
+    def key(self, *name: object) -> bytes:
+        """A key of 32 bytes for one draw of noise; from the seed only if `seeded_noise`, else fresh each time it is asked for."""
         if self.seeded_noise:
-            return torch.randn(n, generator=self.generator("noise", *key))
-        return _secure_normal(n)
+            return hashlib.blake2b(repr((self.seed, "noise", *name)).encode(), digest_size=32).digest()
+        return os.urandom(32)
+
+    def integers(self, std: float | NDArray[np.float64], n: int, *name: object) -> NDArray[np.int64]:
+        """n integers [n] with the law of rounded Gaussian noise, std in grid steps; from the seed only if `seeded_noise`."""
+        return rounded_normal(std, n, self.key(*name))
+
+    def normal(self, n: int, *name: object) -> Tensor:
+        """n standard normals [n], float32, for noise that promises nothing; from the seed only if `seeded_noise`."""
+        return torch.from_numpy(self.integers(_STEPS, n, *name)).to(torch.float32).mul_(1 / _STEPS)
 
     def secret(self, *key: object) -> np.random.Generator:
         """A numpy generator for client sampling, which amplification needs to be secret."""

@@ -37,14 +37,17 @@ def per_example_gradients(module: nn.Module, x: Tensor, y: Tensor) -> tuple[list
 
 
 def norms(blocks: list[Block]) -> Tensor:
-    """The L2 norm of each example's gradient [n]; that of an outer product is the product of norms."""
+    """The L2 norm of each example's gradient [n], in float64; that of an outer product is the product of norms."""
     squares = [_squares(b) if isinstance(b, torch.Tensor) else _squares(b[0]) * _squares(b[1]) for b in blocks]
     return torch.stack(squares).sum(0).sqrt()
 
 
 def weighted_sum(blocks: list[Block], weights: Tensor) -> Tensor:
-    """The sum of the examples' gradients by `weights` [n], as a flat vector [d]."""
-    parts = [weights @ b if isinstance(b, torch.Tensor) else (b[0] * weights[:, None]).T @ b[1] for b in blocks]
+    """The sum of the examples' gradients by `weights` [n], as a flat vector [d], in float64."""
+    parts = [
+        weights @ b.double() if isinstance(b, torch.Tensor) else (b[0].double() * weights[:, None]).T @ b[1].double()
+        for b in blocks
+    ]
     return torch.cat([part.flatten() for part in parts])
 
 
@@ -54,7 +57,7 @@ def rows(blocks: list[Block]) -> Tensor:
 
 
 def _squares(part: Tensor) -> Tensor:
-    return part.square().sum(1)
+    return part.double().square().sum(1)
 
 
 def _outer(left: Tensor, right: Tensor) -> Tensor:

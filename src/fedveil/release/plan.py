@@ -9,11 +9,13 @@ door then marks the release, and nothing can be proven from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from fedveil.errors import ConfigError
+from fedveil.release.mechanism import Independent, Mechanism
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,12 +32,38 @@ class DpSgd:
         noise_multiplier: noise std on the summed gradient / clip.
         rate: probability with which each example joins a batch.
         steps: batches in one round.
+        expected: examples that the noisy sum is divided by: rate x the public nominal size, the same for every client.
+        cap: examples that a batch may hold; what exceeds it is dropped without looking at the data.
     """
 
     clip: float
     noise_multiplier: float
     rate: float
     steps: int
+    expected: float
+    cap: int
+
+    def __post_init__(self) -> None:
+        if not self.clip >= 1e-10:
+            raise ConfigError(f"the clip of each example's gradient must be at least 1e-10, got {self.clip}")
+
+
+@dataclass(frozen=True)
+class Extra:
+    """One named vector that leaves beside the update: its L2 clip and the std of its noise.
+
+    Args:
+        clip: L2 bound on the extra. noise_std: Gaussian noise std on each of its coordinates.
+    """
+
+    clip: float
+    noise_std: float
+
+    def __post_init__(self) -> None:
+        if not (self.clip > 0 and math.isfinite(self.clip)):
+            raise ConfigError(f"the clip of an extra must be finite and > 0, got {self.clip}")
+        if not (self.noise_std >= 0 and math.isfinite(self.noise_std)):
+            raise ConfigError(f"the noise_std of an extra must be finite and >= 0, got {self.noise_std}")
 
 
 @dataclass(frozen=True)
@@ -48,9 +76,12 @@ class Plan:
         place: `upload`, noise on each client's vector; `sum`, noise once on the sum of the round.
         layer_clip: C_l, L2 bound per layer [L], or None.
         support: coordinates that leave, bool [d]; None sends all.
-        clamp: bound on the absolute value of each noisy coordinate (post-processing), or None.
+        clamp: bound on the absolute value of each noisy coordinate, or None; post-processing of what it is applied to, so it is
+            refused for noise in shares, where the server sees only the sum.
         dp_sgd: record-level privacy inside training; the door then adds no noise of its own.
         unproven: why nothing can be proven from this release although it is clipped and noised; empty otherwise.
+        extras: clip and noise of each extra of the release layout. mechanism: how the noise comes about, and what it costs.
+        broadcast: public values that every client gets with the plan (`Local.plan.broadcast`).
     """
 
     clip: float = math.inf
@@ -61,6 +92,9 @@ class Plan:
     clamp: float | None = None
     dp_sgd: DpSgd | None = None
     unproven: str = ""
+    extras: Mapping[str, Extra] = field(default_factory=dict)
+    mechanism: Mechanism = field(default_factory=Independent)
+    broadcast: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.clip > 0:
@@ -78,8 +112,30 @@ class Plan:
 
 def same_plan(a: Plan, b: Plan) -> bool:
     """Whether two plans say the same, tensors compared by value."""
-    pairs = [(getattr(a, f.name), getattr(b, f.name)) for f in fields(Plan)]
-    return all(x.equal(y) if hasattr(x, "equal") and hasattr(y, "equal") else bool(x == y) for x, y in pairs)
+    return all(_same(getattr(a, f.name), getattr(b, f.name)) for f in fields(Plan))
+
+
+def _same(x: Any, y: Any) -> bool:
+    if isinstance(x, Mapping) and isinstance(y, Mapping):
+        return x.keys() == y.keys() and all(_same(x[key], y[key]) for key in x)
+    return x.equal(y) if hasattr(x, "equal") and hasattr(y, "equal") else bool(x == y)
+
+
+def copied(plan: Plan) -> Plan:
+    """The same plan with tensors of its own, so that whoever gets it cannot change it for others."""
+    own = {name: _clone(value) for name, value in plan.broadcast.items()}
+    return replace(
+        plan,
+        noise_std=_clone(plan.noise_std),
+        layer_clip=_clone(plan.layer_clip),
+        support=_clone(plan.support),
+        extras=MappingProxyType(dict(plan.extras)),
+        broadcast=MappingProxyType(own),
+    )
+
+
+def _clone(value: Any) -> Any:
+    return value.clone() if hasattr(value, "clone") else value
 
 
 @dataclass(frozen=True)
@@ -96,6 +152,13 @@ class Raw:
     make: Callable[[Tensor], Plan]
     reason: str
 
+    def __post_init__(self) -> None:
+        if not self.reads or not self.reason:
+            raise ConfigError(
+                "a plan that is made from the private update must name what it reads and say why nothing can be proven from it: "
+                f"got reads = {self.reads!r}, reason = {self.reason!r}; a plan that reads nothing private is a Plan"
+            )
+
 
 @dataclass(frozen=True)
 class Upload:
@@ -103,6 +166,8 @@ class Upload:
 
     Args:
         vector: [d], zero where nothing was sent. noise_std: std of its noise per layer [L].
+        integers: int64 [D], what left to the bit, in units of the grid (`fedveil.release.grid`); None where no noise was added.
+        extras: each extra of the release layout, in its shape.
         support: coordinates sent, bool [d], or None for all.
         weight: public weight in the mean. buffers: batch statistics, in published or non-private runs only.
         start: the global model [d] that the update is relative to; given to a policy when it observes, not kept afterwards.
@@ -119,24 +184,32 @@ class Upload:
     buffers: Tensor | None = None
     start: Tensor | None = None
     public_loss: float | None = None
+    integers: Tensor | None = None
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Released:
     """All that a policy may see: the round, the global models that everyone has, and nothing private.
 
-    What this client (server view) or this round (aggregate view) released before reaches the policy through `observe`.
-    `public_loss` is the global model's loss on the public split, where the run has one.
+    `client` is the one that plans, or -1 for the common plan of a round. `server` is what `observe_all` made of all uploads,
+    where a policy has it (server view). What this client (server view) or this round (aggregate view) released before reaches
+    the policy through `observe`. `public_loss` is the global model's loss on the public split, where the run has one.
     """
 
     round: int
     model: Tensor
     previous: Tensor | None
     public_loss: float | None = None
+    client: int = -1
+    server: State = field(default_factory=dict)
 
 
 class Policy(Protocol):
-    """Chooses each release from what was released. Functions of explicit state; the state is plain and checkpoints."""
+    """Chooses each release from what was released. Functions of explicit state; the state is plain and checkpoints.
+
+    A policy with a true `common` makes plans that depend on the round alone, so that all clients' plans of a round are the same.
+    """
 
     def start(self) -> State:
         """The state before the first release."""
@@ -151,11 +224,21 @@ class Policy(Protocol):
         ...
 
 
+@runtime_checkable
+class ServerPolicy(Protocol):
+    """A policy with a state of the server, made of all uploads, which every later plan may see (`Released.server`)."""
+
+    def observe_all(self, state: State, uploads: Sequence[Upload]) -> State:
+        """The server's state after all uploads of a round have left; it begins empty."""
+        ...
+
+
 @dataclass(frozen=True)
 class Fixed:
     """The policy that always makes the same plan."""
 
     always: Plan
+    common: ClassVar[bool] = True
 
     def start(self) -> State:
         """No state."""

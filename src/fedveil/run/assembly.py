@@ -14,22 +14,22 @@ import torch
 
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded, View
-from fedveil.configuration.config import Config, Population, calibrated_setting
-from fedveil.configuration.plugins import load_plugins
+from fedveil.configuration.config import Config, Population, calibrated_setting, method_of
 from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options
 from fedveil.data.split import client_test_split, public_split, split_within_users
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
-from fedveil.federation.fit import Federation
+from fedveil.federation.progress import Federation
 from fedveil.federation.round import Context
 from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.ledger.budgeted_ledger import Till
-from fedveil.methods.base import ROUNDING, Method, Setting
+from fedveil.methods.base import ROUNDING, Method, Setting, check_declared, releases_to
 from fedveil.models import model_registry as models
 from fedveil.release.door import Door
+from fedveil.release.memory import Memory
 from fedveil.release.noise import Randomness
-from fedveil.training.local import Objective, Personal, Trained
+from fedveil.training.local import HasPersonalModel, Objective, Trained
 from fedveil.training.params import FlatModel
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Prepared:
 def prepare(config: Config, dataset: Dataset | None = None, dealt: Partition | None = None) -> Prepared:
     """Load the data and deal them out, unless they are given; tensors are made once."""
     section, seed = config.data, config.run.seed
-    load_plugins(config.run.plugins)
+    method_of(config)  # its plugins may bring the data set
     if dataset is None:
         dataset = load(section.name, section.data_dir, section.download)
     if dealt is None and section.partition.get("kind") == "users" and dataset.users_test is not None:
@@ -81,15 +81,27 @@ def prepare(config: Config, dataset: Dataset | None = None, dealt: Partition | N
 
 def build_model(config: Config, prepared: Prepared) -> FlatModel:
     """The configured network, initialised from the run's seed."""
-    options = dict(config.model)
-    name, info = str(options.pop("name", "mlp")), prepared.dataset.info
-    return FlatModel(models.build(name, info.input_shape, info.classes, Randomness(config.run.seed).derive("model"), **options))
+    network, info, seed = config.model, prepared.dataset.info, Randomness(config.run.seed).derive("model")
+    return FlatModel(models.build(network.name, info.input_shape, info.classes, seed, **dict(network.options)))
 
 
-def federation(config: Config, prepared: Prepared, ledger: Path, run: str, device: str = "cpu") -> Federation:
-    """Everything that a run of this configuration needs, with its releases charged to the ledger file; trains on `device`."""
-    method, setting = calibrated_setting(config, prepared.population)
+def federation(
+    config: Config,
+    prepared: Prepared,
+    ledger: Path,
+    run: str,
+    device: str = "cpu",
+    calibrated: tuple[Method, Setting] | None = None,
+) -> Federation:
+    """Everything that a run of this configuration needs.
+
+    Args:
+        ledger: file to which releases are charged, under the name `run`. device: where it trains.
+        calibrated: method and setting with the noise known, where they were computed before.
+    """
+    method, setting = calibrated or calibrated_setting(config, prepared.population)
     model = build_model(config, prepared).to(device)
+    check_declared(method, setting, model.vector.to("cpu"))
     randomness = Randomness(config.run.seed, config.run.seeded_noise)
     door = Door(
         model.layout,
@@ -97,9 +109,11 @@ def federation(config: Config, prepared: Prepared, ledger: Path, run: str, devic
         run,
         Till(ledger, budgets(method, setting), config.run.seeded_noise),
         randomness,
-        rate=setting.rate if setting.sampling == "poisson" else None,
+        rate=setting.rate if setting.amplified else None,
         max_norm=config.training.max_update_norm,
         colluders=setting.colluders,
+        extras=method.extras(setting),
+        memory=Memory(ledger.with_name("noise-state.safetensors")),
     )
     context = Context(
         model,
@@ -121,6 +135,7 @@ def federation(config: Config, prepared: Prepared, ledger: Path, run: str, devic
         config.training.server_optimizer.spec(),
         config.training.evaluate_every,
         prepared.public,
+        method.participation(setting),
     )
 
 
@@ -129,7 +144,7 @@ def objective(config: Config, method: Method, setting: Setting) -> Objective:
     own = method.objective(setting)
     if not config.training.measure_trained:
         return own
-    if isinstance(own, Personal):
+    if isinstance(own, HasPersonalModel):
         raise ConfigError(f"{method.name} measures personal models of its own: leave training.measure_trained out")
     if not config.data.client_test_fraction:
         raise ConfigError("training.measure_trained needs tests of the clients: set data.client_test_fraction, such as 0.2")
@@ -142,10 +157,10 @@ def budgets(method: Method, setting: Setting) -> Budgets | None:
     Where the last model alone tells less than the releases together, the cap is what these cost: each is charged in full.
     """
     view = setting.scope.view
-    planned = method.releases(setting, View.AGGREGATE if view is View.FINAL else view)
+    planned = releases_to(method, setting, View.AGGREGATE if view is View.FINAL else view)
     if any(isinstance(event, Unbounded) for event in planned):
         return None
-    epsilon = setting.epsilon if planned == method.releases(setting, view) else None
+    epsilon = setting.epsilon if planned == releases_to(method, setting, view) else None
     return Budgets(filter_for(planned, epsilon, setting.delta, setting.scope.adjacency), setting.scope)
 
 

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import math
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedveil.configuration.config import without_free_keys
 from fedveil.errors import ConfigError
+from fedveil.federation.history import Columns
+from fedveil.run.history_files import DECLARED, Row, parse_columns, parse_table
 from fedveil.statement.statement import Statement
+from fedveil.statement.statement_json import from_dict
 
 T = TypeVar("T")
-Row = dict[str, Any]
-"""One line of a table: numbers as float, absent values as None, everything else as text."""
-
-_NOT_THE_EXPERIMENT = {
-    ("run", "seed"),
-    ("run", "name"),
-    ("run", "engine"),
-    ("run", "clients_at_once"),
-    ("run", "deterministic"),
-    ("run", "track"),
-    ("data", "data_dir"),
-    ("data", "download"),
-}
-"""Configuration keys in which runs of one and the same experiment may differ."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +25,7 @@ class RunData:
 
     Args:
         config, config_text: the resolved configuration, and its file.
-        history, layers, clients, participants, failures: tables, rows in order.
+        history, layers, clients, participants, failures: tables, rows in order. declared: their columns.
         statement: None where the directory has none. partition: who holds how much of what, or None.
     """
 
@@ -53,12 +41,17 @@ class RunData:
     summary: dict[str, Any]
     versions: dict[str, str]
     partition: dict[str, Any] | None
+    declared: Columns = field(default_factory=Columns)
 
     @property
     def columns(self) -> list[str]:
-        """The history's columns that hold a number in at least one round, without `round`."""
-        names = dict.fromkeys(k for row in self.history for k in row)
-        return [k for k in names if k != "round" and any(isinstance(row.get(k), float) for row in self.history)]
+        """The history's columns that hold a number in at least one round."""
+        names = dict.fromkeys(k for row in self.history for k in row if self.declared[k].kind == "number")
+        return [k for k in names if self.points(k)]
+
+    def points(self, column: str) -> list[tuple[int, float]]:
+        """(round from 1, value) of a column of the history, where it has one."""
+        return [(row["round"] + 1, row[column]) for row in self.history if row.get(column) is not None]
 
     @property
     def seed(self) -> int | None:
@@ -80,7 +73,8 @@ def read_run(path: str | Path) -> RunData:
         raise ConfigError(f"{folder} is not one run but a grid of them: {shown} run directories lie under {folder / 'cells'}")
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} is not a run directory (it has no config.toml): give one that `fedveil run` left")
-    history = _table(folder / "history.csv")
+    declared = _read(folder / DECLARED, parse_columns, Columns())
+    history = _table(folder, "history.csv", declared)
     if not history:
         raise ConfigError(f"{folder} has no finished round yet: there is nothing to show")
     text = _read(folder / "config.toml", str, "")
@@ -88,22 +82,23 @@ def read_run(path: str | Path) -> RunData:
         path=folder,
         config=_parsed(folder / "config.toml", text),
         config_text=text,
-        statement=_read(folder / "statement.json", lambda t: Statement.from_dict(json.loads(t)), None),
+        statement=_read(folder / "statement.json", lambda t: from_dict(json.loads(t)), None),
         history=history,
-        layers=_table(folder / "layers.csv"),
-        clients=_table(folder / "clients.csv"),
-        participants=_table(folder / "participants.csv"),
-        failures=_table(folder / "failures.csv"),
+        layers=_table(folder, "layers.csv", declared),
+        clients=_table(folder, "clients.csv", declared),
+        participants=_table(folder, "participants.csv", declared),
+        failures=_table(folder, "failures.csv", declared),
         summary=_read(folder / "summary.json", json.loads, {}),
         versions=_read(folder / "versions.json", json.loads, {}),
         partition=_read(folder / "partition.json", json.loads, None),
+        declared=declared,
     )
 
 
 def experiment_of(run: RunData) -> dict[str, Any]:
     """The configuration as `section.key: value`, without what may differ between runs of one experiment (the seed above all)."""
-    flat = _flat(run.config)
-    return {".".join(key): value for key, value in flat.items() if key[:2] not in _NOT_THE_EXPERIMENT}
+    flat = _flat(without_free_keys(run.config))
+    return {".".join(key): value for key, value in flat.items() if key != ("run", "seed")}
 
 
 def grouped(runs: Sequence[RunData]) -> list[list[RunData]]:
@@ -168,15 +163,5 @@ def _read(path: Path, parse: Callable[[str], T], absent: T) -> T:
         raise ConfigError(f"cannot read {path}: {error}; the file is damaged or of another version") from None
 
 
-def _table(path: Path) -> list[Row]:
-    return _read(path, lambda text: [{k: _cell(v) for k, v in row.items()} for row in csv.DictReader(text.splitlines())], [])
-
-
-def _cell(text: str | None) -> float | str | None:
-    if text is None or text == "":
-        return None
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    return None if math.isnan(number) else number
+def _table(folder: Path, name: str, columns: Columns) -> list[Row]:
+    return _read(folder / name, lambda text: parse_table(name, text, columns), [])

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.configuration.config import Config, load_config
+from fedveil.configuration.config import Config, load_config, without_free_keys
 from fedveil.configuration.plugins import digests
 from fedveil.errors import ConfigError, LedgerError
 from fedveil.federation.checkpoint import ledger_position
@@ -17,21 +17,14 @@ from fedveil.ledger.ledger import AGGREGATE, Ledger
 from fedveil.ledger.ledger_head import head_path
 
 if TYPE_CHECKING:
-    from fedveil.federation.fit import Progress
+    from fedveil.federation.progress import Progress
     from fedveil.run.assembly import Prepared
 
-FREE = (
-    "run.engine",
-    "run.clients_at_once",
-    "run.deterministic",
-    "run.name",
-    "run.plugins",
-    "run.track",
-    "data.data_dir",
-    "data.download",
-    "training.client_timeout",
-)
-"""Keys that change no result, and so may change when a run is resumed; what plugins contain is compared by `identity`."""
+
+def begun(path: Path) -> bool:
+    """Whether a directory holds a run that may have released something; if not, it was killed at its start."""
+    names = ("summary.json", "history.csv", "checkpoint", "ledger.sqlite", "ledger.sqlite-wal")
+    return any((path / name).exists() for name in names)
 
 
 def resumable(path: Path) -> Config:
@@ -45,9 +38,12 @@ def resumable(path: Path) -> Config:
 
 
 def same_run(saved: Config, given: Config, path: Path) -> None:
-    """Refuse a configuration that would give another result; the message shows what differs."""
-    before, now = _flat(saved.model_dump(mode="json")), _flat(given.model_dump(mode="json"))
-    keys = [k for k in sorted(before.keys() | now.keys()) if before.get(k) != now.get(k) and k not in FREE]
+    """Refuse a configuration that would give another result; the message shows what differs.
+
+    What plugins contain is compared by `identity`.
+    """
+    before, now = (_flat(without_free_keys(config.model_dump(mode="json"))) for config in (saved, given))
+    keys = [k for k in sorted(before.keys() | now.keys()) if before.get(k) != now.get(k)]
     if keys:
         shown = "; ".join(f"{k} was {before.get(k)!r} and is {now.get(k)!r}" for k in keys)
         raise ConfigError(f"the run in {path} was begun with another configuration: {shown}. Resume with its own, or start anew")

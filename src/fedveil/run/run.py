@@ -14,16 +14,21 @@ from fedveil.configuration.plugins import digests
 from fedveil.engines.select_engine import engine, place
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.checkpoint import Checkpoints
-from fedveil.federation.fit import Progress, Record, fit, start
+from fedveil.federation.fit import fit
+from fedveil.federation.history import Record, declared
+from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.budgeted_ledger import Till
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import Prepared, federation, new_run_id, prepare
+from fedveil.run.history_files import append_history, write_history
 from fedveil.run.resume import count_spent, identity, resumable, run_id_of, same_run
 from fedveil.run.run_lock import claimed
 from fedveil.run.tracked_values import Begun
 from fedveil.run.tracking import Tracker, following, tracker_named
 from fedveil.statement.certify import certify
 from fedveil.statement.statement import Statement
+from fedveil.statement.statement_json import to_dict
+from fedveil.statement.statement_markdown import to_markdown
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
@@ -85,7 +90,7 @@ def run(
     prepared = prepare(config, data, partition)
     method, setting = calibrated_setting(config, prepared.population)
     vacuous, seeded = config.privacy.allow_vacuous_delta, config.run.seeded_noise
-    batch_norm = config.model.get("norm") == "batch"
+    batch_norm = config.model.keeps_statistics
     statement = certify(method, setting, seeded_noise=seeded, allow_vacuous_delta=vacuous, batch_norm=batch_norm)
     run_id = new_run_id()
     path = Path(out) if out is not None else Path("runs") / f"{method.name}-{prepared.dataset.info.name}-{run_id}"
@@ -97,38 +102,34 @@ def run(
             resumable(path)
             run_id = run_id_of(path)
         else:
-            _begin(path, config, prepared, statement, run_id, given=data is not None or partition is not None)
+            _begin(path, config, prepared, statement, run_id, supplied=data is not None or partition is not None)
         saved = Checkpoints(path / "checkpoint", identity(run_id, prepared, config.run.plugins), path / "ledger.sqlite")
         progress = saved.load()
-        begun = Begun(run_id, path, config, statement, setting.layout.names, progress.history if progress is not None else [])
-        with following(trackers, begun) as told:
-            return _train(prepared, device, begun, saved, progress, [told] if on_round is None else [told, on_round])
+        job = federation(config, prepared, path / "ledger.sqlite", run_id, device, (method, setting))
+        history, columns = progress.history if progress is not None else [], declared(job.context.objective, job.context.policy)
+        begun = Begun(run_id, path, config, statement, setting.layout.names, history, columns)
+        with following(trackers, begun) as tracked:
+            return _train(job, begun, saved, progress, [tracked] if on_round is None else [tracked, on_round])
 
 
 def _train(
-    prepared: Prepared,
-    device: str,
-    begun: Begun,
-    saved: Checkpoints,
-    progress: Progress | None,
-    tell: Sequence[Callable[[Record], None]],
+    job: Federation, begun: Begun, saved: Checkpoints, progress: Progress | None, tell: Sequence[Callable[[Record], None]]
 ) -> Result:
     """Train to the end, saving and telling each round, and write what is left of the run directory."""
     config, path = begun.config, begun.path
     section, timeout = config.run, config.training.client_timeout
-    job = federation(config, prepared, path / "ledger.sqlite", begun.run, device)
     runner = engine(section.engine, job.context, timeout, at_once=section.clients_at_once, deterministic=section.deterministic)
     progress = progress or start(job)
     if config.privacy.max_participations is not None and not section.seeded_noise:
         count_spent(progress, path)
-    layout = job.context.door.layout
+    layout, columns = job.context.door.layout, begun.columns
     with _safe(path):
-        rundir.write_history(path, progress.history, layout)
+        write_history(path, progress.history, layout, columns)
 
     def after(progress: Progress) -> None:
         saved.save(progress)
         with _safe(path):
-            rundir.append_history(path, progress.history, layout)
+            append_history(path, progress.history, layout, columns)
         for listener in tell:
             listener(progress.history[-1])
 
@@ -144,13 +145,13 @@ def _train(
     model.load(progress.model)
     result = Result(model, progress.history, begun.statement, path, ended)
     with _safe(path):
-        rundir.write_history(path, progress.history, layout)
+        write_history(path, progress.history, layout, columns)
         rundir.write_model(path / "model.safetensors", progress.model, layout)
         rundir.write_json(path / "summary.json", summary(result, begun.run))
     return result
 
 
-def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement, run_id: str, given: bool) -> None:
+def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement, run_id: str, supplied: bool) -> None:
     """Make the run directory; the ledger comes last, and with it the run can be resumed."""
     with _writable(path):
         rundir.create(path)
@@ -158,8 +159,8 @@ def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement,
         rundir.write_config(path / "config.toml", config)
         _write_statement(path, statement)
         dealt, source = prepared.partition, prepared.dataset
-        rundir.write_partition(path / "partition.json", dealt, source.y_train, source.info.classes, given=given)
-    Ledger.create(path / "ledger.sqlite", run_id, {"method": str(config.method["name"])}).close()
+        rundir.write_partition(path / "partition.json", dealt, source.y_train, source.info.classes, supplied=supplied)
+    Ledger.create(path / "ledger.sqlite", run_id, {"method": config.method.name}).close()
 
 
 @contextmanager
@@ -195,5 +196,5 @@ def summary(result: Result, run_id: str) -> dict[str, Any]:
 
 
 def _write_statement(path: Path, statement: Statement) -> None:
-    rundir.write_json(path / "statement.json", statement.to_dict())
-    rundir.write_text(path / "statement.md", statement.to_markdown())
+    rundir.write_json(path / "statement.json", to_dict(statement))
+    rundir.write_text(path / "statement.md", to_markdown(statement))

@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 
     from fedveil.configuration.config import Config
     from fedveil.data.partition import Partition
-    from fedveil.federation.fit import Record
     from fedveil.training.params import Layout
 
-_PER_CLIENT = ("client_accuracy", "personal_accuracy", "by_client")
 _FIRST = ("versions.json", "config.toml", "statement.json", "statement.md", "partition.json")
 """What a run writes before its ledger, with which it can be resumed."""
 LISTED_CLIENTS = 5000
@@ -88,84 +86,22 @@ def write_versions(path: Path, plugins: Mapping[str, str] | None = None) -> None
     write_json(path, {"python": sys.version.split()[0], "platform": platform.platform(), **known, **own})
 
 
-def write_partition(path: Path, partition: Partition, labels: NDArray[np.int64], classes: int, *, given: bool) -> None:
+def write_partition(path: Path, partition: Partition, labels: NDArray[np.int64], classes: int, *, supplied: bool) -> None:
     """Who holds how much of what (`partition.json`): a row of label counts a client, for evenly spaced ones if there are many.
 
-    given: the data or the partition were handed over by a program, so that the configuration alone does not make them again.
+    supplied: the data or the partition were handed over by a program, so that the configuration alone does not make them again.
     """
     counts, clients = partition.label_counts(labels, classes), len(partition)
     listed = np.unique(np.linspace(0, clients - 1, min(clients, LISTED_CLIENTS)).round().astype(np.int64)).tolist()
     value = {
         "kind": partition.kind,
-        "given": given,
+        "given": supplied,
         "clients": clients,
         "sha256": partition.fingerprint(),
         "listed": listed,
         "counts": counts[listed].tolist(),
     }
     write_text(path, json.dumps(value) + "\n")
-
-
-def write_history(folder: Path, history: Sequence[Record], layout: Layout) -> None:
-    """The history as tables, whole.
-
-    `history.csv` has one row a round; `layers.csv` one a round and layer; `clients.csv` one an evaluated round and client;
-    `participants.csv` one a round and client that took part, where a method measures each of them; `failures.csv` one a client
-    that was left out of a round.
-    """
-    for name, rows in _tables(history, layout).items():
-        write_text(folder / name, _table(rows, _columns(rows), header=True))
-
-
-def append_history(folder: Path, history: Sequence[Record], layout: Layout) -> None:
-    """Add the last round to the tables, which hold the rounds before it; a table that gets new columns is written anew."""
-    for name, rows in _tables(history[-1:], layout).items():
-        header = _header(folder / name)
-        if set(_columns(rows)) <= set(header):
-            with (folder / name).open("a", newline="") as file:
-                file.write(_table(rows, header, header=False))
-        else:
-            whole = _tables(history, layout)[name]
-            write_text(folder / name, _table(whole, _columns(whole), header=True))
-
-
-def _tables(history: Sequence[Record], layout: Layout) -> dict[str, list[Record]]:
-    """The rows of each table that has any."""
-    clients = [
-        {"round": row["round"], "client": i, "accuracy": a, **({"personal": own[i]} if own else {})}
-        for row in history
-        for own in [row.get("personal_accuracy")]
-        for i, a in enumerate(row.get("client_accuracy", []))
-    ]
-    failures = [{"round": row["round"], "client": c, "failure": why} for row in history for c, why in row["failures"].items()]
-    participants = [{"round": row["round"], **cells} for row in history for cells in row.get("by_client", [])]
-    tables = {
-        "history.csv": [_scalars(row) for row in history],
-        "layers.csv": [cells for row in history for cells in _layer_rows(row, layout)],
-        "clients.csv": clients,
-        "participants.csv": participants,
-        "failures.csv": failures,
-    }
-    return {name: rows for name, rows in tables.items() if rows}
-
-
-def _scalars(row: Record) -> Record:
-    """The numbers and words of a round, and who was left out and why."""
-    plain_cells = {k: v for k, v in row.items() if not isinstance(v, list | dict)}
-    if not row["failures"]:
-        return plain_cells
-    return {**plain_cells, "failures": "; ".join(f"{client}: {why}" for client, why in row["failures"].items())}
-
-
-def _layer_rows(row: Record, layout: Layout) -> list[Record]:
-    """One row a layer of everything in the record that is a list over layers; `layer_` in front of a name is left out."""
-    lists = {k.removeprefix("layer_"): v for k, v in row.items() if isinstance(v, list) and k not in _PER_CLIENT}
-    columns = {k: v for k, v in lists.items() if len(v) == len(layout)}
-    if not columns:
-        return []
-    return [
-        {"round": row["round"], "layer": name, **{k: v[i] for k, v in columns.items()}} for i, name in enumerate(layout.names)
-    ]
 
 
 def write_model(path: Path, vector: torch.Tensor, layout: Layout) -> None:
@@ -178,25 +114,18 @@ def write_model(path: Path, vector: torch.Tensor, layout: Layout) -> None:
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Rows as CSV with the columns of all of them."""
-    write_text(path, _table(rows, _columns(rows), header=True))
+    write_text(path, table_text(rows, headers_of(rows)))
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def headers_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The columns of all rows, in the order in which they first occur."""
     return list(dict.fromkeys(key for row in rows for key in row))
 
 
-def _header(path: Path) -> list[str]:
-    """The columns of a table on disk; none when there is no such table yet."""
-    try:
-        with path.open(newline="") as file:
-            return next(csv.reader(file), [])
-    except FileNotFoundError:
-        return []
-
-
-def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, header: bool) -> str:
+def table_text(rows: Sequence[Mapping[str, Any]], headers: Sequence[str], *, header: bool = True) -> str:
+    """Rows as the text of a CSV file, or without its first line."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns)
+    writer = csv.DictWriter(text, headers)
     if header:
         writer.writeheader()
     writer.writerows({k: _cell(v) for k, v in row.items()} for row in rows)

@@ -1,31 +1,32 @@
-"""What trackers are told of a run: its settings, its numbers, its guarantees."""
+"""What a tracker gets of a run: its settings, its numbers, its guarantees."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedveil.federation.history import Columns
+from fedveil.run.history_files import layer_cells
 from fedveil.run.run_directory import present
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
-    from fedveil.federation.fit import Record
+    from fedveil.federation.history import Record
     from fedveil.statement.statement import Statement
-
-CLIENTS = ("client_accuracy", "personal_accuracy", "trained_accuracy")
 
 
 @dataclass(frozen=True)
 class Begun:
-    """What a tracker is told when a run begins or goes on.
+    """What a tracker gets when a run begins or goes on.
 
     Args:
         run: the run's id. path: its directory. layers: names of the model's layers.
         history: rows of the rounds finished before, if the run is resumed; what a tracker lacks of them it makes up for.
+        columns: what the numbers of a row are, in words.
     """
 
     run: str
@@ -34,14 +35,15 @@ class Begun:
     statement: Statement
     layers: tuple[str, ...]
     history: Sequence[Record] = ()
+    columns: Columns = field(default_factory=Columns)
 
 
-def numbers(record: Record, layers: Sequence[str]) -> dict[str, float]:
+def numbers(record: Record, layers: Sequence[str], columns: Columns | None = None) -> dict[str, float]:
     """Every number of a row that is not a client's, by name; one of a layer as `column/layer`."""
-    found = {k: float(v) for k, v in record.items() if isinstance(v, int | float) and k != "round"}
-    for key, values in record.items():
-        if isinstance(values, list) and key not in (*CLIENTS, "by_client") and len(values) == len(layers):
-            found.update({f"{key}/{layer}": float(v) for layer, v in zip(layers, values, strict=True)})
+    columns = columns or Columns()
+    found = {k: float(v) for k, v in record.items() if isinstance(v, int | float) and columns[k].kind == "number"}
+    for column, values in layer_cells(record, len(layers), columns).items():
+        found.update({f"{column.name}/{layer}": float(v) for layer, v in zip(layers, values, strict=True)})
     return found
 
 

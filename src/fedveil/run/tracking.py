@@ -17,7 +17,7 @@ from fedveil.errors import ConfigError, FedveilError, nearest
 from fedveil.run.tracked_values import Begun
 
 if TYPE_CHECKING:
-    from fedveil.federation.fit import Record
+    from fedveil.federation.history import Record
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 

@@ -12,10 +12,12 @@ from fedveil.accounting.accountant import bound
 from fedveil.accounting.power import exact_mu, largest_tpr
 from fedveil.accounting.types import Event, Guarantee, Unbounded, View
 from fedveil.errors import ConfigError
+from fedveil.methods.base import releases_to
 from fedveil.statement import caveats
 from fedveil.statement import scope_checks as sense
 from fedveil.statement.advice import learnability
 from fedveil.statement.statement import FPR, VIEWS, Statement, ViewNumbers
+from fedveil.statement.statement_json import from_dict
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
@@ -42,7 +44,7 @@ def certify_config(config: Config) -> Statement:
         method.calibrate(setting_of(config)),
         seeded_noise=config.run.seeded_noise,
         allow_vacuous_delta=config.privacy.allow_vacuous_delta,
-        batch_norm=config.model.get("norm") == "batch",
+        batch_norm=config.model.keeps_statistics,
     )
 
 
@@ -53,7 +55,7 @@ def saved(run: Path) -> Statement:
         ConfigError: no readable statement there.
     """
     try:
-        return Statement.from_dict(json.loads((run / "statement.json").read_text()))
+        return from_dict(json.loads((run / "statement.json").read_text()))
     except (OSError, json.JSONDecodeError) as error:
         raise ConfigError(
             f"{run} holds no readable statement.json ({error}): give a run directory or a configuration file"
@@ -114,7 +116,7 @@ def certify(
 def _releases(method: Method, s: Setting, view: View) -> list[Event]:
     """What the view sees; a view that the method cannot speak of is unbounded with its reason, unless it is the promised one."""
     try:
-        events = method.releases(s, view)
+        events = releases_to(method, s, view)
     except ConfigError as problem:
         if view is s.scope.view:
             raise

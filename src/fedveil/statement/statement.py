@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from fedveil.accounting.learnability import Learnability
 from fedveil.accounting.types import Adjacency, Audit, Claim, Guarantee, Scope, Unit, View
@@ -107,10 +107,10 @@ class Statement:
                 f"a statement has the views server, aggregate and final in this order, got {[v.view for v in self.views]}"
             )
         for numbers in self.views:
-            given = numbers.proven
-            if (given.scope.unit, given.scope.adjacency, given.delta) != (self.scope.unit, self.scope.adjacency, self.delta):
+            proven = numbers.proven
+            if (proven.scope.unit, proven.scope.adjacency, proven.delta) != (self.scope.unit, self.scope.adjacency, self.delta):
                 raise ConfigError(
-                    f"proven epsilons of one statement share unit, adjacency and delta; {given} does not fit {self.scope}"
+                    f"proven epsilons of one statement share unit, adjacency and delta; {proven} does not fit {self.scope}"
                 )
 
     def view(self, view: View) -> ViewNumbers:
@@ -156,35 +156,6 @@ class Statement:
         """The contradiction of one number of one view, if there is one."""
         found = (c for c in self.contradictions() if c.number == number and c.against.scope.view is view)
         return next(found, None)
-
-    def in_words(self) -> str:
-        """One plain-language paragraph: what an adversary can and cannot learn."""
-        from fedveil.statement.statement_text import in_words
-
-        return in_words(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for strict JSON; infinities are the string `inf`."""
-        from fedveil.statement.statement_json import to_dict
-
-        return to_dict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Statement:
-        """The statement that `to_dict` wrote.
-
-        Raises:
-            ConfigError: another format, a missing, unknown or mistyped entry.
-        """
-        from fedveil.statement.statement_json import from_dict
-
-        return from_dict(values)
-
-    def to_markdown(self) -> str:
-        """The statement as a Markdown page."""
-        from fedveil.statement.statement_text import to_markdown
-
-        return to_markdown(self)
 
 
 def exceeds(audit: Audit, bound: Claim | Guarantee) -> bool:

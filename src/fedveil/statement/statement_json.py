@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any
 
 from fedveil.errors import ConfigError
+from fedveil.statement.plain_words import in_words
 from fedveil.statement.statement import Statement
 
 FORMAT = "fedveil-statement/1"
@@ -22,7 +23,7 @@ def to_dict(statement: Statement) -> dict[str, Any]:
     return {
         "format": FORMAT,
         **_plain(statement),
-        "in_words": statement.in_words(),
+        "in_words": in_words(statement),
         "contradictions": [str(c) for c in statement.contradictions()],
     }
 

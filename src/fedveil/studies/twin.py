@@ -15,19 +15,23 @@ import numpy as np
 import torch
 
 import fedveil.run.run_directory as rundir
-from fedveil.configuration.config import layout_of
+from fedveil.configuration.config import calibrated_setting, layout_of
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
-from fedveil.federation.fit import one_round, start
+from fedveil.federation.fit import one_round
+from fedveil.federation.progress import start
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import Prepared, federation, prepare
+from fedveil.run.history_files import write_history
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
-    from fedveil.federation.fit import Federation, Record
+    from fedveil.federation.history import Record
+    from fedveil.federation.progress import Federation
+    from fedveil.methods.base import Method, Setting
 
 Change = Literal["labels", "record", "absent"]
 
@@ -85,7 +89,7 @@ def twin_directory(
     rundir.create(out)
     rundir.write_config(out / "config.toml", config)
     _, history = _twins(_seeded(config), prepared, other, on_round)
-    rundir.write_history(out, history, layout_of(config, prepared.dataset.info))
+    write_history(out, history, layout_of(config, prepared.dataset.info))
     ended = {"rounds": len(history), "ended": "after its last round"}
     rundir.write_json(out / "summary.json", {"twin": {"client": client, "change": change}, **ended})
     return out
@@ -100,7 +104,8 @@ def _twins(
     config: Config, prepared: Prepared, other: Clients, on_round: Callable[[Record], None] | None
 ) -> tuple[list[float], list[Record]]:
     with tempfile.TemporaryDirectory() as folder:
-        first, second = (_job(config, prepared, Path(folder) / f"{name}.sqlite") for name in ("first", "second"))
+        calibrated = calibrated_setting(config, prepared.population)
+        first, second = (_job(config, prepared, calibrated, Path(folder) / f"{name}.sqlite") for name in ("first", "second"))
         second = replace(second, context=replace(second.context, clients=other))
         return _distances(first, second, on_round)
 
@@ -125,9 +130,10 @@ def neighbour(prepared: Prepared, client: int, change: Change) -> Clients:
     return Clients(x, y, clients.offsets)
 
 
-def _job(config: Config, prepared: Prepared, path: Path) -> Federation:
+def _job(config: Config, prepared: Prepared, calibrated: tuple[Method, Setting], path: Path) -> Federation:
     Ledger.create(path, "twin", {}).close()
-    return replace(federation(config, prepared, path, "twin"), client_tests=None, evaluate_every=config.training.rounds)
+    job = federation(config, prepared, path, "twin", calibrated=calibrated)
+    return replace(job, client_tests=None, evaluate_every=config.training.rounds)
 
 
 def _distances(

@@ -9,10 +9,11 @@ import numpy as np
 import tomli_w
 
 from fedveil.run.run_directory import present
-from fedveil.run.tracked_values import CLIENTS, Begun, epsilons, numbers, settings
+from fedveil.run.tracked_values import Begun, epsilons, numbers, settings
+from fedveil.statement.statement_markdown import to_markdown
 
 if TYPE_CHECKING:
-    from fedveil.federation.fit import Record
+    from fedveil.federation.history import Columns, Record
 
 
 class TensorBoard:
@@ -33,7 +34,8 @@ class TensorBoard:
         if fresh or not done:
             config = tomli_w.dumps(present(begun.config.model_dump(mode="json")))
             self._writer.add_text("configuration", f"```toml\n{config}```")
-            self._writer.add_text("privacy statement", begun.statement.to_markdown())
+            self._writer.add_text("privacy statement", to_markdown(begun.statement))
+            self._writer.add_text("columns", _described(begun.columns))
             for key, epsilon in epsilons(begun.statement).items():
                 self._writer.add_scalar(key, epsilon, 0)
         for record in begun.history if fresh else begun.history[-1:]:
@@ -42,11 +44,12 @@ class TensorBoard:
 
     def round(self, record: Record) -> None:
         step = record["round"]
-        values = numbers(record, self._begun.layers)
+        columns = self._begun.columns
+        values = numbers(record, self._begun.layers, columns)
         for key, value in values.items():
             self._writer.add_scalar(key if "/" in key else f"history/{key}", value, step)
-        for key in CLIENTS:
-            known = [value for value in record.get(key, []) if value is not None]
+        for key in (key for key in record if columns[key].kind == "client"):
+            known = [value for value in record[key] if value is not None]
             if known:
                 self._writer.add_histogram(f"clients/{key}", np.asarray(known), step)
         self._last |= {key: value for key, value in values.items() if key.startswith("test_")}
@@ -57,3 +60,10 @@ class TensorBoard:
         reached = epsilons(self._begun.statement) | {f"last/{key}": value for key, value in self._last.items()}
         self._writer.add_hparams(plain, {f"hparams/{key}": v for key, v in reached.items()}, run_name=".")
         self._writer.close()
+
+
+def _described(columns: Columns) -> str:
+    """What the names of the scalars mean, as a Markdown table."""
+    numbers = [column for column in columns.values() if column.kind in ("number", "layer")]
+    rows = [f"| {c.name} | {c.words} | {c.axis} | {c.better or ''} | {'private' if c.private else ''} |" for c in numbers]
+    return "\n".join(["| name | what | unit | better | |", "| --- | --- | --- | --- | --- |", *rows])

@@ -13,13 +13,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedveil.run.history_files import DECLARED, TABLES
 from fedveil.run.tracked_values import Begun, epsilons, numbers, settings
 
 if TYPE_CHECKING:
-    from fedveil.federation.fit import Record
+    from fedveil.federation.history import Record
 
 ARTIFACTS = ("report.html", "statement.json", "statement.md", "config.toml", "versions.json", "summary.json")
-TABLES = ("history.csv", "layers.csv", "clients.csv", "participants.csv", "failures.csv")
 
 
 class Mlflow:
@@ -52,7 +52,7 @@ class Mlflow:
         return run
 
     def round(self, record: Record) -> None:
-        self._measured(numbers(record, self._begun.layers), record["round"])
+        self._measured(numbers(record, self._begun.layers, self._begun.columns), record["round"])
 
     def end(self, status: str) -> None:
         try:
@@ -60,7 +60,7 @@ class Mlflow:
                 from fedveil.pages.report import write_report
 
                 write_report([self._begun.path])
-            for name in (*ARTIFACTS, *TABLES):
+            for name in (*ARTIFACTS, *TABLES, DECLARED):
                 if (self._begun.path / name).is_file():
                     self._client.log_artifact(self._run, str(self._begun.path / name))
         finally:

@@ -7,12 +7,13 @@ A method brings an `Objective`; the loop brings batches, learning-rate schedules
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from fedveil.errors import ConfigError
+from fedveil.training.column import Column, HasColumns
 from fedveil.training.optimizer import Optimizer, OptimizerSpec
 
 if TYPE_CHECKING:
@@ -70,6 +71,20 @@ _SCHEDULES: dict[str, Callable[[int, int, int], float]] = {
 }
 
 
+class PublicPlan(Protocol):
+    """What an objective may read of the plan: bounds and public values, fixed before the data are touched."""
+
+    @property
+    def clip(self) -> float:
+        """C, the L2 bound on the whole update."""
+        ...
+
+    @property
+    def broadcast(self) -> Mapping[str, Any]:
+        """Public values from the server, by name."""
+        ...
+
+
 @dataclass
 class Local:
     """The working set of one client's round; everything in it is private and dies with the round, except `state`.
@@ -80,7 +95,10 @@ class Local:
         support: coordinates that may leave this round as a bool mask [d], or None for all; fixed by the plan.
         state: this client's private state; a method may keep masks or personal weights here between rounds.
         scratch: whatever an objective needs from one batch to the next; it dies with the round.
-        normal: source of standard normals, by number; ask `noise`. examples: how many the client has.
+        normal: source of standard normals, by number; ask `noise`. examples: how many the client has. client: its number.
+        plan: what will leave (a copy of the client's own), or None where that is decided from the update.
+        data: examples and labels for `begin`, or None under DP-SGD, where they may touch nothing but the gradient source.
+        extras: what leaves beside the update, by the names of the method's release layout; to be set until `finish` returns.
         energy: expected squared norm of the noise drawn inside training, in each layer of the update [L]; None without any, NaN
             where it is not known; see `noised`.
         step: index of the current batch, from 0; `steps` is their number.
@@ -101,6 +119,10 @@ class Local:
     optimizer: Optimizer | None = None
     normal: Callable[[int], Tensor] | None = None
     energy: Tensor | None = None
+    client: int = -1
+    plan: PublicPlan | None = None
+    data: tuple[Tensor, Tensor] | None = None
+    extras: dict[str, Tensor] = field(default_factory=dict)
 
     def noise(self, n: int) -> Tensor:
         """n fresh standard normals from the run's source of noise, for methods that add noise inside training."""
@@ -160,7 +182,7 @@ class Objective(Protocol):
 
 
 @runtime_checkable
-class Personal(Protocol):
+class HasPersonalModel(Protocol):
     """An objective whose clients keep a model of their own."""
 
     def personal(self, model: Tensor, state: State) -> Tensor:
@@ -169,12 +191,13 @@ class Personal(Protocol):
 
 
 @runtime_checkable
-class Measuring(Protocol):
+class HasMetrics(Protocol):
     """A policy or an objective with figures of its own for the history."""
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
         """Numbers, or lists of them, read off one state; a round records their mean over its clients.
 
+        An attribute `columns` (see `HasColumns`) gives them titles and units; without it their names serve.
         An objective reads private states, so its figures are diagnostics of simulations, as the training loss is.
         """
         ...
@@ -267,7 +290,12 @@ class Trained:
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
         """Those of the inner objective."""
-        return self.inner.measures(state) if isinstance(self.inner, Measuring) else {}
+        return self.inner.measures(state) if isinstance(self.inner, HasMetrics) else {}
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """Those of the inner objective."""
+        return self.inner.columns if isinstance(self.inner, HasColumns) else ()
 
 
 def clip_(vector: Tensor, bound: float) -> Tensor:
@@ -299,4 +327,6 @@ def train(local: Local, x: Tensor, y: Tensor, objective: Objective) -> tuple[Ten
     for step, (bx, by) in enumerate(local.gradient.batches(local, x, y)):
         local.step = step
         total += objective.step(local, bx, by)
-    return objective.finish(local), float(total) / max(local.steps, 1)
+    own = getattr(local.gradient, "losses", None)
+    loss = float(total) / max(local.steps, 1) if own is None else sum(own) / max(len(own), 1)
+    return objective.finish(local), loss

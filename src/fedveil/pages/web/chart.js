@@ -2,7 +2,8 @@
 //
 // spec = { title, height?, x: {label, scale?, min?, max?}, y: {...}, series: [...], marks: [{x?, y?, label}] }
 // scale: "linear" | "log" | "band" (x only: categories). whole: ticks at whole numbers only; ticks: these and no others.
-// series = { name, points: [[x, y]...], band: [[x, low, high]...], kind: "line" | "scatter" | "bar" | "area", dashed, color, stacked }
+// series = { name, points: [[x, y]...], band: [[x, low, high]...], dots: [[x, y]...], kind: "line" | "scatter" | "bar" | "area", dashed, color, stacked }
+// The band of a scatter is drawn as bars; dots are small points without a read-out.
 // y may be Infinity or "inf": drawn as a line at the top, labelled "no bound". null and NaN are gaps.
 "use strict";
 
@@ -48,19 +49,21 @@ globalThis.veilChart = (() => {
   const read = (value) => (value === "inf" ? Infinity : value === null || value === undefined ? NaN : Number(value));
 
   function normalise(spec) {
+    const place = ([x, ...values]) => [spec.x.scale === "band" ? x : read(x), ...values.map(read)];
     return spec.series.map((series, index) => ({
       ...series,
       index: series.color ?? index,
       kind: series.kind ?? "line",
-      points: (series.points ?? []).map(([x, y]) => [spec.x.scale === "band" ? x : read(x), read(y)]),
-      band: (series.band ?? []).map(([x, low, high]) => [read(x), read(low), read(high)]),
+      points: (series.points ?? []).map(place),
+      band: (series.band ?? []).map(place),
+      dots: (series.dots ?? []).map(place),
     }));
   }
 
   function linearTicks(low, high, count) {
     const raw = (high - low) / count;
-    const power = 10 ** Math.floor(Math.log10(raw));
-    const step = power * [1, 2, 2.5, 5, 10].find((m) => m * power >= raw * 0.999);
+    const decade = 10 ** Math.floor(Math.log10(raw));
+    const step = decade * [1, 2, 2.5, 5, 10].find((m) => m * decade >= raw * 0.999);
     const first = Math.ceil(low / step - 1e-9);
     const last = Math.floor(high / step + 1e-9);
     return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
@@ -104,7 +107,8 @@ globalThis.veilChart = (() => {
     const [from, to] = [place(low), place(high)];
     const at = (v) => start + ((place(Math.max(v, log ? low : -Infinity)) - from) / (to - from)) * (end - start);
     return {
-      at, within: (v) => at(Math.min(high, Math.max(low, v))),
+      at,
+      within: (v) => at(Math.min(high, Math.max(low, v))),
       ticks: axis.ticks ?? (log ? logTicks(low, high, count) : linearTicks(low, high, count).filter((t) => !axis.whole || Number.isInteger(t))),
     };
   }
@@ -162,15 +166,29 @@ globalThis.veilChart = (() => {
     const dash = series.dashed ? DASHES[1 + (series.index % 7)] : series.kind === "line" && series.dashed === undefined ? DASHES[series.index % 8] : "";
     const finite = ([, value]) => Number.isFinite(value);
     for (const part of runs(series.band, ([, low, high]) => Number.isFinite(low) && Number.isFinite(high))) {
+      if (series.kind === "scatter") {
+        const bars = part.map(([a, low, high]) => `M${x.at(a) - 5} ${y.within(low)}h10m-5 0V${y.within(high)}m-5 0h10`);
+        svg.append(node("svg:path", { class: `veil-line veil-reach ${color}`, d: bars.join("") }));
+        continue;
+      }
       const upper = part.map(([a, , high]) => [x.at(a), y.within(high)]);
       const lower = part.map(([a, low]) => [x.at(a), y.within(low)]).reverse();
       svg.append(node("svg:path", { class: `veil-band ${color}`, d: `${path([...upper, ...lower])}Z` }));
     }
-    if (series.kind === "bar") return drawBars(svg, spec, series, box, x, y, stack);
+    if (series.kind === "bar") {
+      drawBars(svg, spec, series, box, x, y, stack);
+      return;
+    }
+    const aside = series.kind === "scatter" ? 12 : 0;
+    for (const [a, b] of series.dots)
+      svg.append(node("svg:circle", { class: `veil-dot ${color}`, cx: (x.at(a) + aside).toFixed(1), cy: y.within(b).toFixed(1), r: 2 }));
     for (const part of runs(series.points, finite)) {
       const drawn = part.map(([a, b]) => [x.at(a), y.at(b)]);
       if (series.kind === "area") {
-        const floor = [[drawn[drawn.length - 1][0], box.bottom], [drawn[0][0], box.bottom]];
+        const floor = [
+          [drawn[drawn.length - 1][0], box.bottom],
+          [drawn[0][0], box.bottom],
+        ];
         svg.append(node("svg:path", { class: `veil-band ${color}`, d: `${path([...drawn, ...floor])}Z` }));
       }
       if (series.kind !== "scatter") svg.append(node("svg:path", { class: `veil-line ${color}`, "stroke-dasharray": dash, d: path(drawn) }));
@@ -187,10 +205,18 @@ globalThis.veilChart = (() => {
     const wide = Math.max(1, (step * 0.8) / (series.stacked ? 1 : stack.count));
     for (const [a, value] of series.points) {
       if (!Number.isFinite(value)) continue;
-      const below = series.stacked ? stack.sums.get(a) ?? 0 : 0;
+      const below = series.stacked ? (stack.sums.get(a) ?? 0) : 0;
       const left = x.at(a) + (series.stacked ? -wide / 2 : -step * 0.4 + stack.row * wide);
       const [top, bottom] = [y.at(below + value), below ? y.at(below) : box.bottom];
-      svg.append(node("svg:rect", { class: `veil-bar veil-c${series.index % 8}`, x: left.toFixed(1), y: top.toFixed(1), width: wide.toFixed(1), height: Math.max(0, bottom - top).toFixed(1) }));
+      svg.append(
+        node("svg:rect", {
+          class: `veil-bar veil-c${series.index % 8}`,
+          x: left.toFixed(1),
+          y: top.toFixed(1),
+          width: wide.toFixed(1),
+          height: Math.max(0, bottom - top).toFixed(1),
+        }),
+      );
       if (series.stacked) stack.sums.set(a, below + value);
     }
   }
@@ -235,14 +261,18 @@ globalThis.veilChart = (() => {
     const xs = all.flatMap((series) => [...series.points.map(([a]) => a), ...series.band.map(([a]) => a)]);
     const sums = new Map();
     for (const s of visible) if (s.stacked) for (const [a, b] of s.points) sums.set(a, (sums.get(a) ?? 0) + (b || 0));
-    const ys = [...visible.flatMap((s) => [...s.points.map(([, b]) => b), ...s.band.flatMap(([, low, high]) => [low, high])]), ...sums.values()];
+    const ys = [...visible.flatMap((s) => [...s.points, ...s.dots, ...s.band].flatMap(([, ...values]) => values)), ...sums.values()];
     ys.push(...(spec.marks ?? []).map((mark) => mark.y).filter((value) => value !== undefined));
     if (visible.some((s) => s.kind === "bar") && spec.y.scale !== "log") ys.push(0);
     const x = scaleOf({ snap: false, ...spec.x }, xs, box.left, box.right, Math.floor(width / 90));
     const y = scaleOf(spec.y, ys, box.bottom, box.top, 5);
     const names = visible.map((series) => series.name).join(", ");
     const svg = node("svg:svg", {
-      width, height, viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: "0",
+      width,
+      height,
+      viewBox: `0 0 ${width} ${height}`,
+      role: "img",
+      tabindex: "0",
       "aria-label": `${spec.title}. ${spec.y.label} against ${spec.x.label}: ${names || "nothing shown"}. Arrow keys read the values.`,
     });
     drawAxes(svg, spec, box, x, y);
@@ -278,9 +308,14 @@ globalThis.veilChart = (() => {
       const near = own.reduce((best, other) => (best && Math.abs(best.px - hit.px) <= Math.abs(other.px - hit.px) ? best : other), null);
       return near && Math.abs(near.px - hit.px) < 24 ? { series, value: near.value[1] } : null;
     });
-    const lines = rows.filter(Boolean).map(({ series, value }) =>
-      node("div", { class: series === hit.series ? "veil-near" : "" }, [node("span", { class: `veil-swatch veil-c${series.index % 8}` }), `${series.name}: ${format(value)}`]),
-    );
+    const lines = rows
+      .filter(Boolean)
+      .map(({ series, value }) =>
+        node("div", { class: series === hit.series ? "veil-near" : "" }, [
+          node("span", { class: `veil-swatch veil-c${series.index % 8}` }),
+          `${series.name}: ${format(value)}`,
+        ]),
+      );
     state.tip.replaceChildren(node("div", { class: "veil-at", text: `${state.spec.x.label}: ${format(hit.value[0])}` }), ...lines);
     state.tip.hidden = false;
     const room = state.tip.offsetWidth + 14;
@@ -334,7 +369,11 @@ globalThis.veilChart = (() => {
       const dash = series.dashed ? DASHES[1 + (series.index % 7)] : series.dashed === undefined ? DASHES[series.index % 8] : "";
       const line = node("svg:path", { class: `veil-line veil-c${series.index % 8}`, d: "M1 6H25", "stroke-dasharray": series.kind === "line" ? dash : "" });
       const marker = node("svg:path", { class: `veil-marker veil-c${series.index % 8}`, d: MARKERS[series.index % 8](13, 6) });
-      const sample = node("svg:svg", { width: 26, height: 12, "aria-hidden": "true" }, series.kind === "scatter" || series.kind === "bar" ? [marker] : [line, marker]);
+      const sample = node(
+        "svg:svg",
+        { width: 26, height: 12, "aria-hidden": "true" },
+        series.kind === "scatter" || series.kind === "bar" ? [marker] : [line, marker],
+      );
       const button = node("button", { type: "button", class: "veil-key", "aria-pressed": String(!state.hidden.has(series.name)) }, [sample, series.name]);
       button.addEventListener("click", () => {
         if (!state.hidden.delete(series.name)) state.hidden.add(series.name);

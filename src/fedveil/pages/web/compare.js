@@ -1,7 +1,52 @@
-// The comparison page: tables and text are in the page; this draws its charts from the values in #data.
+// The comparison page: what the values in #data say, drawn with the parts of page.js.
 "use strict";
 
 (() => {
-  const { charts } = JSON.parse(document.getElementById("data").textContent);
-  charts.forEach((spec, i) => veilChart(document.getElementById(`chart-${i}`), spec));
+  const { data, el, fold, head, list, section, table } = veilPage;
+
+  /** A cell of a table: its text and its small print. The column of the methods names the rows; numbers do not wrap. */
+  function place(column, [text, small]) {
+    const parts = [text, small && el("small", {}, small)];
+    if (column === "Method") return el("th", { scope: "row" }, parts);
+    return el(small ? "td" : "td.number", { "data-label": column }, parts);
+  }
+
+  function block({ title, rows }, index) {
+    const lines = rows.map(({ best, cells }) =>
+      el(
+        best ? "tr.own" : "tr",
+        {},
+        cells.map((found, i) => place(data.columns[i], found)),
+      ),
+    );
+    return [el("h3", { id: `table-${index}` }, title), table(data.columns, lines, { "aria-labelledby": `table-${index}` })];
+  }
+
+  /** Numbers keep their signs on the same line. */
+  const joined = (sign) => sign.replaceAll(" ", "\u00a0");
+
+  head(data.title, data.lead);
+  const charts = data.charts.map((spec, i) => el("div", { id: `chart-${i}` }));
+  const cells = charts.map((chart) => el("div.chart-cell", {}, chart, el("p.scope", {}, data.note)));
+  section(
+    "result",
+    "Result",
+    data.headlines.map((text) => el("p.sentence", {}, text.replace(/ (±|%|=) ?/g, joined))),
+    cells.length && el(cells.length > 1 ? "div.charts" : "div.charts.one", {}, cells),
+  );
+  section("tables", "Tables", data.tables.map(block));
+  section("not-compared", "Not compared", list(data.problems));
+  section(
+    "how-to-read-it",
+    "How to read it",
+    data.reading.map((text) => el("p.words", {}, text)),
+  );
+  section(
+    "how-to-repeat-it",
+    "How to repeat it",
+    el("pre.command", {}, data.command),
+    data.runs && el("p", {}, el("a", { href: data.runs }, "Every run: curves, privacy, settings")),
+    fold("What all methods share", el("pre", {}, data.configuration)),
+  );
+  charts.forEach((chart, i) => veilChart(chart, data.charts[i]));
 })();

@@ -5,6 +5,7 @@
   const V = globalThis.veilPrivacy;
   const F = globalThis.veilFamilies;
   const W = globalThis.veilWords;
+  const { el } = globalThis.veilPage;
   const format = globalThis.veilChart.format;
   const $ = (id) => document.getElementById(id);
 
@@ -57,7 +58,11 @@
       const allowed = given >= s.low && given <= s.high && (!s.whole || Number.isInteger(given));
       event.target.setAttribute("aria-invalid", String(!allowed));
       if (allowed) set(s, given, "number");
-      else say(`${s.label} must be ${s.whole ? "a whole number" : "a number"} from ${format(s.low)} to ${format(s.high)}; still using ${format(values[s.key])}.`, true);
+      else
+        say(
+          `${s.label} must be ${s.whole ? "a whole number" : "a number"} from ${format(s.low)} to ${format(s.high)}; still using ${format(values[s.key])}.`,
+          true,
+        );
     });
     $(`n-${s.key}`).addEventListener("blur", () => put(s));
   }
@@ -75,7 +80,10 @@
   }
 
   const sliderOf = (key) => SLIDERS.find((s) => s.key === key);
-  const PAIRS = [["cohort", "clients", "clients a round", "the number of clients"], ["batch", "records", "the batch size", "the records of a client"]];
+  const PAIRS = [
+    ["cohort", "clients", "clients a round", "the number of clients"],
+    ["batch", "records", "the batch size", "the records of a client"],
+  ];
 
   function set(s, value, from) {
     values[s.key] = value;
@@ -109,23 +117,22 @@
 
   /** Choices that make no sense are not offered: DP-SGD protects records only; a clipped update has no zero-out of one record. */
   function narrow() {
-    const sgd = $("family").value === "silo-dp-sgd";
+    const chosen = { family: $("family").value };
+    const [family, sgd] = [F.familyOf(chosen), F.isSgd(chosen)];
     for (const option of $("scope").options) option.disabled = sgd ? option.value.startsWith("client") : option.value === "record:zero_out";
     if ($("scope").selectedOptions[0].disabled) {
       $("scope").value = sgd ? $("scope").value.replace("client", "record") : "record:replace_one";
       say(`Unit and adjacency changed to "${$("scope").selectedOptions[0].text}", which this family can speak of.`);
     }
-    const family = F.FAMILIES[$("family").value];
-    const noisy = F.isNoisy({ family: $("family").value });
-    const hidden = sgd ? ["sampling", "clients", "cohort"] : noisy ? ["sampling"] : [];
+    const hidden = sgd ? ["sampling", "clients", "cohort"] : F.isNoisy(chosen) ? ["sampling"] : [];
     if ($("view").value !== "final") hidden.push("project", "diameter");
     else if ($("project").value === "no") hidden.push("diameter");
     const local = ["records", "batch", "steps", "lr", "smooth", "prox", "density", "eta", "schedule", "project", "diameter"];
     for (const row of document.querySelectorAll("[data-for]")) {
       const key = row.dataset.for;
-      row.hidden = hidden.includes(key) || (local.includes(key) && !family.extra.includes(key));
+      row.hidden = hidden.includes(key) || (local.includes(key) && !family.uses.includes(key));
     }
-    $("group-local").hidden = family.extra.length === 0;
+    $("group-local").hidden = family.uses.length === 0;
     $("about").textContent = family.about;
   }
 
@@ -135,14 +142,23 @@
   const RATES = Array.from({ length: 61 }, (_, i) => (i / 60) ** 2);
   const LOWEST = 1e-5; // log axes start here
 
+  /** The claim in a legend, with its view where that is another. */
+  const claimedName = (p) =>
+    [
+      "claimed",
+      ...F.differences(p)
+        .filter(([kind]) => kind === "view")
+        .map(([, theirs]) => `${theirs} view`),
+    ].join(", ");
+
   /** The lines over rounds or over noise: `at(kind)` gives epsilon at each x. */
   function epsilonSeries(p, xs, place) {
-    const family = F.FAMILIES[p.family];
+    const family = F.familyOf(p);
     const line = (name, color, of) => ({ name, color, points: xs.map((x) => [x, of(...place(x))]) });
-    const series = [line(family.published ? "proven, repaired" : "proven", 0, (t, z) => F.proven(p, t, p.view, z))];
-    if (family.claim) series.push(line("claimed", 1, (t, z) => F.claim(p, t, z).epsilon));
-    if (family.published) series.push(line("published form", 3, () => Infinity));
-    if (family.attained?.(p)) {
+    const series = [line(family.unbounded ? "proven, repaired" : "proven", 0, (t, z) => F.proven(p, t, p.view, z))];
+    if (family.claim) series.push(line(claimedName(p), 1, (t, z) => F.claim(p, t, z).epsilon));
+    if (family.unbounded) series.push(line("published form", 3, () => Infinity));
+    if (F.isAttained(p)) {
       const some = xs.filter((_, i) => i % Math.ceil(xs.length / 8) === 3 || i === xs.length - 1);
       series.push({ name: "attained by linear losses", color: 2, kind: "scatter", points: some.map((x) => [x, F.attained(p, ...place(x))]) });
     }
@@ -158,19 +174,40 @@
     const clipLow = (series) => series.map((s) => ({ ...s, points: s.points.filter(([, y]) => !(y < LOWEST)) }));
     const log = $("log-epsilon").checked;
     const over = epsilonSeries(p, turns, (t) => [t, noise]);
-    veilChart($("chart-rounds"), { title: "Claimed and proven, over rounds", x: { label: "rounds", min: Math.min(...turns) === rounds ? 0 : 1 }, y: epsilonAxis(log), series: log ? clipLow(over) : over });
+    veilChart($("chart-rounds"), {
+      title: "Claimed and proven, over rounds",
+      x: { label: "rounds", min: Math.min(...turns) === rounds ? 0 : 1 },
+      y: epsilonAxis(log),
+      series: log ? clipLow(over) : over,
+    });
     const against = epsilonSeries(p, NOISES, (z) => [rounds, z]);
     veilChart($("chart-noise"), {
-      title: "What more noise buys", x: { label: "noise multiplier z", scale: "log" }, y: epsilonAxis(true), series: clipLow(against),
+      title: "What more noise buys",
+      x: { label: "noise multiplier z", scale: "log" },
+      y: epsilonAxis(true),
+      series: clipLow(against),
       marks: [{ x: noise, label: `z = ${format(noise)}` }],
     });
     const curve = F.provenTradeoff(p, RATES);
-    const claimed = claim && !Number.isNaN(claim.epsilon) ? RATES.map((a) => [a, claim.mu === undefined ? V.tprOfPair(claim.epsilon, claim.delta, a) : V.tpr(claim.mu, a)]) : null;
-    const trade = [{ name: F.FAMILIES[p.family].published ? "proven, repaired" : "proven", color: 0, points: RATES.map((a, i) => [a, curve[i]]) }];
-    if (claimed) trade.push({ name: "claimed", color: 1, points: claimed });
-    trade.push({ name: "guessing", color: 7, points: [[0, 0], [1, 1]] });
+    const claimed =
+      claim && !Number.isNaN(claim.epsilon)
+        ? RATES.map((a) => [a, claim.mu === undefined ? V.tprOfPair(claim.epsilon, claim.delta, a) : V.tpr(claim.mu, a)])
+        : null;
+    const trade = [{ name: F.familyOf(p).unbounded ? "proven, repaired" : "proven", color: 0, points: RATES.map((a, i) => [a, curve[i]]) }];
+    if (claimed) trade.push({ name: claimedName(p), color: 1, points: claimed });
+    trade.push({
+      name: "guessing",
+      color: 7,
+      points: [
+        [0, 0],
+        [1, 1],
+      ],
+    });
     veilChart($("chart-tradeoff"), {
-      title: "What an attacker can reach", x: { label: "false alarms", min: 0, max: 1 }, y: { label: `${p.unit}s recognised, at most`, min: 0, max: 1 }, series: trade,
+      title: "What an attacker can reach",
+      x: { label: "false alarms", min: 0, max: 1 },
+      y: { label: `${p.unit}s recognised, at most`, min: 0, max: 1 },
+      series: trade,
       marks: [{ x: 0.05, label: "5 %" }],
     });
     learnChart(p, ratio);
@@ -182,9 +219,14 @@
     const sizes = Array.from({ length: 25 }, (_, i) => most ** (i / 24));
     const line = (name, color, view) => ({ name, color, points: sizes.map((n) => [n, F.noiseRatio(p, view, n)]) });
     veilChart($("chart-learn"), {
-      title: "Can it learn?", x: { label: sgd ? "batch size" : "clients a round", scale: "log" }, y: { label: "norm of the noise on the mean / clip norm", scale: "log", max: undefined },
+      title: "Can it learn?",
+      x: { label: sgd ? "batch size" : "clients a round", scale: "log" },
+      y: { label: "norm of the noise on the mean / clip norm", scale: "log", max: undefined },
       series: sgd ? [line("noise on a step's mean gradient", 4)] : [line("server view", 4, "server"), line("aggregate and final view", 2, "aggregate")],
-      marks: [{ y: 1, label: "1: noise equals the largest signal" }, { x: now, y: ratio, label: `now ${format(ratio, 2)}` }],
+      marks: [
+        { y: 1, label: "1: noise equals the largest signal" },
+        { x: now, y: ratio, label: `now ${format(ratio, 2)}` },
+      ],
     });
   }
 
@@ -207,12 +249,19 @@
   }
 
   function remember() {
-    const entries = [...SLIDERS.filter((s) => values[s.key] !== s.start).map((s) => [s.key, values[s.key]]), ...Object.keys(CHOICES).filter((key) => $(key).value !== CHOICES[key]).map((key) => [key, $(key).value])];
+    const entries = [
+      ...SLIDERS.filter((s) => values[s.key] !== s.start).map((s) => [s.key, values[s.key]]),
+      ...Object.keys(CHOICES)
+        .filter((key) => $(key).value !== CHOICES[key])
+        .map((key) => [key, $(key).value]),
+    ];
     clearTimeout(remember.timer);
     remember.timer = setTimeout(() => history.replaceState(null, "", entries.length ? `#${new URLSearchParams(entries)}` : "#"), 300);
-    const shown = [...document.querySelectorAll("#controls select")].filter((s) => !s.parentElement.hidden).map((s) => [s.parentElement.querySelector("span").textContent, s.selectedOptions[0].text]);
+    const shown = [...document.querySelectorAll("#controls select")]
+      .filter((s) => !s.parentElement.hidden)
+      .map((s) => [s.parentElement.querySelector("span").textContent, s.selectedOptions[0].text]);
     for (const s of SLIDERS) if (!document.querySelector(`.slider[data-for="${s.key}"]`).hidden) shown.push([`${s.label} ${s.symbol}`, format(values[s.key])]);
-    $("settings").replaceChildren(...shown.flatMap(([name, value]) => [Object.assign(document.createElement("dt"), { textContent: name }), Object.assign(document.createElement("dd"), { textContent: value })]));
+    $("settings").replaceChildren(...shown.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
   }
 
   function restore() {
@@ -241,12 +290,13 @@
     const s = sliderOf("noise");
     if (found === null) return say(`No noise proves ε = ${format(target)} in this view: ${F.event(p, p.view).reason ?? "the bound is too coarse"}.`, true);
     const rounded = Math.ceil(found * 1000) / 1000;
-    if (rounded < s.low || rounded > s.high) return say(`ε = ${format(target)} needs z = ${format(found)}, outside the slider (${format(s.low)} to ${format(s.high)}).`, true);
+    if (rounded < s.low || rounded > s.high)
+      return say(`ε = ${format(target)} needs z = ${format(found)}, outside the slider (${format(s.low)} to ${format(s.high)}).`, true);
     set(s, rounded, "");
     return say(`z = ${format(rounded, 4)} proves ε = ${format(F.proven(setting()), 4)}.`);
   }
 
-  for (const [key, family] of Object.entries(F.FAMILIES)) $("family").append(new Option(family.name, key));
+  for (const [key, family] of Object.entries(F.FAMILIES)) $("family").append(new Option(family.title, key));
   SLIDERS.forEach(makeSlider);
   for (const key of Object.keys(CHOICES)) {
     $(key).addEventListener("change", () => {

@@ -33,12 +33,29 @@ globalThis.veilHeatmap = (() => {
     const [w, h] = [(box.right - box.left) / count, (box.bottom - box.top) / rows];
     const most = Math.max(1e-9, ...spec.columns.flat());
     plot.querySelector("svg")?.remove();
-    const svg = put(plot, "svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: "0", "aria-label": `${spec.title}. ${spec.y} against ${spec.x}; darker is more. Arrow keys read the values.` });
+    const svg = put(plot, "svg", {
+      width,
+      height,
+      viewBox: `0 0 ${width} ${height}`,
+      role: "img",
+      tabindex: "0",
+      "aria-label": `${spec.title}. ${spec.y} against ${spec.x}; darker is more. Arrow keys read the values.`,
+    });
     plot.prepend(svg);
     const gap = w > 6 ? 1 : 0;
-    spec.columns.forEach((column, i) => column.forEach((value, j) => {
-      if (value) put(svg, "rect", { class: "heat-cell veil-c0", x: (box.left + i * w + gap / 2).toFixed(2), y: (box.top + j * h + 0.5).toFixed(2), width: Math.max(w - gap, 0.5).toFixed(2), height: Math.max(h - 1, 0.5).toFixed(2), "fill-opacity": (0.1 + 0.9 * (value / most)).toFixed(3) });
-    }));
+    spec.columns.forEach((column, i) =>
+      column.forEach((value, j) => {
+        if (value)
+          put(svg, "rect", {
+            class: "heat-cell veil-c0",
+            x: (box.left + i * w + gap / 2).toFixed(2),
+            y: (box.top + j * h + 0.5).toFixed(2),
+            width: Math.max(w - gap, 0.5).toFixed(2),
+            height: Math.max(h - 1, 0.5).toFixed(2),
+            "fill-opacity": (0.1 + 0.9 * (value / most)).toFixed(3),
+          });
+      }),
+    );
     put(svg, "rect", { class: "heat-frame", x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top });
     const text = put(svg, "g", { class: "veil-ticks" });
     const every = Math.ceil(rows / Math.floor((box.bottom - box.top) / 16));

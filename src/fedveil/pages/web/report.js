@@ -2,43 +2,22 @@
 "use strict";
 
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
+  const { cell, data, el, fold, head, section, table } = veilPage;
   const groups = data.groups;
   const several = groups.length > 1;
   const hidden = new Set();
   const redraws = [];
   const format = veilChart.format;
-
-  /** el("td.number", {attribute: value}, child, "text", ...) */
-  function el(what, attributes = {}, ...children) {
-    const [tag, ...classes] = what.split(".");
-    const made = document.createElement(tag);
-    if (classes.length) made.className = classes.join(" ");
-    for (const [key, value] of Object.entries(attributes)) if (value !== undefined && value !== false) made.setAttribute(key, value === true ? "" : value);
-    made.append(...children.flat(9).filter((child) => child !== null && child !== undefined && child !== ""));
-    return made;
-  }
   const dash = (text) => (text === "-" ? "–" : text);
+  const upper = (text) => text[0].toUpperCase() + text.slice(1);
   const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
   const plural = (n, one, many = `${one}s`) => `${n} ${n === 1 ? one : many}`;
-  const NAMES = { test_f1: "F1", test_precision: "Precision", test_recall: "Recall", mean_personal_accuracy: "Personal models", update_norm: "Released update", noise_norm: "Expected noise", train_loss: "Training loss" };
-  const words = (column) => {
-    const text = NAMES[column] ?? column.replaceAll("_", " ");
-    return text[0].toUpperCase() + text.slice(1);
-  };
-
-  function section(id, title, ...children) {
-    const kept = children.flat(9).filter(Boolean);
-    if (!kept.length) return;
-    document.getElementById("report").append(el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), kept));
-    document.getElementById("jump").append(el("li", {}, el("a", { href: `#${id}` }, title)));
-  }
-
-  function table(headings, rows, id) {
-    const head = el("tr", {}, headings.map((text) => el("th", { scope: "col" }, text)));
-    return el("div.scroll", {}, el("table", { id }, el("thead", {}, head), el("tbody", {}, rows)));
-  }
-  const cell = (label, ...children) => el("td", { "data-label": label }, ...children);
+  const facts = (pairs) =>
+    el(
+      "dl.facts",
+      {},
+      pairs.map(([k, v]) => el("div", {}, el("dt", {}, k), el("dd", {}, v))),
+    );
 
   // --- charts ---------------------------------------------------------------------------------------------------------
 
@@ -57,76 +36,98 @@
     if (group.curves[column]) return group.curves[column];
     const level = group.constant[column];
     if (level === undefined) return { points: [] };
-    return { points: [[1, level], [Math.max(...group.rounds), level]] };
+    return {
+      points: [
+        [1, level],
+        [Math.max(...group.rounds), level],
+      ],
+    };
   }
   function scaled(found, factor) {
-    return { points: found.points.map(([t, v]) => [t, typeof v === "number" ? factor * v : v]), band: found.band?.map(([t, low, high]) => [t, factor * low, factor * high]) };
+    return {
+      points: found.points.map(([t, v]) => [t, typeof v === "number" ? factor * v : v]),
+      band: found.band?.map(([t, low, high]) => [t, factor * low, factor * high]),
+    };
   }
   const logIf = (series) => {
     const values = series.flatMap((s) => s.points.map(([, v]) => v)).filter(Number.isFinite);
     return values.length && Math.min(...values) > 0 && Math.max(...values) > 50 * Math.min(...values) ? { scale: "log" } : { min: Math.min(0, ...values) };
   };
 
-  function columnChart(title, label, columns, factor = 1, axis = null) {
-    const used = columns.filter((c) => groups.some((g) => g.curves[c] || g.constant[c] !== undefined));
-    const series = groups.flatMap((group, i) => used.map((column, k) => ({
-      group: i, name: several ? (used.length > 1 ? `${group.name}: ${words(column)}` : group.name) : words(column), kind: "line",
-      color: several ? i : k, dashed: several ? k > 0 : undefined, ...scaled(curve(group, column), factor),
-    }))).filter((s) => s.points.length);
-    const level = new Set(groups.flatMap((g) => used.map((c) => (g.curves[c] ? "moves" : g.constant[c] ?? null))).filter((v) => v !== null));
+  /** A chart of history's columns, as the page's values describe it; none where nothing in it moves or differs. */
+  function columnChart({ title, axis, share, whole, series }) {
+    const level = new Set(
+      series.map(({ group, column }) => (groups[group].curves[column] ? "moves" : (groups[group].constant[column] ?? null))).filter((v) => v !== null),
+    );
     if (!level.has("moves") && level.size < 2) return null;
+    const drawn = series
+      .map(({ group, column, name }, k) => ({
+        group,
+        name,
+        kind: "line",
+        color: several ? group : k,
+        dashed: several ? false : undefined,
+        ...scaled(curve(groups[group], column), share ? 100 : 1),
+      }))
+      .filter((s) => s.points.length);
     const seeds = groups.map((g) => g.seeds.length).filter((n) => n > 1);
     const n = [...new Set([Math.min(...seeds), Math.max(...seeds)])].join(" to ");
-    const spread = series.some((s) => s.band) ? `Mean over seeds; the band is its 95 % confidence interval in each round (Student's t, n = ${n} seeds).` : "";
-    return chart(title, { label: "round", whole: true }, { label, ...(axis ?? logIf(series)) }, series, {}, spread);
+    const spread = drawn.some((s) => s.band) ? `Mean over seeds; the band is its 95 % confidence interval in each round (Student's t, n = ${n} seeds).` : "";
+    return chart(title, { label: "round", whole: true }, { label: axis, ...(whole ? { min: 0, max: 100 } : logIf(drawn)) }, drawn, {}, spread);
   }
+  const columnCharts = (list) => {
+    const drawn = list.map(columnChart).filter(Boolean);
+    return drawn.length && el("div.charts", {}, drawn);
+  };
 
   // --- the result -----------------------------------------------------------------------------------------------------
 
-  const accuracyText = (g) => (g.accuracy ? percent(g.accuracy.mean) : "not measured");
-  const spreadText = (g) => (g.accuracy && g.accuracy.n > 1 ? `${percent(g.accuracy.min)} to ${percent(g.accuracy.max)} over ${plural(g.accuracy.n, "seed")}` : "");
+  const rich = (pieces) => pieces.map(([text, bold]) => (bold ? el("b", {}, text) : text));
 
-  function sentence(g) {
-    const s = g.statement;
-    const start = [el("b", {}, g.name), ` reached `, el("b", {}, accuracyText(g)), ` test accuracy on ${g.data} in ${plural(Math.max(...g.rounds), "round")}. `];
-    if (!s) return el("p.sentence", {}, start, "The run directory holds no privacy statement.");
-    if (s.proven.value === "no bound") return el("p.sentence", {}, start, `Against an attacker who ${s.sees}, `, el("b", {}, "nothing is proven"), `: ${s.proven.reason}.`);
-    const what = s.unit === "client" ? "a given client's contribution" : "the use of a given record";
-    return el("p.sentence", {}, start, `An attacker who ${s.sees}, and accuses wrongly at most 5 % of the time, detects ${what} `, el("b", {}, `at most ${s.tpr}`), " of the time.");
-  }
-
-  function card(kind, title, value, ...lines) {
-    return el(`article.card.${kind}`, {}, el("h3", {}, title), el(`p.value${value.length > 8 ? ".long" : ""}`, {}, value), lines.filter(Boolean).map((line) => el("p.scope", {}, line)));
-  }
-
-  function cards(g) {
-    const s = g.statement;
-    const made = [card("accuracy", "Test accuracy", accuracyText(g), spreadText(g), g.personal && `personal models: ${percent(g.personal.mean)}`)];
-    if (s) {
-      made.push(
-        s.claimed ? card("claimed", "Claimed ε", s.claimed.value, s.claimed.scope, s.claimed.source) : card("claimed", "Claimed ε", "–", "No paper's formula speaks of this configuration."),
-        card("proven", "Proven ε", s.proven.value, s.proven.scope, s.proven.reason || `accountant: ${s.accountant}`),
-        s.audited ? card("audited", "Audited ε", s.audited.value, s.audited.scope, s.audited.how) : card("audited", "Audited ε", "–", "No attack on this configuration is on record in the run directory."),
-      );
-    }
-    return el("div.cards", {}, made);
+  function card([kind, { title, value, lines }]) {
+    return el(
+      `article.card.${kind}`,
+      {},
+      el("h3", {}, title),
+      el(`p.value${value.length > 8 ? ".long" : ""}`, {}, value),
+      lines.map((line) => el("p.scope", {}, line)),
+    );
   }
 
   function warnings(g) {
-    const unfinished = g.ended.filter((why) => why !== "after its last round").map((why) => (why === "unfinished" ? `The run has not finished: ${Math.max(...g.rounds)} of ${g.planned} rounds.` : `Ended early: ${why}`));
+    const unfinished = g.ended
+      .filter((why) => why !== "after its last round")
+      .map((why) => (why === "unfinished" ? `The run has not finished: ${Math.max(...g.rounds)} of ${g.planned} rounds.` : `Ended early: ${why}`));
     const all = [...(g.statement?.warnings ?? []), ...(g.statement?.contradictions ?? []), ...unfinished];
     return all.map((text) => el("p.warning", {}, several ? `${g.name}: ${text}` : text));
   }
 
-  function viewTable(g) {
-    const s = g.statement;
-    const mark = (v, name) => (v.marks[name] ? el("span.mark", {}, ` ${v.marks[name]}`) : null);
-    const rows = s.views.map((v) => el(v.own ? "tr.own" : "tr", {},
-      el("th", { scope: "row" }, v.view, el("small", {}, v.own ? " promised" : "")), cell("Who", v.sees), cell("Claimed ε", dash(v.claimed), mark(v, "claimed")),
-      cell("Proven ε", el("b", {}, v.proven), mark(v, "proven"), v.reason && el("small", {}, v.reason)), cell("Audited ε", dash(v.audited)), cell("Detected at most", v.tpr)));
-    return [el("p.about", {}, `ε at ${s.kind}. The last column: how often a test for one ${s.unit} that accuses wrongly 5 % of the time can be right.`),
-      table(["View", "Who", "Claimed ε", "Proven ε", "Audited ε", "Detected at most"], rows)];
+  // --- a section of the statement -------------------------------------------------------------------------------------
+
+  function statementTable({ headings, rows, own }) {
+    const inside = ({ text, badge, note, strong }) => [
+      strong ? el("b", {}, text) : dash(text),
+      badge && el("span.mark", {}, ` ${badge}`),
+      note && el("small", {}, note),
+    ];
+    const line = ([first, ...others], i) =>
+      el(
+        i === own ? "tr.own" : "tr",
+        {},
+        el("th", { scope: "row" }, inside(first), i === own ? el("small", {}, " promised") : ""),
+        others.map((each, k) => cell(upper(headings[k + 1]), inside(each))),
+      );
+    return table(headings.map(upper), rows.map(line));
   }
+
+  const statementList = (items) =>
+    el(
+      "ul.list",
+      {},
+      items.map(({ text, why }) => el("li", {}, text, why && el("small", {}, `because ${why}`))),
+    );
+  const about = (paragraphs) => paragraphs.map((text) => el("p.about", {}, text));
+  const folded = (part) => part && fold(`${part.title} (${part.items.length})`, statementList(part.items));
 
   // --- several runs ---------------------------------------------------------------------------------------------------
 
@@ -134,7 +135,8 @@
     const boxes = groups.map((g, i) => {
       const box = el("input", { type: "checkbox", checked: true, "data-group": i });
       box.addEventListener("change", () => {
-        if (box.checked) hidden.delete(i); else hidden.add(i);
+        if (box.checked) hidden.delete(i);
+        else hidden.add(i);
         drawAll();
       });
       return el("label", {}, box, el(`span.swatch.veil-c${i % 8}`), g.name);
@@ -142,19 +144,25 @@
     return el("fieldset.runs", {}, el("legend", {}, "Shown in all charts"), boxes);
   }
 
+  const order = (value) => (typeof value === "number" ? value : Infinity);
+  const ofCard = (kind) => {
+    const of = (g) => g.cards[kind] ?? { value: "–", order: null, lines: [] };
+    return [
+      groups.map((g) => g.cards[kind]?.title).find(Boolean),
+      (g) => order(of(g).order),
+      (g) => [el("b", {}, of(g).value), of(g).order === null ? "" : el("small", {}, of(g).lines[0])],
+    ];
+  };
   const COMPARED = [
     ["Run", (g) => g.name, (g, i) => [el(`span.swatch.veil-c${i % 8}`), g.name]],
-    ["Proven ε", (g) => g.proven_value ?? Infinity, (g) => [el("b", {}, g.statement?.proven.value ?? "–"), el("small", {}, g.scope)]],
-    ["Test accuracy", (g) => -(g.accuracy?.mean ?? -1), (g) => [el("b", {}, accuracyText(g)), el("small", {}, spreadText(g))]],
-    ["Claimed ε", (g) => Number(g.statement?.claimed?.value) || Infinity, (g) => [g.statement?.claimed?.value ?? "–", el("small", {}, g.statement?.claimed?.scope)]],
-    ["Audited ε", (g) => (typeof g.statement?.audited?.order === "number" ? g.statement.audited.order : Infinity), (g) => [g.statement?.audited?.value ?? "–", el("small", {}, g.statement?.audited?.scope)]],
+    ...["proven", "accuracy", "claimed", "audited"].map(ofCard).filter(([title]) => title),
     ["Rounds", (g) => Math.max(...g.rounds), (g) => [String(Math.max(...g.rounds))]],
     ["Time", (g) => g.seconds, (g) => [`${format(g.seconds)} s`]],
   ];
 
   function comparison() {
     const body = el("tbody");
-    const heads = COMPARED.map(([name, key], k) => {
+    const heads = COMPARED.map(([name], k) => {
       const button = el("button.sort", { type: "button" }, name);
       const th = el("th", { scope: "col" }, button);
       button.addEventListener("click", () => sort(k, th.getAttribute("aria-sort") === "ascending" ? -1 : 1));
@@ -163,16 +171,32 @@
     const sort = (k, sign) => {
       const keys = groups.map(COMPARED[k][1]);
       const less = (a, b) => (keys[a] < keys[b] ? -1 : keys[a] > keys[b] ? 1 : a - b);
-      const order = groups.map((_, i) => i).sort((a, b) => sign * less(a, b));
+      const sorted = groups.map((_, i) => i).sort((a, b) => sign * less(a, b));
       heads.forEach((th, i) => (i === k ? th.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending") : th.removeAttribute("aria-sort")));
-      body.replaceChildren(...order.map((i) => el("tr", {}, COMPARED.map(([name, , show], c) => (c ? cell(name, show(groups[i], i)) : el("th", { scope: "row" }, show(groups[i], i)))))));
+      body.replaceChildren(
+        ...sorted.map((i) =>
+          el(
+            "tr",
+            {},
+            COMPARED.map(([name, , show], c) => (c ? cell(name, show(groups[i], i)) : el("th", { scope: "row" }, show(groups[i], i)))),
+          ),
+        ),
+      );
     };
     sort(1, 1);
     return el("div.scroll", {}, el("table", { id: "comparison" }, el("thead", {}, el("tr", {}, heads)), body));
   }
 
   function accuracyAgainstEpsilon() {
-    const series = groups.map((g, i) => ({ group: i, color: i, name: g.name, kind: "scatter", points: g.proven_value !== null && g.accuracy ? [[g.proven_value, 100 * g.accuracy.mean]] : [] })).filter((s) => s.points.length);
+    const series = groups
+      .map((g, i) => ({
+        group: i,
+        color: i,
+        name: g.name,
+        kind: "scatter",
+        points: g.proven_value !== null && g.accuracy ? [[g.proven_value, 100 * g.accuracy.mean]] : [],
+      }))
+      .filter((s) => s.points.length);
     if (new Set(series.map((s) => s.points[0][0])).size < 2) return null;
     const left = groups.length - series.length;
     const note = `${data.one_scope ? `All at ${data.one_scope}.` : "The runs promise different things: compare only those of the same scope."}${left ? ` ${plural(left, "run")} without a proven bound ${left === 1 ? "is" : "are"} not drawn.` : ""}`;
@@ -182,61 +206,54 @@
   }
 
   function result() {
-    if (!several) return section("result", "Result", sentence(groups[0]), cards(groups[0]), warnings(groups[0]));
-    const scopes = data.one_scope ? `Every ε at ${data.one_scope}, unless a cell says otherwise.` : "These runs promise different things: an ε is comparable only at the same unit, adjacency, view and δ.";
-    return section("result", "Comparison", el("p.about", {}, `${plural(data.runs, "run")}; those that differ in their seed only are one line. Ordered by proven ε, then accuracy. ${scopes}`), comparison(), chooser(), groups.flatMap(warnings));
+    if (!several)
+      return section(
+        "result",
+        "Result",
+        el("p.sentence", {}, rich(groups[0].sentence)),
+        el("div.cards", {}, Object.entries(groups[0].cards).map(card)),
+        warnings(groups[0]),
+      );
+    const scopes = data.one_scope
+      ? `Every ε at ${data.one_scope}, unless a cell says otherwise.`
+      : "These runs promise different things: an ε is comparable only at the same unit, adjacency, view and δ.";
+    return section(
+      "result",
+      "Comparison",
+      el("p.about", {}, `${plural(data.runs, "run")}; those that differ in their seed only are one line. Ordered by proven ε, then accuracy. ${scopes}`),
+      comparison(),
+      chooser(),
+      groups.flatMap(warnings),
+    );
   }
 
   // --- training -------------------------------------------------------------------------------------------------------
 
-  const USED = new Set(["test_accuracy", "mean_personal_accuracy", "test_loss", "train_loss", "update_norm", "noise_norm", "cumulative_noise_norm", "test_precision", "test_recall", "test_f1", "participants", "failed", "uplink_bytes", "seconds"]);
-
   function training() {
-    const share = [100, { min: 0, max: 100 }];
-    const made = several ? [
-      columnChart("Test accuracy", "accuracy (%)", ["test_accuracy"], ...share),
-      columnChart("Test loss", "cross-entropy", ["test_loss"]),
-      columnChart("F1 score", "macro mean (%)", ["test_f1"], ...share),
-      columnChart("Accuracy of the clients' personal models", "accuracy (%)", ["mean_personal_accuracy"], ...share),
-      columnChart("Training loss", "cross-entropy", ["train_loss"]),
-      columnChart("Expected noise on the released update", "L2 norm", ["noise_norm"]),
-      columnChart("The released update, noise included", "L2 norm", ["update_norm"]),
-      columnChart("Expected noise, added up over the rounds", "L2 norm", ["cumulative_noise_norm"]),
-    ] : [
-      columnChart("Accuracy", "accuracy (%)", ["test_accuracy", "mean_personal_accuracy"], ...share),
-      columnChart("Loss", "cross-entropy", ["test_loss", "train_loss"]),
-      columnChart("The released update and its noise", "L2 norm", ["update_norm", "noise_norm"]),
-      columnChart("Precision, recall, F1", "macro mean (%)", ["test_precision", "test_recall", "test_f1"], ...share),
-      columnChart("Expected noise, added up over the rounds", "L2 norm", ["cumulative_noise_norm"]),
-    ];
-    const drawn = made.filter(Boolean);
-    section("training", "Training", drawn.length && el("div.charts", {}, drawn),
-      groups.some((g) => g.curves.train_loss) && el("p.about", {}, "Training loss, per-client accuracy and the partition are computed from private data without noise: figures of a simulation, not for publication."));
+    section("training", "Training", columnCharts(data.charts.training), el("p.about", {}, data.charts.private));
   }
 
   function methodColumns() {
-    const own = [...new Set(groups.flatMap((g) => Object.keys(g.curves)))].filter((c) => !USED.has(c));
-    const charts = own.map((c) => columnChart(words(c), c.replaceAll("_", " "), [c])).filter(Boolean);
-    const cost = [["participants", "Clients that took part", "clients"], ["failed", "Clients left out", "clients"], ["uplink_bytes", "Sent to the server", "bytes a round"], ["seconds", "Time", "seconds a round"]];
     section("noise", "Noise and clip by layer", each(layerCharts));
-    section("method", "What the method adapts", charts.length && el("div.charts", {}, charts));
-    const costs = cost.map(([c, title, label]) => columnChart(title, label, [c])).filter(Boolean);
-    section("cost", "Cost", costs.length && el("div.charts", {}, costs), several ? null : constants(groups[0]));
+    section("method", "What the method adapts", columnCharts(data.charts.method));
+    section("cost", "Cost", columnCharts(data.charts.cost), several ? null : constants(groups[0]));
   }
 
   function constants(g) {
     const entries = Object.entries(g.constant).filter(([, v]) => v !== null);
     if (!entries.length) return null;
-    return [el("h3", {}, "The same in every round"), el("dl.facts", {}, entries.map(([k, v]) => el("div", {}, el("dt", {}, words(k)), el("dd", {}, format(v)))))];
+    const shown = (column, v) => (column.share ? percent(v) : format(v));
+    return [el("h3", {}, "The same in every round"), facts(entries.map(([k, v]) => [g.columns[k].title, shown(g.columns[k], v)]))];
   }
 
   function layerCharts(g) {
-    const titles = { noise_std: ["Noise", "noise std per coordinate"], clip: ["Clip norm", "clip norm"] };
-    const charts = Object.entries(g.layers).map(([column, layers]) => {
-      const [title, label] = titles[column] ?? [words(column), column.replaceAll("_", " ")];
-      const series = layers.map((layer) => ({ ...layer, kind: "line" }));
-      return chart(title, { label: "round", whole: true }, { label, ...logIf(series) }, series, {}, g.seeds.length > 1 ? `Of seed ${g.seeds[0]}.` : "");
-    }).filter(Boolean);
+    const charts = Object.entries(g.layers)
+      .map(([column, layers]) => {
+        const { title, axis, share } = g.layer_columns[column];
+        const series = layers.map((layer) => ({ name: layer.name, kind: "line", ...scaled(layer, share ? 100 : 1) }));
+        return chart(title, { label: "round", whole: true }, { label: axis, ...logIf(series) }, series, {}, g.seeds.length > 1 ? `Of seed ${g.seeds[0]}.` : "");
+      })
+      .filter(Boolean);
     return charts.length ? [el("div.charts", {}, charts)] : [];
   }
 
@@ -246,44 +263,63 @@
     const from = (points) => (points.length ? [[0, points[0][1] === "inf" ? "inf" : 0], ...points] : []);
     const series = groups.flatMap((g, i) => {
       if (!g.spent) return [];
-      const lines = [{ group: i, color: i, name: several ? g.name : g.spent.each ? "client that spent most" : "spent", points: from(g.spent.most), kind: "line", dashed: several ? false : undefined }];
+      const lines = [
+        {
+          group: i,
+          color: i,
+          name: several ? g.name : g.spent.each ? "client that spent most" : "spent",
+          points: from(g.spent.most),
+          kind: "line",
+          dashed: several ? false : undefined,
+        },
+      ];
       if (g.spent.each && !several) lines.push({ group: i, color: 1, name: "median client", points: from(g.spent.median), kind: "line", dashed: true });
       return lines;
     });
-    const target = !several && groups[0].spent?.target ? [{ y: groups[0].spent.target, label: `target ${format(groups[0].spent.target)}` }] : [];
-    const scope = several ? data.one_scope ?? "the scope and δ of each run" : groups[0].scope;
+    const target = !several && groups[0].spent?.target ? [groups[0].spent.target] : [];
+    const scope = several ? (data.one_scope ?? "the scope and δ of each run") : groups[0].scope;
     const lacking = (g) => (g.spent ? [...(g.spent.problem && !g.spent.most.length ? [g.spent.problem] : []), ...g.spent.unknown] : []);
     const problems = groups.flatMap((g) => lacking(g).map((text) => el("p.warning", {}, `${several ? `${g.name}: ` : ""}${text}`)));
     const top = target.length ? 1.15 * Math.max(target[0].y, ...series.flatMap((s) => s.points.map(([, v]) => v)).filter((v) => v !== "inf")) : undefined;
-    const drawn = chart("Privacy spent over the rounds", { label: "round", whole: true, min: 0 }, { label: "ε", min: 0, max: top }, series, { marks: target }, `Computed from the ledger's rows, at ${scope}. ${several ? "Of the seed, and where clients spend by themselves of the client, that spent most." : groups[0].spent?.differ ?? ""}`);
-    const beside = several ? accuracyAgainstEpsilon() : !groups[0].statement ? null : el("div.chart-cell", {}, el("h3.plain", {}, "In plain words"), el("p.words", {}, groups[0].statement.words), learn(groups[0].statement));
+    const drawn = chart(
+      "Privacy spent over the rounds",
+      { label: "round", whole: true, min: 0 },
+      { label: "ε", min: 0, max: top },
+      series,
+      { marks: target },
+      `Computed from the ledger's rows, at ${scope}. ${several ? "Of the seed, and where clients spend by themselves of the client, that spent most." : (groups[0].spent?.differ ?? "")}`,
+    );
+    const beside = several ? accuracyAgainstEpsilon() : !groups[0].statement ? null : el("div.chart-cell", {}, inWords(groups[0].statement.sections));
     return [drawn || beside ? el("div.charts", {}, drawn ?? "", beside) : null, problems];
   }
 
-  const learn = (s) => (s.learn ? [el("h3", {}, "Can it learn?"), el("p.about", {}, s.learn)] : []);
+  const inWords = ({ words, learn }) =>
+    [el("h3.plain", {}, words.title), el("p.words", {}, words.paragraphs), learn && [el("h3", {}, learn.title), el("p.about", {}, learn.paragraphs[0])]]
+      .flat()
+      .filter(Boolean);
 
   function statement(g) {
-    const s = g.statement;
-    if (!s) return [];
-    const list = (items) => el("ul.list", {}, items.map((item) => (typeof item === "string" ? el("li", {}, item) : el("li", {}, item.what, el("small", {}, `because ${item.why}`)))));
-    const facts = [["Target ε", s.target === null ? "none: the noise was given" : `${format(s.target)} at ${g.scope}`], ["Noise multiplier", s.noise_multiplier === null ? "none" : format(s.noise_multiplier, 4)], ["Clients", s.who], ["Coordinates", s.dimension.toLocaleString("en-US")], ["Releases in the ledger", String(g.spent?.releases ?? 0)]];
+    if (!g.statement) return [];
+    const { numbers, words, learn, assumptions, not_protected: open, notes } = g.statement.sections;
     return [
-      viewTable(g),
-      several ? [el("p.words", {}, s.words), learn(s)].flat() : [],
-      el("dl.facts", {}, facts.map(([k, v]) => el("div", {}, el("dt", {}, k), el("dd", {}, v)))),
-      el("div.two", {},
-        s.assumptions.length ? el("details", {}, el("summary", {}, `What the proof assumes (${s.assumptions.length})`), list(s.assumptions)) : null,
-        s.not_protected.length ? el("details", {}, el("summary", {}, `What is not protected (${s.not_protected.length})`), list(s.not_protected)) : null),
-      s.notes.length ? el("details", {}, el("summary", {}, "Notes"), list(s.notes)) : null,
+      about(numbers.paragraphs),
+      statementTable(numbers.table),
+      several ? inWords({ words, learn }) : [],
+      facts([...Object.entries(g.statement.facts).map(([k, v]) => [upper(k), v]), ["Releases in the ledger", String(g.spent?.releases ?? 0)]]),
+      el("div.two", {}, folded(assumptions), folded(open)),
+      folded(notes),
     ].flat();
   }
 
   /** The same part for each run: plain for one, foldable and marked with its colour for several. */
-  const each = (make, open = false) => groups.flatMap((g, i) => {
-    const parts = [make(g)].flat(3).filter(Boolean);
-    if (!parts.length) return [];
-    return several ? [el("details", { open }, el("summary", {}, el(`span.swatch.veil-c${i % 8}`), g.name), el(`div.group.veil-c${i % 8}`, {}, parts))] : parts;
-  });
+  const each = (make, open = false) =>
+    groups.flatMap((g, i) => {
+      const parts = [make(g)].flat(3).filter(Boolean);
+      if (!parts.length) return [];
+      return several
+        ? [el("details", { open }, el("summary", {}, el(`span.swatch.veil-c${i % 8}`), g.name), el(`div.group.veil-c${i % 8}`, {}, parts))]
+        : parts;
+    });
 
   // --- clients, data, attacks -----------------------------------------------------------------------------------------
 
@@ -291,21 +327,79 @@
     const held = groups.map((g, i) => [g, i]).filter(([g]) => g.clients);
     if (!held.length) return;
     const worst = (c) => ({ points: c.band.map(([t, low]) => [t, 100 * low]) });
-    const over = held.map(([g, i]) => ({ group: i, color: i, name: several ? g.name : "median client", kind: "line", dashed: several ? false : undefined, ...(several ? worst(g.clients) : scaled(g.clients, 100)) }));
+    const over = held.map(([g, i]) => ({
+      group: i,
+      color: i,
+      name: several ? g.name : "median client",
+      kind: "line",
+      dashed: several ? false : undefined,
+      ...(several ? worst(g.clients) : scaled(g.clients, 100)),
+    }));
     const title = several ? "Accuracy that nine tenths of the clients reach" : "Accuracy of the clients over the rounds";
-    const charts = [chart(title, { label: "round", whole: true }, { label: "accuracy (%)", min: 0, max: 100 }, over, {}, several ? "" : "Median client; the band goes from the worst tenth to the best tenth.")];
-    const shares = (values) => values.map((v, k) => [100 * v, (100 * (k + 1)) / values.length]).filter((_, k, all) => k === all.length - 1 || k % Math.ceil(all.length / 200) === 0);
+    const charts = [
+      chart(
+        title,
+        { label: "round", whole: true },
+        { label: "accuracy (%)", min: 0, max: 100 },
+        over,
+        {},
+        several ? "" : "Median client; the band goes from the worst tenth to the best tenth.",
+      ),
+    ];
+    const shares = (values) =>
+      values.map((v, k) => [100 * v, (100 * (k + 1)) / values.length]).filter((_, k, all) => k === all.length - 1 || k % Math.ceil(all.length / 200) === 0);
     if (several || held[0][0].clients.final.length < 8) {
-      const lines = held.map(([g, i]) => ({ group: i, color: i, name: several ? g.name : "global model", points: shares(g.clients.final), kind: "line", dashed: several ? false : undefined }));
-      charts.push(chart("Clients below an accuracy", { label: "accuracy on the client's own test examples (%)" }, { label: "share of clients (%)", min: 0, max: 100 }, lines, {}, "Last evaluated round. Steeper is fairer, further right is better."));
+      const lines = held.map(([g, i]) => ({
+        group: i,
+        color: i,
+        name: several ? g.name : "global model",
+        points: shares(g.clients.final),
+        kind: "line",
+        dashed: several ? false : undefined,
+      }));
+      charts.push(
+        chart(
+          "Clients below an accuracy",
+          { label: "accuracy on the client's own test examples (%)" },
+          { label: "share of clients (%)", min: 0, max: 100 },
+          lines,
+          {},
+          "Last evaluated round. Steeper is fairer, further right is better.",
+        ),
+      );
     } else {
       const bins = (values) => Array.from({ length: 20 }, (_, b) => [`${b * 5}`, values.filter((v) => Math.min(19, Math.floor(v * 20 + 1e-9)) === b).length]);
       const c = held[0][0].clients;
-      const bars = [{ group: 0, name: "global model", kind: "bar", points: bins(c.final) }, ...(c.personal.length ? [{ group: 0, name: "personal model", kind: "bar", points: bins(c.personal) }] : [])];
-      charts.push(chart("Clients by accuracy", { label: "accuracy from … (%), in steps of 5", scale: "band" }, { label: "clients" }, bars, {}, "Last evaluated round, each client on its own test examples."));
+      const bars = [
+        { group: 0, name: "global model", kind: "bar", points: bins(c.final) },
+        ...(c.personal.length ? [{ group: 0, name: "personal model", kind: "bar", points: bins(c.personal) }] : []),
+      ];
+      charts.push(
+        chart(
+          "Clients by accuracy",
+          { label: "accuracy from … (%), in steps of 5", scale: "band" },
+          { label: "clients" },
+          bars,
+          {},
+          "Last evaluated round, each client on its own test examples.",
+        ),
+      );
     }
-    const rows = held.map(([g, i]) => el("tr", {}, el("th", { scope: "row" }, several ? el(`span.swatch.veil-c${i % 8}`) : "", g.name), ["Worst tenth, at most", "Median", "Best tenth, at least"].map((name, k) => cell(name, percent(g.clients.spread.tenths[k]))), cell("Standard deviation", percent(g.clients.spread.sd))));
-    section("clients", "Fairness among clients", el("div.charts", {}, charts.filter(Boolean)), table(["Accuracy in the last evaluated round", "Worst tenth, at most", "Median", "Best tenth, at least", "Standard deviation"], rows));
+    const rows = held.map(([g, i]) =>
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, several ? el(`span.swatch.veil-c${i % 8}`) : "", g.name),
+        ["Worst tenth, at most", "Median", "Best tenth, at least"].map((name, k) => cell(name, percent(g.clients.spread.tenths[k]))),
+        cell("Standard deviation", percent(g.clients.spread.sd)),
+      ),
+    );
+    section(
+      "clients",
+      "Fairness among clients",
+      el("div.charts", {}, charts.filter(Boolean)),
+      table(["Accuracy in the last evaluated round", "Worst tenth, at most", "Median", "Best tenth, at least", "Standard deviation"], rows),
+    );
   }
 
   function partition(g) {
@@ -313,52 +407,107 @@
     if (!p) return [];
     const place = el("div");
     const { min, median, max } = p.sizes;
-    const about = `${plural(p.clients, "client")} (${p.kind}) with ${min === max ? min : `${min} to ${max}`} training examples, median ${format(median)}.${p.listed < p.clients ? ` ${p.listed} of them, evenly spaced, are drawn.` : ""} The darkest cell stands for ${format(Math.max(...p.columns.flat()))} examples.`;
+    const summary = `${plural(p.clients, "client")} (${p.kind}) with ${min === max ? min : `${min} to ${max}`} training examples, median ${format(median)}.${p.listed < p.clients ? ` ${p.listed} of them, evenly spaced, are drawn.` : ""} The darkest cell stands for ${format(Math.max(...p.columns.flat()))} examples.`;
     const x = p.ordered ? `clients, ordered by their most frequent label${p.columns.length < p.listed ? " (neighbours averaged)" : ""}` : "clients";
     queueMicrotask(() => veilHeatmap(place, { title: "Who holds which labels", x, y: "label", columns: p.columns, names: p.names }));
-    return [el("p.about", {}, about), el("div.chart-cell", {}, place)];
+    return [el("p.about", {}, summary), el("div.chart-cell", {}, place)];
   }
 
   function attacks(g) {
     if (!g.attacks.length) return [];
-    const facts = (pairs) => el("dl.facts", {}, pairs.map(([k, v]) => el("div", {}, el("dt", {}, k), el("dd", {}, v))));
-    const show = (a) => el("figure", {}, el("h3", {}, `Attack ${a.name}`),
-      a.picture ? el("img", { src: a.picture, alt: `Attack ${a.name}: originals on top, what the attacker made of them below; the figures follow as text` }) : null,
-      a.too_large ? el("p.about", {}, `${a.too_large} is too large to be shown here.`) : null,
-      a.figures ? facts(a.figures) : null,
-      a.assumptions?.length ? el("figcaption", {}, el("ul.list", {}, a.assumptions.map((text) => el("li", {}, text)))) : null);
+    const show = (a) =>
+      el(
+        "figure",
+        {},
+        el("h3", {}, `Attack ${a.name}`),
+        a.picture
+          ? el("img", { src: a.picture, alt: `Attack ${a.name}: originals on top, what the attacker made of them below; the figures follow as text` })
+          : null,
+        a.too_large ? el("p.about", {}, `${a.too_large} is too large to be shown here.`) : null,
+        a.figures ? facts(a.figures) : null,
+        a.assumptions?.length
+          ? el(
+              "figcaption",
+              {},
+              el(
+                "ul.list",
+                {},
+                a.assumptions.map((text) => el("li", {}, text)),
+              ),
+            )
+          : null,
+      );
     return [el("div.pictures", {}, g.attacks.map(show))];
   }
 
   function failures(g) {
     const f = g.failures;
     if (!f.total && !f.skipped.length) return [];
-    const rows = f.reasons.map((r) => el("tr", {}, el("th", { scope: "row" }, r.reason), cell("Updates", String(r.count)), cell("Rounds", r.rounds.join(", ") + (r.more ? ", …" : ""))));
-    return [f.total ? [el("p.about", {}, `${plural(f.total, "client update")} left out.`), table(["Reason", "Updates", "Rounds"], rows)] : null,
-      f.skipped.length ? el("ul.list", {}, f.skipped.map((text) => el("li", {}, `Nothing released in ${text}`))) : null].flat();
+    const rows = f.reasons.map((r) =>
+      el("tr", {}, el("th", { scope: "row" }, r.reason), cell("Updates", String(r.count)), cell("Rounds", r.rounds.join(", ") + (r.more ? ", …" : ""))),
+    );
+    return [
+      f.total ? [el("p.about", {}, `${plural(f.total, "client update")} left out.`), table(["Reason", "Updates", "Rounds"], rows)] : null,
+      f.skipped.length
+        ? el(
+            "ul.list",
+            {},
+            f.skipped.map((text) => el("li", {}, `Nothing released in ${text}`)),
+          )
+        : null,
+    ].flat();
   }
 
   // --- how to repeat it -----------------------------------------------------------------------------------------------
 
   function repeat(g) {
-    const noise = g.seeded ? "Noise was taken from the seed: the same version on the same machine gives the same figures, and no privacy." : "Noise is secret and new in every run: expect figures of the same size, not the same figures.";
-    const given = g.given ? "Data or partition were handed over by a program, so the configuration alone does not make them again." : "";
-    const link = el("a.download", { href: `data:text/plain;charset=utf-8,${encodeURIComponent(g.configuration)}`, download: "config.toml" }, "Save config.toml");
-    const versions = el("dl.facts", {}, Object.entries(g.versions).map(([k, v]) => el("div", {}, el("dt", {}, k), el("dd", {}, v))));
-    return [el("pre.command", {}, g.commands.join("\n")), el("p.about", {}, `Seed ${g.seeds.join(", ")}. ${noise} ${given}`),
-      el("details", {}, el("summary", {}, "Configuration"), el("pre", {}, g.configuration), el("p", {}, link)), el("details", {}, el("summary", {}, "Versions"), versions)];
+    const noise = g.seeded
+      ? "Noise was taken from the seed: the same version on the same machine gives the same figures, and no privacy."
+      : "Noise is secret and new in every run: expect figures of the same size, not the same figures.";
+    const supplied = g.given ? "Data or partition were handed over by a program, so the configuration alone does not make them again." : "";
+    const link = el(
+      "a.download",
+      { href: `data:text/plain;charset=utf-8,${encodeURIComponent(g.configuration)}`, download: "config.toml" },
+      "Save config.toml",
+    );
+    const versions = facts(Object.entries(g.versions));
+    return [
+      el("pre.command", {}, g.commands.join("\n")),
+      el("p.about", {}, `Seed ${g.seeds.join(", ")}. ${noise} ${supplied}`),
+      fold("Configuration", el("pre", {}, g.configuration), el("p", {}, link)),
+      fold("Versions", versions),
+    ];
   }
 
   function differences() {
     const keys = [...new Set(groups.flatMap((g) => Object.keys(g.settings)))].filter((k) => new Set(groups.map((g) => JSON.stringify(g.settings[k]))).size > 1);
     if (!keys.length) return null;
-    const rows = groups.map((g, i) => el("tr", {}, el("th", { scope: "row" }, el(`span.swatch.veil-c${i % 8}`), g.name), keys.map((k) => cell(k, g.settings[k] === undefined ? "–" : typeof g.settings[k] === "object" ? JSON.stringify(g.settings[k]) : String(g.settings[k])))));
+    const rows = groups.map((g, i) =>
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, el(`span.swatch.veil-c${i % 8}`), g.name),
+        keys.map((k) => cell(k, g.settings[k] === undefined ? "–" : typeof g.settings[k] === "object" ? JSON.stringify(g.settings[k]) : String(g.settings[k]))),
+      ),
+    );
     return [el("h3", {}, "What differs"), table(["Run", ...keys], rows)];
   }
 
-  document.title = several ? `fedveil report: ${groups.length} configurations` : `fedveil report: ${groups[0].name} on ${groups[0].data}`;
-  document.getElementById("title").textContent = several ? "Runs compared" : `${groups[0].name}${groups[0].statement ? ` (${groups[0].statement.variant})` : ""} on ${groups[0].data}`;
-  document.getElementById("lead").textContent = several ? `${plural(data.runs, "run")} of ${plural(groups.length, "configuration")} on ${[...new Set(groups.map((g) => g.data))].join(", ")}.` : "A federated training run: what it learned, what its privacy is worth, and how to repeat it.";
+  const configurations = plural(groups.length, "configuration");
+  if (several)
+    head(
+      "Runs compared",
+      `${plural(data.runs, "run")} of ${configurations} on ${[...new Set(groups.map((g) => g.data))].join(", ")}.`,
+      `fedveil report: ${configurations}`,
+    );
+  else {
+    const [g] = groups;
+    head(
+      `${g.name}${g.statement ? ` (${g.statement.variant})` : ""} on ${g.data}`,
+      "A federated training run: what it learned, what its privacy is worth, and how to repeat it.",
+      `fedveil report: ${g.name} on ${g.data}`,
+    );
+  }
   result();
   training();
   section("privacy", "Privacy", spending(), each(statement));
@@ -370,5 +519,4 @@
   section("failures", "Left out", each(failures, true));
   section("repeat", "How to repeat it", several && differences(), each(repeat));
   drawAll();
-  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => (d.open = true)));
 })();

@@ -2,12 +2,22 @@
 "use strict";
 
 globalThis.veilWords = (() => {
+  const { cell, el } = globalThis.veilPage;
   const F = globalThis.veilFamilies;
   const format = globalThis.veilChart.format;
   const $ = (id) => document.getElementById(id);
   const percent = (x) => (x > 0.9995 ? "100 %" : `${Number((100 * x).toPrecision(x < 0.1 ? 2 : 3))} %`);
   const SEES = { server: "each upload", aggregate: "each round's sum", final: "the last model only" };
-  const scopeText = (p, view = p.view) => `${p.unit} level, ${p.adjacency.replace("_", "-")}, ${view} view, δ\u00a0=\u00a0${format(p.delta)}`;
+  const dashed = (name) => name.replace("_", "-");
+  const scopeText = (p) => `${p.unit} level, ${dashed(p.adjacency)}, ${p.view} view, δ\u00a0=\u00a0${format(p.delta)}`;
+  const bold = (text) => el("b", {}, text);
+
+  /** What the claim is about: the scope in which the paper says it, and what it adds. */
+  function claimScope(p, claim) {
+    const { unit, adjacency, view, note } = F.familyOf(p).claim;
+    const grown = claim && claim.delta !== p.delta ? ` = ${format(claim.delta)}` : "";
+    return `${unit} level, ${dashed(adjacency)}, ${view} view${note && `; ${note}${grown}`}`;
+  }
 
   function accountant(p) {
     const e = F.event(p, p.view);
@@ -21,17 +31,33 @@ globalThis.veilWords = (() => {
     if (e.kind === "none") return e.reason;
     const times = `${format(p.rounds * (e.perRound ?? 1))} ${F.isSgd(p) ? "local steps" : "rounds"}`;
     if (e.kind === "sampled") return `${times}, Poisson rate ${format(e.rate)}, noise ${format(e.multiplier)} × sensitivity`;
-    if (view === "final" && F.isProjected(p) && !F.isStage(p)) return `μ = ${format(F.projectedMu(p, p.rounds))} for the last projected model; composition gives ${format(F.plainMu(p, e, p.rounds))}`;
+    if (view === "final" && F.isProjected(p) && !F.isStage(p))
+      return `μ = ${format(F.projectedMu(p, p.rounds))} for the last projected model; composition gives ${format(F.plainMu(p, e, p.rounds))}`;
     return `μ = ${format(F.plainMu(p, e, p.rounds))} over ${times}${view === "final" ? "; hiding the earlier models adds no proof here" : ""}`;
   }
 
   function verdict(ratio, rounds) {
     if (ratio <= 1) return ["there is room to learn", "The noise is smaller than the largest signal a round can carry."];
-    if (ratio <= Math.sqrt(rounds)) return ["slow at best", `A round is mostly noise; at best ${format(rounds)} rounds that agree shrink it to ${format(ratio / Math.sqrt(rounds))} × the signal.`];
+    if (ratio <= Math.sqrt(rounds))
+      return [
+        "slow at best",
+        `A round is mostly noise; at best ${format(rounds)} rounds that agree shrink it to ${format(ratio / Math.sqrt(rounds))} × the signal.`,
+      ];
     return ["no room to learn", `Even ${format(rounds)} rounds in perfect agreement stay below the noise.`];
   }
 
-  const bold = (text) => Object.assign(document.createElement("b"), { textContent: text });
+  /** What the headline says of the claim: beside the proof only where both speak of the same. */
+  function besideProof(p, eps, claim) {
+    const claimed = `The paper's claim of ε = ${format(claim.epsilon)}`;
+    const others = F.differences(p).map(([kind, theirs, ours]) => `another ${kind} (${dashed(theirs)}, not ${dashed(ours)})`);
+    if (claim.delta !== p.delta) others.push(`another δ (${format(claim.delta)}, not ${format(p.delta)})`);
+    if (others.length) return `${claimed} is for ${others.join(" and ")}: it does not stand beside this proof. `;
+    const times = eps / claim.epsilon;
+    if (eps === Infinity) return `${claimed} has no proof. `;
+    if (times > 1.05) return `${claimed} is ${format(times, 2)} times smaller. `;
+    if (times < 0.95) return `${claimed} is ${format(1 / times, 2)} times larger, and is no bound on the published form. `;
+    return `${claimed} agrees. `;
+  }
 
   function sentence(p, eps, claim, rate, ratio) {
     const parts = [];
@@ -41,61 +67,64 @@ globalThis.veilWords = (() => {
       parts.push(`After ${format(p.rounds)} rounds, someone who sees ${SEES[p.view]} and accepts 5 % false alarms recognises ${whom} at most `);
       parts.push(bold(percent(rate)), " of the time (guessing: 5 %); proven ", bold(`ε = ${format(eps)}`), ". ");
     }
-    const repaired = F.FAMILIES[p.family].published ? "That holds for the repaired variant; the published form has no bound. " : "";
-    if (eps !== Infinity) parts.push(repaired);
-    if (claim && Number.isFinite(claim.epsilon)) {
-      const times = eps / claim.epsilon;
-      const claimed = `The paper's claim of ε = ${format(claim.epsilon)}`;
-      if (eps === Infinity) parts.push(`${claimed} speaks of something else. `);
-      else if (times > 1.05) parts.push(`${claimed} is ${format(times, 2)} times smaller. `);
-      else if (times < 0.95) parts.push(`${claimed} is ${format(1 / times, 2)} times larger, and is no bound on the published form. `);
-      else parts.push(`${claimed} agrees. `);
-    }
+    if (eps !== Infinity && F.familyOf(p).unbounded) parts.push("That holds for the repaired variant; the published form has no bound. ");
+    if (claim && Number.isFinite(claim.epsilon)) parts.push(besideProof(p, eps, claim));
     const unit = F.isSgd(p) ? "the mean gradient of a step" : "the mean update";
     parts.push(`The noise on ${unit} is `, bold(`${format(ratio, 2)} × the clip norm`), `: ${verdict(ratio, p.rounds * (F.isSgd(p) ? p.steps : 1))[0]}.`);
     $("sentence").replaceChildren(...parts);
   }
 
   function cards(p, eps, claim, ratio) {
-    const family = F.FAMILIES[p.family];
+    const family = F.familyOf(p);
+    const elsewhere = F.differences(p).find(([kind]) => kind === "view");
+    const claimedView = elsewhere ? `, ${elsewhere[1]} view` : "";
     const number = (value) => (value === Infinity ? "no bound" : Number.isNaN(value) ? "–" : `ε = ${format(value)}`);
+    $("claimed-title").textContent = `Claimed${claimedView}`;
     $("claimed").textContent = claim ? number(claim.epsilon) : "no claim";
     $("claimed").dataset.value = claim ? claim.epsilon : "";
     $("claimed-scope").textContent = claim
-      ? claim.why ?? `${family.source}. Scope: ${family.claimScope(p)}; δ\u00a0=\u00a0${format(p.delta)}.`
+      ? (claim.why ?? `${family.source}. Scope: ${claimScope(p, claim)}; δ\u00a0=\u00a0${format(p.delta)}.`)
       : "The method's own accounting is the proof; there is no separate claim.";
-    $("proven-title").textContent = family.published ? "Proven, repaired variant" : "Proven";
+    $("proven-title").textContent = family.unbounded ? "Proven, repaired variant" : "Proven";
     $("proven").textContent = number(eps);
     $("proven").dataset.value = eps;
     const why = eps === Infinity ? ` No bound: ${F.event(p, p.view).reason}.` : ` ${accountant(p)}.`;
     $("proven-scope").textContent = `${scopeText(p)};${why}`;
-    $("ratio").replaceChildren(`${format(ratio, 2)} ×`, Object.assign(document.createElement("small"), { textContent: " clip norm" }));
+    $("ratio").replaceChildren(`${format(ratio, 2)} ×`, el("small", {}, " clip norm"));
     $("ratio").dataset.value = ratio;
-    for (const id of ["claimed", "proven", "ratio"]) $(id).classList.toggle("long", $(id).textContent.length > 18 || (id !== "ratio" && $(id).textContent.length > 10));
+    for (const id of ["claimed", "proven", "ratio"])
+      $(id).classList.toggle("long", $(id).textContent.length > 18 || (id !== "ratio" && $(id).textContent.length > 10));
     const remedy = F.remedy(p);
     const what = F.isSgd(p) ? "a batch of" : "";
     const who = F.isSgd(p) ? "" : " clients a round";
     const steps = p.rounds * (F.isSgd(p) ? p.steps : 1);
     const way = remedy.dim >= 2 ? `, or at most ${format(remedy.dim)} parameters` : "";
-    $("ratio-scope").textContent = `${verdict(ratio, steps)[1]} ${ratio > 1 ? `Equal at ${what} ${format(remedy.cohort)}${who}${way}, with the same z.` : ""}`.replace(/ +/g, " ");
-    const row = (name, value) => {
-      const label = Object.assign(document.createElement("span"), { textContent: `${name} ` });
-      const cell = document.createElement("div");
-      cell.append(label, bold(value));
-      return cell;
-    };
+    $("ratio-scope").textContent =
+      `${verdict(ratio, steps)[1]} ${ratio > 1 ? `Equal at ${what} ${format(remedy.cohort)}${who}${way}, with the same z.` : ""}`.replace(/ +/g, " ");
+    const row = (name, value) => el("div", {}, el("span", {}, `${name} `), bold(value));
+    const bare = (value) => number(value).replace("ε = ", "");
     $("strip").replaceChildren(
-      row("claimed", claim ? number(claim.epsilon).replace("ε = ", "") : "–"), row("proven", number(eps).replace("ε = ", "")), row("noise", `${format(ratio, 2)} ×`),
+      row(`claimed${elsewhere ? ` (${elsewhere[1]})` : ""}`, claim ? bare(claim.epsilon) : "–"),
+      row("proven", bare(eps)),
+      row("noise", `${format(ratio, 2)} ×`),
     );
   }
 
   function warning(p) {
-    const family = F.FAMILIES[p.family];
+    const family = F.familyOf(p);
+    const floor = F.floor(p);
     const units = p.unit === "client" ? p.clients : F.isSgd(p) ? p.records : p.clients;
     const lines = [];
-    if (p.delta >= 1 / units) lines.push(["Delta is too large.", `δ = ${format(p.delta)} is at least 1 / ${format(units)}: publishing one ${p.unit === "client" ? "client" : "unit"} at random would satisfy it. A proven run refuses this.`]);
-    if (family.published) lines.push(["The published form has no bound.", `${family.published(p)}. ${family.refuted}`]);
-    else if (family.refuted && !F.isStage(p)) lines.push(["Why the claim fails.", `${family.refuted}${F.isProjected(p) ? " The claim does without projection; the bound above needs it." : ""}`]);
+    if (p.delta >= 1 / units)
+      lines.push([
+        "Delta is too large.",
+        `δ = ${format(p.delta)} is at least 1 / ${format(units)}: publishing one ${p.unit === "client" ? "client" : "unit"} at random would satisfy it. A proven run refuses this.`,
+      ]);
+    const seen = floor && family.floor.replace("{bound}", format(floor.bound)).replace("{floor}", format(floor.floor));
+    const reason = family.unbounded && `${family.unbounded[0].toUpperCase()}${family.unbounded.slice(1)}.`;
+    if (reason) lines.push(["The published form has no bound.", [reason, seen, family.refuted].filter(Boolean).join(" ")]);
+    else if (family.refuted && !F.isStage(p))
+      lines.push(["Why the claim fails.", `${family.refuted}${F.isProjected(p) ? " The claim does without projection; the bound above needs it." : ""}`]);
     $("warning").hidden = lines.length === 0;
     $("warning").replaceChildren(...lines.flatMap(([title, text]) => [bold(title), ` ${text} `]));
   }
@@ -104,49 +133,72 @@ globalThis.veilWords = (() => {
     const rows = F.VIEWS.map((view) => {
       const eps = F.proven(p, p.rounds, view);
       const rate = F.provenTradeoff(p, [0.05], view)[0];
-      const cells = [["Proven ε", format(eps)], ["At 5 % false alarms", eps === Infinity ? "no bound" : percent(rate)], ["Because", becauseOf(p, view)]];
-      const tr = document.createElement("tr");
-      tr.className = view === p.view ? "current" : "";
-      tr.append(Object.assign(document.createElement("th"), { scope: "row", textContent: `${view}: ${SEES[view]}` }));
-      for (const [label, text] of cells) {
-        const td = Object.assign(document.createElement("td"), { textContent: text });
-        td.dataset.label = label;
-        tr.append(td);
-      }
-      return tr;
+      const cells = [
+        ["Proven ε", format(eps)],
+        ["At 5 % false alarms", eps === Infinity ? "no bound" : percent(rate)],
+        ["Because", becauseOf(p, view)],
+      ];
+      return el(
+        view === p.view ? "tr.current" : "tr",
+        {},
+        el("th", { scope: "row" }, `${view}: ${SEES[view]}`),
+        cells.map(([label, text]) => cell(label, text)),
+      );
     });
     $("views").tBodies[0].replaceChildren(...rows);
   }
 
   function assumptions(p) {
     const f = F.factor(p);
-    const place = F.isSgd(p) ? "each local step's sum of clipped gradients" : F.isNoisy(p) && F.onSum(p) ? `the sum of a round, in shares of ${format(F.perUpload(p) * p.clip)} on each upload` : F.onSum(p) ? "the sum of a round, added once" : "each upload";
+    const place = F.isSgd(p)
+      ? "each local step's sum of clipped gradients"
+      : F.isNoisy(p) && F.onSum(p)
+        ? `the sum of a round, in shares of ${format(F.perUpload(p) * p.clip)} on each upload`
+        : F.onSum(p)
+          ? "the sum of a round, added once"
+          : "each upload";
     const lines = [
       `Noise: Gaussian with std z·C = ${format(p.noise * p.clip)} on ${place}; sensitivity ${f === 2 ? "2C" : "C"} (${p.adjacency.replace("_", "-")}${p.unit === "record" && !F.isSgd(p) ? "; one record can move its client's whole update" : ""}).`,
     ];
-    if (F.isSgd(p)) lines.push(`Each record joins each batch independently and in secret, with probability b / |D| = ${format(F.localRate(p))}; the client takes part in all ${format(p.rounds)} rounds.`);
-    else if (p.sampling === "fixed" || p.view === "server" || F.isNoisy(p)) lines.push(`One client may take part in all ${format(p.rounds)} rounds; being chosen at random is not counted as protection${p.view === "server" ? ", because this adversary sees who uploads" : F.isNoisy(p) ? ", because noise in shares shows how many took part" : ", because a fixed-size draw is not a Poisson sample"}.`);
-    else lines.push(`Each client joins each round independently and in secret with probability n / N = ${format(p.cohort / p.clients)}; the adversary must not learn who took part.`);
-    if (F.FAMILIES[p.family].published) lines.push("Repaired variant: noise scale, clip and mask are functions of what was already released, and every coordinate that leaves carries noise.");
-    if (accountant(p).startsWith("Rényi")) lines.push("Rényi accounting gives an upper bound; fedveil certify may prove a smaller number with privacy loss distributions.");
-    if (F.FAMILIES[p.family].attained?.(p)) lines.push("“Attained” is a lower bound on the last model, replace-one: the value of the worst linear losses. No theorem can promise less.");
+    if (F.isSgd(p))
+      lines.push(
+        `Each record joins each batch independently and in secret, with probability b / |D| = ${format(F.localRate(p))}; the client takes part in all ${format(p.rounds)} rounds.`,
+      );
+    else if (p.sampling === "fixed" || p.view === "server" || F.isNoisy(p))
+      lines.push(
+        `One client may take part in all ${format(p.rounds)} rounds; being chosen at random is not counted as protection${p.view === "server" ? ", because this adversary sees who uploads" : F.isNoisy(p) ? ", because noise in shares shows how many took part" : ", because a fixed-size draw is not a Poisson sample"}.`,
+      );
+    else
+      lines.push(
+        `Each client joins each round independently and in secret with probability n / N = ${format(p.cohort / p.clients)}; the adversary must not learn who took part.`,
+      );
+    if (F.familyOf(p).unbounded)
+      lines.push("Repaired variant: noise scale, clip and mask are functions of what was already released, and every coordinate that leaves carries noise.");
+    if (accountant(p).startsWith("Rényi"))
+      lines.push("Rényi accounting gives an upper bound; fedveil certify may prove a smaller number with privacy loss distributions.");
+    if (F.isAttained(p))
+      lines.push("“Attained” is a lower bound on the last model, replace-one: the value of the worst linear losses. No theorem can promise less.");
     if (F.isProjected(p)) {
-      lines.push(`Hidden state: only for somebody who never saw an earlier model, so for no client. The round's map is taken to be ${format(F.lipschitz(p))}-Lipschitz, from L; for a network L is an assumption.`);
+      lines.push(
+        `Hidden state: only for somebody who never saw an earlier model, so for no client. The round's map is taken to be ${format(F.lipschitz(p))}-Lipschitz, from L; for a network L is an assumption.`,
+      );
       if (F.isStage(p)) lines.push("With a decaying rate this page quotes composition; fedveil computes the projected bound for any schedule.");
     }
     if (F.isNoisy(p)) lines.push("The clip norm C of an update is what K clipped steps can travel; the claim uses L, an assumption about the network.");
     lines.push("The noise must come from a cryptographic generator and be used once; ε speaks of the whole run, not of a round.");
-    $("assumptions").replaceChildren(...lines.map((text) => Object.assign(document.createElement("li"), { textContent: text })));
+    $("assumptions").replaceChildren(...lines.map((text) => el("li", {}, text)));
   }
 
   function captions(p) {
-    const family = F.FAMILIES[p.family];
-    const claim = family.claim ? ` Claimed: ${family.claimScope(p)}.` : "";
+    const claim = F.familyOf(p).claim ? ` Claimed: ${claimScope(p)}.` : "";
     $("rounds-scope").textContent = `Proven: ${scopeText(p)}; z = ${format(p.noise)}.${claim}`;
     $("noise-scope").textContent = `After ${format(p.rounds)} rounds; ${scopeText(p)}.`;
-    $("tradeoff-scope").textContent = `After ${format(p.rounds)} rounds; ${p.unit} level, ${p.adjacency.replace("_", "-")}, ${p.view} view${F.event(p, p.view).kind === "sampled" ? "; an upper bound" : ""}.`;
-    $("learn-scope").textContent = F.isSgd(p) ? `z = ${format(p.noise)}, d = ${format(p.dim)}.` : `z = ${format(p.noise)}, ${format(F.sent(p))} noised coordinates. At equal ε without sampling both views need the same z.`;
+    $("tradeoff-scope").textContent =
+      `After ${format(p.rounds)} rounds; ${p.unit} level, ${p.adjacency.replace("_", "-")}, ${p.view} view${F.event(p, p.view).kind === "sampled" ? "; an upper bound" : ""}.`;
+    $("learn-scope").textContent = F.isSgd(p)
+      ? `z = ${format(p.noise)}, d = ${format(p.dim)}.`
+      : `z = ${format(p.noise)}, ${format(F.sent(p))} noised coordinates. At equal ε without sampling both views need the same z.`;
   }
 
-  return { accountant, assumptions, captions, cards, sentence, verdict, viewTable, warning };
+  return { accountant, assumptions, besideProof, captions, cards, sentence, verdict, viewTable, warning };
 })();

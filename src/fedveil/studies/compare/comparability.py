@@ -57,12 +57,12 @@ class Check:
 def _personal(config: Config) -> None:
     """Refuse a configuration that measures no models of the clients' own."""
     from fedveil.run.assembly import objective
-    from fedveil.training.local import Personal
+    from fedveil.training.local import HasPersonalModel
 
     if not config.data.client_test_fraction:
         raise ConfigError(f"{PERSONAL} is measured on the clients' own tests: set data.client_test_fraction, such as 0.2")
     method, setting = calibrated_setting(config)
-    if not isinstance(objective(config, method, setting), Personal):
+    if not isinstance(objective(config, method, setting), HasPersonalModel):
         raise ConfigError(
             f"{method.name} has no models of the clients' own, so no {PERSONAL}; training.measure_trained makes some"
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedveil.configuration.config import Config
+from fedveil.configuration.config import Config, without_free_keys
 from fedveil.errors import ConfigError
 from fedveil.studies.compare.comparison_plan import By, Planned, plan
 from fedveil.studies.compare.comparison_rows import Row, blocks, rows_of
@@ -135,6 +135,6 @@ def compare(
 
 def default_out(config: Config) -> Path:
     """The directory of the comparisons of a configuration: the same for the same configuration, so that they continue."""
-    shared = config.model_dump(mode="json", exclude={"run": {"engine", "name", "seed"}, "data": {"data_dir", "download"}})
+    shared = without_free_keys(config.model_dump(mode="json", exclude={"run": {"seed"}}))
     digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:8]
     return Path("runs") / f"compare-{config.data.name}-{digest}"

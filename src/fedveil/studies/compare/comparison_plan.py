@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from fedveil.configuration.config import Config, override, parse
-from fedveil.configuration.plugins import load_plugins
+from fedveil.configuration.config import Config, method_of, override, parse
 from fedveil.data.partition import checked_options
 from fedveil.data.partition_options import PARTITIONS
 from fedveil.errors import ConfigError, FedveilError, nearest
-from fedveil.methods.method_registry import METHODS, method_from
+from fedveil.methods.method_registry import METHODS
 from fedveil.statement.certify import certify_config
 from fedveil.statement.statement import Statement
 from fedveil.studies.compare.claim_targets import at_claim
@@ -67,7 +66,7 @@ def plan(
     Raises:
         ConfigError: an unknown method, key, partition or value, or one given twice.
     """
-    load_plugins(config.run.plugins)
+    method_of(config)  # its plugins may bring others of the methods
     _distinct("--methods", methods)
     _distinct("--epsilon", [f"{e:g}" for e in epsilons])
     _distinct("--seeds", [str(s) for s in seeds])
@@ -189,7 +188,6 @@ def configured(config: Config, method: str, by: By = "proven") -> Config:
                 f"set it in the configuration (--set {option}); with --by claimed the methods may differ in it"
             )
         override(raw, f"{key if '.' in key else f'method.{key}'}={value}")
-    method_from(dict(raw["method"]))
     return parse(raw)
 
 

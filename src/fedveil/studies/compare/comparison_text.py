@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from fedveil.statement.statement_text import number
+from fedveil.accounting.formatting import epsilon
+from fedveil.accounting.formatting import percent as percent
 from fedveil.studies.compare.comparison_rows import Row
 from fedveil.studies.statistics import LEVEL, seeds_needed, smallest_rank_sum, smallest_signed_rank
 
@@ -14,11 +15,6 @@ def short_names(methods: Sequence[str]) -> dict[str, str]:
     """Each method under its bare name where that names it alone, else with its options."""
     bare = [m.split(":")[0] for m in methods]
     return {m: b if bare.count(b) == 1 else m.replace(":", " ", 1).replace(":", ", ") for m, b in zip(methods, bare, strict=True)}
-
-
-def percent(share: float, digits: int = 1) -> str:
-    """A share as a percentage; a dash where there is none."""
-    return "–" if math.isnan(share) else f"{100 * share:.{digits}f} %"
 
 
 def mean_and_sd(row: Row) -> str:
@@ -33,20 +29,15 @@ def count(row: Row) -> str:
     return f"{len(row.values)} of {row.seeds}"
 
 
-def epsilon(value: float) -> str:
-    """An epsilon; infinity by its sign."""
-    return "∞" if math.isinf(value) else number(value)
-
-
 def claimed(row: Row) -> str:
     """The epsilon that the paper claims, `none` where it claims nothing."""
     claim = row.statement.claimed if row.statement else None
-    return "none" if claim is None else epsilon(claim.epsilon)
+    return "none" if claim is None else epsilon(claim.epsilon, "∞")
 
 
 def proven(row: Row) -> str:
     """The proven epsilon of the run's own scope."""
-    return epsilon(row.statement.proven.epsilon) if row.statement else "–"
+    return epsilon(row.statement.proven.epsilon, "∞") if row.statement else "–"
 
 
 def verdict(row: Row) -> str:

@@ -19,11 +19,13 @@ from fedveil.configuration.config import Config, load_config
 from fedveil.engines.pool import available_cores
 from fedveil.errors import ConfigError
 from fedveil.run.recorded_run import read_run
-from fedveil.run.resume import same_run
+from fedveil.run.resume import begun, same_run
 from fedveil.run.run_directory import write_json
 from fedveil.statement.statement import Statement
+from fedveil.statement.statement_json import from_dict
+from fedveil.studies.grid.run_cell import cell_job
 from fedveil.studies.grid.schedule import Pace
-from fedveil.studies.grid.worker_pool import Message, Workers, begun
+from fedveil.studies.worker_pool import Job, Message, Workers
 
 FORMAT = "fedveil-grid/1"
 LOCK_SECONDS = 3.0
@@ -139,7 +141,7 @@ def state_of(cell: Cell, out: str | Path) -> CellState:
 def _finished(state: CellState) -> CellState:
     try:
         summary = json.loads((state.path / "summary.json").read_text())
-        statement = Statement.from_dict(json.loads((state.path / "statement.json").read_text()))
+        statement = from_dict(json.loads((state.path / "statement.json").read_text()))
     except (OSError, ValueError) as problem:
         raise ConfigError(f"cannot read the finished run in {state.path}: {problem}; move it away to run it anew") from problem
     return replace(state, state="done", summary=summary, statement=statement)
@@ -155,33 +157,33 @@ def _changes(
     waiting = [name for name, s in states.items() if s.state == "waiting"]
     if not waiting:
         return
+
+    def longest() -> Job | None:
+        if not waiting:
+            return None
+        name = max(waiting, key=lambda n: pace.expected(states[n].cell.config, states[n].total - states[n].rounds))
+        waiting.remove(name)
+        return cell_job(name, states[name].cell.config, states[name].path)
+
     with Workers(min(count, len(waiting)), folder / "grid.log", lock) as workers:
-        while waiting or workers.busy:
-            while waiting and workers.idle:
-                name = max(waiting, key=lambda n: pace.expected(states[n].cell.config, states[n].total - states[n].rounds))
-                waiting.remove(name)
-                workers.give(name, {"path": str(states[name].path), "config": _inline(states[name].cell.config)})
-                yield replace(states[name], state="running"), None
-            for name, message in workers.messages():
-                yield _after(states[name], message, folder)
+        for name, message in workers.run(longest):
+            yield _after(states[name], message, folder)
 
 
 def _after(state: CellState, message: Message, folder: Path) -> tuple[CellState, float | None]:
     """The cell after a worker's message."""
-    if message["event"] == "round":
-        seconds, accuracy = float(message["seconds"]), message["accuracy"]
-        accuracy = state.accuracy if accuracy is None else float(accuracy)
-        return replace(state, rounds=message["round"] + 1, seconds=state.seconds + seconds, accuracy=accuracy), seconds
+    if message["event"] == "started":
+        return replace(state, state="running"), None
+    if message["event"] == "progress":
+        round_index, seconds, measured = message["value"]
+        accuracy = state.accuracy if measured is None else float(measured)
+        return replace(state, rounds=round_index + 1, seconds=state.seconds + seconds, accuracy=accuracy), seconds
     if message["event"] == "done":
         try:
             return state_of(state.cell, folder), None
         except ConfigError as problem:
             return replace(state, state="failed", error=str(problem)), None
     return replace(state, state="failed", error=str(message["error"])), None
-
-
-def _inline(config: Config) -> dict[str, Any]:
-    return config.model_copy(update={"run": config.run.model_copy(update={"engine": "inline"})}).model_dump(mode="json")
 
 
 # --- the directory ------------------------------------------------------------------------------------------------------

@@ -62,4 +62,4 @@ def _work(config: Config) -> float:
 def _alike(config: Config) -> tuple[str, ...]:
     """What a cell is measured by: cells that differ in seed and privacy only, those of its method, all."""
     same = config.model_dump_json(exclude={"run": True, "privacy": True})
-    return same, f"method {config.method.get('name')}", ""
+    return same, f"method {config.method.name}", ""

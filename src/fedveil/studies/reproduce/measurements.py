@@ -1,21 +1,32 @@
-"""What is done with a row's configuration: measurements by name. Most read a finished run; some need no training at all."""
+"""What is done with a row's configuration: measurements by name. Most read a finished run; some need no training at all.
+
+Attacks are those of `fedveil attack`, from the same states of a run. The attackers are naive: they know how a client trains, and
+neither labels nor noise nor masks.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedveil.adversary.attack_kinds import attacked
+from fedveil.adversary.attack_options import AttackOptions
+from fedveil.adversary.snapshot import snapshot_of
+from fedveil.attacks.attack_registry import ATTACKS
+from fedveil.attacks.label_reconstruction import from_outputs
+from fedveil.attacks.pictures import save_comparison
 from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError, nearest
 from fedveil.run.assembly import prepare
-from fedveil.run.recorded_run import Row, read_run
+from fedveil.run.history_files import Row
+from fedveil.run.recorded_run import read_run
 from fedveil.statement.certify import certify_config
-from fedveil.studies.reproduce import recipe_attacks as attacks
 from fedveil.studies.reproduce.collect import Measured
 from fedveil.studies.twin import Change, twin_runs
 
@@ -81,7 +92,76 @@ def of_partition(config: Config, run: Path | None, folder: Path, *, curious: int
         "examples_least": others.sum(1).min(),
         "examples_most": others.sum(1).max(),
     }
-    return {name: [(1, float(value))] for name, value in figures.items()}
+    return _figures(figures)
+
+
+def of_inversion(
+    config: Config,
+    run: Path | None,
+    folder: Path,
+    *,
+    attack: str = "ig",
+    images: int = 10,
+    settings: dict[str, Any] | None = None,
+) -> Measured:
+    """Mean scores of reconstructions of the first test images, each from one upload after one step on one of its copies.
+
+    Args:
+        folder: gets reconstruction.png, originals above reconstructions. settings: of the attack (see `fedveil.attacks.attack`).
+    """
+    if attack not in ATTACKS:
+        raise ConfigError(f"measure.attack = {attack!r}: unknown{nearest(attack, ATTACKS)}; there are {', '.join(ATTACKS)}")
+    options = AttackOptions(images=images, knows=(), examples="test", settings=settings or {})
+    snapshot, outcome = attacked(attack, options, config, run, last=run is not None)
+    if outcome.originals is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        ((_, made),) = outcome.rows
+        save_comparison(folder / "reconstruction.png", outcome.originals, [(f"{attack}, {config.method.name}", made)])
+    scores, size = outcome.record["each"], math.prod(snapshot.info.input_shape)
+    found = {name: scores[name] for name in ("mse", "mae", "psnr", "ssim") if scores[name] is not None}
+    return _figures({**{k: np.mean(v) for k, v in found.items()}, "l2": np.mean(np.sqrt(np.array(scores["mse"]) * size))})
+
+
+def of_labels(config: Config, run: Path | None, folder: Path, *, images: int = 1000) -> Measured:
+    """Share of the test images whose label is the model's answer: rule "output", which follows the model's accuracy."""
+    snapshot = snapshot_of(config, run, last=True)
+    x, y = snapshot.federation.test
+    found = from_outputs(x[:images], y[:images], *snapshot.model)
+    return _figures({"accuracy": found.accuracy, "constant_guess": found.constant_guess})
+
+
+def of_attribute(config: Config, run: Path | None, folder: Path, *, known: int = 2000, images: int = 1000) -> Measured:
+    """Whether an image shows an animal (CIFAR-10), by a probe on the model's features fitted on `known` other test images."""
+    if config.data.name != "cifar10":
+        raise ConfigError(f"the attribute 'animal or not' is that of cifar10, not of {config.data.name}")
+    options = AttackOptions(images=images, examples="test", settings={"auxiliary": known})
+    record = attacked("attribute", options, config, run)[1].record
+    return _figures({name: record[name] for name in ("accuracy", "balanced_accuracy", "auc")})
+
+
+def of_extraction(config: Config, run: Path | None, folder: Path, *, queries: int = 5000, epochs: int = 50) -> Measured:
+    """A fresh network trained on the model's answers to the first test images, and scored on others."""
+    options = AttackOptions(images=queries, seed=config.run.seed, settings={"epochs": epochs, "student": 1})
+    record = attacked("extraction", options, config, run)[1].record
+    own = {"victim": "victim_accuracy", "student": "student_accuracy", "agreement": "agreement"}
+    return _figures({name: record[key] for name, key in own.items()})
+
+
+def of_clients(config: Config, run: Path | None, folder: Path, *, targets: int = 10, probes: int = 10) -> Measured:
+    """Share of target clients whose upload is found among all clients', by the gradient on probe images of each target.
+
+    Args:
+        targets: clients looked for, the first ones. probes: images that the attacker holds of each.
+    """
+    options = AttackOptions(knows=(), examples="all", settings={"targets": targets, "probes": probes})
+    record = attacked("identification", options, config, run, last=True)[1].record
+    own = {"matched": "matched", "top": "top", "tpr": "tpr", "chance": "chance_matched"}
+    return _figures({name: record[key] for name, key in own.items()})
+
+
+def _figures(values: Mapping[str, float]) -> Measured:
+    """Figures that belong to no round."""
+    return {name: [(1, float(value))] for name, value in values.items()}
 
 
 def _points(rows: list[Row], column: str) -> list[tuple[int, float]]:
@@ -101,10 +181,10 @@ MEASURES: dict[str, Measure] = {
     "statement": Measure("certify", False, of_statement),
     "twin": Measure("train twice on data that differ in one client, and compare the models", False, of_twins),
     "partition": Measure("deal the data out, and count", False, of_partition),
-    "inversion": Measure("reconstruct images from single-example uploads at the initial model", False, attacks.inversion),
-    "inversion-after": Measure("train, then reconstruct images from single-example uploads", True, attacks.inversion),
-    "labels-after": Measure("train, then read labels off the model's outputs", True, attacks.label_reconstruction),
-    "attribute-after": Measure("train, then infer an attribute from the model's features", True, attacks.attribute_inference),
-    "extraction-after": Measure("train, then train a student on the model's answers", True, attacks.knowledge_extraction),
-    "clients-after": Measure("train, then tell which client sent which upload", True, attacks.client_identification),
+    "inversion": Measure("reconstruct images from single-example uploads at the initial model", False, of_inversion),
+    "inversion-after": Measure("train, then reconstruct images from single-example uploads", True, of_inversion),
+    "labels-after": Measure("train, then read labels off the model's outputs", True, of_labels),
+    "attribute-after": Measure("train, then infer an attribute from the model's features", True, of_attribute),
+    "extraction-after": Measure("train, then train a student on the model's answers", True, of_extraction),
+    "clients-after": Measure("train, then tell which client sent which upload", True, of_clients),
 }

@@ -10,16 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedveil.configuration.config import Config
+from fedveil.configuration.config import Config, without_free_keys
 from fedveil.engines.pool import available_cores
-from fedveil.run.resume import FREE
 from fedveil.run.run_directory import plain
 from fedveil.studies.grid.run_grid import Cell, CellState, run_grid
 from fedveil.studies.reproduce.cells import Job
 from fedveil.studies.reproduce.collect import Measured
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import Recipe
-from fedveil.studies.reproduce.recipe_worker import Task, all_of
+from fedveil.studies.reproduce.recipe_tasks import Task, all_of
 
 
 @dataclass(frozen=True)
@@ -69,24 +68,21 @@ def measured(
             continue
         folder = root / "measured" / names[key] / f"{name}-{_digest(job.options)}"
         tasks[key] = Task(name, job.config, job.options, None if state is None else state.path, folder)
-    tell = partial(_tell, watch, len(tasks))
-    for (key, task), series in zip(tasks.items(), all_of(list(tasks.values()), count, tell), strict=True):
+    tell, log = partial(_tell, watch, len(tasks)), root / "measured" / "workers.log"
+    for (key, task), series in zip(tasks.items(), all_of(list(tasks.values()), count, log, tell), strict=True):
         ended = states[names[key]].ended if names[key] in states else ""
         found[key] = Found(series, str(task.run if name == "run" else task.folder), ended)
     return found
 
 
 def _tell(watch: Watch, total: int, done: int, task: Task) -> None:
-    watch.measure(done, total, f"{task.name} of {task.config.method['name']}")
+    watch.measure(done, total, f"{task.name} of {task.config.method.name}")
 
 
 def _directory(config: Config) -> str:
     """One directory for each configuration, whatever row asks for it."""
-    flat: dict[str, Any] = plain(config.model_dump(mode="json"))
-    for key in FREE:
-        section, _, name = key.partition(".")
-        flat.get(section, {}).pop(name, None)
-    return f"{config.method['name']}-{config.data.name}-{_digest(flat)}"
+    deciding = plain(without_free_keys(config.model_dump(mode="json")))
+    return f"{config.method.name}-{config.data.name}-{_digest(deciding)}"
 
 
 def _digest(value: Any) -> str:

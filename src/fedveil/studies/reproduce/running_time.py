@@ -49,7 +49,7 @@ def _job(job: Job, measure: str) -> float:
         return BEGIN
     data = info(job.config.data.name)
     begin = BEGIN + READ * data.train_size * math.prod(data.input_shape)
-    forward, parameters = _size(json.dumps(job.config.model, sort_keys=True), data.input_shape, data.classes)
+    forward, parameters = _size(json.dumps(job.config.model.section(), sort_keys=True), data.input_shape, data.classes)
     if measure == "inversion":
         return begin + _attack(job, forward)
     s = setting_of(job.config)

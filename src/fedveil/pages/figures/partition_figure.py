@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.data.partition import Clients, Partition
-from fedveil.errors import ConfigError
+from fedveil.pages.figures.figure_style import AMBER, BLUE, MUTED, blank, quiet, save, writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 SINGLE = 60
 COLUMNS = 250
-BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#8A8A8A"
 Ints = NDArray[np.int64]
 
 
@@ -44,17 +43,13 @@ def plot_partition(
     labels: (examples,) of the training set. classes: how many labels, or their names. test: each client's own test examples,
     as from `client_test_split`. Raises ConfigError if `path` cannot be written or has another suffix.
     """
-    target = Path(path)
-    if target.suffix.lower() not in {".png", ".svg", ".pdf"}:
-        raise ConfigError(f"cannot draw to {str(path)!r}; give a file name that ends in .png, .svg or .pdf")
-    if not target.parent.is_dir():
-        raise ConfigError(f"cannot draw to {str(path)!r}: the folder {str(target.parent)!r} does not exist")
+    target = writable(path)
     names = tuple(str(i) for i in range(classes)) if isinstance(classes, int) else tuple(classes)
     if "private_label" in partition.extras:
         private = int(partition.extras["private_label"])
         names = tuple(name + " (private)" * (label == private) for label, name in enumerate(names))
     table = _table(partition, labels, names, test)
-    _figure(partition, table).savefig(target, dpi=150)
+    save(_figure(partition, table), target)
 
 
 def _table(partition: Partition, labels: Ints, names: tuple[str, ...], test: Clients | None) -> Table:
@@ -73,15 +68,11 @@ def _shares(counts: Ints) -> NDArray[np.float64]:
 
 
 def _figure(partition: Partition, table: Table) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     clients, labels = table.counts.shape
     many = clients > SINGLE
     width = 11.0 if many else float(np.clip(4.2 + 0.2 * clients, 6.5, 15.5))
     height = float(np.clip(2.8 + 0.27 * labels, 4.6, 11.0))
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(width, height)
     grid = figure.add_gridspec(2, 2, width_ratios=(width - 1.9, 1.2), height_ratios=(1.0, height - 1.9))
     main = figure.add_subplot(grid[1, 0])
     above = figure.add_subplot(grid[0, 0], sharex=main)
@@ -137,11 +128,11 @@ def _sizes(axes: Axes, table: Table) -> None:
         train, test = (np.add.reduceat(part, edges[:-1]) / np.diff(edges) for part in (train, test))
         axes.stairs(train, edges, fill=True, color=BLUE, label="training")
         if test.any():
-            axes.stairs(train + test, edges, baseline=train, fill=True, color=ORANGE, label="own test")
+            axes.stairs(train + test, edges, baseline=train, fill=True, color=AMBER, label="own test")
     else:
         axes.bar(np.arange(len(train)), train, color=BLUE, width=0.75, label="training")
         if test.any():
-            axes.bar(np.arange(len(train)), test, bottom=train, color=ORANGE, width=0.75, label="own test")
+            axes.bar(np.arange(len(train)), test, bottom=train, color=AMBER, width=0.75, label="own test")
     if test.any():
         axes.legend(fontsize=7, frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1.0, 0.95), borderpad=0)
     axes.set_ylabel("examples", fontsize=8)
@@ -149,16 +140,15 @@ def _sizes(axes: Axes, table: Table) -> None:
 
 
 def _label_bars(axes: Axes, table: Table) -> None:
-    axes.barh(np.arange(len(table.names)), table.counts.sum(axis=0), color=GREY, height=0.75)
+    axes.barh(np.arange(len(table.names)), table.counts.sum(axis=0), color=MUTED, height=0.75)
     axes.set_xlabel("examples", fontsize=8)
     axes.locator_params(axis="x", nbins=3)
     _bare(axes, "y")
 
 
 def _bare(axes: Axes, shared: str) -> None:
-    axes.tick_params(labelsize=8)
+    quiet(axes, "none", size=8)
     axes.tick_params(axis="x" if shared == "x" else "y", labelbottom=False, labelleft=False, length=0)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _axes(axes: Axes, table: Table) -> None:
@@ -183,7 +173,7 @@ def _mark_curious(axes: Axes, above: Axes, partition: Partition, table: Table) -
     place = float(np.flatnonzero(table.order == int(partition.extras["curious"]))[0]) + (0.5 if many else 0.0)
     for beside in (place - 0.5, place + 0.5):
         for each in (axes, above):
-            each.axvline(beside, color=ORANGE, linewidth=1.0, zorder=3)
+            each.axvline(beside, color=AMBER, linewidth=1.0, zorder=3)
     above.annotate("curious client", (place, 1.0), xycoords=("data", "axes fraction"), fontsize=8, ha="center", va="bottom")
 
 

@@ -1,7 +1,7 @@
-"""Worker processes of a grid: each runs cells one after the other, one thread each, and ends with the process that started it.
+"""Worker processes of studies: each calls functions one after the other, one thread each, and ends with its parent process.
 
-They are separate programs that read tasks from stdin and write messages to stdout, a line of JSON each, so that a script that
-starts a grid needs no `if __name__ == "__main__"`.
+They are separate programs that read jobs from stdin and write messages to stdout, a line of JSON each, so that a script that
+starts a study needs no `if __name__ == "__main__"`.
 """
 
 from __future__ import annotations
@@ -12,22 +12,36 @@ import os
 import selectors
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
 Message = dict[str, Any]
-"""`event` is round (with round, seconds, accuracy), done, or failed (with error)."""
+"""`event` is started, progress (with value), done, or failed (with error)."""
 
 _END = 1.0
 """Seconds that workers are given to end before they are killed."""
 
 
+@dataclass(frozen=True)
+class Job:
+    """A function to call in a worker.
+
+    Args:
+        name: of the job, which its messages carry. function: `module:function`, called as function(arguments, report), where
+            report(value) sends a progress message. arguments, value: of JSON.
+    """
+
+    name: str
+    function: str
+    arguments: dict[str, Any]
+
+
 @dataclass
 class _Worker:
     process: subprocess.Popen[bytes]
-    cell: str = ""
+    job: str = ""
     unread: bytes = b""
 
 
@@ -35,10 +49,10 @@ class Workers:
     """So many workers; a context manager that ends them, at once when it is left by an error or by Ctrl-C.
 
     Args:
-        log: file to which they append what they write to stderr. lock: a file descriptor that they hold open.
+        log: file to which they append what they print. lock: a file descriptor that they hold open.
     """
 
-    def __init__(self, count: int, log: Path, lock: int) -> None:
+    def __init__(self, count: int, log: Path, lock: int | None = None) -> None:
         self.count, self.log, self.lock = count, log, lock
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
@@ -63,27 +77,32 @@ class Workers:
             _pipe(w.process.stdout).close()
         self._selector.close()
 
-    @property
-    def busy(self) -> bool:
-        """Whether any worker has a cell."""
-        return any(w.cell for w in self._workers)
+    def run(self, next_job: Callable[[], Job | None]) -> Iterator[tuple[str, Message]]:
+        """Work until there is no job left; each message comes with the name of its job.
 
-    @property
-    def idle(self) -> bool:
-        """Whether any worker has none."""
-        return not all(w.cell for w in self._workers)
+        Args:
+            next_job: asked whenever a worker is idle; None when there is none.
+        """
+        while True:
+            for worker in [w for w in self._workers if not w.job]:
+                job = next_job()
+                if job is None:
+                    break
+                self._give(worker, job)
+                yield job.name, {"event": "started"}
+            if not any(w.job for w in self._workers):
+                return
+            yield from self._messages()
 
-    def give(self, cell: str, task: dict[str, Any]) -> None:
-        """Let an idle worker run a cell."""
-        worker = next(w for w in self._workers if not w.cell)
-        worker.cell = cell
+    def _give(self, worker: _Worker, job: Job) -> None:
+        worker.job = job.name
         stdin = _pipe(worker.process.stdin)
-        with contextlib.suppress(BrokenPipeError):  # it has died; `messages` says so
-            stdin.write(json.dumps(task).encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):  # it has died; `_messages` says so
+            stdin.write(json.dumps({"function": job.function, "arguments": job.arguments}).encode() + b"\n")
             stdin.flush()
 
-    def messages(self) -> Iterator[tuple[str, Message]]:
-        """Wait for workers and give what they say, with the cell it is about; a worker that died is replaced, its cell failed."""
+    def _messages(self) -> Iterator[tuple[str, Message]]:
+        """Wait for workers and pass on what they say; a worker that died is replaced, and its job has failed."""
         for key, _ in self._selector.select():
             worker: _Worker = key.data
             text = os.read(key.fd, 1 << 16)
@@ -92,10 +111,10 @@ class Workers:
                 continue
             *lines, worker.unread = (worker.unread + text).split(b"\n")
             for line in lines:
-                message, cell = json.loads(line), worker.cell
-                if message["event"] != "round":
-                    worker.cell = ""
-                yield cell, message
+                message, job = json.loads(line), worker.job
+                if message["event"] != "progress":
+                    worker.job = ""
+                yield job, message
 
     def _replaced(self, worker: _Worker) -> Iterator[tuple[str, Message]]:
         stdout = _pipe(worker.process.stdout)
@@ -106,31 +125,24 @@ class Workers:
         status = worker.process.wait()
         self._workers.remove(worker)
         cause = f"was killed by signal {-status} (out of memory?)" if status < 0 else f"ended with status {status}"
-        if not worker.cell:
-            return  # nothing is waiting, or it would have a cell
+        if not worker.job:
+            return  # nothing is waiting, or it would have a job
         self._start()
-        yield worker.cell, {"event": "failed", "error": f"the worker {cause}; see {self.log}"}
+        yield worker.job, {"event": "failed", "error": f"the worker {cause}; see {self.log}"}
 
     def _start(self) -> None:
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "fedveil.studies.grid.grid_worker"],
+                [sys.executable, "-m", "fedveil.studies.worker_program"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
-                pass_fds=[self.lock],
+                pass_fds=[] if self.lock is None else [self.lock],
             )
         worker = _Worker(process)
         self._workers.append(worker)
         self._selector.register(_pipe(process.stdout), selectors.EVENT_READ, worker)
-
-
-def begun(path: Path) -> bool:
-    """Whether a run directory holds a run that may have released something; if not, it was killed at its start."""
-    return any(
-        (path / name).exists() for name in ("summary.json", "history.csv", "checkpoint", "ledger.sqlite", "ledger.sqlite-wal")
-    )
 
 
 def _pipe(end: IO[bytes] | None) -> IO[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedveil.pages.figures import BLUE, COLOURS, DASHES, MUTED, ORANGE
+from fedveil.pages.figures.figure_style import BLUE, COLOURS, DASHES, MUTED, ORANGE, blank, legend_below, panels, quiet, save
 from fedveil.studies.reproduce.recipe import number
 from fedveil.studies.reproduce.recipe_table import scale_text, title
 from fedveil.studies.reproduce.reproduction import Outcome, Reproduction
@@ -18,33 +18,23 @@ ACROSS = 4
 
 def plot_reproduction(done: Reproduction) -> Path | None:
     """Draw result.png in the reproduction's folder; None where there is neither a published number nor one of ours."""
-    from matplotlib.figure import Figure
-
     curves = done.recipe.picture == "curves" and any(o.measured for o in done.outcomes)
-    panels = [i for i in range(len(done.recipe.columns)) if curves or _any(done, i)]
-    if not panels:
+    columns = [i for i in range(len(done.recipe.columns)) if curves or any(_has(o, i) for o in done.outcomes)]
+    if not columns:
         return None
-    across = min(ACROSS, len(panels))
-    down = -(-len(panels) // across)
+    across = min(ACROSS, len(columns))
+    down = -(-len(columns) // across)
     tall = 3.4 if curves else max(1.6, 0.24 * len(done.outcomes) + 0.9)
-    figure = Figure(figsize=(3.3 * across + 3.0, tall * down + 1.1), layout="constrained")
+    figure = blank(3.3 * across + 3.0, tall * down + 1.1)
     scale = "the paper's settings" if done.scale == "paper" else "SMALL, not the paper's settings"
     figure.suptitle(f"{title(done)}\nscale: {scale}", fontsize=10)
-    axes = figure.subplots(down, across, squeeze=False)
-    for k, i in enumerate(panels):
-        draw = _curves if curves else _dots
-        draw(axes[k // across][k % across], done, i, first=k % across == 0)
-    for axis in axes.ravel()[len(panels) :]:
-        axis.set_axis_off()
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    if handles:
-        wide = 0.5 + 0.068 * max(map(len, labels))  # inches of one entry at this size of letters
-        beside = max(1, min(len(labels), int(figure.get_figwidth() / wide)))
-        figure.legend(handles, labels, loc="outside lower center", ncols=beside, frameon=False, fontsize=8)
+    axes = panels(figure, len(columns), across)
+    for k, (axis, column) in enumerate(zip(axes, columns, strict=True)):
+        (_curves if curves else _dots)(axis, done, column, first=k % across == 0)
+    legend_below(figure, axes[0])
     path = done.folder / "result.png"
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, metadata={"Description": scale_text(done)})
-    return path
+    return save(figure, path, scale_text(done))
 
 
 def _dots(axis: Axes, done: Reproduction, column: int, *, first: bool) -> None:
@@ -65,7 +55,7 @@ def _dots(axis: Axes, done: Reproduction, column: int, *, first: bool) -> None:
     axis.set_yticks(list(places), [_name(done, o) if first else "" for o in done.outcomes], fontsize=7)
     axis.set_ylim(len(done.outcomes) - 0.4, -0.6)
     axis.set_xlabel(done.recipe.columns[column].label, fontsize=8)
-    _quiet(axis)
+    quiet(axis, size=7)
 
 
 def _curves(axis: Axes, done: Reproduction, column: int, *, first: bool) -> None:
@@ -89,7 +79,7 @@ def _curves(axis: Axes, done: Reproduction, column: int, *, first: bool) -> None
     axis.set_title(spec.label, fontsize=9)
     axis.set_xlabel("round", fontsize=8)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _quiet(axis)
+    quiet(axis, size=7)
 
 
 def _name(done: Reproduction, outcome: Outcome) -> str:
@@ -98,15 +88,5 @@ def _name(done: Reproduction, outcome: Outcome) -> str:
     return ", ".join(f"{axis.name} {label}" if number(label) is not None else label for axis, label in named)
 
 
-def _any(done: Reproduction, column: int) -> bool:
-    return any(_has(o, column) for o in done.outcomes)
-
-
 def _has(outcome: Outcome, column: int) -> bool:
     return outcome.mean(column) is not None or number(outcome.row.published[column]) is not None
-
-
-def _quiet(axis: Axes) -> None:
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.25)
-    axis.tick_params(labelsize=7)

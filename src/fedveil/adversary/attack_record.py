@@ -1,0 +1,88 @@
+"""What is kept of an attack: its record, ready for JSON, with assumptions as sentences, and its files."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil.adversary.attack_options import KNOWS, AttackOptions, AttackOutcome
+from fedveil.attacks.pictures import save_comparison
+from fedveil.configuration.sections import given_keys
+from fedveil.errors import ConfigError
+from fedveil.run import run_directory as rundir
+
+if TYPE_CHECKING:
+    from fedveil.adversary.snapshot import Snapshot
+
+_FAILED = "a failed attack is no evidence of an epsilon"
+
+
+def record_of(
+    kind: str, target: Path, snapshot: Snapshot, options: AttackOptions, outcome: AttackOutcome, during: bool, knows: bool
+) -> dict[str, Any]:
+    """Everything about the attack.
+
+    Args:
+        during: whether a round is attacked, not the model after it. knows: whether the kind takes what the attacker knows.
+    """
+    assumptions = [_attacked(snapshot, options, during), *_known(options, knows), *outcome.assumptions, _FAILED]
+    s, config = snapshot.federation.setting, snapshot.config
+    return {
+        "kind": kind,
+        "target": str(target),
+        "figures": dict(outcome.figures),
+        "assumptions": assumptions,
+        "attacked": {
+            "method": "none (raw updates)" if options.defence == "none" else given_keys(config.method),
+            "data": snapshot.info.name,
+            "model": config.model.section(),
+            "dimension": snapshot.layout.dimension,
+            "round": snapshot.progress.round,
+            "view": str(s.scope.view),
+            "unit": str(s.scope.unit),
+            "adjacency": str(s.scope.adjacency),
+            "epsilon": s.epsilon,
+            "noise_multiplier": s.noise_multiplier,
+            "delta": s.delta,
+            "run_seed": config.run.seed,
+        },
+        "options": asdict(options),
+        **outcome.record,
+    }
+
+
+def _attacked(snapshot: Snapshot, options: AttackOptions, during: bool) -> str:
+    s, method, t = snapshot.federation.setting, snapshot.config.method, snapshot.progress.round
+    where = f"in round {t}" if during else f"after {t} rounds"
+    if options.defence == "none":
+        return f"no defence: updates leave as they are; {snapshot.info.name}, {snapshot.config.model.name}, {where}"
+    variant = f", {own['variant']}" if "variant" in (own := given_keys(method)) else ""
+    noise = "" if s.noise_multiplier is None else f", noise multiplier {s.noise_multiplier:.3g}"
+    return f"{method.name}{variant} on {snapshot.info.name}, {s.scope.view} view, {where}{noise}"
+
+
+def _known(options: AttackOptions, knows: bool) -> list[str]:
+    own = f"attack seed {options.seed}"
+    if not knows:
+        return [own]
+    known = "; ".join(KNOWS[k] for k in KNOWS if k in options.knows) or "nothing besides"
+    return [f"the attacker knows the model, the number of examples, the local steps and: {known}", own]
+
+
+def write(folder: Path, name: str, record: dict[str, Any], outcome: AttackOutcome) -> tuple[Path, ...]:
+    """The record and, where there is something to see, a picture; raises ConfigError for a folder that cannot be written."""
+    files = [folder / f"{name}.json"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        rundir.write_json(files[0], record)
+        if outcome.originals is not None:
+            files.append(save_comparison(folder / f"{name}.png", outcome.originals, outcome.rows, _title(record), outcome.paired))
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose another --out") from error
+    return tuple(files)
+
+
+def _title(record: dict[str, Any]) -> str:
+    what, floors = str(record["assumptions"][0]), record["figures"].get("floors: mean image, other image")
+    return what + (f"\nfloors (mean image, other image): {floors}" if floors else "")

@@ -1,0 +1,187 @@
+"""The sections of a configuration, each with its keys, their defaults and their ranges.
+
+`model` and `method` are typed by the name that they give: the options of that network, the parameters of that method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from fedveil.accounting.types import Adjacency, Unit, View
+from fedveil.errors import ConfigError, explain, nearest
+from fedveil.methods.base import MethodConfig
+from fedveil.methods.method_registry import METHODS, method_from
+from fedveil.models import model_registry as models
+from fedveil.training.local import Precision, Schedule
+from fedveil.training.optimizer import OptimizerSpec
+
+FREE = "changes no result"
+"""Marks a key in which runs may differ and yet give the same model and the same history."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataSection(Section):
+    """Which data, dealt out how.
+
+    client_test_fraction: share of each client's examples kept for its own test. public_fraction: share of the training set
+    that is public and belongs to no client. user_test_fraction: with natural users as clients, official splits that separate the
+    users are pooled, and this share of each user's examples becomes the test set.
+    """
+
+    name: str = "digits"
+    partition: dict[str, Any] = Field(default_factory=lambda: {"kind": "iid", "clients": 10})
+    data_dir: Annotated[str | None, FREE] = None
+    download: Annotated[bool, FREE] = True
+    client_test_fraction: float = Field(0.0, ge=0, lt=1)
+    public_fraction: float = Field(0.0, ge=0, lt=1)
+    user_test_fraction: float = Field(0.2, gt=0, lt=1)
+
+
+class Optimizer(Section):
+    """A first-order optimiser."""
+
+    name: Literal["sgd", "adam"] = "sgd"
+    lr: float = Field(0.1, gt=0, allow_inf_nan=False)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
+
+    def spec(self) -> OptimizerSpec:
+        """The same for the training loop."""
+        return OptimizerSpec(self.name, self.lr, self.momentum, self.weight_decay)
+
+
+class TrainingSection(Section):
+    """Rounds and local training. `sampling` left out is poisson where privacy can use it, else fixed.
+
+    client_timeout: seconds after which a client that has not answered is left out of its round.
+    measure_trained: measure each client's model as its local training left it on the client's own test examples.
+    """
+
+    rounds: int = Field(10, ge=1)
+    clients_per_round: int | None = Field(None, ge=1)
+    sampling: Literal["fixed", "poisson"] | None = None
+    local_epochs: int = Field(1, ge=1)
+    local_steps: int | None = Field(None, ge=1)
+    batch_size: int = Field(32, ge=1)
+    batch_clip: float | None = Field(None, gt=0, allow_inf_nan=False)
+    schedule: Schedule = "constant"
+    optimizer: Optimizer = Optimizer()
+    server_optimizer: Optimizer = Optimizer(lr=1.0)
+    local: Literal["sgd", "dp-sgd"] = "sgd"
+    example_clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+    evaluate_every: int = Field(1, ge=1)
+    max_update_norm: float = Field(1e6, gt=0)
+    client_timeout: Annotated[float | None, FREE] = Field(None, gt=0, allow_inf_nan=False)
+    measure_trained: bool = False
+
+
+class PrivacySection(Section):
+    """The promise. Give epsilon (the noise is calibrated) or noise_multiplier (epsilon is the result), not both."""
+
+    epsilon: float | None = Field(None, gt=0, allow_inf_nan=False)
+    noise_multiplier: float | None = Field(None, ge=0, allow_inf_nan=False)
+    delta: float = Field(1e-5, gt=0, lt=1)
+    unit: Unit = Unit.CLIENT
+    adjacency: Adjacency = Adjacency.ZERO_OUT
+    view: View = View.AGGREGATE
+    allow_vacuous_delta: bool = False
+    min_survivors: int | None = Field(None, ge=1)
+    colluders: int = Field(0, ge=0)
+    max_participations: int | None = Field(None, ge=1)
+
+
+class RunSection(Section):
+    """How to run it. seeded_noise makes the noise reproducible, and therefore no protection: simulation only.
+
+    plugins: files or modules with methods and data sets of one's own, whose contents are compared by their digests.
+    track: trackers that follow the run.
+    """
+
+    seed: int = Field(0, ge=0, lt=2**62)
+    seeded_noise: bool = False
+    engine: Annotated[str, FREE] = "auto"
+    clients_at_once: Annotated[int | None, FREE] = Field(None, ge=1)
+    precision: Precision = "float32"
+    deterministic: Annotated[bool, FREE] = False
+    name: Annotated[str, FREE] = ""
+    plugins: Annotated[tuple[str, ...], FREE] = ()
+    track: Annotated[tuple[Literal["tensorboard", "mlflow"], ...], FREE] = ()
+
+    @field_validator("plugins")
+    @classmethod
+    def _whole(cls, plugins: tuple[str, ...]) -> tuple[str, ...]:
+        """Paths made absolute, so that a run directory finds them again."""
+        return tuple(str(Path(p).expanduser().resolve()) if p.endswith(".py") else p for p in plugins)
+
+
+@dataclass(frozen=True)
+class Network:
+    """The section `model`: a network's name, and its options as that network types them (see `docs/models.md`)."""
+
+    name: str
+    options: BaseModel
+
+    @property
+    def keeps_statistics(self) -> bool:
+        """Whether it normalises over batches, with statistics that no gradient shows."""
+        return getattr(self.options, "norm", None) == "batch"
+
+    def section(self) -> dict[str, Any]:
+        """The keys of the section as they were given."""
+        return {"name": self.name, **self.options.model_dump(mode="json", exclude_unset=True)}
+
+
+def network_of(section: Any) -> Network:
+    """The network that a section describes.
+
+    Raises:
+        ConfigError: unknown name or option, impossible value.
+    """
+    if isinstance(section, Network):
+        return section
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"model = {section!r} is not possible: give a section with the key name")
+    options = dict(section)
+    name = str(options.pop("name", "mlp"))
+    if name not in models.MODELS:
+        hint = nearest(name, models.MODELS)
+        raise ConfigError(f"model.name = {name!r}: unknown model{hint}; there are {', '.join(models.MODELS)}")
+    kind = models.options_model(name)
+    try:
+        return Network(name, kind(**options))
+    except ValidationError as error:
+        raise ConfigError(explain(error, kind, "model.")) from None
+
+
+class PluginMethod(MethodConfig):
+    """The section `method` of a method that is not known yet: reading a configuration imports no plugin."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def method_section_of(section: Any) -> MethodConfig:
+    """The method that a section describes, as a `PluginMethod` where a plugin may bring it.
+
+    Raises:
+        ConfigError: no name, an unknown parameter, an impossible value.
+    """
+    if isinstance(section, MethodConfig):
+        return section
+    if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
+        raise ConfigError(f"method = {section!r} is not possible: give a section with the key name, such as name = 'dp-fedavg'")
+    if section["name"] not in METHODS:
+        return PluginMethod(**section)
+    return cast(MethodConfig, method_from(dict(section)))
+
+
+def given_keys(method: MethodConfig) -> dict[str, Any]:
+    """The keys of the section `method` as they were given."""
+    return {"name": method.name, **method.model_dump(mode="json", exclude_unset=True)}

@@ -1,0 +1,115 @@
+"""What a round's record tells about its releases and about the method: noise, clip, coordinates, bytes, own figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedveil.methods.base import weighting_of
+from fedveil.training.local import HasMetrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.federation.history import Record
+    from fedveil.federation.progress import Federation, Progress
+    from fedveil.federation.round import Outcome
+    from fedveil.release.plan import Plan, Upload
+    from fedveil.training.params import Layout
+
+
+def release_measures(federation: Federation, uploads: list[Upload], outcomes: list[Outcome]) -> Record:
+    """What can be read off the releases: noise and clip per layer, coordinates, bytes."""
+    layout = federation.context.door.layout
+    clips = torch.stack([_layer_clips(u.plan, len(layout)) for u in uploads])
+    sent = [layout.dimension if u.support is None else int(u.support.sum()) for u in uploads]
+    senders = sum(o.release is not None for o in outcomes) if uploads[0].client < 0 else 1
+    return {
+        **_noise(_variances(federation, uploads, outcomes), uploads, layout, by_coverage=federation.method.coverage),
+        "clip": float(sum(u.plan.clip for u in uploads) / len(uploads)),
+        "coordinates": sum(sent) / len(sent),
+        "uplink_bytes": 4 * sum(sent) * senders,
+        "layer_clip": clips.mean(0).tolist(),
+    }
+
+
+def _variances(federation: Federation, uploads: list[Upload], outcomes: list[Outcome]) -> list[Tensor]:
+    """Mean variance of the noise on what each upload sent of each layer [L]: the door's, and what training drew."""
+    layout = federation.context.door.layout
+    weights = {o.client: o.release.weight for o in outcomes if o.release is not None}
+    drawn = {o.client: o.energy for o in outcomes if o.energy is not None and o.client in weights}
+    denominator = federation.setting.cohort if weighting_of(federation.method) == "uniform" else sum(weights.values())
+    result = []
+    for u in uploads:
+        noise_power = torch.zeros(len(layout))
+        if u.client in drawn:
+            noise_power = drawn[u.client]
+        elif u.client < 0:
+            for c, own in drawn.items():
+                noise_power = noise_power + own * (weights[c] / denominator) ** 2
+        result.append(u.noise_std.square() + noise_power / _counts(u, layout).clamp_min(1.0))
+    return result
+
+
+def _noise(variances: list[Tensor], uploads: list[Upload], layout: Layout, *, by_coverage: bool) -> Record:
+    """Noise of the global step: expected norm, and root mean square per layer over the coordinates that somebody sent.
+
+    Empty where training drew noise of which nothing is known (NaN).
+    """
+    total = sum(u.weight for u in uploads)
+    noise_power, reached = torch.zeros(len(layout)), torch.zeros(len(layout))
+    if by_coverage and any(u.support is not None for u in uploads):
+        variance, weight = torch.zeros(layout.dimension), torch.zeros(layout.dimension)
+        for u, v in zip(uploads, variances, strict=True):
+            there = torch.ones(layout.dimension) if u.support is None else u.support.float()
+            variance.add_(layout.expand(v * u.weight**2) * there)
+            weight.add_(there, alpha=u.weight)
+        variance /= weight.square().where(weight > 0, torch.ones_like(weight))
+        noise_power = torch.stack([part.sum() for part in layout.split(variance)])
+        reached = torch.stack([(part > 0).sum() for part in layout.split(weight)]).float()
+    else:
+        for u, v in zip(uploads, variances, strict=True):
+            noise_power = noise_power + v * (u.weight / total) ** 2 * _counts(u, layout)
+            reached = torch.maximum(reached, _counts(u, layout))
+    if noise_power.isnan().any():
+        return {}
+    return {
+        "noise_norm": float(noise_power.sum().sqrt()),
+        "layer_noise_std": (noise_power / reached.clamp_min(1.0)).sqrt().tolist(),
+    }
+
+
+def method_measures(federation: Federation, progress: Progress, clients: list[int]) -> Record:
+    """The figures of this round's policies and objectives (see `HasMetrics`): means over the clients, and each client's own."""
+    context = federation.context
+    policies = [progress.common] if context.summed else [progress.policies.get(c, {}) for c in clients]
+    row: Record = {}
+    own: dict[int, dict[str, Any]] = {c: {} for c in clients}
+    for part, states in ((context.objective, [progress.privates.get(c, {}) for c in clients]), (context.policy, policies)):
+        if isinstance(part, HasMetrics):
+            measured = [part.measures(state) if state else {} for state in states]
+            row.update(_means([cells for cells in measured if cells]))
+            if len(measured) == len(clients) and not (context.summed and part is context.policy):
+                for c, cells in zip(clients, measured, strict=True):
+                    own[c].update((key, value) for key, value in cells.items() if not isinstance(value, list))
+    if any(own.values()):
+        row["by_client"] = [{"client": c, **cells} for c, cells in own.items() if cells]
+    return row
+
+
+def _means(rows: list[Mapping[str, float | list[float]]]) -> Record:
+    return {key: np.mean([row[key] for row in rows], axis=0).tolist() for key in (rows[0] if rows else {})}
+
+
+def _counts(upload: Upload, layout: Layout) -> Tensor:
+    """Coordinates sent of each layer [L]."""
+    if upload.support is None:
+        return torch.tensor(layout.sizes, dtype=torch.float32)
+    return torch.stack([part.sum() for part in layout.split(upload.support)]).float()
+
+
+def _layer_clips(plan: Plan, layers: int) -> Tensor:
+    return torch.full((layers,), plan.clip) if plan.layer_clip is None else plan.layer_clip.to(torch.float32)

@@ -1,0 +1,93 @@
+"""Adaptive quantile clipping (Andrew et al. 2021): the clip follows a quantile of the update norms, learned from noisy counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from fedveil.methods.adaptive import refuse_dp_sgd
+from fedveil.methods.base import MethodConfig, Setting, calibrated, sum_noise
+from fedveil.release.plan import Extra, Plan, Policy, Released, Upload
+from fedveil.training.local import Local, Objective, Plain, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_HALF = 0.5
+"""What a client says besides its update: +1/2 if the update was within the clip, -1/2 if not."""
+
+
+class AdaptiveClipping(MethodConfig):
+    """DP-FedAvg whose clip follows the `quantile` of the update norms (Andrew et al. 2021, Algorithm 1).
+
+    Args:
+        clip: C of the first round.
+        quantile: gamma, the share of updates that are to be within the clip.
+        rate: eta_C of the geometric step C <- C exp(-eta_C (share within - gamma)).
+        count_share: the part of a round's mu^2 that pays for the noisy count.
+    """
+
+    name: Literal["adaptive-clipping"] = "adaptive-clipping"
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+    quantile: float = Field(0.5, gt=0, lt=1)
+    rate: float = Field(0.2, gt=0, allow_inf_nan=False)
+    count_share: float = Field(0.01, gt=0, lt=1)
+
+    def extras(self, s: Setting) -> Mapping[str, tuple[int, ...]]:
+        """One number: whether the update was within the clip."""
+        return {"within": ()}
+
+    def calibrate(self, s: Setting) -> Setting:
+        """Noise for the configured epsilon."""
+        refuse_dp_sgd(s, self.name)
+        return calibrated(self, s)
+
+    def policy(self, s: Setting) -> Policy:
+        """The clip of each round from the noisy counts of those before."""
+        return QuantileClip(self, s)
+
+    def objective(self, s: Setting) -> Objective:
+        """Plain local training, and the count."""
+        return Counted()
+
+
+@dataclass(frozen=True)
+class QuantileClip:
+    """C <- C exp(-eta_C (b - gamma)), b the released share of updates within the clip."""
+
+    method: AdaptiveClipping
+    setting: Setting
+
+    def start(self) -> State:
+        """The first clip."""
+        return {"clip": self.method.clip}
+
+    def plan(self, released: Released, state: State) -> Plan:
+        """mu^2 = (f / z)^2 of the round, divided between update and count."""
+        s, share, clip = self.setting, self.method.count_share, state["clip"]
+        count = Extra(_HALF, _HALF * s.z / math.sqrt(share))
+        place: Literal["sum", "upload"] = "sum" if sum_noise(s) else "upload"
+        return Plan(clip=clip, noise_std=s.z * clip / math.sqrt(1 - share), place=place, extras={"within": count})
+
+    def observe(self, state: State, upload: Upload) -> State:
+        """One geometric step; the clip stays between a millionth and a million times the first."""
+        within = _HALF + float(upload.extras["within"])
+        step = math.exp(-self.method.rate * min(max(within - self.method.quantile, -10.0), 10.0))
+        return {"clip": min(max(state["clip"] * step, 1e-6 * self.method.clip), 1e6 * self.method.clip)}
+
+
+@dataclass(frozen=True)
+class Counted(Plain):
+    """Plain local training that also says whether its update is within the clip of the plan."""
+
+    def finish(self, local: Local) -> Tensor:
+        """The update; the count goes beside it."""
+        update = super().finish(local)
+        assert local.plan is not None
+        within = bool(update.norm() <= local.plan.clip)
+        local.extras["within"] = update.new_tensor(_HALF if within else -_HALF)
+        return update

@@ -1,0 +1,68 @@
+"""Banded matrix factorisation (DP-FTRL): noise correlated over the rounds, so that what one round adds the next takes off again.
+
+The server's model is a prefix sum of the rounds' means, and independent noise adds up in it. Noise C^-1 Z with a banded C does so
+far less, at the price of a participation rule: a client takes part at most every `separation` rounds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from fedveil.accounting.matrix_factorisation import banded_sensitivity, dyadic, square_root_coefficients
+from fedveil.errors import ConfigError
+from fedveil.methods.adaptive import refuse_dp_sgd
+from fedveil.methods.base import MethodConfig, Setting, calibrated, sum_noise
+from fedveil.release.banded import DYADIC_BITS, Banded
+from fedveil.release.mechanism import Participation
+from fedveil.release.plan import Fixed, Plan, Policy
+
+
+class BandedMF(MethodConfig):
+    """DP-FedAvg with noise correlated over the rounds (Choquette-Choo et al. 2023; Kairouz et al. 2021).
+
+    C is the band of the square root of the prefix sum matrix, c_j = binom(2j, j) / 4^j, rounded to multiples of 2^-10.
+
+    Args:
+        clip: C, L2 bound on each client's update.
+        separation: b, rounds from one participation of a client to its next, at least; the sampler enforces it.
+        band: width of the matrix, at most b; by default b.
+    """
+
+    name: Literal["banded-mf"] = "banded-mf"
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+    separation: int = Field(10, ge=1)
+    band: int | None = Field(None, ge=1)
+
+    def participation(self, s: Setting) -> Participation:
+        """At most ceil(T / b) rounds, b apart."""
+        return Participation(-(-s.rounds // self.separation), self.separation)
+
+    def calibrate(self, s: Setting) -> Setting:
+        """Noise for the configured epsilon: one Gaussian release for the whole run."""
+        refuse_dp_sgd(s, self.name)
+        if not sum_noise(s):
+            raise ConfigError("banded-mf adds correlated noise to sums: set privacy.view = 'aggregate' or 'final'")
+        if s.sampling != "fixed" or s.min_survivors is not None or s.max_participations is not None:
+            raise ConfigError(
+                "banded-mf has a participation rule of its own and releases every round: set training.sampling = 'fixed', and "
+                "leave privacy.min_survivors and privacy.max_participations out"
+            )
+        if s.clients < s.cohort * min(self.separation, s.rounds):
+            raise ConfigError(
+                f"method.separation = {self.separation} rounds of training.clients_per_round = {s.cohort} need "
+                f"{s.cohort * self.separation} clients, and there are {s.clients}: lower one of them"
+            )
+        if self.band is not None and self.band > self.separation:
+            raise ConfigError(f"method.band = {self.band} must be at most method.separation = {self.separation}")
+        return calibrated(self, s)
+
+    def policy(self, s: Setting) -> Policy:
+        """The same clip and noise in every round, with one mechanism for the run."""
+        rule = self.participation(s)
+        band = min(self.band or self.separation, s.rounds)
+        coefficients = dyadic(square_root_coefficients(band), DYADIC_BITS)
+        sensitivity = banded_sensitivity(coefficients, s.rounds, rule.separation, rule.times)
+        mechanism = Banded(tuple(coefficients.tolist()), sensitivity, rule)
+        return Fixed(Plan(clip=self.clip, noise_std=s.z * self.clip, place="sum", mechanism=mechanism))

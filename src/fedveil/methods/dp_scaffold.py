@@ -1,0 +1,123 @@
+"""DP-SCAFFOLD (Noble et al. 2022): control variates correct for what makes clients drift apart; both vectors leave with noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from fedveil.errors import ConfigError
+from fedveil.methods.adaptive import refuse_dp_sgd
+from fedveil.methods.base import MethodConfig, Setting, calibrated, sum_noise
+from fedveil.release.plan import Extra, Plan, Policy, Released, Upload
+from fedveil.training.local import Local, Objective, Plain, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class DPScaffold(MethodConfig):
+    """SCAFFOLD with client-level noise on both of its vectors (Noble et al. 2022; Karimireddy et al. 2020, option II).
+
+    The paper protects records inside local training; here whole updates are clipped and noised, which protects clients.
+
+    Args:
+        clip: C, L2 bound on each client's update. control_clip: L2 bound on the change of its control variate.
+        control_share: the part of a round's mu^2 that pays for the control variates.
+    """
+
+    name: Literal["dp-scaffold"] = "dp-scaffold"
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+    control_clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+    control_share: float = Field(0.25, gt=0, lt=1)
+
+    def extras(self, s: Setting) -> Mapping[str, tuple[int, ...]]:
+        """The change of the client's control variate."""
+        return {"control": (s.layout.dimension,)}
+
+    def calibrate(self, s: Setting) -> Setting:
+        """Noise for the configured epsilon."""
+        refuse_dp_sgd(s, self.name)
+        o = s.local.optimizer
+        if o.name != "sgd" or o.momentum or o.weight_decay or s.local.schedule != "constant":
+            raise ConfigError(
+                "dp-scaffold reads the mean gradient off plain SGD steps: set training.optimizer to sgd without momentum or "
+                "weight_decay, and training.schedule = 'constant'"
+            )
+        return calibrated(self, s)
+
+    def policy(self, s: Setting) -> Policy:
+        """Two parts, and the server's control variate for everybody."""
+        return Controlled(self, s)
+
+    def objective(self, s: Setting) -> Objective:
+        """SGD on gradient + c - c_i."""
+        return Corrected(_correction, s.local.optimizer.lr)
+
+
+@dataclass(frozen=True)
+class Controlled:
+    """c <- c + (n / N) mean of the released changes (Algorithm 1, server)."""
+
+    method: DPScaffold
+    setting: Setting
+
+    def start(self) -> State:
+        """c = 0."""
+        return {}
+
+    def plan(self, released: Released, state: State) -> Plan:
+        """mu^2 = (f / z)^2 of the round, divided between update and control variate."""
+        m, s = self.method, self.setting
+        server = state if sum_noise(s) else released.server
+        control: Any = server.get("control", released.model.new_zeros(len(released.model)))
+        return Plan(
+            clip=m.clip,
+            noise_std=s.z * m.clip / math.sqrt(1 - m.control_share),
+            place="sum" if sum_noise(s) else "upload",
+            extras={"control": Extra(m.control_clip, s.z * m.control_clip / math.sqrt(m.control_share))},
+            broadcast={"control": control},
+        )
+
+    def observe(self, state: State, upload: Upload) -> State:
+        """Aggregate view: the server moves c by the released mean."""
+        return self._moved(state, [upload]) if sum_noise(self.setting) else state
+
+    def observe_all(self, state: State, uploads: Sequence[Upload]) -> State:
+        """Server view: the same from the single uploads."""
+        return self._moved(state, uploads)
+
+    def _moved(self, state: State, uploads: Sequence[Upload]) -> State:
+        import torch
+
+        if not uploads:
+            return state
+        change = torch.stack([u.extras["control"] for u in uploads]).mean(0) * self.setting.rate
+        return {"control": state["control"] + change if "control" in state else change}
+
+
+def _correction(local: Local) -> None:
+    """Add c - c_i to the gradient."""
+    assert local.plan is not None
+    own = local.state.get("control", 0.0)
+    local.model.grad.add_(local.plan.broadcast["control"] - own)
+
+
+@dataclass(frozen=True)
+class Corrected(Plain):
+    """Local SGD on corrected gradients; c_i <- c_i - c + (x - y) / (K eta) (Algorithm 1, client, option II)."""
+
+    lr: float = 0.1
+
+    def finish(self, local: Local) -> Tensor:
+        """The update; the change of the control variate goes beside it."""
+        assert local.plan is not None
+        update = super().finish(local)
+        before = local.state.get("control", update.new_zeros(len(update)))
+        change = -local.plan.broadcast["control"] - update / (local.steps * self.lr) if local.steps else 0 * update
+        local.state["control"] = before + change
+        local.extras["control"] = change
+        return update

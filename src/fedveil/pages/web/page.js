@@ -1,0 +1,51 @@
+// What the pages share: elements, sections with their links, tables, lists and folds. Text is always set as text, never as markup.
+"use strict";
+
+globalThis.veilPage = (() => {
+  /** el("td.number", {attribute: value}, child, "text", ...) */
+  function el(what, attributes = {}, ...children) {
+    const [tag, ...classes] = what.split(".");
+    const made = document.createElement(tag);
+    if (classes.length) made.className = classes.join(" ");
+    for (const [key, value] of Object.entries(attributes)) if (value !== undefined && value !== false) made.setAttribute(key, value === true ? "" : value);
+    made.append(...children.flat(9).filter((child) => child !== null && child !== undefined && child !== ""));
+    return made;
+  }
+
+  /** Title and lead of the page; `name` is that of the window, where it is another. */
+  function head(title, lead, name = title) {
+    document.title = name;
+    document.getElementById("title").textContent = title;
+    document.getElementById("lead").textContent = lead;
+  }
+
+  /** A section and its link; none without children. */
+  function section(id, title, ...children) {
+    const kept = children.flat(9).filter(Boolean);
+    if (!kept.length) return;
+    document.getElementById("report").append(el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), kept));
+    document.getElementById("jump").append(el("li", {}, el("a", { href: `#${id}` }, title)));
+  }
+
+  function table(headings, rows, attributes = {}) {
+    const top = el(
+      "tr",
+      {},
+      headings.map((text) => el("th", { scope: "col" }, text)),
+    );
+    return el("div.scroll", {}, el("table", attributes, el("thead", {}, top), el("tbody", {}, rows)));
+  }
+  const cell = (label, ...children) => el("td", { "data-label": label }, ...children);
+  const list = (items) =>
+    items.length
+      ? el(
+          "ul.list",
+          {},
+          items.map((item) => el("li", {}, item)),
+        )
+      : null;
+  const fold = (title, ...children) => el("details", {}, el("summary", {}, title), ...children);
+
+  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => (d.open = true)));
+  return { cell, data: JSON.parse(document.getElementById("data").textContent), el, fold, head, list, section, table };
+})();

@@ -1,0 +1,103 @@
+"""What a release is made of: the update in the model's layout, and the named extras of the method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from fedveil.errors import UpdateRefused
+from fedveil.release.grid import Group, exponent_for
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.release.plan import Plan
+    from fedveil.training.params import Layout
+
+
+@dataclass(frozen=True)
+class ReleaseLayout:
+    """The update [d] and then each extra, flat, in one vector [D].
+
+    Args:
+        model: layout of the update. extras: shape of each extra by name; `()` is one number.
+    """
+
+    model: Layout
+    extras: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def dimension(self) -> int:
+        """D, the coordinates of update and extras."""
+        return self.model.dimension + sum(math.prod(shape) for shape in self.extras.values())
+
+    @cached_property
+    def places(self) -> dict[str, slice]:
+        """Where each extra lies in the flat vector."""
+        found, start = {}, self.model.dimension
+        for name, shape in self.extras.items():
+            found[name] = slice(start, start + math.prod(shape))
+            start += math.prod(shape)
+        return found
+
+    def flat(self, update: Tensor, extras: Mapping[str, Tensor]) -> Tensor:
+        """Update and extras as one vector [D].
+
+        Raises:
+            UpdateRefused: an extra is missing, unknown, mis-shaped or not float32.
+        """
+        import torch
+
+        if set(extras) != set(self.extras):
+            raise UpdateRefused(f"the release has the extras {sorted(self.extras)}, and training gave {sorted(extras)}")
+        for name, shape in self.extras.items():
+            value = extras[name]
+            if type(value) is not torch.Tensor or tuple(value.shape) != shape or value.dtype != torch.float32:
+                raise UpdateRefused(f"the extra {name!r} must be a float32 tensor of shape {shape}, got {_described(value)}")
+        return torch.cat([update, *(extras[name].reshape(-1) for name in self.extras)]) if self.extras else update
+
+    def parted(self, vector: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Update [d] and extras, as views of the flat vector [D]."""
+        extras = {name: vector[place].reshape(self.extras[name]) for name, place in self.places.items()}
+        return vector[: self.model.dimension], extras
+
+    def groups(self, plan: Plan) -> list[tuple[slice, float, float]]:
+        """Consecutive groups of coordinates with their noise std and clip (inf where the whole clip alone bounds them).
+
+        Layers of which nothing is sent have std 0. The whole clip of the update is not in it.
+        """
+        extras = ((place, plan.extras[name]) for name, place in self.places.items())
+        return [*self._layers(plan), *((place, extra.noise_std, extra.clip) for place, extra in extras)]
+
+    def _layers(self, plan: Plan) -> Iterator[tuple[slice, float, float]]:
+        if isinstance(plan.noise_std, int | float) and plan.layer_clip is None:
+            yield slice(0, self.model.dimension), float(plan.noise_std), math.inf
+            return
+        stds = [float(plan.noise_std)] * len(self.model) if isinstance(plan.noise_std, int | float) else plan.noise_std.tolist()
+        clips = [math.inf] * len(self.model) if plan.layer_clip is None else plan.layer_clip.tolist()
+        start = 0
+        for size, std, clip in zip(self.model.sizes, stds, clips, strict=True):
+            yield slice(start, start + size), std, clip
+            start += size
+
+    def grid(self, plan: Plan) -> list[Group]:
+        """The exponent of the grid step of what leaves, group by group: from the public noise alone.
+
+        Where the clip is so many times the noise that it would not fit into 2^52 steps, the step is 2^-52 of the clip.
+        """
+        parts = self.groups(plan)
+        exponents = [_exponent(std, min(clip, plan.clip), plan.mechanism.bits) if std else None for _, std, clip in parts]
+        known = [k for k in exponents if k is not None]
+        silent = max(known, default=0)  # nothing is sent there
+        return [(part, silent if k is None else k) for (part, _, _), k in zip(parts, exponents, strict=True)]
+
+
+def _exponent(std: float, clip: float, bits: int) -> int:
+    return max(exponent_for(std, bits), math.frexp(clip)[1] - 52 if math.isfinite(clip) else -(2**31))
+
+
+def _described(value: object) -> str:
+    return f"{getattr(value, 'dtype', type(value).__name__)} of shape {tuple(getattr(value, 'shape', ()))}"

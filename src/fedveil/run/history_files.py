@@ -1,0 +1,157 @@
+"""The history on disk: the tables of a run directory, written and read here and nowhere else.
+
+`history.csv` has one row a round; `layers.csv` one a round and layer; `clients.csv` one an evaluated round and client;
+`participants.csv` one a round and client that took part, where a method measures each of them; `failures.csv` one a client that
+was left out of a round. `columns.json` declares the columns that the method added, so that a report takes their words from it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil.federation.history import CLIENT_TABLE, Columns
+from fedveil.run.run_directory import headers_of, table_text, write_json, write_text
+from fedveil.training.column import Column
+
+if TYPE_CHECKING:
+    from fedveil.federation.history import Record
+    from fedveil.training.params import Layout
+
+Row = dict[str, Any]
+"""One line of a table: its indices as int, numbers as float, texts as str, and absent values as None."""
+TABLES = ("history.csv", "layers.csv", "clients.csv", "participants.csv", "failures.csv")
+DECLARED = "columns.json"
+
+
+def write_history(folder: Path, history: Sequence[Record], layout: Layout, columns: Columns | None = None) -> None:
+    """Write the whole history, and the declarations of the method's own columns."""
+    columns = columns or Columns()
+    if columns.own:
+        write_json(folder / DECLARED, [asdict(column) for column in columns.own])
+    for name, rows in _tables(history, layout, columns).items():
+        write_text(folder / name, table_text(rows, headers_of(rows)))
+
+
+def append_history(folder: Path, history: Sequence[Record], layout: Layout, columns: Columns | None = None) -> None:
+    """Add the last round to the tables, which hold the rounds before it; a table that gets new columns is written anew."""
+    columns = columns or Columns()
+    for name, rows in _tables(history[-1:], layout, columns).items():
+        header = _header(folder / name)
+        if set(headers_of(rows)) <= set(header):
+            with (folder / name).open("a", newline="") as file:
+                file.write(table_text(rows, header, header=False))
+        else:
+            whole = _tables(history, layout, columns)[name]
+            write_text(folder / name, table_text(whole, headers_of(whole)))
+
+
+def parse_columns(text: str) -> Columns:
+    """The columns that a run declared; an older run directory has no such file, and its own columns get defaults.
+
+    Raises:
+        ValueError: not a list of columns.
+    """
+    try:
+        return Columns(Column(**values) for values in json.loads(text))
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
+def parse_table(name: str, text: str, columns: Columns) -> list[Row]:
+    """The rows of a table's text, every cell of its column's type.
+
+    Raises:
+        ValueError: a cell is not of that type, or a row is longer than the header.
+    """
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    held = {header: _column(name, header, columns) for header in reader.fieldnames or ()}
+    rows = []
+    for row in reader:
+        if None in row:
+            raise ValueError(f"line {reader.line_num} has more cells than the header")
+        rows.append({header: _parsed(held[header], cell) for header, cell in row.items()})
+    return rows
+
+
+def _column(table: str, header: str, columns: Columns) -> Column:
+    """What a header of a table stands for."""
+    if table == "clients.csv":
+        return next((columns[name] for name, own in CLIENT_TABLE.items() if own == header), columns[header])
+    by_layer = table == "layers.csv" and columns[header].kind == "number"
+    return columns.by_layer(header) if by_layer else columns[header]
+
+
+def _parsed(column: Column, text: str | None) -> int | float | str | None:
+    if text is None or text == "":
+        return None
+    if column.kind == "text":
+        return text
+    if column.kind == "index":
+        return int(text)
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"{column.name} is {text!r}, not a number") from None
+    return None if math.isnan(number) else number
+
+
+def _tables(history: Sequence[Record], layout: Layout, columns: Columns) -> dict[str, list[Record]]:
+    """The rows of each table that has any."""
+    rows = [
+        [_round_row(row) for row in history],
+        [cells for row in history for cells in _layer_rows(row, layout, columns)],
+        [cells for row in history for cells in _client_rows(row)],
+        [{"round": row["round"], **cells} for row in history for cells in row.get("by_client", [])],
+        [{"round": row["round"], "client": c, "failure": why} for row in history for c, why in row["failures"].items()],
+    ]
+    return {name: found for name, found in zip(TABLES, rows, strict=True) if found}
+
+
+def _round_row(row: Record) -> Record:
+    """The numbers and texts of a round, and who was left out and why."""
+    cells = {k: v for k, v in row.items() if not isinstance(v, list | dict)}
+    if not row["failures"]:
+        return cells
+    return {**cells, "failures": "; ".join(f"{client}: {why}" for client, why in row["failures"].items())}
+
+
+def _layer_rows(row: Record, layout: Layout, columns: Columns) -> list[Record]:
+    """One row a layer of everything in the record that is by layer."""
+    found = layer_cells(row, len(layout), columns)
+    if not found:
+        return []
+    return [
+        {"round": row["round"], "layer": name, **{column.header: values[i] for column, values in found.items()}}
+        for i, name in enumerate(layout.names)
+    ]
+
+
+def layer_cells(row: Record, layers: int, columns: Columns) -> dict[Column, list[float]]:
+    """The columns of a row that hold a number for each of so many layers."""
+    lists = {columns.of(k, v): v for k, v in row.items() if isinstance(v, list) and k != "by_client"}
+    return {column: values for column, values in lists.items() if column.kind == "layer" and len(values) == layers}
+
+
+def _client_rows(row: Record) -> list[Record]:
+    """One row a client of an evaluated round; without personal models there is no column of them."""
+    held = {header: row[name] for name, header in CLIENT_TABLE.items() if row.get(name)}
+    return [
+        {"round": row["round"], "client": i, **{header: values[i] for header, values in held.items()}}
+        for i in range(len(row.get("client_accuracy", [])))
+    ]
+
+
+def _header(path: Path) -> list[str]:
+    """The columns of a table on disk; none when there is no such table yet."""
+    try:
+        with path.open(newline="") as file:
+            return next(csv.reader(file), [])
+    except FileNotFoundError:
+        return []

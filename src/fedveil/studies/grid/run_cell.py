@@ -1,0 +1,32 @@
+"""One cell of a grid in a worker: run it, or go on with it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedveil.configuration.config import Config
+from fedveil.run.resume import begun
+from fedveil.run.run import run
+from fedveil.studies.worker_pool import Job
+
+
+def cell_job(name: str, config: Config, path: Path) -> Job:
+    """The job that runs this configuration in `path`; its engine is `inline`."""
+    inline = config.model_copy(update={"run": config.run.model_copy(update={"engine": "inline"})})
+    return Job(name, f"{__name__}:run_cell", {"path": str(path), "config": inline.model_dump(mode="json")})
+
+
+def run_cell(arguments: dict[str, Any], report: Callable[[Any], None]) -> None:
+    """Run `config` in `path`, from where it stands; reports (round, seconds, test accuracy or None) after each round."""
+    path = Path(arguments["path"])
+    resume = begun(path)
+    if path.exists() and not resume:
+        shutil.rmtree(path)
+
+    def on_round(record: dict[str, Any]) -> None:
+        report([record["round"], record["seconds"], record.get("test_accuracy")])
+
+    run(Config.model_validate(arguments["config"]), path, on_round, resume=resume)

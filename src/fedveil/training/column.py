@@ -1,0 +1,58 @@
+"""What a column of a run's history is: its words, its unit, its direction, and whom it may be shown to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+Kind = Literal["index", "number", "layer", "client", "text"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the history, declared once: tables, charts, pages and trackers take its words from here.
+
+    Args:
+        name: its key in a row. title: in plain words; by default the name as words.
+        unit: what its values are, as beside an axis; by default the title.
+        better: the direction in which a run is better, or None.
+        kind: one `number` a round, or a list of one a `layer` or `client`; `text`, or the `index` of a round or client.
+        share: values from 0 to 1, shown in percent. private: computed from private data without noise, so that it is a figure
+            of a simulation and not for publication.
+    """
+
+    name: str
+    title: str = ""
+    unit: str = ""
+    better: Literal["higher", "lower"] | None = None
+    kind: Kind = "number"
+    share: bool = False
+    private: bool = False
+
+    @property
+    def words(self) -> str:
+        """The title, as over a chart."""
+        plain = self.title or self.header.replace("_", " ")
+        return plain[:1].upper() + plain[1:]
+
+    @property
+    def axis(self) -> str:
+        """The unit, as beside an axis."""
+        unit = self.unit or self.words[:1].lower() + self.words[1:]
+        return f"{unit} (%)" if self.share else unit
+
+    @property
+    def header(self) -> str:
+        """Its name in a table of its own kind: figures by layer go without `layer_`."""
+        return self.name.removeprefix("layer_") if self.kind == "layer" else self.name
+
+
+@runtime_checkable
+class HasColumns(Protocol):
+    """A policy or an objective that declares the columns of its figures (see `HasMetrics`)."""
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """The columns that it declares; figures of other names get a default."""
+        ...

@@ -1,0 +1,163 @@
+"""The float attack is loud on noise added in float32 and silent on the grid; so are the low bits of the integers themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from fedveil.audit.float_pattern import PatternAudit, audit_float_pattern, coarse_bits, impossible, judge
+from fedveil.audit.integer_bits import audit_integer_bits
+from fedveil.audit.intervals import epsilon_ceiling
+from fedveil.errors import ConfigError
+from fedveil.release.grid import Group, exponent_for, from_grid, to_grid
+from fedveil.release.sampler import rounded_normal
+
+D = 61_706  # LeNet-5
+UPLOADS = 10
+CLIENTS = 100
+# (noise multiplier, clip); the last three have a std that is a power of two
+SETTINGS = [(1.0, 0.7), (1.0001, 1.0), (1.86, 1.0), (15.0, 1.0), (100.0, 1.0), (1.0, 1.0), (15.0, 16 / 15), (100.0, 1.28)]
+
+Vector = NDArray[np.float32]
+Integers = NDArray[np.int64]
+Worlds = tuple[Vector, Vector]
+
+
+def clipped_vector(rng: np.random.Generator, clip: float) -> Vector:
+    x = rng.standard_normal(D).astype(np.float32)
+    return x * np.float32(clip / np.linalg.norm(x.astype(np.float64)) * (1 - 1e-6))
+
+
+@pytest.fixture(params=["server", "aggregate"])
+def worlds(request: pytest.FixtureRequest) -> Callable[[float], Worlds]:
+    """What the noise is added to, without and with one client: nothing or its vector; all others or everyone."""
+
+    def make(clip: float) -> Worlds:
+        rng = np.random.default_rng(0)
+        x = clipped_vector(rng, clip)
+        others = np.zeros(D, dtype=np.float32)
+        if request.param == "aggregate":
+            for _ in range(CLIENTS - 1):
+                others += clipped_vector(rng, clip)
+        return others, others + x
+
+    return make
+
+
+def noised_in_float32(rng: np.random.Generator, vector: Vector, std: float) -> Vector:
+    """The release that fedveil had once: a scaled sum of two Box-Muller draws in float64, then float32 all the way."""
+    total = np.zeros(D)
+    for _ in range(2):
+        u, v = rng.random((2, D // 2)) + 2.0**-54
+        radius, angle = np.sqrt(-2 * np.log(u)), 2 * np.pi * v
+        total += np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+    return vector + (total / np.sqrt(2)).astype(np.float32) * np.float32(std)
+
+
+def grid_of(std: float) -> list[Group]:
+    return [(slice(0, D), exponent_for(std))]
+
+
+def noised_on_grid(rng: np.random.Generator, vector: Vector, std: float) -> Integers:
+    groups = grid_of(std)
+    return to_grid(torch.from_numpy(vector), groups, math.inf) + rounded_normal(std * 2.0 ** -groups[0][1], D, rng.bytes(32))
+
+
+def attack(worlds: Worlds, std: float, release: Callable[[np.random.Generator, Vector, float], Vector]) -> PatternAudit:
+    rng = np.random.default_rng(1)
+    absent, present = ([release(rng, vector, std) for _ in range(UPLOADS)] for vector in worlds)
+    return audit_float_pattern(absent, present, std, worlds)
+
+
+@pytest.mark.parametrize(("z", "clip"), SETTINGS)
+def test_loud_on_float32_noise(z: float, clip: float, worlds: Callable[[float], Worlds]) -> None:
+    found = attack(worlds(clip), z * clip, noised_in_float32)
+    assert found.absent.max() < 0 <= found.present.min()
+    assert found.p_value < 1e-3
+    assert found.epsilon == pytest.approx(epsilon_ceiling(UPLOADS))
+
+
+@pytest.mark.parametrize(("z", "clip"), SETTINGS)
+def test_silent_on_the_grid(z: float, clip: float, worlds: Callable[[float], Worlds]) -> None:
+    def release(rng: np.random.Generator, vector: Vector, std: float) -> Vector:
+        return from_grid(noised_on_grid(rng, vector, std), grid_of(std)).numpy()
+
+    found = attack(worlds(clip), z * clip, release)
+    assert found.p_value > 1e-3
+    assert found.epsilon == 0
+
+
+@pytest.mark.parametrize(("z", "clip"), SETTINGS)
+def test_low_bits_of_the_integers_are_silent(z: float, clip: float, worlds: Callable[[float], Worlds]) -> None:
+    rng = np.random.default_rng(2)
+    std = z * clip
+    without, with_it = worlds(clip)
+    absent, present = ([noised_on_grid(rng, vector, std) for _ in range(UPLOADS)] for vector in (without, with_it))
+    contribution = np.subtract(*(to_grid(torch.from_numpy(v), grid_of(std), math.inf) for v in (with_it, without)))
+    found = audit_integer_bits(absent, present, contribution)
+    assert found.p_value > 1e-3
+    assert found.epsilon == 0
+
+
+@pytest.mark.parametrize("z", [1.0, 1.86, 100.0])
+def test_low_bits_of_float32_noise_on_the_grid_are_loud(z: float) -> None:
+    """Noise cast to integers from float32 has zeros where the noise is large, which bares the low bits of what it is added to."""
+    rng = np.random.default_rng(3)
+    contribution = to_grid(torch.from_numpy(clipped_vector(rng, 1.0)), grid_of(z), 1.0)
+
+    def release(m: Integers) -> Integers:
+        return m + np.rint(rng.standard_normal(D).astype(np.float32) * np.float32(z * 2.0 ** -grid_of(z)[0][1])).astype(np.int64)
+
+    absent, present = ([release(m) for _ in range(2 * UPLOADS)] for m in (0 * contribution, contribution))
+    found = audit_integer_bits(absent, present, contribution)
+    assert found.p_value < 1e-20
+    assert found.epsilon == pytest.approx(epsilon_ceiling(UPLOADS))
+
+
+def test_impossible_by_hand() -> None:
+    """With std 1.5, the floats z in [1, 4/3) reach two of three floats in [1.5, 2); the others are impossible."""
+    z = np.float32(1.25) + np.arange(1000, dtype=np.float32) * np.float32(2.0**-23)
+    given = z * np.float32(1.5)
+    assert impossible(given, 1.5) == 0
+    between = np.arange(given[0], given[-1], 2.0**-23).astype(np.float32)
+    assert impossible(between, 1.5) == len(np.setdiff1d(between, given)) > 450
+    assert impossible(given + np.float32(1.0), 1.5, known=np.ones_like(given)) == 0
+
+
+@pytest.mark.parametrize("std", [1.0, 0.7, 1.86, 15.0])
+def test_the_true_hypothesis_is_never_impossible(std: float) -> None:
+    rng = np.random.default_rng(5)
+    for scale in (0.0, 1e-4, 1.0, 1e4):
+        known = (scale * rng.standard_normal(D)).astype(np.float32)
+        assert impossible(noised_in_float32(rng, known, std), std, known) == 0
+
+
+def test_coarse_bits() -> None:
+    """Low bits for an adversary who knows nothing of the data, at a std that is a power of two."""
+    rng = np.random.default_rng(6)
+    x = clipped_vector(rng, 1.0)
+    noise = [coarse_bits(noised_in_float32(rng, 0 * x, 1.0)) for _ in range(UPLOADS)]
+    data = [coarse_bits(noised_in_float32(rng, x, 1.0)) for _ in range(UPLOADS)]
+    assert min(noise) > 1e-3
+    assert max(data) < 1e-6
+    assert coarse_bits(np.zeros(5, dtype=np.float32)) == 1.0
+
+
+def test_verdict() -> None:
+    same = np.zeros(10)
+    assert judge(same, same).p_value == 1.0
+    assert judge(same, same).epsilon == 0.0
+    assert judge(same - 1, same).epsilon == pytest.approx(epsilon_ceiling(10))
+
+
+def test_refused_arguments() -> None:
+    y = [np.zeros(3, dtype=np.int64)] * 2
+    with pytest.raises(ConfigError, match="bits"):
+        audit_integer_bits(y, y, y[0], bits=0)
+    with pytest.raises(ConfigError, match="halves"):
+        audit_integer_bits(y[:1], y, y[0])

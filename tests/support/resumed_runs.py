@@ -1,0 +1,57 @@
+"""Runs that end early and are resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from federation_runs import config, prepared, small_digits
+from fedveil.configuration.config import Config
+from fedveil.ledger.ledger import Entry, Ledger
+from fedveil.run.run import run
+
+CASES = {
+    "dp-fedavg aggregate": ({"name": "dp-fedavg"}, "aggregate", "inline"),
+    "dp-fedavg server": ({"name": "dp-fedavg"}, "server", "pool"),
+    "aldp-fl published": ({"name": "aldp-fl", "variant": "published"}, "server", "pool"),
+    "aldp-fl proven": ({"name": "aldp-fl"}, "aggregate", "pool"),
+    "noisy-fedavg": ({"name": "noisy-fedavg"}, "server", "inline"),
+    "fedglp-adp": ({"name": "fedglp-adp"}, "server", "pool"),
+    "fedanc": ({"name": "fedanc"}, "server", "inline"),
+}
+
+
+def case(name: str, **more: Any) -> Config:
+    """A run of six rounds of one of CASES."""
+    method, view, engine = CASES[name]
+    sections = {"training": {"rounds": 6}, **more}
+    return config(method, view, run={"engine": engine}, **sections)
+
+
+def go(given: Config, path: Path, resume: bool = False) -> Any:
+    """Run or resume it in a directory."""
+    return run(given, path, data=small_digits(), partition=prepared(given).partition, resume=resume)
+
+
+def entries(path: Path) -> list[Entry]:
+    """The releases in a run directory's ledger, by round and client."""
+    with Ledger.open(path / "ledger.sqlite") as ledger:
+        return sorted((e for _, _, e in ledger.entries()), key=lambda e: (e.round, e.client))
+
+
+def interrupted(given: Config, path: Path, at: int) -> None:
+    """A run that ends between the charge of round `at` and its checkpoint."""
+    import fedveil.run.run as module
+
+    real = module.Checkpoints.save
+
+    def save(self: Any, progress: Any) -> None:
+        if progress.round == at:
+            raise KeyboardInterrupt
+        real(self, progress)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module.Checkpoints, "save", save)
+        go(given, path)

@@ -1,0 +1,122 @@
+"""The house of docs/architecture.md, checked from the imports."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter, defaultdict
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "fedveil"
+LANGUAGES = (".py", ".js", ".css", ".html")
+ROOMS = (
+    *("errors", "accounting", "papers", "ledger", "data", "training", "release", "models", "methods", "federation", "engines"),
+    *("configuration", "statement", "run", "attacks", "audit", "adversary", "studies", "pages", "trackers", "cli"),
+)
+"""From low to high: a room imports only rooms before it. `fedveil/__init__.py` is below, `fedveil/__main__.py` above all."""
+
+SHARED_NAMES = {"Clients", "Column", "Entry", "Found", "Optimizer", "Options", "Outcome", "Pool", "Raw", "Scene", "Task"}
+"""Classes whose name another room has too: no new ones."""
+
+
+def imports(text: str, modules: set[str]) -> set[str]:
+    """Those of `modules` that a file imports anywhere: at its top, in functions, for type checking."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute"
+            below = {f"{node.module}.{name.name}" for name in node.names}
+            found |= below & modules or {node.module}
+    return found & modules
+
+
+def order(module: str) -> int:
+    """How high a module's room is."""
+    return ("fedveil", *ROOMS, "__main__").index(module.split(".")[1] if "." in module else module)
+
+
+def upward(graph: dict[str, set[str]]) -> list[str]:
+    return sorted(f"{a} imports {b}" for a, others in graph.items() for b in others if order(b) > order(a))
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    files = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in SOURCE.rglob("*.py")}
+    files = {name.removesuffix(".__init__"): path for name, path in files.items()}
+    return {name: imports(path.read_text(), set(files)) for name, path in files.items()}
+
+
+def test_every_room_has_its_place_and_a_sentence() -> None:
+    rooms = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in SOURCE.rglob("*.py")}
+    assert rooms - {"__init__", "__main__"} == set(ROOMS)
+    for init in SOURCE.rglob("__init__.py"):
+        assert ast.get_docstring(ast.parse(init.read_text())), f"{init} does not say what its room is for"
+
+
+def test_the_page_lists_the_rooms_in_this_order() -> None:
+    table = re.findall(r"^\| `(\w+)(?:/|\.py)` \|", (ROOT / "docs/architecture.md").read_text(), re.M)
+    assert table == list(reversed(ROOMS))
+
+
+def test_no_room_imports_a_higher_one(graph: dict[str, set[str]]) -> None:
+    assert upward(graph) == []
+    assert graph["fedveil"] == set(), "import fedveil is quick: its names load what they need when first used"
+
+
+def test_there_is_no_circle(graph: dict[str, set[str]]) -> None:
+    assert circle(graph) == []
+
+
+def test_no_room_is_above_a_fifth_of_the_source() -> None:
+    lines: Counter[str] = Counter()
+    for path in SOURCE.rglob("*"):
+        if path.suffix in LANGUAGES:
+            lines[path.relative_to(SOURCE).parts[0]] += len(path.read_text().splitlines())
+    room, most = lines.most_common(1)[0]
+    assert most <= lines.total() / 5, f"{room} has {most} of {lines.total()} lines"
+
+
+def test_no_two_files_have_one_name() -> None:
+    names = Counter(path.name for path in SOURCE.rglob("*") if path.suffix in LANGUAGES)
+    assert {name for name, count in names.items() if count > 1} <= {"__init__.py"}
+
+
+def test_no_class_has_the_name_of_one_in_another_room() -> None:
+    rooms = defaultdict(set)
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                rooms[node.name].add(path.relative_to(SOURCE).parts[0])
+    assert {name for name, found in rooms.items() if len(found) > 1} <= SHARED_NAMES
+
+
+def test_imports_are_found_wherever_they_stand() -> None:
+    modules = {"fedveil", "fedveil.data.load", "fedveil.errors", "fedveil.run.run"}
+    text = "from fedveil.data import load\nif True:\n    from fedveil.errors import E\ndef f():\n    import fedveil.run.run, os"
+    assert imports(text, modules) == {"fedveil.data.load", "fedveil.errors", "fedveil.run.run"}
+
+
+def test_an_arrow_up_and_a_circle_are_found() -> None:
+    assert upward({"fedveil.data.load": {"fedveil.run.run", "fedveil.errors"}}) == ["fedveil.data.load imports fedveil.run.run"]
+    assert set(circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})) == {"a", "b", "c"}
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_what_tests_share_lies_in_tests_support() -> None:
+    tests = {path.stem: path for path in (ROOT / "tests").rglob("test_*.py")}
+    named = {path.name: set(re.findall(r"^ *(?:from|import) (test_\w+)", path.read_text(), re.M)) for path in tests.values()}
+    assert {name: found for name, found in named.items() if found & set(tests)} == {}

@@ -1,0 +1,95 @@
+"""What the documentation names exists, and its lines can be read."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from functools import reduce
+from pathlib import Path
+
+import fedveil
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "fedveil"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TOP = {path.name for path in (*SOURCE.iterdir(), *ROOT.iterdir()) if path.is_dir()}
+NAME = re.compile(r"(?<![\w./-])fedveil(?:\.[A-Za-z_]\w*)+(?![\w.]*(?:/|\.toml))")
+IMPORT = re.compile(r"from (fedveil[\w.]*) import (\w+(?:, \w+)*)")
+PATH = re.compile(r"(?<![\w./*-])(?:[\w-]+/)+[\w-]+\.(?:py|md|toml|js|css|html|svg|png)(?![\w/])")
+TEST = re.compile(r"`(test_\w+\.py)`")
+MEMBER = re.compile(r"`([\w/]+\.py): ([\w.]+)`")
+WIDTH = 120
+
+
+def docstrings(path: Path) -> str:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds))
+    return "\n".join(ast.get_docstring(node) or "" for node in nodes)
+
+
+def texts() -> dict[str, str]:
+    """Pages as they are, and the docstrings of source, tests and benchmarks."""
+    code = [path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    found = {path: path.read_text() for path in PAGES} | {path: docstrings(path) for path in code}
+    return {str(path.relative_to(ROOT)): text for path, text in found.items()}
+
+
+def there(name: str) -> bool:
+    """Whether a dotted name can be imported, or is an attribute of what can be."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            module = importlib.import_module(".".join(parts[:end]))
+        except ImportError:
+            continue
+        try:
+            reduce(getattr, parts[end:], module)
+        except AttributeError:
+            return False
+        return True
+    return False
+
+
+def names(text: str) -> set[str]:
+    imported = {f"{module}.{name}" for module, found in IMPORT.findall(text) for name in found.split(", ")}
+    members = {f"fedveil.{path[:-3].replace('/', '.')}.{name}" for path, name in MEMBER.findall(text)}
+    return set(NAME.findall(text)) | imported | members
+
+
+def missing_paths(text: str, folder: Path) -> list[str]:
+    """Paths below a folder of the project or a room of the source that lead nowhere; PATTERNS in capitals are none."""
+    paths = {path for path in PATH.findall(text) if path.split("/")[0] in TOP and not re.search(r"\b[A-Z]{3,}\b", path)}
+    tests = {test for test in TEST.findall(text) if "tests/" in text and not any((ROOT / "tests").rglob(test))}
+    return sorted({path for path in paths if not any((base / path).exists() for base in (ROOT, SOURCE, folder))} | tests)
+
+
+def long_lines(text: str) -> list[str]:
+    """Lines of prose above 120 characters; tables, code, headings, raw HTML and lines of one word may be longer."""
+    prose = re.sub(r"^( *)```.*?^\1```$", "", text, flags=re.S | re.M)
+    long = (line for line in prose.splitlines() if len(line) > WIDTH)
+    return [line for line in long if not re.match(r"\||#|<|    |\s*- *$", line) and len(line.split()) > 2]
+
+
+def test_every_name_exists() -> None:
+    assert {where: gone for where, text in texts().items() if (gone := sorted(n for n in names(text) if not there(n)))} == {}
+    assert [name for name in fedveil.__all__ if not there(f"fedveil.{name}")] == []
+
+
+def test_every_path_exists() -> None:
+    gone = {where: missing_paths(text, (ROOT / where).parent) for where, text in texts().items()}
+    assert {where: paths for where, paths in gone.items() if paths} == {}
+
+
+def test_prose_is_wrapped() -> None:
+    assert {page.name: lines for page in PAGES if (lines := long_lines(page.read_text()))} == {}
+
+
+def test_what_is_not_there_and_what_is_too_long_are_found() -> None:
+    text = "`fedveil.data.load.load` `fedveil.nowhere.load` `run/run.py: run` `run/run.py: walk`\nfrom fedveil.errors import Gone"
+    gone = {name for name in names(text) if not there(name)}
+    assert gone == {"fedveil.nowhere." + "load", "fedveil.run.run.walk", "fedveil.errors.Gone"}
+    page = "tests/, src/fedveil/run/" + "gone.py, run/run.py, `test_gone" + ".py`, runs/a/report.html, presets/METHOD/ROW.toml"
+    assert missing_paths(page, ROOT) == ["src/fedveil/run/gone.py", "test_gone.py"]
+    line = "word " * 30
+    assert long_lines(f"{line}\n| {line}\n```\n{line}\n```\n    {line}") == [line]

@@ -24,7 +24,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
-from scipy.special import logsumexp, ndtr
+from scipy.special import ndtr
 
 from fedveil.accounting.gaussian import log_deltas_of
 from fedveil.accounting.types import Adjacency
@@ -208,6 +208,12 @@ def _grid(releases: Sequence[Release], tail: float, *, replace: bool) -> float:
     return max(finest, single, total)
 
 
+def _log_sum(logs: NDArray[np.floating]) -> float:
+    """ln of the sum of exponentials, of which at least one is finite."""
+    top = float(logs.max())
+    return top + math.log(float(np.exp(logs - top).sum()))
+
+
 def _window(plds: Sequence[Pld], counts: Sequence[int], tail: float) -> tuple[int, int]:
     """Indices of the total loss outside which the composed mass is at most `tail`, by Chernoff bounds."""
     step = plds[0].step
@@ -220,7 +226,7 @@ def _window(plds: Sequence[Pld], counts: Sequence[int], tail: float) -> tuple[in
     for factor in (1.0, 0.7, 0.5, 0.35, 0.25, 0.15, 0.08, 0.04, 0.02, 1.5, 3.0):
         for sign in (1, -1):
             order = sign * scale * factor
-            log_mgf = sum(c * float(logsumexp(order * l + log_p)) for c, log_p, l in zip(counts, logs, losses, strict=True))
+            log_mgf = sum(c * _log_sum(order * l + log_p) for c, log_p, l in zip(counts, logs, losses, strict=True))
             bound = (log_mgf + math.log(2 / tail)) / order / step
             if sign > 0:
                 high = min(high, math.ceil(bound))

@@ -60,16 +60,10 @@ class SwappedPairs:
 
     def losses(self, step: float, highest: float, direction: bool | None, *, replace: bool) -> Pld:
         """The dominating pair; None: the narrow curve both ways under replace-one, else the wide one, which covers everything."""
-        wide, narrow = (None if replace and direction is None else _half(self, step, highest, wide=True)), None
-        if replace or direction is not None:
-            narrow = _half(self, step, highest, wide=False)
-        if direction is None:
-            both = wide or narrow
-            assert both is not None
-            return joined(step, both, both, self.lost)
-        assert wide is not None
-        assert narrow is not None
-        return joined(step, *((wide, narrow) if direction else (narrow, wide)), self.lost)
+        one = dataclasses.replace(self, count=1)
+        forward = _half(one, step, highest, not replace if direction is None else direction)
+        backward = forward if direction is None else _half(one, step, highest, not direction)
+        return joined(step, forward, backward, self.lost)
 
 
 def _wide_ratio(p: _Array, z: float, x: _Array) -> _Array:
@@ -126,7 +120,8 @@ def _mixtures(pairs: SwappedPairs, losses: _Array, *, wide: bool) -> Mixtures:
     return Mixtures(points, [(stay, zero), (move, shifts[0])], [(stay, zero), (move, shifts[1])])
 
 
-def _half(pairs: SwappedPairs, step: float, highest: float, *, wide: bool) -> HalfCurve:
+@lru_cache(maxsize=4)  # the two directions of one composition share both halves
+def _half(pairs: SwappedPairs, step: float, highest: float, wide: bool) -> HalfCurve:
     indices, losses = grid(step, highest)
     return half_curve(indices, losses, _mixtures(pairs, losses, wide=wide))
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.gaussian import epsilon_of
-from fedveil.accounting.types import Event, Gaussian, SampledGaussian, Scope, Unbounded
+from fedveil.accounting.secret_samples import rate_of, unsampled_mu
+from fedveil.accounting.types import Event, Gaussian, Scope, Unbounded
 from fedveil.errors import LedgerError
 from fedveil.ledger.ledger import Ledger
 
@@ -89,28 +90,21 @@ def _spaced(rounds: list[int], points: int) -> set[int]:
 
 
 def _one(event: Event) -> Event:
-    if isinstance(event, Gaussian):
-        return Gaussian(event.mu)
-    return SampledGaussian(event.rate, event.noise_multiplier) if isinstance(event, SampledGaussian) else event
+    return event if isinstance(event, Unbounded) else replace(event, count=1)
 
 
 def _times(events: Counter[Event]) -> Iterable[Event]:
     for event, count in events.items():
-        if isinstance(event, Gaussian):
-            yield Gaussian(event.mu, count)
-        elif isinstance(event, SampledGaussian):
-            yield SampledGaussian(event.rate, event.noise_multiplier, count)
-        else:
-            yield event
+        yield event if isinstance(event, Unbounded) else replace(event, count=count)
 
 
 def _cost(event: Event) -> float:
     """What orders clients by spending: mu^2, for sampled releases that of the central limit (Dong et al. 2019)."""
     if isinstance(event, Gaussian):
         return event.count * event.mu**2
-    if isinstance(event, SampledGaussian):
-        return event.count * event.rate**2 * math.expm1(min(event.noise_multiplier**-2, 700.0))
-    return math.inf
+    if isinstance(event, Unbounded):
+        return math.inf
+    return event.count * rate_of(event) ** 2 * math.expm1(min(unsampled_mu(event) ** 2, 700.0))
 
 
 def _epsilon(events: Counter[Event], scope: Scope, delta: float) -> float:

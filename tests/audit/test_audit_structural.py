@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedveil.audit import worlds
-from fedveil.audit.mechanism import AuditedMechanism, Output, on_pair
 from fedveil.audit.structural import features, structural
+from fedveil.audit.subject import AuditedMechanism, Output, on_pair
 from fedveil.errors import ConfigError
 
 D = 30

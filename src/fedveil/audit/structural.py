@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.audit.mechanism import AuditedMechanism, Output
+from fedveil.audit.subject import AuditedMechanism, Output
 from fedveil.audit.two_world import Rates
 from fedveil.errors import ConfigError
 

@@ -8,9 +8,9 @@ import pytest
 from fedveil.accounting import gaussian
 from fedveil.audit import worlds
 from fedveil.audit.intervals import epsilon_ceiling
-from fedveil.audit.mechanism import Output, Subject, isotropic
 from fedveil.audit.recompute import audit_noise, layer_noise
 from fedveil.audit.single_upload import largest_deviation, log_likelihood_ratio, releases, single_upload
+from fedveil.audit.subject import Output, Subject, isotropic
 from fedveil.errors import ConfigError
 
 DELTA = 1e-5

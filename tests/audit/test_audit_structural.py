@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedveil.audit import worlds
-from fedveil.audit.mechanism import Mechanism, Output, on_pair
 from fedveil.audit.structural import features, structural
+from fedveil.audit.subject import AuditedMechanism, Output, on_pair
 from fedveil.errors import ConfigError
 
 D = 30
@@ -27,7 +27,7 @@ def quantised(x: np.ndarray, rng: np.random.Generator) -> Output:
 
 
 PAIR = np.zeros(D), np.full(D, 0.05)
-CLEAN: dict[str, Mechanism] = {
+CLEAN: dict[str, AuditedMechanism] = {
     "gaussian": on_pair(noisy, *PAIR),
     "random mask": on_pair(randomly_masked, *PAIR),
     "quantised": on_pair(quantised, *PAIR),
@@ -49,7 +49,7 @@ def test_more_releases_are_drawn_only_while_something_looks_like_a_leak() -> Non
     assert not any(result.leak for result in found)
 
 
-def _either(seed: int) -> Mechanism:
+def _either(seed: int) -> AuditedMechanism:
     rare = np.random.default_rng(seed).random(D) < 0.5
 
     def mechanism(world: int, rng: np.random.Generator, /) -> Output:
@@ -98,7 +98,7 @@ def _one_point_mass(world: int, rng: np.random.Generator, /) -> Output:
 
 
 @pytest.mark.parametrize("mechanism", [_extra, _dtype, _shape, _pattern, _count_only, _norm, _one_point_mass])
-def test_each_side_channel_is_found_and_confirmed(mechanism: Mechanism) -> None:
+def test_each_side_channel_is_found_and_confirmed(mechanism: AuditedMechanism) -> None:
     result = structural(mechanism, np.random.default_rng(0), confirm=100)
     assert result.leak
     assert result.confirmed is not None

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedveil.accounting.types import Adjacency, SampledGaussian, Scope, Unit, View
-from fedveil.audit.mechanism import Floats, Output, Subject
+from fedveil.audit.subject import Floats, Output, Subject
 from fedveil.federation.round import observed
 from fedveil.ledger.ledger import Entry
 from fedveil.release.cost import active_layers, per_layer, plan_mu

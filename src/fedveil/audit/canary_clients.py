@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedveil.accounting.types import Audit, Unit
 from fedveil.audit import one_shot
-from fedveil.audit.mechanism import Floats
+from fedveil.audit.subject import Floats
 from fedveil.errors import ConfigError
 from fedveil.federation.engine import Engine
 from fedveil.federation.fit import fit

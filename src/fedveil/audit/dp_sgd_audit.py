@@ -20,7 +20,6 @@ from fedveil.accounting.types import Adjacency, Audit, SampledGaussian
 from fedveil.audit.adapter import Case, first_plan
 from fedveil.audit.intervals import check_level
 from fedveil.audit.linear import linear_model
-from fedveil.audit.mechanism import Floats
 from fedveil.audit.one_run import (
     Guesses,
     audit_one_run,
@@ -32,6 +31,7 @@ from fedveil.audit.one_run import (
     symmetric_grid,
 )
 from fedveil.audit.sampled_curve import many_sampled_runs
+from fedveil.audit.subject import Floats
 from fedveil.audit.two_world import many_runs
 from fedveil.errors import ConfigError
 from fedveil.federation.round import observed

@@ -15,8 +15,8 @@ import torch
 
 from fedveil.accounting.types import Audit
 from fedveil.audit.adapter import Case, first_plan, gaussian_run, worst_pair
-from fedveil.audit.mechanism import Floats, Output
 from fedveil.audit.structural import FALSE_CONSTANT, structural
+from fedveil.audit.subject import Floats, Output
 from fedveil.audit.two_world import many_runs
 from fedveil.errors import ConfigError
 from fedveil.federation.round import observed

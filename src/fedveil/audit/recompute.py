@@ -11,7 +11,7 @@ from scipy.special import chdtr, chdtri
 
 from fedveil.accounting.types import Audit
 from fedveil.audit.intervals import check_level, epsilon_of_mu
-from fedveil.audit.mechanism import Subject
+from fedveil.audit.subject import Subject
 from fedveil.errors import ConfigError
 
 Floats = NDArray[np.float64]

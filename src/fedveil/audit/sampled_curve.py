@@ -16,7 +16,7 @@ from fedveil.accounting import pld
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, Audit, SampledGaussian, Scope
 from fedveil.audit.intervals import clopper_pearson_upper
-from fedveil.audit.mechanism import Floats
+from fedveil.audit.subject import Floats
 from fedveil.audit.two_world import Rates, Run, Tradeoff, draw, midpoint, rates, tradeoff_of_profile
 
 

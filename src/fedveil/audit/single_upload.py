@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from fedveil.accounting.types import Audit
 from fedveil.audit.intervals import check_level, epsilon_ceiling
-from fedveil.audit.mechanism import Subject
 from fedveil.audit.recompute import audit_noise
 from fedveil.audit.sampled_curve import audit_sampled, choose_cut
 from fedveil.audit.structural import FALSE_CONSTANT, Structural, structural
+from fedveil.audit.subject import Subject
 from fedveil.audit.two_world import audit_dp, audit_gdp, choose_threshold, midpoint, rates
 from fedveil.errors import ConfigError
 

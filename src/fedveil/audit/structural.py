@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.audit.mechanism import Mechanism, Output
+from fedveil.audit.subject import AuditedMechanism, Output
 from fedveil.audit.two_world import Rates
 from fedveil.errors import ConfigError
 
@@ -106,7 +106,7 @@ class Structural:
 
 
 def structural(
-    mechanism: Mechanism, rng: np.random.Generator, *, releases: int = 8, most: int = 4096, confirm: int = 1000
+    mechanism: AuditedMechanism, rng: np.random.Generator, *, releases: int = 8, most: int = 4096, confirm: int = 1000
 ) -> Structural:
     """Look for parts of an upload that carry no noise.
 
@@ -160,7 +160,7 @@ def _suspects(a: _World, b: _World) -> tuple[Mask, Mask, Mask]:
     return both, only_a, only_b
 
 
-def _compare(mechanism: Mechanism, a: _World, b: _World, d: int, confirm: int, rng: np.random.Generator) -> Structural:
+def _compare(mechanism: AuditedMechanism, a: _World, b: _World, d: int, confirm: int, rng: np.random.Generator) -> Structural:
     both, only_a, only_b = _suspects(a, b)
     chance = max(a.chance(), b.chance())
     deterministic = int(np.sum((a.constant & b.constant)[:d]))
@@ -171,13 +171,13 @@ def _compare(mechanism: Mechanism, a: _World, b: _World, d: int, confirm: int, r
     return Structural(counts.fp + counts.fn == 0, deterministic, different, point_mass, "", a.n, counts, chance)
 
 
-def _confirm_kind(mechanism: Mechanism, kinds: list[set[Hashable]], n: int, rng: np.random.Generator) -> Rates:
+def _confirm_kind(mechanism: AuditedMechanism, kinds: list[set[Hashable]], n: int, rng: np.random.Generator) -> Rates:
     errors = [sum(signature(mechanism(world, rng)) not in kinds[world] for _ in range(n)) for world in (0, 1)]
     return Rates(errors[0], n, errors[1], n)
 
 
 def _confirm(
-    mechanism: Mechanism, a: _World, b: _World, leaks: tuple[Mask, Mask, Mask], n: int, rng: np.random.Generator
+    mechanism: AuditedMechanism, a: _World, b: _World, leaks: tuple[Mask, Mask, Mask], n: int, rng: np.random.Generator
 ) -> tuple[Mask, Rates]:
     """Which leaking features never err on fresh releases, and the errors of the first of them, fixed beforehand."""
     both, only_a, only_b = leaks

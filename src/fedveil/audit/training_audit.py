@@ -19,7 +19,7 @@ from torch import Tensor
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.audit.adapter import Case
 from fedveil.audit.linear import LinearLoss, linear_model
-from fedveil.audit.mechanism import Floats, Output, Subject
+from fedveil.audit.subject import Floats, Output, Subject
 from fedveil.release.door import clipped
 from fedveil.release.plan import Plan, Raw, Released
 from fedveil.training.local import Local, Objective, State, train

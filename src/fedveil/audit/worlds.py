@@ -15,7 +15,7 @@ from scipy.special import log_softmax, ndtr, ndtri
 
 from fedveil.accounting import gaussian
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
-from fedveil.audit.mechanism import Floats, Output, Subject, isotropic
+from fedveil.audit.subject import Floats, Output, Subject, isotropic
 from fedveil.errors import ConfigError
 
 CLIENT_UPLOAD = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.SERVER)

@@ -36,7 +36,7 @@ class Output:
     extras: Mapping[str, float | NDArray[Any]] = field(default_factory=dict)
 
 
-class Mechanism(Protocol):
+class AuditedMechanism(Protocol):
     """A release on the private input of world 0 or 1; all its randomness comes from `rng`."""
 
     def __call__(self, world: int, rng: np.random.Generator, /) -> Output:
@@ -44,7 +44,7 @@ class Mechanism(Protocol):
         ...
 
 
-def on_pair(release: Callable[[Private, np.random.Generator], Output], a: Private, b: Private) -> Mechanism:
+def on_pair(release: Callable[[Private, np.random.Generator], Output], a: Private, b: Private) -> AuditedMechanism:
     """The mechanism that runs `release` on `a` in world 0 and on `b` in world 1."""
 
     def mechanism(world: int, rng: np.random.Generator, /) -> Output:
@@ -69,7 +69,7 @@ class Subject:
     """
 
     name: str
-    mechanism: Mechanism
+    mechanism: AuditedMechanism
     scope: Scope
     mean: tuple[Floats, Floats]
     noise_std: tuple[Floats, Floats]
@@ -78,7 +78,7 @@ class Subject:
     layers: Mapping[str, slice] = field(default_factory=dict)
     sampled: SampledGaussian | None = None
     rate: float = 1.0
-    present: Mechanism | None = None
+    present: AuditedMechanism | None = None
 
     def __post_init__(self) -> None:
         shapes = {np.shape(array) for array in (*self.mean, *self.noise_std)}

@@ -1,4 +1,7 @@
-"""Clients that go wrong in every way: left out with the reason, noise and ledger right for those that remain."""
+"""Clients that go wrong in every way: under a promise they release zero with noise, which nobody can tell from an honest zero.
+
+Without a promise they are left out with the reason. Only a process that vanishes is an absence.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,7 @@ from fedveil.federation.engine import Engine
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.methods.fedavg import FedAvg
+from fedveil.release.cost import promises
 from fedveil.release.plan import Plan, Released
 from fedveil.run.history_files import write_history
 from fedveil.training.local import Local
@@ -40,6 +44,22 @@ ENGINES: dict[str, Callable[[Any], Engine]] = {"inline": Inline, "pool": lambda 
 
 def _raise(error: Exception) -> Any:
     raise error
+
+
+class Liar(torch.Tensor):
+    """A tensor that says of itself that it is short and finite."""
+
+    def norm(self, *_: Any, **__: Any) -> torch.Tensor:
+        return torch.zeros(())
+
+    def isfinite(self) -> torch.Tensor:
+        return torch.ones(self.shape, dtype=torch.bool)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("linalg_vector_norm", "vector_norm", "norm"):
+            return torch.zeros((), dtype=torch.float64)
+        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 FAULTS: list[tuple[str, Callable[[torch.Tensor], Any], str]] = [
@@ -55,12 +75,16 @@ FAULTS: list[tuple[str, Callable[[torch.Tensor], Any], str]] = [
     ("integers", lambda u: u.long(), "must be a float32 tensor, got torch.int64"),
     ("a list", lambda u: u.tolist(), "must be a float32 tensor, got list"),
     ("an array", lambda u: u.numpy(), "must be a float32 tensor, got float32"),
-    ("nothing", lambda u: None, "must be a float32 tensor, got NoneType"),
+    ("nothing", lambda u: None, "training gave no update"),
+    ("a subclass", lambda u: torch.full_like(u, 1e5).as_subclass(Liar), r"must be a float32 tensor, got torch.float32 \(Liar\)"),
     ("sparse", lambda u: u.to_sparse(), "must be a plain dense tensor, got torch.sparse_coo"),
     ("still differentiable", lambda u: u.clone().requires_grad_(), "got one that requires a gradient"),
-    ("oversized", lambda u: torch.full_like(u, 1e5), r"norm 2.47e\+06, above the 1e\+06 that the door allows"),
-    ("near overflow", lambda u: torch.full_like(u, 3e38), "above the 1e.06 that the door allows"),
+    ("oversized", lambda u: torch.full_like(u, 1e5), r"norm 2.47e\+06, above training.max_update_norm = 1e\+06"),
+    ("near overflow", lambda u: torch.full_like(u, 3e38), "above training.max_update_norm = 1e.06"),
 ]
+ZERO = len(FAULTS)
+"""Not a fault but an honest client whose update is zero."""
+FAULTS.append(("zero", torch.zeros_like, ""))
 
 
 @dataclass(frozen=True)
@@ -107,34 +131,50 @@ def finished(run: Federation, engine: str) -> Progress:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
-def test_every_fault_is_left_out_with_its_reason_and_the_ledger_is_right(view: str, engine: str, tmp_path: Path) -> None:
+def test_every_fault_is_released_as_zero_with_noise_and_nobody_can_tell(view: str, engine: str, tmp_path: Path) -> None:
+    """To the bit what a run releases in which that client is honest and has a zero update, and to the row what it is charged."""
     given = config(
-        {"name": "dp-fedavg", "clip": 0.5},
-        view,
-        privacy={"epsilon": None, "noise_multiplier": 0.5},
-        training={"rounds": len(FAULTS)},
+        {"name": "dp-fedavg", "clip": 0.5}, view, privacy={"epsilon": None, "noise_multiplier": 0.5}, training={"rounds": ZERO}
     )
-    run, (victim,) = faulty(given, tmp_path, faults=tuple(range(len(FAULTS))))
-    progress = finished(run, engine)
-    assert torch.isfinite(progress.model).all()
-    for row, (name, _, reason) in zip(progress.history, FAULTS, strict=True):
+    run, (victim,) = faulty(given, tmp_path / "faulty", faults=tuple(range(ZERO)))
+    honest, _ = faulty(given, tmp_path / "zero", faults=(ZERO,))
+    progress, other = finished(run, engine), finished(honest, "inline")
+    assert torch.equal(progress.model, other.model)
+    assert progress.seen == other.seen
+    assert same_state(progress.policies, other.policies)
+    assert charged(tmp_path / "faulty") == charged(tmp_path / "zero")
+    for row, calm, (name, _, reason) in zip(progress.history, other.history, FAULTS, strict=False):
         assert list(row["failures"]) == [victim], name
         assert re.search(reason, row["failures"][victim]), (name, row["failures"][victim])
         assert (row["participants"], row["failed"]) == (5, 1)
-    entries = charged(tmp_path)
+        assert calm["failures"] == {}
+        assert row["noise_norm"] == calm["noise_norm"]
+    entries = charged(tmp_path / "faulty")
     if view == "server":
-        others = [c for c in range(6) if c != victim]
-        assert [(e.round, e.client) for e in entries] == [(t, c) for t in range(len(FAULTS)) for c in others]
+        assert [(e.round, e.client) for e in entries] == [(t, c) for t in range(ZERO) for c in range(6)]
     else:
-        assert [(e.round, e.client, e.participants) for e in entries] == [(t, -1, 5) for t in range(len(FAULTS))]
+        assert [(e.round, e.client, e.participants) for e in entries] == [(t, -1, 6) for t in range(ZERO)]
     assert {e.event for e in entries} == {Gaussian(2.0)}
-    assert victim not in progress.policies
-    assert victim not in progress.seen
     write_history(tmp_path, progress.history, run.context.door.layout)
     with (tmp_path / "history.csv").open() as file:
         rows = list(csv.DictReader(file))
-    for written, (name, _, reason) in zip(rows, FAULTS, strict=True):
+    for written, (name, _, reason) in zip(rows, FAULTS, strict=False):
         assert re.search(f"^{victim}: .*{reason}", written["failures"]), name
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_without_a_promise_every_fault_is_left_out_with_its_reason(engine: str, tmp_path: Path) -> None:
+    given = config({"name": "fedavg", "weighting": "uniform"}, training={"rounds": ZERO})
+    run, (victim,) = faulty(given, tmp_path, faults=tuple(range(ZERO)))
+    progress = finished(run, engine)
+    assert torch.isfinite(progress.model).all()
+    for row, (name, _, reason) in zip(progress.history, FAULTS, strict=False):
+        assert list(row["failures"]) == [victim], name
+        assert re.search(reason, row["failures"][victim]), (name, row["failures"][victim])
+        assert (row["participants"], row["failed"]) == (5, 1)
+    assert [(e.round, e.participants) for e in charged(tmp_path)] == [(t, 5) for t in range(ZERO)]
+    assert victim not in progress.policies
+    assert victim not in progress.seen
 
 
 def noise_of(progress: list[torch.Tensor]) -> float:
@@ -146,86 +186,164 @@ def noise_of(progress: list[torch.Tensor]) -> float:
 @pytest.mark.parametrize(
     ("method", "view", "std"),
     [
-        # z = 2, C = 0.5 and six clients planned, of whom two fail; the updates of the others are zero, so that steps are noise
-        ({"name": "dp-fedavg", "clip": 0.5}, "server", 1.0 / math.sqrt(4)),
+        # z = 2, C = 0.5 and six clients, of whom two fail; the updates of the others are zero, so that steps are noise
+        ({"name": "dp-fedavg", "clip": 0.5}, "server", 1.0 / math.sqrt(6)),
         ({"name": "dp-fedavg", "clip": 0.5}, "aggregate", 1.0 / 6),
         ({"name": "noisy-fedavg"}, "aggregate", None),
     ],
     ids=["each upload", "the sum", "shares"],
 )
-def test_the_noise_is_right_for_the_survivors(
+def test_clients_that_fail_send_their_noise(
     method: dict[str, Any], view: str, std: float | None, engine: str, tmp_path: Path
 ) -> None:
     given = config(
         method,
         view,
         model={"hidden": [64]},
-        privacy={"epsilon": None, "noise_multiplier": 2.0, "min_survivors": 4},
-        training={"rounds": 4},
+        privacy={"epsilon": None, "noise_multiplier": 2.0},
+        training={"rounds": 4, "clients_per_round": 6},
     )
     run, _ = faulty(given, tmp_path, 2, faults=(0, 2), still=True)
     progress, models = start(run), []
     models.append(progress.model)
     assert fit(run, ENGINES[engine](run.context), progress, lambda p: models.append(p.model)) == ""
     entries = charged(tmp_path)
-    if std is None:  # noise in shares: the sum of four holds four; the plan says how much each one is, the ledger what it costs
+    if std is None:  # noise in shares: the sum of six holds six; the plan says how much each one is, the ledger what it costs
         plan = run.context.policy.plan(Released(0, models[0], None), run.context.policy.start())
         assert isinstance(plan, Plan)
         assert plan.place == "upload"
-        std = plan.noise_std * math.sqrt(4) / 6
+        std = plan.noise_std * math.sqrt(6) / 6
         factor = run.setting.scope.update_factor
         mus = [e.event.mu for e in entries if isinstance(e.event, Gaussian)]
-        assert mus == pytest.approx([factor * plan.clip / (plan.noise_std * math.sqrt(4))] * 4, rel=1e-6)
+        assert mus == pytest.approx([factor * plan.clip / (plan.noise_std * math.sqrt(6))] * 4, rel=1e-6)
     measured = noise_of(models)
-    # 19,240 normals: the standard error of their std is 0.5 %; five or six survivors instead of four are 12 % and 22 % away
+    # 19,240 normals: the standard error of their std is 0.5 %; the noise of the four others alone is 18 % or 22 % away
     assert measured == pytest.approx(std, rel=0.025)
     for row in progress.history:
         assert row["participants"] == 4
         assert row["layer_noise_std"] == pytest.approx([std] * 4, rel=1e-6)
         assert row["noise_norm"] == pytest.approx(std * math.sqrt(4810), rel=1e-5)
-    assert len(entries) == (16 if view == "server" else 4)
+    assert len(entries) == (24 if view == "server" else 4)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@dataclass(frozen=True)
+class Dying:
+    """Some method's training, in which the processes of some clients, known by their number of examples, end or hang."""
+
+    inner: Any
+    victims: tuple[int, ...]
+    hang: bool = False
+    rounds: tuple[int, ...] = (1,)
+
+    def begin(self, local: Local) -> None:
+        if local.examples in self.victims and local.round in self.rounds:
+            if self.hang:
+                time.sleep(60)
+            os._exit(1)
+        self.inner.begin(local)
+
+    def step(self, local: Local, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.inner.step(local, x, y)
+        return loss
+
+    def finish(self, local: Local) -> Any:
+        return self.inner.finish(local)
+
+
+def dying(given: Any, folder: Path, count: int = 1, **how: Any) -> tuple[Federation, list[int]]:
+    run, victims = faulty(given, folder, count, faults=(ZERO,), rounds=())
+    objective = Dying(run.context.objective.inner, run.context.objective.victims, **how)  # type: ignore[attr-defined]
+    return replace(run, context=replace(run.context, objective=objective)), victims
+
+
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 @pytest.mark.parametrize("failing", [1, 2, 6])
-def test_a_round_with_too_few_survivors_is_skipped(failing: int, view: str, engine: str, tmp_path: Path) -> None:
+def test_a_round_with_too_few_survivors_is_skipped(failing: int, view: str, tmp_path: Path) -> None:
     given = config({"name": "dp-fedavg"}, view, privacy={"min_survivors": 5})
-    run, victims = faulty(given, tmp_path, failing, faults=(2,), rounds=(1,))
+    run, victims = dying(given, tmp_path, failing)
     progress, models = start(run), []
-    assert fit(run, ENGINES[engine](run.context), progress, lambda p: models.append(p.model.clone())) == ""
+    assert fit(run, Pool(run.context, 2), progress, lambda p: models.append(p.model.clone())) == ""
     row = progress.history[1]
     assert sorted(row["failures"]) == victims
+    assert all("worker process died" in reason for reason in row["failures"].values())
     skipped = failing > 1
     assert torch.equal(models[0], models[1]) == skipped
     assert ("skipped" in row) == skipped
     assert not skipped or f"{6 - failing} of the 5 clients" in row["skipped"]
     if view == "aggregate":  # nothing left: nothing is charged
         assert [e.round for e in charged(tmp_path)] == ([0, 2] if skipped else [0, 1, 2])
+        assert skipped or [e.participants for e in charged(tmp_path)] == [6, 5, 6]
     else:  # the uploads had left before the round was given up
         assert [e.client for e in charged(tmp_path) if e.round == 1] == [c for c in range(6) if c not in victims]
     assert not torch.equal(models[1], models[2])
 
 
-def test_without_a_number_of_survivors_a_round_of_failures_only_ends_the_run(tmp_path: Path) -> None:
-    run, _ = faulty(config({"name": "dp-fedavg"}), tmp_path, 6, faults=(0,), rounds=(1,))
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_clients_that_fail_are_survivors_of_the_round(view: str, engine: str, tmp_path: Path) -> None:
+    """Six failures of six, and 5 survivors asked for: a round that failures skipped would show them."""
+    run, victims = faulty(
+        config({"name": "dp-fedavg"}, view, privacy={"min_survivors": 5}), tmp_path, 6, faults=(2,), rounds=(1,)
+    )
+    progress = finished(run, engine)
+    assert sorted(progress.history[1]["failures"]) == victims
+    assert not any("skipped" in row for row in progress.history)
+    assert [e.round for e in charged(tmp_path)] == [t for t in range(3) for _ in range(6 if view == "server" else 1)]
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_a_client_that_takes_too_long_releases_zero_from_the_parent(view: str, tmp_path: Path) -> None:
+    given = config({"name": "dp-fedavg"}, view)
+    run, (victim,) = dying(given, tmp_path / "slow", hang=True)
+    honest, _ = faulty(given, tmp_path / "zero", faults=(ZERO,), rounds=(1,))
+    progress = start(run)
+    assert fit(run, Pool(run.context, 2, timeout=3.0), progress) == ""
+    assert progress.history[1]["failures"] == {victim: "no answer within 3 seconds"}
+    other = finished(honest, "inline")
+    assert torch.equal(progress.model, other.model)
+    assert progress.seen == other.seen
+    assert same_state(progress.policies, other.policies)
+    assert charged(tmp_path / "slow") == charged(tmp_path / "zero")
+    assert {e.participants for e in charged(tmp_path / "slow")} == ({1} if view == "server" else {6})
+
+
+def test_a_client_that_takes_too_long_is_left_out_where_nothing_is_promised(tmp_path: Path) -> None:
+    run, (victim,) = dying(config({"name": "fedavg", "weighting": "uniform"}), tmp_path, hang=True)
+    progress = start(run)
+    assert fit(run, Pool(run.context, 2, timeout=3.0), progress) == ""
+    assert progress.history[1]["failures"] == {victim: "no answer within 3 seconds"}
+    assert [e.participants for e in charged(tmp_path)] == [6, 5, 6]
+
+
+def test_without_a_number_of_survivors_a_round_without_clients_ends_the_run(tmp_path: Path) -> None:
+    run, _ = faulty(config({"name": "fedavg"}), tmp_path / "open", 6, faults=(0,), rounds=(1,))
     progress = start(run)
     with pytest.raises(FedveilError, match="every client of round 1 failed; the first reason: ValueError: a bug"):
         fit(run, Inline(run.context), progress)
+    assert progress.round == 1
+    run, _ = dying(config({"name": "dp-fedavg"}), tmp_path / "dead", 6)
+    progress = start(run)
+    with pytest.raises(FedveilError, match="every client of round 1 failed; the first reason: its worker process died"):
+        fit(run, Pool(run.context, 2), progress)
     assert progress.round == 1
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_client_that_fails_keeps_its_state(name: str, tmp_path: Path) -> None:
-    """It trained and went wrong at the end: what it had is untouched, and both engines go on alike."""
+    """It trained and went wrong at the end: what it had is untouched, and both engines go on alike.
+
+    What its policy observes is another matter: under a promise the zero was released.
+    """
     given = RUNS[name]
     ends = []
-    for engine in ENGINES if name.startswith(("aldp-fl-published", "fedglp-adp-proven")) else ["inline"]:
+    for engine in ENGINES if name.startswith(("aldp-fl-published", "fedglp-adp-proven", "dp-scaffold")) else ["inline"]:
         run, (victim,) = faulty(given, tmp_path / engine, faults=(2,), rounds=(1,))
         progress, before = start(run), {}
+        plan = run.context.policy.plan(Released(0, progress.model, None, client=victim), run.context.policy.start())
+        promised = isinstance(plan, Plan) and promises(plan, run.setting.layout)
 
-        def look(p: Progress, victim: int = victim, before: dict[str, Any] = before) -> None:
-            states = {"policy": p.policies.get(victim), "private": p.privates.get(victim)}
+        def look(p: Progress, victim: int = victim, before: dict[str, Any] = before, promised: bool = promised) -> None:
+            states = {"policy": None if promised else p.policies.get(victim), "private": p.privates.get(victim)}
             if p.round == 1:
                 before.update(copy.deepcopy(states))
             elif p.round == 2:
@@ -233,9 +351,9 @@ def test_a_client_that_fails_keeps_its_state(name: str, tmp_path: Path) -> None:
                 assert list(p.history[-1]["failures"]) == [victim]
 
         ended = fit(run, ENGINES[engine](run.context), progress, look)
-        assert progress.round >= 2
-        assert progress.seen[victim] == progress.round - 1
-        assert ("of the budget" in ended) == (progress.round == 2)  # noise in fewer shares than planned costs more
+        assert progress.round == 3
+        assert progress.seen[victim] == (3 if promised else 2)
+        assert ended == ""
         ends.append(progress)
     assert_same(ends[0], ends[-1])
 
@@ -253,7 +371,7 @@ def test_batch_statistics_that_are_not_finite_are_refused_where_they_would_leave
     run = replace(run, context=replace(run.context, objective=Poisoned(run.context.objective, (), (0,))))
     progress = start(run)
     fit(run, Inline(run.context), progress)
-    assert "client 2 in round 0: its batch statistics contain NaN or infinite values" in progress.history[0]["failures"][2]
+    assert progress.history[0]["failures"][2] == "the batch statistics contain NaN or infinite values"
     assert progress.buffers is not None
     assert torch.isfinite(progress.buffers).all()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedveil.errors import BudgetExhausted, FedveilError
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
+from fedveil.federation.round import Outcome, Task
 from fedveil.ledger.ledger import Entry
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
@@ -89,37 +91,103 @@ def test_same_seed_same_bits_other_seed_other_bits() -> None:
     assert not torch.equal(run(7), run(8))
 
 
-@pytest.mark.parametrize("view", [View.SERVER, View.AGGREGATE])
-def test_a_nan_client_is_left_out_by_name_and_the_ledger_is_right(view: View) -> None:
-    bad = ([[math.nan, 0.0]], [0])
-    parts = [ONE, TWO, ONE]
-    job = federation(DPFedAvg(clip=0.1), parts, z=1e-7, rounds=2, view=view)
+def with_examples(job: Federation, x: torch.Tensor) -> Federation:
+    clients = job.context.clients
+    return replace(job, context=replace(job.context, clients=Clients(x, clients.y, clients.offsets)))
+
+
+def poisoned(job: Federation, value: float, row: int = 2) -> Federation:
+    """The same data, but for one feature of one example."""
     x = job.context.clients.x.clone()
-    x[2] = torch.tensor(bad[0][0])
-    job = replace(job, context=replace(job.context, clients=Clients(x, job.context.clients.y, job.context.clients.offsets)))
+    x[row, 0] = value
+    return with_examples(job, x)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
+@pytest.mark.parametrize("view", [View.SERVER, View.AGGREGATE])
+def test_a_client_with_a_broken_example_releases_zero_with_noise(view: View, value: float) -> None:
+    """The model moves by the two other clients and by noise, the divisor stays three, and each has its rows in the ledger."""
+    clip = 0.1
+    job = poisoned(federation(DPFedAvg(clip=clip), [ONE, TWO, ONE], z=1e-7, rounds=2, view=view), value)
     progress = trained(job)
     assert progress.round == 2
-    assert torch.isfinite(progress.model).all()
-    for t, row in enumerate(progress.history):
+    for row in progress.history:
         assert row["failed"] == 1
-        assert f"client 1 in round {t}" in row["failures"][1]
-        assert "NaN" in row["failures"][1]
+        assert "NaN" in row["failures"][1] or "infinite" in row["failures"][1] or "max_update_norm" in row["failures"][1]
     book = job.context.door.ledger
     assert isinstance(book, Book)
     if view is View.SERVER:
-        assert [(e.round, e.client) for e in book.entries] == [(0, 0), (0, 2), (1, 0), (1, 2)]
-        assert all(e.event == Gaussian(1e7) for e in book.entries)
+        assert [(e.round, e.client) for e in book.entries] == [(t, c) for t in (0, 1) for c in (0, 1, 2)]
     else:
-        assert [(e.round, e.client, e.participants) for e in book.entries] == [(0, -1, 2), (1, -1, 2)]
+        assert [(e.round, e.client, e.participants) for e in book.entries] == [(0, -1, 3), (1, -1, 3)]
+    assert {e.event for e in book.entries} == {Gaussian(1e7)}
+    one_round = trained(poisoned(federation(DPFedAvg(clip=clip), [ONE, TWO, ONE], z=1e-7, view=view), value))
+    u = -0.5 * hand_gradient(np.array(ONE[0]), np.array(ONE[1]))
+    short = u * min(1, clip / np.linalg.norm(u))
+    assert one_round.model.numpy() == pytest.approx(2 * short / 3, abs=1e-6)
+
+
+@pytest.mark.parametrize("view", [View.SERVER, View.AGGREGATE])
+def test_a_broken_example_says_nothing_to_the_server(view: View) -> None:
+    """The server's record of a run with NaN and of one in which that client's data give no gradient are equal to the bit."""
+    parts = [ONE, TWO, ONE]
+    broken = poisoned(federation(DPFedAvg(clip=0.1), parts, z=1.0, rounds=3, view=view), math.nan)
+    still = federation(DPFedAvg(clip=0.1), [ONE, ([], []), ONE], z=1.0, rounds=3, view=view)
+    one, other = trained(broken), trained(still)
+    assert [row["failed"] for row in one.history] == [1, 1, 1]
+    assert [row["failed"] for row in other.history] == [0, 0, 0]
+    assert torch.equal(one.model, other.model)
+    assert one.seen == other.seen
+    books = [job.context.door.ledger for job in (broken, still)]
+    assert books[0] == books[1]
+
+
+@pytest.mark.parametrize("view", [View.SERVER, View.AGGREGATE])
+def test_without_a_promise_a_client_with_a_broken_example_is_left_out(view: View) -> None:
+    job = poisoned(federation(FedAvg(weighting="uniform"), [ONE, TWO, ONE], rounds=2, view=view), math.nan)
+    progress = trained(job)
+    u = -0.5 * hand_gradient(np.array(ONE[0]), np.array(ONE[1]))
+    first = trained(poisoned(federation(FedAvg(weighting="uniform"), [ONE, TWO, ONE], view=view), math.nan)).model.numpy()
+    # the server averages the two uploads that it got; a sum is divided by the planned three
+    assert first == pytest.approx(u if view is View.SERVER else 2 * u / 3, abs=1e-6)
+    assert [sorted(row["failures"]) for row in progress.history] == [[1], [1]]
+    book = job.context.door.ledger
+    assert isinstance(book, Book)
+    rows = [(e.client, e.participants) for e in book.entries]
+    assert rows == ([(0, 1), (2, 1)] * 2 if view is View.SERVER else [(-1, 2)] * 2)
+
+
+class Shuffled(Inline):
+    """Clients train and answer in another order."""
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+        todo = list(tasks)
+        return super().map(todo[i] for i in np.random.default_rng(0).permutation(len(todo)))
+
+
+def test_the_order_of_clients_changes_no_bit_of_the_model() -> None:
+    parts = [ONE, TWO, (ONE[0] + TWO[0], ONE[1] + TWO[1])] * 5
+    models = []
+    for engine in (Inline, Shuffled):
+        job = federation(DPFedAvg(clip=0.1), parts, z=0.3, rounds=5)
+        progress = start(job)
+        fit(job, engine(job.context), progress)
+        models.append(progress.model)
+    assert torch.equal(*models)
 
 
 def test_a_run_in_which_every_client_fails_stops_with_the_reason() -> None:
-    parts = [ONE, TWO]
-    job = federation(FedAvg(), parts)
-    x = torch.full_like(job.context.clients.x, math.nan)
-    job = replace(job, context=replace(job.context, clients=Clients(x, job.context.clients.y, job.context.clients.offsets)))
-    with pytest.raises(FedveilError, match="every client of round 0 failed"):
-        trained(job)
+    job = federation(FedAvg(), [ONE, TWO])
+    with pytest.raises(FedveilError, match="every client of round 0 failed; the first reason: the update contains NaN"):
+        trained(with_examples(job, torch.full_like(job.context.clients.x, math.nan)))
+
+
+def test_a_run_with_a_promise_goes_on_when_every_client_fails() -> None:
+    job = federation(DPFedAvg(clip=0.1), [ONE, TWO], z=1.0, rounds=2)
+    progress = trained(with_examples(job, torch.full_like(job.context.clients.x, math.nan)))
+    assert [row["failed"] for row in progress.history] == [2, 2]
+    assert progress.model.isfinite().all()
+    assert progress.model.norm() > 0
 
 
 def test_empty_and_single_example_clients_and_short_batches() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import dp_accounting
@@ -15,7 +16,9 @@ from torch.nn import functional as F
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, SampledGaussian
 from fedveil.configuration.config import calibrated_setting, configure
+from fedveil.errors import ConfigError
 from fedveil.models.model_registry import build
+from fedveil.release.cost import step_sensitivity
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
 from fedveil.release.per_example import per_example_gradients, rows
@@ -29,80 +32,185 @@ def small(name: str = "mlp", shape: tuple[int, ...] = (1, 8, 8), n: int = 6) -> 
     return FlatModel(build(name, shape, 10, 1)), torch.randn(n, *shape, generator=g), torch.randint(0, 10, (n,), generator=g)
 
 
-def local_with(plan: DpSgd, model: FlatModel, examples: int, step: int = 0) -> tuple[Local, PerExampleGradient]:
-    source = PerExampleGradient(plan, Randomness(5, True), (0, 0))
-    local = Local(model, model.vector.clone(), LocalSpec(), source, torch.Generator(), examples=examples, step=step)
-    return local, source
+def plan_of(clip: float, z: float, rate: float, steps: int, expected: float = 1.0, cap: int = 1000) -> DpSgd:
+    return DpSgd(clip, z, rate, steps, expected, cap)
 
 
-def test_each_example_is_clipped_and_the_divisor_is_the_expected_batch() -> None:
+def source_of(plan: DpSgd, *, seeded: bool = True) -> PerExampleGradient:
+    return PerExampleGradient(plan, Randomness(5, seeded), (0, 0))
+
+
+def local_with(plan: DpSgd, model: FlatModel, *, seeded: bool = True) -> tuple[Local, PerExampleGradient]:
+    source = source_of(plan, seeded=seeded)
+    return Local(model, model.vector.clone(), LocalSpec(), source, torch.Generator()), source
+
+
+def gradients(plan: DpSgd, model: FlatModel, x: torch.Tensor, y: torch.Tensor, *, seeded: bool = True) -> list[torch.Tensor]:
+    """What each step of a round lets training see."""
+    local, source = local_with(plan, model, seeded=seeded)
+    seen = []
+    for step, batch in enumerate(source.batches(local, x, y)):
+        local.step = step
+        assert math.isnan(float(source(local, *batch)))
+        seen.append(model.grad.clone())
+    return seen
+
+
+def test_each_example_is_clipped_and_the_divisor_is_the_public_one() -> None:
     model, x, y = small()
     flat = rows(per_example_gradients(model.module, x, y)[0])
     clip = float(flat.norm(dim=1).median())
-    local, source = local_with(DpSgd(clip, 0.0, 0.5, 1), model, examples=20)
-    source(local, x, y)
+    (seen,) = gradients(plan_of(clip, 0.0, 1.0, 1, expected=10.0), model, x, y)
     factors = (clip / flat.norm(dim=1)).clamp_max(1.0)
-    torch.testing.assert_close(model.grad, (flat * factors[:, None]).sum(0) / (0.5 * 20), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(seen, (flat * factors[:, None]).sum(0) / 10, rtol=1e-4, atol=1e-6)
     assert 0 < int((factors < 1).sum()) < len(y)
 
 
 def test_one_example_moves_the_gradient_by_at_most_the_clip() -> None:
     model, x, y = small()
-    grads = []
-    for keep in (slice(0, 6), slice(0, 5)):
-        local, source = local_with(DpSgd(0.1, 0.0, 1.0, 1), model, examples=1)
-        source(local, x[keep], y[keep])
-        grads.append(model.grad.clone())
-    assert 0.099 < float((grads[0] - grads[1]).norm()) <= 0.1
+    grads = [gradients(plan_of(0.1, 0.0, 1.0, 1), model, x[:n], y[:n])[0] for n in (6, 5)]
+    assert 0.099 < float((grads[0] - grads[1]).double().norm()) <= 0.1 * (1 + 1e-7)  # both are rounded to float32
 
 
-def test_step_noise_is_statistically_right_and_two_thirds_or_three_halves_fail() -> None:
+def test_one_example_moves_the_gridded_sum_by_at_most_the_charged_sensitivity() -> None:
+    """The same noise with and without one example: what is left is what the ledger must bound, rounding to the grid included."""
+    for seed, z in itertools.product(range(20), (1e-5, 0.7, 3.0, 64.0)):
+        model, x, y = small(n=7)
+        x = x * 10.0 ** (seed % 5 - 2)
+        plan = plan_of(0.1, z, 1.0, 1)
+        local, source = local_with(plan, model)
+        sums = []
+        for n in (7, 6):
+            source._batch = x[:n], y[:n]
+            source(local, x[:0], y[:0])
+            sums.append(model.grad.double())
+        bound = step_sensitivity(plan, model.layout.dimension, Adjacency.ZERO_OUT)
+        float32 = 2.0**-24 * sum(float(s.norm()) for s in sums)  # of the gradient that training sees: post-processing
+        moved = float((sums[0] - sums[1]).norm())
+        assert 0.09 < moved <= bound + float32
+        assert bound < 0.1 * (1 + 1e-5 * (1 + z))
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_step_noise_is_statistically_right_and_two_thirds_or_three_halves_fail(seeded: bool) -> None:
     model, x, y = small()
     d = model.layout.dimension
-    plan = DpSgd(0.3, 2.0, 1.0, 1)
-    local, source = local_with(plan, model, examples=1)
-    source(local, x[:0], y[:0])  # an empty Poisson batch still carries its noise
-    square = float((model.grad.double() ** 2).sum())
+    (seen,) = gradients(plan_of(0.3, 2.0, 1.0, 1), model, x[:0], y[:0], seeded=seeded)  # an empty batch still carries its noise
+    square = float((seen.double() ** 2).sum())
     lo, hi = stats.chi2.ppf([1e-7, 1 - 1e-7], d)
     assert lo < square / 0.6**2 < hi
     for wrong in (2 / 3, 3 / 2):
         assert not lo < square / (0.6 * wrong) ** 2 < hi
 
 
-def test_noise_is_fresh_in_every_step() -> None:
+@pytest.mark.parametrize("seeded", [True, False])
+def test_noise_is_fresh_in_every_step(seeded: bool) -> None:
     model, x, y = small()
-    seen = []
-    for step in (0, 1):
-        local, source = local_with(DpSgd(0.3, 1.0, 1.0, 2), model, examples=6, step=step)
-        source(local, x, y)
-        seen.append(model.grad.clone())
-    assert abs(float(torch.corrcoef(torch.stack(seen))[0, 1])) < 0.2
+    seen = gradients(plan_of(0.3, 5.0, 1.0, 3), model, x, y, seeded=seeded)
+    assert float((torch.corrcoef(torch.stack(seen)) - torch.eye(3)).abs().max()) < 0.2
 
 
 def test_poisson_batches_have_the_planned_rate_and_number() -> None:
     model, x, y = small(n=6)
     x, y = x.repeat(50, 1, 1, 1), y.repeat(50)
-    local, source = local_with(DpSgd(1.0, 1.0, 0.2, 40), model, examples=300)
-    sizes = [len(by) for _, by in source.batches(local, x, y)]
+    local, source = local_with(plan_of(1.0, 1.0, 0.2, 40), model)
+    sizes = []
+    for _ in source.batches(local, x, y):
+        assert source._batch is not None
+        sizes.append(len(source._batch[1]))
+        source(local, x[:0], y[:0])
     assert len(sizes) == 40
     assert len(set(sizes)) > 5
     # 40 draws of Bin(300, 0.2): mean 60, standard error 1.1
     assert abs(float(np.mean(sizes)) - 60) < 5.5
 
 
+def test_a_batch_never_exceeds_its_cap() -> None:
+    model, x, y = small(n=6)
+    x, y = x.repeat(50, 1, 1, 1), y.repeat(50)
+    local, source = local_with(plan_of(1.0, 1.0, 0.9, 5, cap=100), model)
+    for _ in source.batches(local, x, y):
+        assert source._batch is not None
+        assert len(source._batch[1]) == 100
+        source(local, x[:0], y[:0])
+
+
 def test_training_without_noise_follows_the_clipped_sum() -> None:
     model, x, y = small()
-    source = PerExampleGradient(DpSgd(1e6, 0.0, 1.0, 2), Randomness(1, True), (0, 0))
+    source = PerExampleGradient(plan_of(1e6, 0.0, 1.0, 2, expected=6.0), Randomness(1, True), (0, 0))
     spec = LocalSpec(steps=2, batch_size=6, optimizer=OptimizerSpec(lr=0.1))
     start = model.vector.clone()
-    update, _ = train(Local(model, start, spec, source, torch.Generator()), x, y, Plain())
+    update, loss = train(Local(model, start, spec, source, torch.Generator()), x, y, Plain())
     other, _, _ = small()
-    w = other.vector
+    w, losses = other.vector, []
     for _ in range(2):
         other.grad.zero_()
-        F.cross_entropy(other.module(x), y).backward()  # type: ignore[no-untyped-call]
+        value = F.cross_entropy(other.module(x), y)
+        value.backward()  # type: ignore[no-untyped-call]
+        losses.append(float(value.detach()))
         w.sub_(other.grad, alpha=0.1)
     torch.testing.assert_close(update, w - start, rtol=1e-3, atol=1e-5)
+    assert loss == pytest.approx(sum(losses) / 2, rel=1e-5)
+
+
+# --- what data can do ---
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet5"])
+@pytest.mark.parametrize("value", [3e38, math.inf, -math.inf, math.nan])
+def test_an_example_without_a_finite_gradient_counts_as_zero(name: str, value: float) -> None:
+    shape = (1, 8, 8) if name == "mlp" else (1, 28, 28)
+    model, x, y = small(name, shape)
+    x[2] = value
+    with_it, without = (gradients(plan_of(0.5, 1.0, 1.0, 1), model, x[keep], y[keep])[0] for keep in (range(6), [0, 1, 3, 4, 5]))
+    assert with_it.isfinite().all()
+    # not to the bit: the other examples' gradients are computed in a batch of another size
+    torch.testing.assert_close(with_it, without, rtol=0, atol=1e-5)
+    flat = rows(per_example_gradients(model.module, x, y)[0])
+    assert not flat[2].isfinite().all(), "this value must break the plain gradient, or nothing is tested"
+
+
+def test_an_example_whose_gradient_raises_an_error_counts_as_zero(caplog: pytest.LogCaptureFixture) -> None:
+    """A label that the model does not have: the batch cannot be done at once, and the others count as ever."""
+    model, x, y = small()
+    y[2] = 77
+    with_it = gradients(plan_of(0.5, 1.0, 1.0, 1), model, x, y)[0]
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert "client 0, round 0: an example counts as zero" in caplog.text
+    without = gradients(plan_of(0.5, 1.0, 1.0, 1), model, x[[0, 1, 3, 4, 5]], y[[0, 1, 3, 4, 5]])[0]
+    torch.testing.assert_close(with_it, without, rtol=0, atol=1e-5)
+    alone = gradients(plan_of(0.5, 1.0, 1.0, 1), model, x[2:3], y[2:3])[0]
+    assert torch.equal(alone, gradients(plan_of(0.5, 1.0, 1.0, 1), model, x[:0], y[:0])[0])
+
+
+def test_so_little_noise_that_a_batch_would_overflow_the_grid() -> None:
+    model, x, y = small()
+    plan = plan_of(0.5, 1e-12, 1.0, 1, cap=10_000)
+    (seen,) = gradients(plan, model, x, y)
+    (bare,) = gradients(plan_of(0.5, 0.0, 1.0, 1), model, x, y)
+    torch.testing.assert_close(seen, bare, rtol=1e-5, atol=1e-9)
+    assert step_sensitivity(plan, model.layout.dimension, Adjacency.ZERO_OUT) == pytest.approx(0.5, rel=1e-5)
+
+
+# --- what an objective can do ---
+
+
+def test_an_objective_gets_nothing_but_noisy_gradients() -> None:
+    """The batches are empty, share no memory with the examples, and there is one gradient a step, no more and no less."""
+    model, x, y = small()
+    local, source = local_with(plan_of(0.5, 1.0, 1.0, 3), model)
+    batches = source.batches(local, x, y)
+    bx, by = next(batches)
+    assert (tuple(bx.shape), tuple(by.shape)) == ((0, 1, 8, 8), (0,))
+    for empty in (bx, by):
+        assert empty._base is None
+        assert empty.untyped_storage().nbytes() == 0
+    source(local, bx, by)
+    with pytest.raises(ConfigError, match="only once in each step: each costs a release"):
+        source(local, bx, by)
+    next(batches)
+    with pytest.raises(ConfigError, match="once in each step; it did not in step 1"):
+        next(batches)
 
 
 def record_config(**privacy: object) -> object:

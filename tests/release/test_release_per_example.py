@@ -145,11 +145,14 @@ def some_blocks(seed: int, n: int) -> list[Block]:
 
 @given(st.integers(0, 2**31), st.integers(1, 5))
 def test_norms_and_sums_of_blocks_are_those_of_the_flat_gradients(seed: int, n: int) -> None:
-    blocks, weights = some_blocks(seed, n), torch.rand(n, generator=torch.Generator().manual_seed(seed))
+    blocks, weights = some_blocks(seed, n), torch.rand(n, generator=torch.Generator().manual_seed(seed)).double()
     flat = rows(blocks)
     assert flat.shape == (n, 5 * 7 + 5 + 12)
-    torch.testing.assert_close(norms(blocks), flat.norm(dim=1), rtol=1e-5, atol=0)
-    torch.testing.assert_close(weighted_sum(blocks, weights), weights @ flat, rtol=1e-4, atol=1e-5 * float(flat.abs().max()))
+    assert norms(blocks).dtype == weighted_sum(blocks, weights).dtype == torch.float64
+    exact, scale = flat.double(), float(flat.abs().max())
+    # an outer product is multiplied in float64 here and was rounded to float32 in `rows`
+    torch.testing.assert_close(norms(blocks), exact.norm(dim=1), rtol=1e-7, atol=0)
+    torch.testing.assert_close(weighted_sum(blocks, weights), weights @ exact, rtol=1e-6, atol=1e-6 * scale)
 
 
 def test_an_outer_product_is_laid_out_as_the_weight_of_a_linear_layer() -> None:

@@ -74,7 +74,7 @@ class PretendGpu(TorchFunctionMode):
 
     def _moved(self, out: torch.Tensor, given: torch.Tensor, device: torch.device) -> torch.Tensor:
         if bool(self.holds(given)) == (device == CUDA):
-            return out
+            return self.place(out) if device == CUDA else out
         with torch._C.DisableTorchFunction():
             copy = out.clone() if out.untyped_storage()._cdata == given.untyped_storage()._cdata else out
         return self.place(copy) if device == CUDA else copy

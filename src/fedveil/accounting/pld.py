@@ -27,7 +27,7 @@ from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import ndtr
 
 from fedveil.accounting.gaussian import log_deltas_of
-from fedveil.accounting.types import Adjacency
+from fedveil.accounting.types import Adjacency, member
 from fedveil.errors import ConfigError
 
 _Array = NDArray[np.float64]
@@ -291,6 +291,7 @@ def composed(
     """
     if not releases or not 0 < tail <= 1e-3:
         raise ConfigError(f"composition needs at least one release and a tail in (0, 1e-3], got {len(releases)} and {tail}")
+    adjacency = None if adjacency is None else member(Adjacency, "adjacency", adjacency)
     replace = adjacency is Adjacency.REPLACE_ONE
     directions = (True, False) if adjacency is Adjacency.ZERO_OUT else (None,)
     return tuple(_compose(releases, tail, direction, step, replace=replace) for direction in directions)

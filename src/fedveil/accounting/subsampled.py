@@ -21,7 +21,7 @@ from fedveil.accounting import pld
 from fedveil.accounting._check import at_least, non_negative, open_probability, positive, probability
 from fedveil.accounting.composition import rdp_epsilons
 from fedveil.accounting.gaussian import log_delta_of
-from fedveil.accounting.types import Adjacency
+from fedveil.accounting.types import Adjacency, member
 from fedveil.errors import ConfigError
 
 _Array = NDArray[np.float64]
@@ -142,6 +142,7 @@ def rdp(
     Source: Mironov, Talwar & Zhang 2019, Theorems 4, 5 and Section 3.3; the other two: docs/privacy.md.
     """
     rate, z = probability("rate", rate), positive("noise_multiplier", noise_multiplier)
+    adjacency = None if adjacency is None else member(Adjacency, "adjacency", adjacency)
     alphas = np.asarray(orders, dtype=np.float64)
     if alphas.ndim != 1 or alphas.size == 0 or not np.all((alphas > 1) & np.isfinite(alphas)):
         raise ConfigError(f"Renyi orders must be finite and > 1, got {list(orders)[:5]}")

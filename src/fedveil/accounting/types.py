@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from fedveil.errors import ConfigError
 
@@ -44,13 +45,36 @@ class View(StrEnum):
     FINAL = "final"
 
 
+_Member = TypeVar("_Member", bound=StrEnum)
+
+
+def member(kind: type[_Member], name: str, value: _Member | str) -> _Member:
+    """The member of an enumeration that `value` is or names; code that compares by `is` needs the member itself.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        raise ConfigError(f"{name} = {value!r}: it must be one of {', '.join(kind)}") from None
+
+
 @dataclass(frozen=True)
 class Scope:
-    """What an epsilon speaks of: unit, adjacency and view together."""
+    """What an epsilon speaks of: unit, adjacency and view together; their names, as strings, are converted.
+
+    Raises:
+        ConfigError: an unknown unit, adjacency or view.
+    """
 
     unit: Unit
     adjacency: Adjacency
     view: View
+
+    def __post_init__(self) -> None:
+        for name, kind in (("unit", Unit), ("adjacency", Adjacency), ("view", View)):
+            object.__setattr__(self, name, member(kind, name, getattr(self, name)))
 
     @property
     def update_factor(self) -> int:

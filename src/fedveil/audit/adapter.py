@@ -46,6 +46,10 @@ class NullLedger:
         """Accept the release."""
         return 0
 
+    def charge_once(self, entry: Entry, *, again: bool) -> int:
+        """Accept the release."""
+        return 0
+
 
 def shrunk(layout: Layout, most: int) -> Layout:
     """The same layers by name, each with its share of at most about `most` coordinates (and at least two)."""

@@ -273,7 +273,8 @@ class Pool:
 
     def _opened_upload(self, upload: Upload, row: torch.Tensor) -> Upload:
         if upload.integers is None:
-            return replace(upload, vector=in_row(row, torch.float32, self.context))
+            update, extras = self.context.door.parts.parted(in_row(row, torch.float32, self.context))
+            return replace(upload, vector=update, extras=extras)
         return self.context.door.opened(upload, row, upload.plan)
 
     def _end_all(self) -> None:

@@ -99,7 +99,8 @@ def _slim(outcome: Outcome, row: torch.Tensor, context: Context) -> Outcome:
     """The outcome with its vector moved into shared memory."""
     release = outcome.release
     if isinstance(release, Upload):
-        leaving = release.vector if release.integers is None else release.integers
+        floats = [release.vector, *(part.reshape(-1) for part in release.extras.values())]
+        leaving = torch.cat(floats) if release.integers is None else release.integers
         in_row(row, leaving.dtype, context).copy_(leaving)
         integers = None if release.integers is None else release.integers.new_empty(0)
         release = replace(release, vector=EMPTY, extras={}, integers=integers)
@@ -110,8 +111,8 @@ def _slim(outcome: Outcome, row: torch.Tensor, context: Context) -> Outcome:
 
 
 def in_row(row: torch.Tensor, kind: torch.dtype, context: Context) -> torch.Tensor:
-    """What was released, in a row [D] of int64: the integers, or the floats [d] of a release that promises nothing."""
-    return row if kind == torch.int64 else row.view(kind)[: context.door.layout.dimension]
+    """What was released, in a row [D] of int64: the integers, or the floats [D] of a release that promises nothing."""
+    return row.view(kind)[: context.door.parts.dimension]
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

@@ -200,17 +200,34 @@ def trained(context: Context, task: Task, plan: Plan | Raw) -> Work:
     buffers = model.buffers()
     if buffers.numel():
         local.state["buffers"] = buffers
-    update, state, energy, extras = (_on("cpu", part) for part in (update, local.state, local.energy, local.extras))
+    kept = _apart(model, (update, local.state, local.energy, local.extras))
+    update, state, energy, extras = _on("cpu", kept)
     return Work(plan, update, loss, state, buffers.to("cpu"), len(y), energy, extras)
 
 
 def _on(device: torch.device | str, value: Any) -> Any:
     """Plain state with its tensors on `device`."""
+    return _mapped(lambda tensor: tensor.to(device), value)
+
+
+def _apart(model: FlatModel, value: Any) -> Any:
+    """Plain state with copies of what lies in the model's memory, where the next client trains."""
+    memory = {part.untyped_storage().data_ptr() for part in (model.vector, model.grad)}
+
+    def own(tensor: Tensor) -> Tensor:
+        plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided
+        return tensor.clone() if plain and tensor.untyped_storage().data_ptr() in memory else tensor
+
+    return _mapped(own, value)
+
+
+def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Plain state with each tensor changed."""
     if isinstance(value, torch.Tensor):
-        return value.to(device)
+        return change(value)
     if isinstance(value, dict):
-        return {key: _on(device, part) for key, part in value.items()}
-    return value
+        return {key: _mapped(change, part) for key, part in value.items()}
+    return type(value)(_mapped(change, part) for part in value) if type(value) in (list, tuple) else value
 
 
 class _Normals:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fedveil.errors import LedgerError
 from fedveil.ledger.budget import Budgets
 from fedveil.ledger.entry import Entry
 from fedveil.ledger.ledger import Ledger
@@ -36,22 +37,36 @@ class Till:
         Raises:
             BudgetExhausted: it would exceed the budget; nothing was written. LedgerError: it could not be written.
         """
-        ledger = self._own()
-        if self.reproducible:
-            held = self._holds(ledger, entry)
-            if held is not None:
-                return held
-        if self.budgets is None:
-            return ledger.charge(entry)
-        return self.budgets.charge(ledger, [entry])[0]
+        held = self._held_row(entry) if self.reproducible else None
+        return held[0] if held is not None and held[1] == entry else self._charge(entry)
 
-    def _holds(self, ledger: Ledger, entry: Entry) -> int | None:
-        for seq, _, old in ledger.entries(since=self._read):
+    def charge_once(self, entry: Entry, *, again: bool) -> int:
+        """As `charge`, for what may leave once in its round; a row that is there is enough if the same leaves `again`.
+
+        Raises:
+            LedgerError: as `charge`; or it left before, and what would leave now is not the same.
+        """
+        held = self._held_row(entry)
+        if held is None:
+            return self._charge(entry)
+        if not again:
+            raise LedgerError(
+                f"round {entry.round} was released before, and the state of its noise is gone, so that it would leave with other "
+                f"noise: start anew. What {self.path} holds was released and still counts"
+            )
+        return held[0]
+
+    def _charge(self, entry: Entry) -> int:
+        ledger = self._own()
+        return ledger.charge(entry) if self.budgets is None else self.budgets.charge(ledger, [entry])[0]
+
+    def _held_row(self, entry: Entry) -> tuple[int, Entry] | None:
+        """The last row of that round and client; older rounds are forgotten."""
+        for seq, _, old in self._own().entries(since=self._read):
             self._read = seq
             self._held[old.round, old.client] = seq, old
         self._held = {key: row for key, row in self._held.items() if key[0] >= entry.round}
-        held = self._held.get((entry.round, entry.client))
-        return held[0] if held is not None and held[1] == entry else None
+        return self._held.get((entry.round, entry.client))
 
     def close(self) -> None:
         """Close this process's connection."""

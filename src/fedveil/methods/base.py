@@ -299,7 +299,8 @@ def releases_to(method: Method, s: Setting, view: View) -> list[Event]:
     own = s.scope.view
     if view is View.FINAL and not getattr(method, "bounds_last_model", False):
         return releases_to(method, s, View.AGGREGATE)
-    if view is own or s.example_clip is not None or getattr(method.policy(s), "common", False):
+    sums = own is View.FINAL and view is View.AGGREGATE  # what leaves is the same in both
+    if view is own or sums or s.example_clip is not None or getattr(method.policy(s), "common", False):
         return method.releases(s, view)
     if view is View.SERVER:
         return [Unbounded("the server receives uploads without noise of their own; only their sum is protected")]

@@ -10,9 +10,9 @@ Source: Choquette-Choo et al. 2023 (banded factorisation for multiple participat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -45,6 +45,7 @@ class Banded:
     participation: Participation
     bits: int = 30
     shift: int = DYADIC_BITS
+    stateful: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         scaled = [c * 2**self.shift for c in self.coefficients]
@@ -52,6 +53,10 @@ class Banded:
             raise ConfigError(
                 f"the coefficients of banded noise must begin with 1 and be multiples of 2^-{self.shift}, got {self.coefficients}"
             )
+
+    def repeats(self, round: int, memory: Memory | None) -> bool:
+        """Whether the state is of this round already."""
+        return memory is not None and _last(memory.read()) == round
 
     def price(self, mu: float, rate: float | None, round: int) -> Event:
         """One Gaussian of the run's sensitivity in round 0, nothing afterwards; sampling earns nothing."""
@@ -66,7 +71,7 @@ class Banded:
         if memory is None:
             raise ConfigError("noise correlated over the rounds needs a place for its secret state: give the door a memory")
         held = memory.read()
-        last = int(held["round"][0]) if held else -1
+        last = _last(held)
         if last == round:
             return held["released"]
         if last != round - 1:
@@ -97,3 +102,8 @@ class Banded:
         assert memory is not None
         estimate: NDArray[np.float64] = memory.read()["estimates"][0]
         return estimate
+
+
+def _last(held: Mapping[str, NDArray[Any]]) -> int:
+    """The round that wrote the state; -1 before the first."""
+    return int(held["round"][0]) if held else -1

@@ -118,5 +118,10 @@ def step_sensitivity(step: DpSgd, dimension: int, adjacency: Adjacency) -> float
     """
     each = step.clip * (1 + norm_excess(dimension, "float64"))
     moved = adjacency.factor + sum_error(step.cap + 2, "float64", weighted=True)
-    grid_step = 2.0 ** exponent_for(step.noise_multiplier * step.clip)
+    grid_step = 2.0 ** step_exponent(step)
     return (each * moved + grid_step * math.sqrt(dimension)) * (1 + 1e-12)
+
+
+def step_exponent(step: DpSgd) -> int:
+    """The exponent k of the grid step 2^k of a noisy sum; no sum of a whole batch has 2^53 steps, however little the noise."""
+    return max(exponent_for(step.noise_multiplier * step.clip), math.frexp(step.cap * step.clip)[1] - 52)

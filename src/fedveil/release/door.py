@@ -48,12 +48,16 @@ class Charger(Protocol):
         """Write and sync one release if the budget allows it; returns its number, raises BudgetExhausted otherwise."""
         ...
 
+    def charge_once(self, entry: Entry, *, again: bool) -> int:
+        """As `charge`, for what may leave once in its round: a row that is there is enough if the same leaves `again`."""
+        ...
+
 
 @dataclass(frozen=True)
 class Contribution:
     """One client's clipped vector on its way into a sum. Sealed: nothing but `Door.release_sum` reads it.
 
-    `sealed`: int64 [D] on the plan's grid, or float32 [d] under a plan that promises nothing.
+    `sealed`: int64 [D] on the plan's grid, or float32 [D] under a plan that promises nothing.
     """
 
     client: int
@@ -130,10 +134,11 @@ class Door:
             noisy = plan.mechanism.execute(self._gridded(vector, plan), self._noise(plan, client, round), round, None)
             integers = torch.from_numpy(noisy)
         else:
-            vector = self._float_noised(clipped(vector, plan, self.layout), plan, client, round)
-        self._charge(plan, event, client, round, 1, reads)
+            vector = self._float_noised(self._clipped(vector, plan), plan, client, round)
+        self.ledger.charge(self._entry(plan, event, client, round, 1, reads))
         stds = vector.new_tensor(per_layer(plan.noise_std, self.layout))
-        upload = Upload(client, round, vector, stds, plan, plan.support, weight, statistics, integers=integers)
+        update, others = self.parts.parted(vector)
+        upload = Upload(client, round, update, stds, plan, plan.support, weight, statistics, integers=integers, extras=others)
         return upload if integers is None else self.opened(upload, integers, plan)
 
     def opened(self, upload: Upload, integers: Tensor, plan: Plan, denominator: float = 1.0) -> Upload:
@@ -179,7 +184,7 @@ class Door:
                 integers = plan.mechanism.execute(integers, self._noise(plan, client, round), round, None)
             sealed = torch.from_numpy(integers)
         else:
-            sealed = clipped(vector, plan, self.layout).mul_(weight)
+            sealed = self._clipped(vector, plan).mul_(weight)
             if plan.place == "upload":
                 sealed = self._float_noised(sealed, plan, client, round)
         return Contribution(client, reads, reason, weight, sealed, plan if reads else None, statistics)
@@ -207,21 +212,26 @@ class Door:
             if reason
             else event_of(executed, self.layout, self.scope, rate=self.rate, noisy_uploads=shares, round=round)
         )
-        total = torch.zeros(self.parts.dimension if exact else self.layout.dimension, dtype=kind)
+        total = torch.zeros(self.parts.dimension, dtype=kind)
         for contribution in contributions:
             total += contribution.sealed
+        again = executed.mechanism.repeats(round, self.memory)
         if exact and executed.place == "sum":
             noise = self._noise(executed, AGGREGATE, round)
             total = torch.from_numpy(executed.mechanism.execute(total.numpy(), noise, round, self.memory))
         elif executed.place == "sum":
             total = self._float_noised(total, executed, AGGREGATE, round)
-        self._charge(executed, event, AGGREGATE, round, n, reads)
+        entry = self._entry(executed, event, AGGREGATE, round, n, reads)
+        if exact and executed.mechanism.stateful:
+            self.ledger.charge_once(entry, again=again)
+        else:
+            self.ledger.charge(entry)
         stds = torch.tensor(per_layer(executed.noise_std, self.layout)) / denominator
         if executed.place == "upload":
             stds = stds * math.sqrt(n)
-        upload = Upload(
-            AGGREGATE, round, total / denominator, stds, executed, executed.support, 1.0, _mean_buffers(contributions)
-        )
+        update, extras = self.parts.parted(total / denominator)
+        buffers = _mean_buffers(contributions)
+        upload = Upload(AGGREGATE, round, update, stds, executed, executed.support, 1.0, buffers, extras=extras)
         return self.opened(upload, total, executed, denominator) if exact else upload
 
     # --- the steps ---
@@ -232,10 +242,10 @@ class Door:
         """The plan to execute, what it read, why nothing can be proven from it, and the flat vector [D] to release."""
         if isinstance(plan, Raw):
             vector = self._check(update, extras)
-            return plan.make(vector), plan.reads, plan.reason, vector
-        if set(plan.extras) != set(self.extras):
-            needed, got = sorted(self.extras), sorted(plan.extras)
-            raise ConfigError(f"the plan must give clip and noise for the extras {needed}, got {got}")
+            made = plan.make(vector[: self.layout.dimension])
+            self._check_extras(made)
+            return made, plan.reads, plan.reason, vector
+        self._check_extras(plan)
         try:
             return plan, (), plan.unproven, self._check(update, extras)
         except UpdateRefused:
@@ -243,10 +253,17 @@ class Door:
                 raise
             return plan, (), plan.unproven, torch.zeros(self.parts.dimension)
 
+    def _check_extras(self, plan: Plan) -> None:
+        needed, got = sorted(self.extras), sorted(plan.extras)
+        if needed != got:
+            raise ConfigError(f"the plan must give clip and noise for the extras {needed}, got {got}")
+
     def _check(self, update: object, extras: Mapping[str, Tensor]) -> Tensor:
         """The flat vector [D] of what training gave, if it may leave."""
         if update is None:
             raise UpdateRefused("training gave no update")
+        if not isinstance(extras, Mapping):
+            raise UpdateRefused(f"Local.extras must stay a dictionary, got {type(extras).__name__}")
         if type(update) is not torch.Tensor or update.dtype != torch.float32:
             given = getattr(update, "dtype", type(update).__name__)
             raise UpdateRefused(f"the update must be a float32 tensor, got {given} ({type(update).__name__})")
@@ -285,41 +302,52 @@ class Door:
         estimate = plan.mechanism.decode(integers, round, self.memory)
         return from_grid(estimate, self.parts.grid(plan))
 
-    def _float_noised(self, vector: Tensor, plan: Plan, client: int, round: int) -> Tensor:
-        """Under a plan that promises nothing: float32 noise on a float32 vector [d]."""
-        stds = per_layer(plan.noise_std, self.layout)
-        if any(stds):
-            noise = self.randomness.normal(self.layout.dimension, round, client)
-            if isinstance(plan.noise_std, int | float):
-                noise.mul_(plan.noise_std)
-            else:
-                noise.mul_(self.layout.expand(plan.noise_std.to(torch.float32)))
-            if plan.support is not None:
-                noise.mul_(plan.support)
-            vector = vector + noise
-        return vector if plan.clamp is None else vector.clamp(-plan.clamp, plan.clamp)
+    def _clipped(self, vector: Tensor, plan: Plan) -> Tensor:
+        """Under a plan that promises nothing: update and extras [D], clipped in floats."""
+        update = clipped(vector[: self.layout.dimension], plan, self.layout)
+        extras = [vector[place].clone() for place in self.parts.places.values()]
+        for name, part in zip(self.extras, extras, strict=True):
+            _clip_exactly_(part, plan.extras[name].clip)
+        return torch.cat([update, *extras]) if extras else update
 
-    def _charge(self, plan: Plan, event: Event, client: int, round: int, participants: int, reads: tuple[str, ...]) -> None:
+    def _float_noised(self, vector: Tensor, plan: Plan, client: int, round: int) -> Tensor:
+        """Under a plan that promises nothing: float32 noise on a float32 vector [D]; clips it to `plan.clamp` in place."""
+        d = self.layout.dimension
+        if any(per_layer(plan.noise_std, self.layout)) or any(extra.noise_std for extra in plan.extras.values()):
+            noise = self.randomness.normal(self.parts.dimension, round, client)
+            if isinstance(plan.noise_std, int | float):
+                noise[:d].mul_(plan.noise_std)
+            else:
+                noise[:d].mul_(self.layout.expand(plan.noise_std.to(torch.float32)))
+            if plan.support is not None:
+                noise[:d].mul_(plan.support)
+            for name, place in self.parts.places.items():
+                noise[place].mul_(plan.extras[name].noise_std)
+            vector = vector + noise
+        if plan.clamp is not None:
+            vector[:d].clamp_(-plan.clamp, plan.clamp)
+        return vector
+
+    def _entry(self, plan: Plan, event: Event, client: int, round: int, participants: int, reads: tuple[str, ...]) -> Entry:
+        """The row of a release in the ledger."""
         d = self.layout.dimension
         clip, std = _as_charged(plan, self.layout)
         extras = [plan.extras[name] for name in self.extras] if plan.extras else []
-        self.ledger.charge(
-            Entry(
-                run=self.run,
-                round=round,
-                client=client,
-                unit=self.scope.unit,
-                adjacency=self.scope.adjacency,
-                view=self.scope.view,
-                event=event,
-                clip=tuple(map(float, [*clip, *(extra.clip for extra in extras)])),
-                noise_std=tuple(map(float, [*std, *(extra.noise_std for extra in extras)])),
-                coordinates=(d if plan.support is None else int(plan.support.sum())) + self.parts.dimension - d,
-                dimension=self.parts.dimension,
-                participants=participants,
-                reads=reads,
-                note="" if plan.dp_sgd is None else "DP-SGD inside local training",
-            )
+        return Entry(
+            run=self.run,
+            round=round,
+            client=client,
+            unit=self.scope.unit,
+            adjacency=self.scope.adjacency,
+            view=self.scope.view,
+            event=event,
+            clip=tuple(map(float, [*clip, *(extra.clip for extra in extras)])),
+            noise_std=tuple(map(float, [*std, *(extra.noise_std for extra in extras)])),
+            coordinates=(d if plan.support is None else int(plan.support.sum())) + self.parts.dimension - d,
+            dimension=self.parts.dimension,
+            participants=participants,
+            reads=reads,
+            note="" if plan.dp_sgd is None else "DP-SGD inside local training",
         )
 
 

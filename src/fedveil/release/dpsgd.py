@@ -9,6 +9,7 @@ The objective never holds the examples: it gets an empty batch and asks this sou
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 
 from fedveil.errors import ConfigError
-from fedveil.release.grid import exponent_for
+from fedveil.release.cost import step_exponent
 from fedveil.release.per_example import Block, norms, per_example_gradients, weighted_sum
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from fedveil.release.noise import Randomness
     from fedveil.release.plan import DpSgd
     from fedveil.training.local import Local
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -58,7 +61,7 @@ class PerExampleGradient:
         for step in range(self.plan.steps):
             chosen = np.flatnonzero(draw.random(len(y)) < self.plan.rate)[: self.plan.cap]
             self._batch = x[torch.from_numpy(chosen)], y[torch.from_numpy(chosen)]
-            yield x[:0], y[:0]
+            yield x.new_empty(0, *x.shape[1:]), y.new_empty(0)  # of their own: views would still hold all examples
             if self._batch is not None:
                 raise ConfigError(
                     f"under DP-SGD an objective must ask for local.gradient once in each step; it did not in step {step}"
@@ -77,17 +80,27 @@ class PerExampleGradient:
         model.grad.zero_()
         total = torch.zeros(len(model.grad), dtype=torch.float64)
         if len(y):
-            blocks, losses = self.gradients(model.module, x, y)
-            total = clipped_sum(blocks, self.plan.clip).cpu()
-            self.losses.append(float(losses.mean()))
+            total = self._sum(model.module, x, y).cpu()
         if std:
-            step = 2.0 ** exponent_for(std)
+            step = 2.0 ** step_exponent(self.plan)
             noise = self.randomness.integers(std / step, len(total), "step", *self.key, local.step)
             integers = torch.from_numpy(noise) + total.div_(step).round_().to(torch.int64)
             total = integers.to(torch.float64).mul_(step)
         model.grad.copy_(total.div_(self.plan.expected))
         local.noised_gradient(model.grad.new_tensor([n * (std / self.plan.expected) ** 2 for n in model.layout.sizes]))
         return model.vector.new_full((), torch.nan)
+
+    def _sum(self, module: torch.nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """The sum [d] of clipped gradients; an example that raises an error counts as zero, as the log of its client says."""
+        try:
+            blocks, losses = self.gradients(module, x, y)
+        except Exception as error:
+            if len(y) > 1:
+                return torch.stack([self._sum(module, x[i : i + 1], y[i : i + 1]) for i in range(len(y))]).sum(0)
+            _log.warning("client %d, round %d: an example counts as zero: %r", self.key[1], self.key[0], error)
+            return x.new_zeros(sum(p.numel() for p in module.parameters()), dtype=torch.float64)
+        self.losses.append(float(losses.mean()))
+        return clipped_sum(blocks, self.plan.clip)
 
 
 def clipped_sum(blocks: list[Block], clip: float) -> Tensor:

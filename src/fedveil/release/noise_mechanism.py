@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 
@@ -46,6 +46,15 @@ class NoiseMechanism(Protocol):
         """The data's grid is coarser than that of what leaves by this power of two."""
         ...
 
+    @property
+    def stateful(self) -> bool:
+        """Whether it has a secret state, so that each round is released once."""
+        ...
+
+    def repeats(self, round: int, memory: Memory | None) -> bool:
+        """Whether what leaves in this round is what left before a crash, to the bit."""
+        ...
+
     def price(self, mu: float, rate: float | None, round: int) -> Event:
         """What the release of that round costs.
 
@@ -78,6 +87,11 @@ class Independent:
 
     bits: int = 24
     shift: int = 0
+    stateful: ClassVar[bool] = False
+
+    def repeats(self, round: int, memory: Memory | None) -> bool:
+        """Never: the noise is fresh."""
+        return False
 
     def price(self, mu: float, rate: float | None, round: int) -> Event:
         """Gaussian, amplified where Poisson sampling is secret."""

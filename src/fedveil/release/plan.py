@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -122,20 +123,15 @@ def _same(x: Any, y: Any) -> bool:
 
 
 def copied(plan: Plan) -> Plan:
-    """The same plan with tensors of its own, so that whoever gets it cannot change it for others."""
-    own = {name: _clone(value) for name, value in plan.broadcast.items()}
-    return replace(
-        plan,
-        noise_std=_clone(plan.noise_std),
-        layer_clip=_clone(plan.layer_clip),
-        support=_clone(plan.support),
-        extras=MappingProxyType(dict(plan.extras)),
-        broadcast=MappingProxyType(own),
-    )
+    """The same plan with values of its own, so that whoever gets it cannot change it for others."""
+    own = {f.name: _own(getattr(plan, f.name)) for f in fields(Plan)}
+    return Plan(**own)
 
 
-def _clone(value: Any) -> Any:
-    return value.clone() if hasattr(value, "clone") else value
+def _own(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return MappingProxyType({name: _own(part) for name, part in value.items()})
+    return value.detach().clone() if hasattr(value, "detach") else deepcopy(value)
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,9 @@ class ReleaseLayout:
             raise UpdateRefused(f"the release has the extras {sorted(self.extras)}, and training gave {sorted(extras)}")
         for name, shape in self.extras.items():
             value = extras[name]
-            if type(value) is not torch.Tensor or tuple(value.shape) != shape or value.dtype != torch.float32:
-                raise UpdateRefused(f"the extra {name!r} must be a float32 tensor of shape {shape}, got {_described(value)}")
+            plain = type(value) is torch.Tensor and value.layout == torch.strided and not value.requires_grad
+            if not plain or tuple(value.shape) != shape or value.dtype != torch.float32:
+                raise UpdateRefused(f"the extra {name!r} must be a plain float32 tensor, shape {shape}; got {_described(value)}")
         return torch.cat([update, *(extras[name].reshape(-1) for name in self.extras)]) if self.extras else update
 
     def parted(self, vector: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -26,6 +26,7 @@ from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilt
 from fedveil.ledger.budgeted_ledger import Till
 from fedveil.methods.base import ROUNDING, Method, Setting, check_declared, releases_to
 from fedveil.models import model_registry as models
+from fedveil.models.mixing import mixing_layer
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import NoiseMemory
@@ -102,6 +103,8 @@ def federation(
     method, setting = calibrated or calibrated_setting(config, prepared.population)
     model = build_model(config, prepared).to(device)
     check_declared(method, setting, model.vector.to("cpu"))
+    if setting.example_clip is not None:
+        refuse_mixing(model, prepared.test[0])
     randomness = Randomness(config.run.seed, config.run.seeded_noise)
     door = Door(
         model.layout,
@@ -137,6 +140,16 @@ def federation(
         prepared.public,
         method.participation(setting),
     )
+
+
+def refuse_mixing(model: FlatModel, examples: torch.Tensor) -> None:
+    """An error where a layer mixes the examples of a batch: then one example moves the clipped gradients of all the others."""
+    layer = mixing_layer(model.module, examples.to(model.vector.device))
+    if layer:
+        raise ConfigError(
+            f"training.local = 'dp-sgd' protects single examples, and the layer {layer} mixes the examples of a batch: "
+            "choose a model that treats them apart (group or layer normalisation instead of batch normalisation)"
+        )
 
 
 def objective(config: Config, method: Method, setting: Setting) -> Objective:

@@ -1,0 +1,49 @@
+"""Whether a network treats the examples of a batch apart from each other, as DP-SGD must assume."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def mixing_layer(module: nn.Module, x: Tensor) -> str:
+    """The first layer whose output for one example depends on the other examples of the batch, or an empty string.
+
+    The network runs in training mode on two batches that share their first example. Its own parameters, statistics and random
+    numbers stay as they are.
+
+    Args:
+        x: at least two examples [n, ...]; public, such as those of a test set.
+    """
+    examples = x[torch.arange(4, device=x.device) % len(x)]
+    others = examples.clone()
+    others[1:] = 3 * examples[1:].flip(0) + 1
+    for (name, one), (_, other) in zip(_outputs(module, examples), _outputs(module, others), strict=False):
+        scale = 1e-4 * float(one.abs().max()) + 1e-6
+        if one.shape != other.shape or not bool(((one - other).abs() <= scale).all()):
+            return name
+    return ""
+
+
+def _outputs(module: nn.Module, batch: Tensor) -> list[tuple[str, Tensor]]:
+    """What each layer makes of the batch's first example, in the order of use; the whole network comes last."""
+    network = copy.deepcopy(module).train()
+    seen: list[tuple[str, Tensor]] = []
+
+    def keep(layer: nn.Module, given: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor) and output.dim() and len(output) == len(batch):
+            seen.append((f"{names[layer]} ({type(layer).__name__})", output.detach()[0].clone()))
+
+    names = {layer: name or "the network" for name, layer in network.named_modules()}
+    for layer in names:
+        layer.register_forward_hook(keep)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        network(batch)
+    return seen

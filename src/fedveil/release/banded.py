@@ -54,7 +54,7 @@ class Banded:
                 f"the coefficients of banded noise must begin with 1 and be multiples of 2^-{self.shift}, got {self.coefficients}"
             )
 
-    def repeats(self, round: int, memory: Memory | None) -> bool:
+    def repeats(self, round: int, memory: NoiseMemory | None) -> bool:
         """Whether the state is of this round already."""
         return memory is not None and _last(memory.read()) == round
 

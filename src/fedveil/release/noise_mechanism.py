@@ -51,7 +51,7 @@ class NoiseMechanism(Protocol):
         """Whether it has a secret state, so that each round is released once."""
         ...
 
-    def repeats(self, round: int, memory: Memory | None) -> bool:
+    def repeats(self, round: int, memory: NoiseMemory | None) -> bool:
         """Whether what leaves in this round is what left before a crash, to the bit."""
         ...
 
@@ -89,7 +89,7 @@ class Independent:
     shift: int = 0
     stateful: ClassVar[bool] = False
 
-    def repeats(self, round: int, memory: Memory | None) -> bool:
+    def repeats(self, round: int, memory: NoiseMemory | None) -> bool:
         """Never: the noise is fresh."""
         return False
 

@@ -18,10 +18,8 @@ import pytest
 from fedveil.accounting import accountant, gaussian, last_iterate, subsampled, truncated
 from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.methods.base import Setting
-from fedveil.methods.dp_fedavg import DPFedAvg
-from fedveil.methods.method_registry import METHODS
-from fedveil.methods.noisy_fedavg import NoisyFedAvg
-from fedveil.pages.explorer_methods import explorer_methods
+from fedveil.methods.method_registry import METHODS, method_from
+from fedveil.pages.explorer_methods import explorer_methods, explorer_values
 from fedveil.pages.web_page import web_file
 from fedveil.papers.convergent_dp import convergent_claim as noisy_fedavg
 from fedveil.papers.convergent_dp.convergent_claim import Schedule
@@ -79,7 +77,7 @@ def ask() -> Iterator[Ask]:
     node = shutil.which("node")
     if node is None:
         pytest.skip("needs Node.js: no node on PATH")
-    given = json.dumps({"parts": [web_file(part) for part in PARTS], "data": {"methods": explorer_methods()}})
+    given = json.dumps({"parts": [web_file(part) for part in PARTS], "data": explorer_values()})
     with subprocess.Popen([node, "-e", ANSWER, given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -183,7 +181,7 @@ def test_composition_over_a_grid(ask: Ask, adjacency: Adjacency) -> None:
 
 def test_every_claim_has_its_formula_and_its_scope(ask: Ask) -> None:
     methods = explorer_methods()
-    assert set(methods) == {*METHODS, "silo-dp-sgd"} - {"fedavg"}
+    assert set(methods) == {*METHODS, "silo-dp-sgd"} - {"fedavg", "banded-mf"}, "what adds no noise, or correlated noise"
     assert set(ask("Object.keys(C.CLAIMS)")) == {name for name, method in methods.items() if method["claim"]}
     for name, method in methods.items():
         assert method["refuted"] or not method["claim"], name
@@ -301,7 +299,9 @@ def _setting(
     )
 
 
-RUNS = [("dp-fedavg", "fixed"), ("dp-fedavg", "poisson"), ("noisy-fedavg", "fixed"), ("silo-dp-sgd", "fixed")]
+IN_SHARES = {"noisy-fedavg", "noisy-fedprox"}
+NAMES = sorted({*explorer_methods()} - {"silo-dp-sgd"})
+RUNS = [(name, s) for name in NAMES for s in ("fixed", "poisson")[: 1 + (name not in IN_SHARES)]] + [("silo-dp-sgd", "fixed")]
 
 
 @pytest.mark.parametrize(("family", "sampling"), RUNS)
@@ -309,10 +309,11 @@ def test_releases_and_proven_epsilon_equal_those_of_a_run(ask: Ask, family: str,
     """What the page counts is what fedveil's method counts, in every view of every run."""
     sgd = family == "silo-dp-sgd"
     unit = Unit.RECORD if sgd else Unit.CLIENT
-    method = NoisyFedAvg() if family == "noisy-fedavg" else DPFedAvg()
+    method = method_from({"name": "dp-fedavg" if sgd else family})
     for view, adjacency, seen in product(View, Adjacency, View):
         (event,) = method.releases(_setting(view, sampling, adjacency, unit, 1.0 if sgd else None), seen)
-        p = setting(family=family, view=view, sampling=sampling, adjacency=adjacency, unit=unit)
+        clip = 1.0 if sgd else 0.7
+        p = setting(family=family, view=view, sampling=sampling, adjacency=adjacency, unit=unit, clip=clip)
         given, proven = ask(f"[F.event({p}, '{seen}'), F.proven({p}, 50, '{seen}')]")
         if isinstance(event, Unbounded):
             assert given["reason"] == event.reason

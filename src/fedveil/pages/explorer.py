@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedveil.pages.explorer_methods import explorer_methods
+from fedveil.pages.explorer_methods import explorer_values
 from fedveil.pages.web_page import render, write_html
 
 
@@ -18,5 +18,5 @@ def write_explorer(path: Path) -> Path:
         ConfigError: the file cannot be written there.
     """
     path = Path(path)
-    page = render("explore.js", {"methods": explorer_methods()}, "explore.html")
+    page = render("explore.js", explorer_values(), "explore.html")
     return write_html(path / "explore.html" if path.is_dir() else path, page, "explorer")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 import tomllib
+from dataclasses import replace
 from typing import Any
 
+from fedveil.accounting.float_sensitivity import norm_excess
 from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.methods.base import Method, Setting
 from fedveil.methods.method_registry import METHODS, method_from
 from fedveil.papers.paper_files import paper_notes
+from fedveil.release.grid import DEFAULT_BITS
 from fedveil.training.local import LocalSpec
 from fedveil.training.params import Layout
 
@@ -28,27 +31,44 @@ DP_SGD = {
 }
 
 
+FORMS = {"sum": "dp-fedavg", "shares": "noisy-fedavg"}
+"""Where noise is added, and the method whose releases the page computes for it."""
+
+
+def explorer_values() -> dict[str, Any]:
+    """Everything that the explorer's page takes from Python."""
+    rounding = {"bits": DEFAULT_BITS, "excess": norm_excess(1, "float64")}
+    return {"methods": explorer_methods(), "rounding": rounding}
+
+
 def explorer_methods() -> dict[str, dict[str, Any]]:
-    """By name, every method that can prove something: its words, where its noise is, what it claims, where it proves nothing."""
+    """By name, every method whose releases the page can compute: its words, where its noise is, its claim, its limits."""
     notes = {"dp-fedavg": DP_FEDAVG} | {name: tomllib.loads(path.read_text("utf-8")) for name, path in paper_notes().items()}
     found = {name: _method(name, notes.get(name, _own_words(name))) for name in METHODS}
     return {name: values for name, values in found.items() if values} | {"silo-dp-sgd": _silo()}
 
 
 def _method(name: str, notes: dict[str, Any]) -> dict[str, Any] | None:
-    variants = METHODS[name].model_fields
+    variant = {"variant": "published"} if "variant" in METHODS[name].model_fields else {}
     try:
         method = method_from({"name": name})
-        if all(_reason(method.releases(_setting(noise_multiplier=1.0), view)) for view in View):
+        costs = _costs(method)
+        noise = next((form for form, known in FORMS.items() if costs == _costs(method_from({"name": known}))), None)
+        if noise is None:
             return None
         server = _reason(method.releases(_setting(noise_multiplier=1.0), View.SERVER))
-        published = method_from(
-            {"name": name, **({"variant": "published"} if "variant" in variants else {}), **notes.get("claim_options", {})}
-        )
-        claim, unbounded = _published(published)
-    except ConfigError:  # a plugin's method that the explorer's plain setting does not fit
+        claim, unbounded = _published(method_from({"name": name, **variant, **notes.get("claim_options", {})}))
+    except ConfigError:  # a method that refuses the explorer's plain setting
         return None
-    return _values(notes, "sum" if server else "shares", server, claim, unbounded)
+    return _values(notes, noise, server, claim, unbounded)
+
+
+def _costs(method: Method) -> list[list[tuple[str, str, int]]]:
+    """The releases of a run in each scope, as each view sees them: kind, mu and count."""
+    scopes = [Scope(Unit.CLIENT, adjacency, view) for adjacency in Adjacency for view in View]
+    settings = [replace(_setting(noise_multiplier=1.5), scope=scope) for scope in scopes]
+    events = [method.releases(setting, view) for setting in settings for view in View]
+    return [[(type(e).__name__, f"{getattr(e, 'mu', 0.0):.9g}", getattr(e, "count", 0)) for e in each] for each in events]
 
 
 def _published(method: Method) -> tuple[Claim | None, str | None]:

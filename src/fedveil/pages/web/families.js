@@ -8,7 +8,7 @@
 globalThis.veilFamilies = (() => {
   const V = globalThis.veilPrivacy;
   const { CLAIMS, FLOORS, localRate } = globalThis.veilClaims;
-  const { methods: FAMILIES } = globalThis.veilPage.data;
+  const { methods: FAMILIES, rounding: ROUNDING } = globalThis.veilPage.data;
   const VIEWS = ["server", "aggregate", "final"];
 
   const familyOf = (p) => FAMILIES[p.family];
@@ -68,7 +68,9 @@ globalThis.veilFamilies = (() => {
     const f = factor(p);
     if (isSgd(p)) {
       if (p.unit !== "record") return { kind: "none", reason: familyOf(p).reason };
-      return { kind: "sampled", rate: localRate(p), multiplier: z / f, perRound: p.steps };
+      const grid = 2 ** (Math.floor(Math.log2(z * p.clip)) - ROUNDING.bits); // step of the sums of gradients that are noised
+      const moved = f * (1 + ROUNDING.excess) + (grid * Math.sqrt(p.dim)) / p.clip; // by one record, in clips
+      return { kind: "sampled", rate: localRate(p), multiplier: z / moved, perRound: p.steps };
     }
     if (isNoisy(p)) return { kind: "gaussian", mu: f / (view === "server" ? perUpload(p, z) : onTheSum(p, z)) }; // uploads carry shares
     if (view === "server") return onSum(p) ? { kind: "none", reason: familyOf(p).reason } : { kind: "gaussian", mu: f / z };

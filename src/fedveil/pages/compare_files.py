@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from fedveil.federation.history import Columns
 from fedveil.pages.compare_page import cells, write_page
 from fedveil.pages.figures.compare_figure import plot_comparison
 from fedveil.pages.report import MOST_RUNS, write_report
@@ -119,7 +120,7 @@ def markdown(found: Comparison) -> str:
             continue
         heading = guarantee(partition, at, found.by)
         lines += [f"## {heading[0].upper()}{heading[1:]}", ""]
-        columns = [found.metric.replace("_", " ") if column == "Mean ± sd" else column.lower() for column in table[0]]
+        columns = [Columns()[found.metric].phrase if column == "Mean ± sd" else column.lower() for column in table[0]]
         lines += [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
         lines += [*(f"| {' | '.join(line.values())} |" for line in table), ""]
     lines += [*(f"- {line} ({', '.join(where)})" for line, where in found.problems.items()), ""]

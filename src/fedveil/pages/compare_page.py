@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
+from fedveil.accounting.formatting import percent
+from fedveil.federation.history import Columns
 from fedveil.pages.web_page import render
 from fedveil.run.run_directory import present, write_text
 from fedveil.studies.compare.comparison_rows import Row
-from fedveil.studies.compare.comparison_text import claimed, count, guarantee, mean_and_sd, percent, proven, verdict
+from fedveil.studies.compare.comparison_text import claimed, count, guarantee, mean_and_sd, proven, verdict
 
 if TYPE_CHECKING:
     from fedveil.studies.compare.comparison import Comparison
@@ -77,7 +79,7 @@ def charts(found: Comparison) -> list[dict[str, Any]]:
     """One chart a partition: the methods over epsilon, or beside each other where there is one epsilon only."""
     rows = [row for row in found.rows if row.values]
     partitions = list(dict.fromkeys(row.partition for row in rows))
-    label = f"{found.metric.replace('_', ' ')} (%)"
+    label = f"{Columns()[found.metric].phrase} (%)"
     draw = _over_epsilon if _curved(found) else _beside_each_other
     return [
         {

@@ -64,9 +64,8 @@ def _chart(groups: Sequence[Values], names: Sequence[str], title: str, meaning: 
 
 def _private(groups: Sequence[Values]) -> str:
     """Which of the page's figures come from private data without noise."""
-    titles = dict.fromkeys(
-        w["title"].lower() for g in groups for n, w in g["columns"].items() if w["private"] and n in g["curves"]
-    )
+    drawn = (words for g in groups for name, words in g["columns"].items() if name in g["curves"])
+    titles = dict.fromkeys(words["private"] for words in drawn if words["private"])
     clients = ["accuracy by client"] if any(g["clients"] for g in groups) else []
     named = ", ".join([*titles, *clients])
     said = f"{named} and the partition are" if named else "the partition is"
@@ -75,4 +74,10 @@ def _private(groups: Sequence[Values]) -> str:
 
 def _words(column: Column) -> Values:
     scored = column.share and column.better is not None
-    return {"title": column.words, "axis": column.axis, "share": column.share, "whole": scored, "private": column.private}
+    return {
+        "title": column.words,
+        "axis": column.axis,
+        "share": column.share,
+        "whole": scored,
+        "private": column.phrase if column.private else "",
+    }

@@ -37,9 +37,15 @@ class Column:
         return plain[:1].upper() + plain[1:]
 
     @property
+    def phrase(self) -> str:
+        """The title, as inside a sentence."""
+        plain = self.words
+        return plain if plain[1:2].isdigit() else plain[:1].lower() + plain[1:]
+
+    @property
     def axis(self) -> str:
         """The unit, as beside an axis."""
-        unit = self.unit or self.words[:1].lower() + self.words[1:]
+        unit = self.unit or self.phrase
         return f"{unit} (%)" if self.share else unit
 
     @property

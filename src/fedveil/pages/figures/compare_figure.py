@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.optimize import isotonic_regression
 
+from fedveil.federation.history import Columns
 from fedveil.pages.figures.figure_style import INK, MUTED, blank, quiet, save, style
 from fedveil.studies.compare.comparison_rows import Row
 
@@ -41,7 +42,7 @@ def plot_comparison(found: Comparison, path: Path) -> Path:
             _strip(axis, mine, names)
         if partition:
             axis.set_title(partition, loc="left", fontsize=10.5)
-    label = f"{found.metric.replace('_', ' ')} (%)"
+    label = f"{Columns()[found.metric].phrase} (%)"
     (axes[0].set_ylabel if many else axes[0].set_xlabel)(label)
     seeds = len(found.seeds)
     band = "bands" if many else "bars"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from fedveil.accounting.formatting import epsilon
-from fedveil.accounting.formatting import percent as percent
+from fedveil.accounting.formatting import epsilon, percent
 from fedveil.studies.compare.comparison_rows import Row
 from fedveil.studies.statistics import LEVEL, seeds_needed, smallest_rank_sum, smallest_signed_rank
 

@@ -14,11 +14,13 @@ from fedveil.accounting.types import Audit, Unbounded, Unit, View
 from fedveil.audit import dp_sgd_audit
 from fedveil.audit.adapter import Case, first_plan, gaussian_run, release_subject, run_score, sampled_run
 from fedveil.audit.last_model import audit_last_model
+from fedveil.audit.released_bits import audit_released_bits
 from fedveil.audit.sampled_curve import many_sampled_runs
 from fedveil.audit.single_upload import single_upload
 from fedveil.audit.training_audit import pairs, training_subject
 from fedveil.audit.two_world import many_runs
 from fedveil.errors import ConfigError
+from fedveil.methods.base import releases_to
 from fedveil.release.plan import Plan
 
 if TYPE_CHECKING:
@@ -79,14 +81,16 @@ def audit_setting(
 
 
 def _at_the_door(case: Case, rng: np.random.Generator, n: int, alpha: float, on_step: Step) -> list[Audit]:
-    """One release and, where a run has a bound, a whole run; each at half of alpha then, so that the larger is a bound too."""
+    """The released bits, one release and, where a run has a bound, a whole run; at shares of alpha, so that each is a bound."""
     delta, d = case.setting.delta, case.setting.layout.dimension
-    planned = case.method.releases(case.setting, case.setting.scope.view)
+    planned = releases_to(case.method, case.setting, case.setting.scope.view)
     bounded = not any(isinstance(event, Unbounded) for event in planned)
-    share = alpha / 2 if bounded else alpha
+    share = alpha / (3 if bounded else 2)
+    on_step("the bits of one release")
+    bits = audit_released_bits(case, rng, n=n, delta=delta, alpha=share)
     on_step("one release")
     one = single_upload(release_subject(case, rng), rng, n=n, pilot=max(n // 2, 20), delta=delta, alpha=share).headline
-    found = [replace(one, note=f"worst pair at the real door, d = {d}; {one.note}")]
+    found = [replace(one, note=f"worst pair at the real door, d = {d}; {one.note}"), *([] if bits is None else [bits])]
     if math.isinf(one.epsilon) or not bounded:
         return found
     rounds = min(case.setting.participations, ROUNDS)

@@ -21,6 +21,7 @@ from fedveil.ledger.ledger import Entry
 from fedveil.release.cost import active_layers, per_layer, plan_mu
 from fedveil.release.door import Door, clipped
 from fedveil.release.noise import Randomness
+from fedveil.release.noise_memory import NoiseMemory
 from fedveil.release.plan import Plan, Policy, Raw, Released
 from fedveil.release.plan import Upload as Release
 from fedveil.training.params import Layout
@@ -104,7 +105,8 @@ class Case:
     def door(self, rng: np.random.Generator) -> Door:
         """The door, with fresh noise from `rng` for each release."""
         randomness = Randomness(int(rng.integers(2**62)), seeded_noise=True)
-        return Door(self.setting.layout, self.setting.scope, "audit", NullLedger(), randomness)
+        extras = self.method.extras(self.setting)
+        return Door(self.setting.layout, self.setting.scope, "audit", NullLedger(), randomness, extras=extras)
 
     def released(self, round: int) -> Released:
         """What is public in that round; the global model wanders a little, for policies that watch it."""
@@ -113,22 +115,35 @@ class Case:
         return Released(round, now, None if round == 0 else now - drift[round], 0.5)
 
     def release(
-        self, update: Tensor, plan: Plan | Raw, round: int, rng: np.random.Generator, denominator: float = 1.0
+        self,
+        update: Tensor,
+        plan: Plan | Raw,
+        round: int,
+        rng: np.random.Generator,
+        *,
+        denominator: float = 1.0,
+        memory: NoiseMemory | None = None,
     ) -> Release:
         """One upload, or the noisy sum of the canary's update and zero updates by `denominator`, through the door.
 
-        The noise that more than `CROWD` others add is drawn at once.
+        Extras are zero. The noise that more than `CROWD` others add is drawn at once.
+
+        Args:
+            memory: of noise correlated over the rounds of one run; without it such a release is that of a first round.
         """
-        door = self.door(rng)
+        stateful = isinstance(plan, Plan) and plan.mechanism.stateful
+        door, t = replace(self.door(rng), memory=memory or NoiseMemory()), 0 if stateful and memory is None else round
+        extras = {name: torch.zeros(shape) for name, shape in door.extras.items()}
         if not self.summed:
-            return door.upload(update, plan, 0, round)
+            return door.upload(update, plan, 0, t, extras=extras)
         others = self.shares(plan) - 1 if isinstance(plan, Plan) else 0
         zero = torch.zeros_like(update)
         alone = others if others <= CROWD else 1
-        parts = [door.seal(u, plan, i, round) for i, u in enumerate([update, *[zero] * alone])]
+        parts = [door.seal(u, plan, i, t, extras=extras) for i, u in enumerate([update, *[zero] * alone])]
         if others > CROWD:
-            parts[1] = replace(parts[1], sealed=parts[1].sealed * math.sqrt(others))
-        released = door.release_sum(parts, plan, round, denominator)
+            together = parts[1].sealed.double() * math.sqrt(others)
+            parts[1] = replace(parts[1], sealed=together.round().to(parts[1].sealed.dtype))
+        released = door.release_sum(parts, plan, t, denominator)
         return replace(released, noise_std=released.noise_std * math.sqrt((1 + others) / len(parts)))
 
 
@@ -244,14 +259,14 @@ def run_score(case: Case, rounds: int) -> Callable[[int, np.random.Generator], f
     s, rate = case.setting, case.rate
 
     def run(world: int, rng: np.random.Generator, /) -> float:
-        state, total = case.policy.start(), 0.0
+        state, total, memory = case.policy.start(), 0.0, NoiseMemory()
         for t in range(rounds):
             released = case.released(t)
             plan = case.policy.plan(released, state)
             assert isinstance(plan, Plan)
             a, b = (clipped(u, plan, s.layout) for u in worst_pair(plan, case))
             update = (b if world else a) if case.joins(rng) else torch.zeros_like(a)
-            release = case.release(update, plan, t, rng)
+            release = case.release(update, plan, t, rng, memory=memory)
             state = case.policy.observe(state, observed(release, released))
             std = noise_of(case, plan)
             total += _ratio(release.vector.double().numpy(), a.numpy(), b.numpy(), std, rate)
@@ -298,7 +313,9 @@ def sampled(case: Case, mu: float, rounds: int) -> SampledGaussian | None:
 
 def plain_mu(plan: Plan | Raw, layout: Layout) -> float:
     """clip / noise std of a release of plain Gaussian noise, inf without noise; NaN for any other."""
-    mu = plan_mu(plan, layout, 1) if isinstance(plan, Plan) and plan.clamp is None else math.nan
+    if not isinstance(plan, Plan) or plan.clamp is not None or plan.mechanism.stateful:
+        return math.nan
+    mu = plan_mu(plan, layout, 1)
     return math.nan if isinstance(mu, str) else mu
 
 

@@ -47,7 +47,9 @@ class Runs:
     def gaussian(self) -> bool:
         """Whether the last model is Gaussian with the same covariance in both worlds."""
         s, model, rng = self.case.setting, self.case.model, np.random.default_rng(0)
-        far = replace(self.case.release(model, first_plan(self.case), 0, rng, s.cohort), vector=torch.full_like(model, FAR))
+        far = replace(
+            self.case.release(model, first_plan(self.case), 0, rng, denominator=s.cohort), vector=torch.full_like(model, FAR)
+        )
         linear = s.server.name == "sgd" and torch.equal(self.case.method.aggregate([far], model), far.vector)
         return linear and gaussian_run(self.case, min(s.rounds, 10), rng)
 
@@ -62,7 +64,7 @@ class Runs:
             plan = case.policy.plan(released, state)
             joins = t >= s.rounds - s.participations and case.joins(rng)
             update = self.pair[world] if joins else torch.zeros_like(model)
-            release = case.release(update, plan, t, rng, s.cohort)
+            release = case.release(update, plan, t, rng, denominator=s.cohort)
             state = case.policy.observe(state, observed(release, released))
             server.step(vector, -case.method.aggregate([release], model))
             previous = model

@@ -131,7 +131,7 @@ class Door:
         event = Unbounded(reason) if reason else event_of(plan, self.layout, self.scope, rate=self.rate, round=round)
         integers: Tensor | None = None
         if _exact(plan, reason, self.layout):
-            noisy = plan.mechanism.execute(self._gridded(vector, plan), self._noise(plan, client, round), round, None)
+            noisy = plan.mechanism.execute(self.gridded(vector, plan), self._noise(plan, client, round), round, None)
             integers = torch.from_numpy(noisy)
         else:
             vector = self._float_noised(self._clipped(vector, plan), plan, client, round)
@@ -179,7 +179,7 @@ class Door:
                 raise ConfigError(f"a sum with a guarantee needs a planned denominator, so all weigh 1; got the weight {weight}")
             if plan.place == "upload" and plan.clamp is not None:
                 raise ConfigError("clamping noise in shares is not post-processing of the sum: leave clamp out, or noise the sum")
-            integers = self._gridded(vector, plan)
+            integers = self.gridded(vector, plan)
             if plan.place == "upload":
                 integers = plan.mechanism.execute(integers, self._noise(plan, client, round), round, None)
             sealed = torch.from_numpy(integers)
@@ -281,8 +281,8 @@ class Door:
             raise UpdateRefused(f"the update has norm {norm:.4g}, above training.max_update_norm = {self.max_norm:g}")
         return vector
 
-    def _gridded(self, vector: Tensor, plan: Plan) -> Integers:
-        """Restrict, clip and truncate [D] to integers of the plan's grid."""
+    def gridded(self, vector: Tensor, plan: Plan) -> Integers:
+        """Restrict, clip and truncate [D] to integers of the plan's grid: private, before any noise."""
         d = self.layout.dimension
         grid = [(part, k + plan.mechanism.shift) for part, k in self.parts.grid(plan)]
         clips = [clip for _, _, clip in self.parts.groups(plan)]

@@ -11,7 +11,7 @@ from fedveil.run.recorded_run import read_run
 from fedveil.statement.statement import Statement
 from fedveil.studies.compare.comparison_plan import Planned
 from fedveil.studies.curves import last
-from fedveil.studies.grid.run_grid import CellState
+from fedveil.studies.grid.cell import CellState
 from fedveil.studies.statistics import Against, against_best, interval, ranks
 
 

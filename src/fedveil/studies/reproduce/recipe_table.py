@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.run.run_directory import write_json, write_text, write_versions
-from fedveil.studies.reproduce.cells import changes
 from fedveil.studies.reproduce.recipe import PAPERS, Value, shown
+from fedveil.studies.reproduce.recipe_rows import changes
 from fedveil.studies.reproduce.reproduction import Outcome, Reproduction
 
 

@@ -15,8 +15,8 @@ from fedveil.configuration.config import setting_of
 from fedveil.data.catalogue import info
 from fedveil.engines.pool import available_cores
 from fedveil.models.model_registry import build
-from fedveil.studies.reproduce.cells import Job, Scale, job_of
 from fedveil.studies.reproduce.recipe import Recipe, kept, rows
+from fedveil.studies.reproduce.recipe_rows import RowJob, Scale, job_of
 
 BACKWARD = 3
 """A training step costs about three forward passes."""
@@ -44,7 +44,7 @@ def spoken(seconds: float) -> str:
     return f"about {max(math.ceil(seconds), 1)} s"
 
 
-def _job(job: Job, measure: str) -> float:
+def _job(job: RowJob, measure: str) -> float:
     if measure in ("statement", "partition"):
         return BEGIN
     data = info(job.config.data.name)
@@ -64,7 +64,7 @@ def _job(job: Job, measure: str) -> float:
     return begin + training + (_attack(job, forward) if measure == "inversion-after" else 0)
 
 
-def _attack(job: Job, forward: float) -> float:
+def _attack(job: RowJob, forward: float) -> float:
     """Reconstructions: each evaluation differentiates a gradient, three training steps or so; L-BFGS makes 20 a step."""
     settings = job.options.get("settings", {})
     kind = job.options.get("attack", "ig")

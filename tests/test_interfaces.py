@@ -16,9 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "fedveil"
 MOST = 7
 
 EXCEPTIONS: dict[str, int] = {
-    "attacks.descent.adam": 8,
     "attacks.features.fit": 9,
-    "attacks.identification.inversion_scores": 9,
     "audit.sampled_curve.many_sampled_runs": 9,
     "audit.two_world.many_runs": 9,
     "engines.pool_worker.work": 8,

@@ -97,7 +97,8 @@ def test_ranks_and_tests_within_a_guarantee(found: Comparison) -> None:
         pairs = [(other.values[s], best.values[s]) for s in (5, 6, 7)]
         theirs = float(stats.ttest_rel([a for a, _ in pairs], [b for _, b in pairs]).pvalue)
         assert other.against.holm == pytest.approx(theirs, rel=1e-9)
-        assert (other.against.n, other.against.wilcoxon) == (3, 0.25)
+        ranked_signs = float(stats.wilcoxon([a - b for a, b in pairs], method="exact").pvalue)
+        assert (other.against.n, other.against.wilcoxon) == (3, pytest.approx(ranked_signs, rel=1e-9))
 
 
 def test_blocks_come_by_partition_then_epsilon() -> None:
@@ -175,6 +176,9 @@ def test_keys_that_change_no_result_continue_the_comparison(found: Comparison) -
     notes = Notes()
     again = compare(ComparisonSpec(parse(given), METHODS, EPSILONS, SEEDS), found.path, 1, notes)
     assert notes.changes == []
+    more = compare(ComparisonSpec(parse(given), ["dp-fedavg:clip=0.02"], [8.0], [5, 6]), found.path, 1)
+    assert [s.state for s in more.rows[0].states] == ["done", "done"]
+    assert list(more.rows[0].states[0].path.glob("tensorboard/events.*"))
     assert [r.values for r in again.rows] == [r.values for r in found.rows]
 
 

@@ -19,7 +19,7 @@ from fedveil.studies.reproduce.collect import Measured
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import Recipe
 from fedveil.studies.reproduce.recipe_rows import RowJob
-from fedveil.studies.reproduce.recipe_tasks import Task, all_of
+from fedveil.studies.reproduce.recipe_tasks import RecipeTask, all_of
 
 
 class RecipeListener(Listener):
@@ -37,7 +37,7 @@ class RecipeListener(Listener):
 
 
 @dataclass(frozen=True)
-class Found:
+class MeasuredRow:
     """A measurement or why there is none, the folder of its files, and why its run ended before the last round if it did."""
 
     measured: Measured | str
@@ -47,7 +47,7 @@ class Found:
 
 def measured(
     recipe: Recipe, todo: Mapping[tuple[int, int], RowJob], root: Path, jobs: int | None, listener: RecipeListener
-) -> dict[tuple[int, int], Found]:
+) -> dict[tuple[int, int], MeasuredRow]:
     """Train what needs training, then measure, `jobs` at a time (by default as many as there are cores)."""
     count = available_cores() if jobs is None else jobs
     measure = MEASURES[recipe.measure["name"]]
@@ -60,18 +60,18 @@ def measured(
     for key, job in todo.items():
         state = states.get(names[key])
         if state is not None and state.state == "failed":
-            found[key] = Found(f"failed: {state.error}", str(state.path))
+            found[key] = MeasuredRow(f"failed: {state.error}", str(state.path))
             continue
         folder = root / "measured" / names[key] / f"{name}-{_digest(job.options)}"
-        tasks[key] = Task(name, job.config, job.options, None if state is None else state.path, folder)
+        tasks[key] = RecipeTask(name, job.config, job.options, None if state is None else state.path, folder)
     tell, log = partial(_tell, listener, len(tasks)), root / "measured" / "workers.log"
     for (key, task), series in zip(tasks.items(), all_of(list(tasks.values()), count, log, tell), strict=True):
         ended = states[names[key]].ended if names[key] in states else ""
-        found[key] = Found(series, str(task.run if name == "run" else task.folder), ended)
+        found[key] = MeasuredRow(series, str(task.run if name == "run" else task.folder), ended)
     return found
 
 
-def _tell(listener: RecipeListener, total: int, done: int, task: Task) -> None:
+def _tell(listener: RecipeListener, total: int, done: int, task: RecipeTask) -> None:
     listener.measuring(done, total, f"{task.name} of {task.config.method.name}")
 
 

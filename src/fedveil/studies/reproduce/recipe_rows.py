@@ -13,7 +13,7 @@ from fedveil.configuration.config import Config, parse
 from fedveil.configuration.presets import path_of
 from fedveil.errors import ConfigError
 from fedveil.studies.reproduce.measurements import MEASURES
-from fedveil.studies.reproduce.recipe import Overrides, Recipe, Row
+from fedveil.studies.reproduce.recipe import Overrides, Recipe, RecipeRow
 
 Scale = Literal["small", "paper"]
 SCALES: tuple[Scale, ...] = ("small", "paper")
@@ -29,7 +29,7 @@ class RowJob:
 
 def job_of(
     recipe: Recipe,
-    row: Row,
+    row: RecipeRow,
     scale: Scale,
     *,
     seed: int = 0,

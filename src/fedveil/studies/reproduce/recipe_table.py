@@ -12,7 +12,7 @@ from typing import Any
 from fedveil.run.run_directory import write_json, write_text, write_versions
 from fedveil.studies.reproduce.recipe import PAPERS, Value, shown
 from fedveil.studies.reproduce.recipe_rows import changes
-from fedveil.studies.reproduce.reproduction import Outcome, Reproduction
+from fedveil.studies.reproduce.reproduction import Reproduction, RowOutcome
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def signed(value: float) -> str:
     return f"{'+' if value >= 0 else '-'}{digits(abs(value))}"
 
 
-def _line(outcome: Outcome, i: int, label: str) -> Line:
+def _line(outcome: RowOutcome, i: int, label: str) -> Line:
     values = outcome.values[i] if outcome.values else ()
     mean = outcome.mean(i)
     spread = None

@@ -20,7 +20,7 @@ QUICK = ("run", "statement", "partition")
 
 
 @dataclass(frozen=True)
-class Task:
+class RecipeTask:
     """One measurement: its name, configuration and options, the run that it is of, and the folder in which it is kept."""
 
     name: str
@@ -35,7 +35,7 @@ class Task:
         return self.folder / "series.json"
 
 
-def made(task: Task) -> Measured:
+def made(task: RecipeTask) -> Measured:
     """The measurement, from its file if it was made before."""
     if task.name != "run" and task.file.exists():
         saved: dict[str, list[tuple[int, float]]] = json.loads(task.file.read_text())
@@ -47,7 +47,7 @@ def made(task: Task) -> Measured:
     return series
 
 
-def tried(task: Task) -> Measured | str:
+def tried(task: RecipeTask) -> Measured | str:
     """The measurement, or why it failed."""
     try:
         return made(task)
@@ -55,7 +55,7 @@ def tried(task: Task) -> Measured | str:
         return f"failed: {problem}"
 
 
-def all_of(tasks: Sequence[Task], jobs: int, log: Path, tell: Callable[[int, Task], None]) -> list[Measured | str]:
+def all_of(tasks: Sequence[RecipeTask], jobs: int, log: Path, tell: Callable[[int, RecipeTask], None]) -> list[Measured | str]:
     """All measurements in order; those that take long in up to `jobs` processes.
 
     Args:
@@ -70,7 +70,7 @@ def all_of(tasks: Sequence[Task], jobs: int, log: Path, tell: Callable[[int, Tas
     return found
 
 
-def _apart(slow: Mapping[str, Task], count: int, log: Path, tell: Callable[[int, Task], None]) -> dict[str, str]:
+def _apart(slow: Mapping[str, RecipeTask], count: int, log: Path, tell: Callable[[int, RecipeTask], None]) -> dict[str, str]:
     """Make measurements in so many processes, which leave them in their files; returns why some failed."""
     log.parent.mkdir(parents=True, exist_ok=True)
     waiting = iter([_job(name, task) for name, task in slow.items()])
@@ -86,7 +86,7 @@ def _apart(slow: Mapping[str, Task], count: int, log: Path, tell: Callable[[int,
     return problems
 
 
-def _job(name: str, task: Task) -> Job:
+def _job(name: str, task: RecipeTask) -> Job:
     arguments = {
         "name": task.name,
         "config": task.config.model_dump(mode="json"),
@@ -101,5 +101,7 @@ def make(arguments: dict[str, Any], report: Callable[[Any], None]) -> None:
     """Make the measurement that a job describes, and leave it in its file."""
     run = None if arguments["run"] is None else Path(arguments["run"])
     made(
-        Task(arguments["name"], Config.model_validate(arguments["config"]), arguments["options"], run, Path(arguments["folder"]))
+        RecipeTask(
+            arguments["name"], Config.model_validate(arguments["config"]), arguments["options"], run, Path(arguments["folder"])
+        )
     )

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from fedveil.errors import ConfigError, DataError, nearest
 from fedveil.studies.reproduce.collect import Measured, collected
-from fedveil.studies.reproduce.recipe import Column, Recipe, Row, kept, number, rows
+from fedveil.studies.reproduce.recipe import Recipe, RecipeColumn, RecipeRow, kept, number, rows
 from fedveil.studies.reproduce.recipe_data import unavailable
 from fedveil.studies.reproduce.recipe_files import load_recipe
-from fedveil.studies.reproduce.recipe_jobs import Found, RecipeListener, measured
+from fedveil.studies.reproduce.recipe_jobs import MeasuredRow, RecipeListener, measured
 from fedveil.studies.reproduce.recipe_rows import SCALES, RowJob, Scale, job_of
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RowOutcome:
     """What came of one row.
 
     Args:
@@ -29,7 +29,7 @@ class Outcome:
         ended: why a run of it stopped before its last round.
     """
 
-    row: Row
+    row: RecipeRow
     values: tuple[tuple[float, ...], ...] = ()
     problems: tuple[str, ...] = ()
     problem: str = ""
@@ -57,7 +57,7 @@ class Reproduction:
     scale: Scale
     seeds: int
     overrides: tuple[str, ...]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RowOutcome, ...]
     left_out: int
     folder: Path
 
@@ -123,7 +123,7 @@ def reproduce(
         absent = todo[i, 0].config.data.name if (i, 0) in todo and (i, 0) not in todo_here else ""
         problem = row.missing or (f"the data set {absent} is not here" if absent else "")
         if problem:
-            outcomes.append(Outcome(row, problem=problem))
+            outcomes.append(RowOutcome(row, problem=problem))
         else:
             found = [measures[i, seed] for seed in range(spec.seeds)]
             outcomes.append(_outcome(recipe, row, found, _upto(recipe.columns, *shares[i])))
@@ -140,14 +140,14 @@ def reproduce(
     )
 
 
-def _outcome(recipe: Recipe, row: Row, found: Sequence[Found], upto: Sequence[int | None]) -> Outcome:
+def _outcome(recipe: Recipe, row: RecipeRow, found: Sequence[MeasuredRow], upto: Sequence[int | None]) -> RowOutcome:
     values, problems = [], []
     for column, last in zip(recipe.columns, upto, strict=True):
         got = [m if isinstance(m, str) else collected(m, column.of, column.collect, last) for m in (f.measured for f in found)]
         values.append(tuple(v * column.times for v in got if not isinstance(v, str)))
         problems.append(next((v for v in got if isinstance(v, str)), ""))
     first = found[0].measured
-    return Outcome(
+    return RowOutcome(
         row,
         tuple(values),
         tuple(problems),
@@ -157,7 +157,7 @@ def _outcome(recipe: Recipe, row: Row, found: Sequence[Found], upto: Sequence[in
     )
 
 
-def _with_relatives(recipe: Recipe, outcomes: Sequence[Outcome]) -> list[Outcome]:
+def _with_relatives(recipe: Recipe, outcomes: Sequence[RowOutcome]) -> list[RowOutcome]:
     """The outcomes with relative columns divided by the row that they are relative to."""
     by_label = {o.row.labels: o for o in outcomes}
     done = []
@@ -170,11 +170,11 @@ def _with_relatives(recipe: Recipe, outcomes: Sequence[Outcome]) -> list[Outcome
             base = by_label.get(tuple(labels))
             divisor = None if base is None else base.mean(i)
             values[i] = tuple(v / divisor for v in outcome.values[i]) if divisor else ()
-        done.append(Outcome(**{**vars(outcome), "values": tuple(values)}))
+        done.append(RowOutcome(**{**vars(outcome), "values": tuple(values)}))
     return done
 
 
-def _upto(columns: Sequence[Column], job: RowJob, full: RowJob) -> list[int | None]:
+def _upto(columns: Sequence[RecipeColumn], job: RowJob, full: RowJob) -> list[int | None]:
     """The last round of each column: as in the recipe, or at the same share of a shorter run."""
     share = job.config.training.rounds / full.config.training.rounds
     return [None if c.round is None else max(1, round(c.round * share)) for c in columns]

@@ -232,7 +232,7 @@ def test_the_program_runs_a_recipe_and_refuses_nonsense(recipe: Path, done: Repr
     root = Path(done.outcomes[0].folders[0]).parents[2]
     shown = CliRunner().invoke(app, ["reproduce", str(recipe), "--out", str(root)], env={"COLUMNS": "140"})
     assert shown.exit_code == 0, shown.output
-    assert "FedGLP-ADP (paper 001), Table 0: Accuracy by rate" in shown.output
+    assert "FedGLP-ADP, Table 0: Accuracy by rate" in shown.output
     assert "70.25" in shown.output
     assert "SMALL" in shown.output
     for words, problem in ((["--scale", "big"], "--scale big"), (["--seeds", "0"], "--seeds 0")):

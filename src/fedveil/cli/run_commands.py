@@ -38,8 +38,8 @@ def run(
         resumable(resume)
         config = resume / "config.toml"
     added = [*(overrides or []), *([f"run.track={track}"] if track else [])]
-    given = load_config(chosen(config, preset), with_seed(added, seed))
-    _train(given, resume or out, quiet, resume is not None)
+    configuration = load_config(chosen(config, preset), with_seed(added, seed))
+    _train(configuration, resume or out, quiet, resume is not None)
 
 
 @commands.command()
@@ -80,9 +80,9 @@ def twin(
     from fedveil.configuration.config import load_config
     from fedveil.configuration.presets import chosen
 
-    given = load_config(chosen(config, preset), overrides or [])
-    folder = out if out is not None else Path("runs") / f"twin-{given.method.name}-{given.data.name}"
-    made = twin_with_progress(given, client, change, folder, quiet)
+    configuration = load_config(chosen(config, preset), overrides or [])
+    folder = out if out is not None else Path("runs") / f"twin-{configuration.method.name}-{configuration.data.name}"
+    made = twin_with_progress(configuration, client, change, folder, quiet)
     typer.echo(f"twins: {made} (fedveil plot {made} --what sensitivity,update)")
 
 

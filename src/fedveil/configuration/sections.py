@@ -29,7 +29,7 @@ class Section(BaseModel):
 
 
 class DataSection(Section):
-    """Which data, dealt out how.
+    """Which data, and how they are partitioned.
 
     client_test_fraction: share of each client's examples kept for its own test. public_fraction: share of the training set
     that is public and belongs to no client. user_test_fraction: with natural users as clients, official splits that separate the

@@ -77,7 +77,7 @@ def compare(
 
     Args:
         out: directory; by default one under runs/ that belongs to this configuration.
-        jobs: cells at a time; by default the cores. listener: told what is checked, what was planned and how the runs go on.
+        jobs: cells at a time; by default the cores. listener: hears what is checked, what was planned and how the runs go on.
 
     Raises:
         ConfigError: no method can be run, or the directory is that of another comparison.

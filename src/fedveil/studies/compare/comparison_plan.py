@@ -50,7 +50,7 @@ class ComparisonListener(Listener):
 
 
 def plan(spec: ComparisonSpec, listener: ComparisonListener | None = None) -> list[Planned]:
-    """The rows of the comparison, those that cannot be run with their reason; the data of every seed are dealt out for that.
+    """The rows of the comparison, those that cannot be run with their reason; the data of every seed are partitioned for that.
 
     A method that has no noise to calibrate is run once without any, as the reference.
 

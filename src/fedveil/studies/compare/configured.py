@@ -58,7 +58,7 @@ def with_partitions(config: Config, partitions: Sequence[str]) -> list[tuple[str
 
 
 def partition_of(text: str, config: Config) -> dict[str, Any]:
-    """The partition that `kind:value` or `kind:key=value:...` describes, among the configuration's clients unless told otherwise.
+    """The partition that `kind:value` or `kind:key=value:...` describes, among the configuration's clients by default.
 
     Raises:
         ConfigError: an unknown kind or key, an impossible value.

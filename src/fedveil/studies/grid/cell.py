@@ -1,4 +1,4 @@
-"""A cell of a grid, how far it has come, and who is told of it."""
+"""A cell of a grid, how far it has come, and who listens."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Listener:
 
 
 def state_of(cell: Cell, out: str | Path) -> CellState:
-    """The state of a cell as its directory tells it; a begun cell counts as waiting.
+    """The state of a cell as its directory has it; a begun cell counts as waiting.
 
     Raises:
         ConfigError: the directory belongs to another configuration, or cannot be read.

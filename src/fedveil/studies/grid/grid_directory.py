@@ -1,4 +1,4 @@
-"""The directory of a grid: the names of its cells, its lock, and `grid.json`, which tells how far it has come."""
+"""The directory of a grid: the names of its cells, its lock, and `grid.json`, which says how far it has come."""
 
 from __future__ import annotations
 

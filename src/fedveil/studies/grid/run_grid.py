@@ -25,12 +25,12 @@ def run_grid(
     jobs: int | None = None,
     listener: Listener | None = None,
 ) -> list[CellState]:
-    """Run every cell that is not finished and return the states of all, in the given order; a failed cell stops no other.
+    """Run every cell that is not finished and return the states of all, in the order of `cells`; a failed cell stops no other.
 
     Args:
         out: the grid's directory: new, empty, or that of a grid whose finished and begun cells are kept.
         jobs: cells at a time; by default the cores that this process may use.
-        listener: told of every change.
+        listener: hears of every change.
 
     Raises:
         ConfigError: impossible names; a directory that is no grid or is in use; a cell that was run with another configuration.

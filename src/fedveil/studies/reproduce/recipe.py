@@ -94,7 +94,7 @@ class Recipe(_Part):
     """One table or figure of a paper.
 
     preset, set: base configuration of all rows. measure: what is done with a row's configuration, by name, with its options.
-    notes: what the paper does not state, and how the rows deal with it. stated: what else its text says of this table.
+    notes: what the paper does not state, and what the rows do instead. stated: what else its text says of this table.
     missing: why nothing of it can be run.
     picture: `dots`, ours beside theirs; `curves`, the first column's series over the rounds.
     """

@@ -64,14 +64,14 @@ def measured(
             continue
         folder = root / "measured" / names[key] / f"{name}-{_digest(job.options)}"
         tasks[key] = RecipeTask(name, job.config, job.options, None if state is None else state.path, folder)
-    tell, log = partial(_tell, listener, len(tasks)), root / "measured" / "workers.log"
-    for (key, task), series in zip(tasks.items(), all_of(list(tasks.values()), count, log, tell), strict=True):
+    announce, log = partial(_announce, listener, len(tasks)), root / "measured" / "workers.log"
+    for (key, task), series in zip(tasks.items(), all_of(list(tasks.values()), count, log, announce), strict=True):
         ended = states[names[key]].ended if names[key] in states else ""
         found[key] = MeasuredRow(series, str(task.run if name == "run" else task.folder), ended)
     return found
 
 
-def _tell(listener: RecipeListener, total: int, done: int, task: RecipeTask) -> None:
+def _announce(listener: RecipeListener, total: int, done: int, task: RecipeTask) -> None:
     listener.measuring(done, total, f"{task.name} of {task.config.method.name}")
 
 

@@ -97,7 +97,7 @@ def remarks(done: Reproduction) -> list[str]:
 
 def title(done: Reproduction) -> str:
     """Paper, table and what it is about."""
-    return f"{PAPERS[done.recipe.paper]} (paper {done.recipe.paper}), {done.recipe.table}: {done.recipe.title}"
+    return f"{PAPERS[done.recipe.paper]}, {done.recipe.table}: {done.recipe.title}"
 
 
 def write_results(done: Reproduction) -> Path:

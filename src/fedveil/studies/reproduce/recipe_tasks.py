@@ -55,22 +55,25 @@ def tried(task: RecipeTask) -> Measured | str:
         return f"failed: {problem}"
 
 
-def all_of(tasks: Sequence[RecipeTask], jobs: int, log: Path, tell: Callable[[int, RecipeTask], None]) -> list[Measured | str]:
+Announce = Callable[[int, RecipeTask], None]
+
+
+def all_of(tasks: Sequence[RecipeTask], jobs: int, log: Path, announce: Announce) -> list[Measured | str]:
     """All measurements in order; those that take long in up to `jobs` processes.
 
     Args:
-        log: what these processes print. tell: how many are done, before each.
+        log: what these processes print. announce: called before each with how many are done.
     """
     slow = {str(task.folder): task for task in tasks if task.name not in QUICK and not task.file.exists()}
-    problems = _apart(slow, min(len(slow), jobs), log, tell) if min(len(slow), jobs) > 1 else {}
+    problems = _apart(slow, min(len(slow), jobs), log, announce) if min(len(slow), jobs) > 1 else {}
     found: list[Measured | str] = []
     for i, task in enumerate(tasks):
-        tell(i, task)
+        announce(i, task)
         found.append(problems.get(str(task.folder)) or tried(task))
     return found
 
 
-def _apart(slow: Mapping[str, RecipeTask], count: int, log: Path, tell: Callable[[int, RecipeTask], None]) -> dict[str, str]:
+def _apart(slow: Mapping[str, RecipeTask], count: int, log: Path, announce: Announce) -> dict[str, str]:
     """Make measurements in so many processes, which leave them in their files; returns why some failed."""
     log.parent.mkdir(parents=True, exist_ok=True)
     waiting = iter([_job(name, task) for name, task in slow.items()])
@@ -78,7 +81,7 @@ def _apart(slow: Mapping[str, RecipeTask], count: int, log: Path, tell: Callable
     with Workers(count, log) as workers:
         for name, message in workers.run(lambda: next(waiting, None)):
             if message["event"] == "started":
-                tell(done, slow[name])
+                announce(done, slow[name])
                 continue
             done += 1
             if message["event"] == "failed":

@@ -21,7 +21,7 @@ from fedveil.studies.reproduce.recipe_rows import SCALES, RowJob, Scale, job_of
 
 @dataclass(frozen=True)
 class RowOutcome:
-    """What came of one row.
+    """The outcome of one row.
 
     Args:
         values: by column, one number for each seed that gave one. problems: by column, why there is none (or of a seed).
@@ -50,7 +50,7 @@ class RowOutcome:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A recipe's rows at one scale, with what came of them. left_out: rows of the paper's scale that this scale does not have."""
+    """A recipe's rows at one scale, each with its outcome. left_out: rows of the paper's scale that this scale does not have."""
 
     name: str
     recipe: Recipe
@@ -97,7 +97,7 @@ def reproduce(
 
     Args:
         out: the folder that recipes share. jobs: runs and measurements at a time; by default the cores.
-        listener: told what will run, how the runs go on and what is measured.
+        listener: hears what will run, how the runs go on and what is measured.
 
     Raises:
         ConfigError: a row that cannot be. DataError: none of the rows has its data.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import time
 from functools import cache
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedveil.configuration.config import setting_of
+from fedveil.configuration.sections import network_of
 from fedveil.data.catalogue import info
 from fedveil.engines.pool import available_cores
 from fedveil.models.model_registry import build
@@ -25,7 +27,7 @@ PASSES = 10
 BEGIN = 2.0
 """Seconds of a run beside its rounds and its data: imports, statement, ledger, files."""
 READ = 3e-8
-"""Seconds to load, standardise and deal out one number of the training data."""
+"""Seconds to load, standardise and partition one number of the training data."""
 _PROBES = ({"name": "lenet5"}, {"name": "cnn2", "channels": [32, 64], "hidden": 512})
 
 
@@ -77,8 +79,8 @@ def _attack(job: RowJob, forward: float) -> float:
 @cache
 def _size(options: str, shape: tuple[int, ...], classes: int) -> tuple[float, int]:
     """Operations of one example's forward pass, and parameters."""
-    given: dict[str, Any] = json.loads(options)
-    module = build(str(given.pop("name", "mlp")), shape, classes, 0, **given)
+    network = network_of(json.loads(options))
+    module = build(network.name, shape, classes, 0, **dict(network.options))
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         module(torch.zeros((1, *shape)))
@@ -120,9 +122,9 @@ def _per_number() -> float:
 def _time(act: Any, budget: float = 0.25) -> float:
     """Seconds of one call, the median over `budget` seconds of them after one to warm up."""
     act()
-    taken, end = [], time.perf_counter() + budget
+    durations, end = [], time.perf_counter() + budget
     while time.perf_counter() < end:
         begin = time.perf_counter()
         act()
-        taken.append(time.perf_counter() - begin)
-    return sorted(taken)[len(taken) // 2] if taken else budget
+        durations.append(time.perf_counter() - begin)
+    return statistics.median_high(durations) if durations else budget

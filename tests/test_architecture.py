@@ -19,7 +19,7 @@ ROOMS = (
 )
 """From low to high: a room imports only rooms before it. `fedveil/__init__.py` is below, `fedveil/__main__.py` above all."""
 
-SHARED_NAMES = {"Clients", "Column", "Entry", "Optimizer", "Outcome", "Pool", "Raw", "Task"}
+SHARED_NAMES = {"Clients", "Entry", "Pool", "Raw"}
 """Classes whose name another room has too: no new ones."""
 
 

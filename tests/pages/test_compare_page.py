@@ -15,6 +15,7 @@ from fedveil.pages.compare_page import write_page
 from fedveil.studies.compare.comparison import Comparison
 from fedveil.studies.compare.comparison_plan import plan
 from fedveil.studies.compare.comparison_rows import Row
+from fedveil.studies.compare.comparison_spec import ComparisonSpec
 from fedveil.studies.statistics import Against
 from grid_cells import small
 
@@ -28,7 +29,7 @@ TEXTS = "return [...document.querySelectorAll(arguments[0])].map((e) => e.innerT
 def comparison(folder: Path, epsilons: tuple[float, ...]) -> Comparison:
     """Rows with given numbers: the page draws what they say."""
     rows = []
-    for p in plan(small(), METHODS, epsilons, (1, 2)):
+    for p in plan(ComparisonSpec(small(), METHODS, epsilons, (1, 2))):
         if not p.cells:
             rows.append(Row(p.method, p.partition, p.epsilon, 0, problems=("<b>set</b> training.batch_clip",)))
             continue

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -19,21 +20,43 @@ from typer.testing import CliRunner
 
 from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
 from fedveil.cli.app import app
-from fedveil.cli.compare_terminal import Board, render
+from fedveil.cli.compare_terminal import LiveTable, render
 from fedveil.configuration.config import parse
 from fedveil.errors import ConfigError
 from fedveil.pages.compare_files import markdown, write_files
 from fedveil.run.run import run
 from fedveil.run.run_directory import write_config
 from fedveil.studies.compare.comparison import Comparison, compare, default_out
-from fedveil.studies.compare.comparison_plan import Planned
+from fedveil.studies.compare.comparison_plan import ComparisonListener, Planned
 from fedveil.studies.compare.comparison_rows import Row, blocks, rows_of
+from fedveil.studies.compare.comparison_spec import ComparisonSpec, seeds_from
 from fedveil.studies.compare.comparison_text import promise_sentences, verdict
-from fedveil.studies.grid.run_grid import CellState
+from fedveil.studies.grid.cell import CellState
 from grid_cells import small
 
 METHODS = ("fedavg", "dp-fedavg", "dp-fedavg:clip=0.01", "noisy-fedavg")
 EPSILONS = (2.0, 8.0)
+SEEDS = range(5, 8)
+
+
+class Notes(ComparisonListener):
+    """Keeps what it is told, and the live table of it."""
+
+    def __init__(self) -> None:
+        self.rows, self.checked, self.changes = list[Planned](), list[str](), list[CellState]()
+
+    def checking(self, what: str) -> None:
+        self.checked.append(what)
+
+    def planned(self, rows: Sequence[Planned]) -> None:
+        self.rows = list(rows)
+
+    def started(self, states: Sequence[CellState]) -> None:
+        self.table = LiveTable(self.rows, states)
+
+    def changed(self, state: CellState, left: float | None) -> None:
+        self.table.change(state, left)
+        self.changes.append(state)
 
 
 def row(found: Comparison, method: str, epsilon: float) -> Row:
@@ -42,7 +65,8 @@ def row(found: Comparison, method: str, epsilon: float) -> Row:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
-    return compare(small(seed=5, rounds=2), METHODS, EPSILONS, 3, out=tmp_path_factory.mktemp("compare") / "a", jobs=2)
+    spec = ComparisonSpec(small(seed=5, rounds=2), METHODS, EPSILONS, SEEDS)
+    return compare(spec, tmp_path_factory.mktemp("compare") / "a", jobs=2)
 
 
 def test_rows_are_what_single_runs_give(found: Comparison, tmp_path: Path) -> None:
@@ -73,7 +97,8 @@ def test_ranks_and_tests_within_a_guarantee(found: Comparison) -> None:
         pairs = [(other.values[s], best.values[s]) for s in (5, 6, 7)]
         theirs = float(stats.ttest_rel([a for a, _ in pairs], [b for _, b in pairs]).pvalue)
         assert other.against.holm == pytest.approx(theirs, rel=1e-9)
-        assert (other.against.n, other.against.wilcoxon) == (3, 0.25)
+        ranked_signs = float(stats.wilcoxon([a - b for a, b in pairs], method="exact").pvalue)
+        assert (other.against.n, other.against.wilcoxon) == (3, pytest.approx(ranked_signs, rel=1e-9))
 
 
 def test_blocks_come_by_partition_then_epsilon() -> None:
@@ -130,39 +155,30 @@ def test_files(found: Comparison) -> None:
 
 def test_the_same_call_repeats_nothing_and_more_extends(found: Comparison) -> None:
     runs = {state.path: state.summary["run"] for r in found.rows for state in r.states}
-    changed: list[CellState] = []
-    boards: list[Board] = []
-
-    def start(planned: Any, states: Any) -> None:
-        boards.append(Board(planned, states))
-
-    def change(state: CellState, left: float | None) -> None:
-        boards[0].change(state, left)
-        changed.append(state)
-
-    more = compare(
-        small(seed=5, rounds=2), ["dp-fedavg", "aldp-fl"], [2.0], 3, out=found.path, jobs=1, on_start=start, on_change=change
-    )
-    assert {state.cell.name for state in changed} == {f"aldp-fl/eps-2/seed-{s}" for s in (5, 6, 7)}
+    notes = Notes()
+    more = compare(ComparisonSpec(small(seed=5, rounds=2), ["dp-fedavg", "aldp-fl"], [2.0], SEEDS), found.path, 1, notes)
+    assert notes.checked == ["dp-fedavg", "aldp-fl"]
+    assert {state.cell.name for state in notes.changes} == {f"aldp-fl/eps-2/seed-{s}" for s in (5, 6, 7)}
     assert row(more, "dp-fedavg", 2.0).values == row(found, "dp-fedavg", 2.0).values
     for state in row(more, "dp-fedavg", 2.0).states:
         assert state.summary["run"] == runs[state.path]
-    shown = shown_by(boards[0])
+    shown = shown_by(notes.table)
     assert shown.count("3/3") == 2
     assert "12 of 12 rounds" in shown
     with pytest.raises(ConfigError, match=r"training\.rounds was 2 and is 3"):
-        compare(small(seed=5, rounds=3), ["dp-fedavg"], [2.0], 1, out=found.path)
+        compare(ComparisonSpec(small(seed=5, rounds=3), ["dp-fedavg"], [2.0], [5]), found.path)
 
 
 def test_keys_that_change_no_result_continue_the_comparison(found: Comparison) -> None:
     given = small(seed=5, rounds=2).model_dump(mode="json")
     given["run"] |= {"track": ["tensorboard"], "deterministic": True, "clients_at_once": 2, "name": "again"}
     given["training"]["client_timeout"] = 60.0
-    changed: list[CellState] = []
-    again = compare(
-        parse(given), METHODS, EPSILONS, 3, out=found.path, jobs=1, on_change=lambda state, left: changed.append(state)
-    )
-    assert changed == []
+    notes = Notes()
+    again = compare(ComparisonSpec(parse(given), METHODS, EPSILONS, SEEDS), found.path, 1, notes)
+    assert notes.changes == []
+    more = compare(ComparisonSpec(parse(given), ["dp-fedavg:clip=0.02"], [8.0], [5, 6]), found.path, 1)
+    assert [s.state for s in more.rows[0].states] == ["done", "done"]
+    assert list(more.rows[0].states[0].path.glob("tensorboard/events.*"))
     assert [r.values for r in again.rows] == [r.values for r in found.rows]
 
 
@@ -198,16 +214,21 @@ def test_the_command_ends_with_the_same_table(found: Comparison) -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match=r"no method can be run in this setting\. noisy-fedavg: .*batch_clip"):
-        compare(small(), ["noisy-fedavg"], [2.0], 1)
+        compare(ComparisonSpec(small(), ["noisy-fedavg"], [2.0], [0]))
+    with pytest.raises(ConfigError, match="at least 1 seed"):
+        seeds_from(small(), 0)
     for arguments, message in (
-        ({"seeds": 0}, "at least 1 seed"),
         ({"by": "proof"}, "there are proven and claimed"),
         ({"metric": "loss"}, "there are test_accuracy"),
     ):
         with pytest.raises(ConfigError, match=message):
-            compare(small(), ["dp-fedavg"], [2.0], **arguments)  # type: ignore[arg-type]
+            ComparisonSpec(small(), ["dp-fedavg"], [2.0], [0], **arguments)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="at least one method"):
-        compare(small(), [], [2.0])
+        ComparisonSpec(small(), [], [2.0], [0])
+
+
+def test_seeds_are_counted_from_that_of_the_configuration() -> None:
+    assert list(seeds_from(small(seed=5), 3)) == [5, 6, 7]
 
 
 def test_the_default_directory_belongs_to_the_configuration() -> None:
@@ -245,7 +266,7 @@ def test_a_comparison_without_a_number_ends_with_status_1(
     config = tmp_path / "c.toml"
     write_config(config, found.config)
     for rows, status in ((found.rows, 0), ((*found.rows, replace(row(found, "dp-fedavg", 2.0), values={})), 1)):
-        monkeypatch.setattr("fedveil.cli.compare_terminal.compare_live", lambda *_, rows=rows: replace(found, rows=rows))
+        monkeypatch.setattr("fedveil.cli.compare_terminal.compare_with_table", lambda *_, rows=rows: replace(found, rows=rows))
         assert CliRunner().invoke(app, ["compare", str(config), "--methods", "dp-fedavg"]).exit_code == status
 
 

@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 
+from fedveil.cli.compare_terminal import split_list
 from fedveil.configuration.config import Config, configure
 from fedveil.configuration.sections import given_keys
 from fedveil.errors import ConfigError
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.statement.certify import certify_config
 from fedveil.studies.compare.claim_targets import at_claim
-from fedveil.studies.compare.comparison_plan import Planned, configured, partition_of, plan, split_list
+from fedveil.studies.compare.comparison_plan import Planned
+from fedveil.studies.compare.comparison_plan import plan as plan_of
+from fedveil.studies.compare.comparison_spec import ComparisonSpec
+from fedveil.studies.compare.configured import configured, partition_of
 from grid_cells import small
 
 
@@ -22,6 +26,10 @@ def base(view: str = "aggregate", **training: Any) -> Config:
     sections["training"] |= {"batch_clip": 1.0, "local_steps": 2, **training}
     sections["privacy"]["view"] = view
     return configure(**sections)
+
+
+def plan(*what: Any, **more: Any) -> list[Planned]:
+    return plan_of(ComparisonSpec(*what, **more))
 
 
 def row(rows: list[Planned], method: str, epsilon: float) -> Planned:

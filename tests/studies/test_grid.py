@@ -7,15 +7,17 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import fedveil.studies.grid.run_grid as grid
+import fedveil.studies.grid.grid_directory as grid
 from fedveil.errors import ConfigError
 from fedveil.run.run import run
-from fedveil.studies.grid.run_grid import Cell, CellState, run_grid, state_of
+from fedveil.studies.grid.cell import Cell, CellState, Listener, state_of
+from fedveil.studies.grid.run_grid import run_grid
 from fedveil.studies.grid.schedule import Pace
 from grid_cells import cells, content, small
 
@@ -39,7 +41,7 @@ class Forked:
         if self.pid == 0:
             os.setsid()
             try:
-                run_grid(given, out, jobs, on_change=lambda s, _: void(os.write(writing, f"{s.state} {s.rounds}\n".encode())))
+                run_grid(given, out, jobs, Hears(lambda s: os.write(writing, f"{s.state} {s.rounds}\n".encode())))
             finally:
                 os._exit(130 if isinstance(sys.exception(), KeyboardInterrupt) else 0)
         os.close(writing)
@@ -53,8 +55,14 @@ class Forked:
             return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def void(_: object) -> None:
-    """For callbacks that return nothing."""
+class Hears(Listener):
+    """Passes on each changed cell."""
+
+    def __init__(self, act: Callable[[CellState], object]) -> None:
+        self.act = act
+
+    def changed(self, state: CellState, left: float | None) -> None:
+        self.act(state)
 
 
 def is_free(out: Path) -> bool:
@@ -98,7 +106,7 @@ def test_ctrl_c_ends_every_worker(tmp_path: Path) -> None:
 def test_finished_cells_are_kept_and_more_are_welcome(calm: Path) -> None:
     before = {cell.name: run_of(calm, cell) for cell in cells()}
     changed: list[str] = []
-    again = run_grid(cells(seeds=3, methods=("dp-fedavg",)), calm, jobs=2, on_change=lambda s, left: changed.append(s.cell.name))
+    again = run_grid(cells(seeds=3, methods=("dp-fedavg",)), calm, jobs=2, listener=Hears(lambda s: changed.append(s.cell.name)))
     assert [s.state for s in again] == ["done"] * 3
     assert set(changed) == {"dp-fedavg/seed-3"}
     assert {cell.name: run_of(calm, cell) for cell in cells()} == before
@@ -133,7 +141,7 @@ def test_a_failed_cell_has_its_reason_and_stops_no_other(tmp_path: Path) -> None
 
 
 def test_a_worker_that_dies_fails_its_cell_only(tmp_path: Path) -> None:
-    def kill(changed: CellState, left: float | None) -> None:
+    def kill(changed: CellState) -> None:
         if changed.cell.name == long.name and changed.rounds == 1 and changed.state == "running":
             workers = [int(p) for p in children() if "fedveil.studies.worker_program" in Path(f"/proc/{p}/cmdline").read_text()]
             for pid in workers:
@@ -141,7 +149,7 @@ def test_a_worker_that_dies_fails_its_cell_only(tmp_path: Path) -> None:
 
     long = Cell("long", small(rounds=10_000), {})
     short = Cell("short", small(rounds=1), {})
-    first, second = run_grid([long, short], tmp_path, jobs=1, on_change=kill)
+    first, second = run_grid([long, short], tmp_path, jobs=1, listener=Hears(kill))
     assert (first.state, second.state) == ("failed", "done"), second.error
     assert "signal 9" in first.error
 

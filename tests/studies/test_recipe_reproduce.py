@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ from fedveil.errors import ConfigError, DataError
 from fedveil.pages.figures.reproduce_figure import plot_reproduction
 from fedveil.run.recorded_run import read_run
 from fedveil.run.run import run
-from fedveil.studies.reproduce.cells import job_of
+from fedveil.studies.grid.cell import CellState
 from fedveil.studies.reproduce.collect import COLLECTORS, collected
 from fedveil.studies.reproduce.measurements import MEASURES
-from fedveil.studies.reproduce.recipe import rows
+from fedveil.studies.reproduce.recipe import Recipe, rows
 from fedveil.studies.reproduce.recipe_files import load_recipe
-from fedveil.studies.reproduce.recipe_jobs import Watch
+from fedveil.studies.reproduce.recipe_jobs import RecipeListener
+from fedveil.studies.reproduce.recipe_rows import job_of
 from fedveil.studies.reproduce.recipe_table import as_markdown, body, header, remarks, scale_text, write_results
-from fedveil.studies.reproduce.reproduction import Reproduction, reproduce
+from fedveil.studies.reproduce.reproduction import Reproduction, ReproductionSpec, reproduce
 
 TINY = """
 title = "Accuracy by rate"
@@ -77,6 +79,22 @@ set = { "training.rounds" = 2 }
 """
 
 
+class Notes(RecipeListener):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lacking, self.changes, self.measured = list[str](), list[CellState](), list[tuple[int, int, str]]()
+
+    def planned(self, recipe: Recipe, configs: Sequence[Config], lacking: Mapping[str, str]) -> None:
+        self.lacking = list(lacking)
+
+    def changed(self, state: CellState, left: float | None) -> None:
+        self.changes.append(state)
+
+    def measuring(self, done: int, total: int, what: str) -> None:
+        self.measured.append((done, total, what))
+
+
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("recipe") / "tiny.toml"
@@ -86,7 +104,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def done(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
-    return reproduce(recipe, "small", tmp_path_factory.mktemp("out"), jobs=1)
+    return reproduce(ReproductionSpec(recipe), tmp_path_factory.mktemp("out"), jobs=1)
 
 
 def test_ours_stand_beside_theirs(done: Reproduction) -> None:
@@ -148,12 +166,13 @@ def test_what_is_done_is_not_done_again(recipe: Path, done: Reproduction) -> Non
     root = Path(done.outcomes[0].folders[0]).parents[2]
     before = {p: p.stat().st_mtime_ns for p in root.glob("runs/cells/*/summary.json")}
     assert len(before) == 2
-    told: list[Any] = []
-    again = reproduce(recipe, "small", root, watch=Watch(change=lambda state, left: told.append(state)))
+    notes = Notes()
+    again = reproduce(ReproductionSpec(recipe), root, listener=notes)
     assert again.outcomes == done.outcomes
-    assert told == []
+    assert notes.changes == []
+    assert notes.measured == [(0, 2, "run of fedavg"), (1, 2, "run of fedavg")]
     assert {p: p.stat().st_mtime_ns for p in root.glob("runs/cells/*/summary.json")} == before
-    two = reproduce(recipe, "small", root, seeds=2, overrides=["training.optimizer.lr=0.5"], jobs=1)
+    two = reproduce(ReproductionSpec(recipe, seeds=2, overrides=["training.optimizer.lr=0.5"]), root, jobs=1)
     values = two.outcomes[0].values[0]
     assert len(values) == 2
     assert values[0] == pytest.approx(done.outcomes[0].mean(0))  # the same configuration, so the same run
@@ -169,7 +188,7 @@ def test_a_row_that_fails_says_why_and_stops_no_other(tmp_path: Path, measure: s
     text = TINY.replace("[set]", f'measure = {{ name = "{measure}" }}\n[set]', 1).replace("test_accuracy", "proven_epsilon")
     reason = 'missing = "fedveil does not have this method"'
     file.write_text(text.replace(reason, 'set = { "method" = { name = "dp-fedavg" } }'))
-    done = reproduce(file, "small", tmp_path / "out", jobs=1)
+    done = reproduce(ReproductionSpec(file), tmp_path / "out", jobs=1)
     assert "privacy.epsilon or privacy.noise_multiplier" in done.outcomes[2].problems[0]
     assert done.outcomes[2].mean(0) is None
     if measure == "statement":
@@ -184,8 +203,8 @@ def test_measurements_side_by_side_give_what_one_after_the_other_gives(tmp_path:
     text = TINY.replace("[set]", 'measure = { name = "twin" }\n[set]', 1).replace("test_accuracy", "sensitivity")
     reason = 'missing = "fedveil does not have this method"'
     file.write_text(text.replace(reason, 'set = { "method" = { name = "dp-fedavg" } }'))
-    side_by_side = reproduce(file, "small", tmp_path / "two", jobs=2)
-    one_by_one = reproduce(file, "small", tmp_path / "one", jobs=1)
+    side_by_side = reproduce(ReproductionSpec(file), tmp_path / "two", jobs=2)
+    one_by_one = reproduce(ReproductionSpec(file), tmp_path / "one", jobs=1)
     assert side_by_side.outcomes[0].mean(0) == one_by_one.outcomes[0].mean(0) != side_by_side.outcomes[1].mean(0)
     assert side_by_side.outcomes[2].problems == one_by_one.outcomes[2].problems
     assert side_by_side.outcomes[2].problems[0].startswith("failed: ")
@@ -197,14 +216,14 @@ def test_absent_data_are_told_before_anything_runs(tmp_path: Path, monkeypatch: 
     file = tmp_path / "r.toml"
     file.write_text(TINY.replace('name = "digits"', 'name = "femnist"'))
     with pytest.raises(DataError, match="no copy of femnist"):
-        reproduce(file, "small", tmp_path / "out")
+        reproduce(ReproductionSpec(file), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     mixed = TINY.replace('label = "slow", set = { ', 'label = "slow", set = { "data.name" = "femnist", ')
     mixed = mixed.replace("[set]", 'measure = { name = "partition" }\n[set]', 1).replace("test_accuracy", "labels_others")
     file.write_text(mixed)
-    told: list[Any] = []
-    done = reproduce(file, "small", tmp_path / "out", watch=Watch(plan=lambda recipe, configs, lacking: told.append(lacking)))
-    assert list(told[0]) == ["femnist"]
+    notes = Notes()
+    done = reproduce(ReproductionSpec(file), tmp_path / "out", listener=notes)
+    assert notes.lacking == ["femnist"]
     assert done.outcomes[1].problem == "the data set femnist is not here"
     assert done.outcomes[0].mean(0) == 1000
 
@@ -213,7 +232,7 @@ def test_the_program_runs_a_recipe_and_refuses_nonsense(recipe: Path, done: Repr
     root = Path(done.outcomes[0].folders[0]).parents[2]
     shown = CliRunner().invoke(app, ["reproduce", str(recipe), "--out", str(root)], env={"COLUMNS": "140"})
     assert shown.exit_code == 0, shown.output
-    assert "FedGLP-ADP (paper 001), Table 0: Accuracy by rate" in shown.output
+    assert "FedGLP-ADP, Table 0: Accuracy by rate" in shown.output
     assert "70.25" in shown.output
     assert "SMALL" in shown.output
     for words, problem in ((["--scale", "big"], "--scale big"), (["--seeds", "0"], "--seeds 0")):

@@ -12,10 +12,10 @@ import pytest
 from fedveil.configuration.config import setting_of
 from fedveil.errors import ConfigError
 from fedveil.statement.certify import certify_config
-from fedveil.studies.reproduce.cells import SCALES, job_of
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import Recipe, Value, kept, number, rows, shown
 from fedveil.studies.reproduce.recipe_files import load_recipe, recipe_names
+from fedveil.studies.reproduce.recipe_rows import SCALES, job_of
 
 TABLES = {
     "ladp-fl": [*(f"table-{i}" for i in range(2, 11)), *(f"fig-{i}" for i in range(4, 9))],

@@ -333,7 +333,7 @@ def test_neither_library_is_imported_unless_asked() -> None:
 
 def test_the_command_line_asks_for_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("fedveil.cli.app._train", lambda given, *rest: seen.append(given.run.track))
+    monkeypatch.setattr("fedveil.cli.run_commands._train", lambda given, *rest: seen.append(given.run.track))
     (tmp_path / "c.toml").write_text('[method]\nname = "fedavg"\n')
     asked = CliRunner().invoke(app, ["run", str(tmp_path / "c.toml"), "--track", "mlflow", "--track", "tensorboard"])
     assert asked.exit_code == 0, asked.output

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedveil.adversary.attack_kinds import FinishedAttack, attack
-from fedveil.adversary.attack_options import PUBLIC, AttackOptions, known_as
+from fedveil.adversary.attack_options import AttackOptions
 
 
 class _Speed(ProgressColumn):
@@ -63,18 +63,3 @@ def render(found: FinishedAttack, console: Console) -> None:
     console.print()
     for file in found.files:
         console.print(str(file), highlight=False, soft_wrap=True)
-
-
-def options_of(
-    images: int | None,
-    batch: int | None,
-    restarts: int | None,
-    steps: int | None,
-    seed: int,
-    round: int | None,
-    knows: str | None,
-    defence: str,
-) -> AttackOptions:
-    """The options of the command line."""
-    known = PUBLIC if knows is None else known_as(knows)
-    return AttackOptions(images, batch, restarts, steps, seed, round, known, defence)  # type: ignore[arg-type]

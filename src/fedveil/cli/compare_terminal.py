@@ -16,19 +16,21 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError
 from fedveil.pages.compare_files import write_files
 from fedveil.studies.compare.comparison import Comparison, compare, default_out
-from fedveil.studies.compare.comparison_plan import By, Planned, split_list
+from fedveil.studies.compare.comparison_plan import ComparisonListener, Planned
 from fedveil.studies.compare.comparison_rows import Row
+from fedveil.studies.compare.comparison_spec import ComparisonSpec
 from fedveil.studies.compare.comparison_text import claimed, guarantee, mean_and_sd, proven, short_names, verdict
-from fedveil.studies.grid.run_grid import CellState
+from fedveil.studies.grid.cell import CellState
 from fedveil.studies.statistics import LEVEL
 
+CHECKING = "checking what each method can promise"
 
-class Board:
-    """The live table: methods down, guarantees across; each cell tells done seeds, accuracy so far and the rounds that run.
+
+class LiveTable:
+    """Methods down, guarantees across; each cell shows the seeds that are done, their accuracy and the rounds that run.
 
     Args:
         planned: the rows. states: of their cells, before anything runs.
@@ -91,58 +93,36 @@ class Board:
         return f"about {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left"
 
 
-def compare_live(
-    config: Config,
-    methods: str,
-    epsilons: str,
-    seeds: int,
-    partitions: str,
-    by: str,
-    metric: str,
-    out: Path | None,
-    jobs: int | None,
-) -> Comparison:
-    """Compare with a live table, print what came of it, and leave the files.
+class _TableListener(ComparisonListener):
+    """Shows the live table; where the output is no terminal, one line a finished run."""
 
-    Args:
-        methods, epsilons, partitions: lists with commas, as on the command line.
-    """
-    console = Console()
-    if by not in ("claimed", "proven"):
-        raise ConfigError(f"--by {by}: there are proven and claimed")
-    kind: By = "claimed" if by == "claimed" else "proven"
-    folder = out or default_out(config)
-    boards: list[Board] = []
-    with Live(Text("checking what each method can promise"), console=console, refresh_per_second=4, transient=True) as live:
+    def __init__(self, live: Live) -> None:
+        self.live, self.rows, self.table = live, list[Planned](), LiveTable([], [])
 
-        def on_step(what: str) -> None:
-            live.update(Text(f"checking what each method can promise: {what}"))
+    def checking(self, what: str) -> None:
+        self.live.update(Text(f"{CHECKING}: {what}"))
 
-        def on_start(planned: Sequence[Planned], states: Sequence[CellState]) -> None:
-            boards.append(Board(planned, states))
-            live.update(boards[0])
+    def planned(self, rows: Sequence[Planned]) -> None:
+        self.rows = list(rows)
 
-        def on_change(state: CellState, left: float | None) -> None:
-            boards[0].change(state, left)
-            if not console.is_terminal and state.state in ("done", "failed"):
-                score = "" if state.accuracy is None else f" accuracy {state.accuracy:.1%}"
-                console.print(f"{state.cell.name}: {state.state}{score} {state.error}".rstrip(), highlight=False, markup=False)
+    def started(self, states: Sequence[CellState]) -> None:
+        self.table = LiveTable(self.rows, states)
+        self.live.update(self.table)
 
+    def changed(self, state: CellState, left: float | None) -> None:
+        self.table.change(state, left)
+        if not self.live.console.is_terminal and state.state in ("done", "failed"):
+            score = "" if state.accuracy is None else f" accuracy {state.accuracy:.1%}"
+            line = f"{state.cell.name}: {state.state}{score} {state.error}".rstrip()
+            self.live.console.print(line, highlight=False, markup=False)
+
+
+def compare_with_table(spec: ComparisonSpec, out: Path | None, jobs: int | None) -> Comparison:
+    """Compare with a live table, print the result, and leave the files."""
+    console, folder = Console(), out or default_out(spec.config)
+    with Live(Text(CHECKING), console=console, refresh_per_second=4, transient=True) as live:
         try:
-            found = compare(
-                config,
-                split_list(methods),
-                [_number(text) for text in split_list(epsilons)],
-                seeds,
-                partitions=split_list(partitions),
-                by=kind,
-                metric=metric,
-                out=folder,
-                jobs=jobs,
-                on_step=on_step,
-                on_start=on_start,
-                on_change=on_change,
-            )
+            found = compare(spec, folder, jobs, _TableListener(live))
         except KeyboardInterrupt:
             console.print(f"interrupted; the same command goes on where it was (--out {folder})", highlight=False, soft_wrap=True)
             raise
@@ -185,8 +165,25 @@ def render(found: Comparison, console: Console) -> None:
 
 
 def _cells(row: Row, name: str) -> list[str | Text]:
-    told = Text(verdict(row), style="red" if row.against and row.against.holm < LEVEL else "")
-    return [str(row.rank or "–"), name, mean_and_sd(row), claimed(row), proven(row), told]
+    verdict_text = Text(verdict(row), style="red" if row.against and row.against.holm < LEVEL else "")
+    return [str(row.rank or "–"), name, mean_and_sd(row), claimed(row), proven(row), verdict_text]
+
+
+def split_list(text: str) -> list[str]:
+    """What stands between commas; commas in brackets or braces do not count."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "[{(") - (character in ")}]")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
+def epsilons_of(text: str) -> list[float]:
+    """The numbers of `--epsilon`."""
+    return [_number(part) for part in split_list(text)]
 
 
 def _number(text: str) -> float:

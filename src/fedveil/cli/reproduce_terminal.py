@@ -13,16 +13,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fedveil.configuration.config import Config
-from fedveil.errors import ConfigError, nearest
 from fedveil.pages.figures.reproduce_figure import plot_reproduction
-from fedveil.studies.grid.run_grid import CellState
-from fedveil.studies.reproduce.cells import SCALES, Scale, job_of
+from fedveil.studies.grid.cell import CellState
 from fedveil.studies.reproduce.recipe import PAPERS, Recipe, kept, rows
 from fedveil.studies.reproduce.recipe_data import Presence, presence
 from fedveil.studies.reproduce.recipe_files import load_recipe, recipe_names
-from fedveil.studies.reproduce.recipe_jobs import Watch
+from fedveil.studies.reproduce.recipe_jobs import RecipeListener
+from fedveil.studies.reproduce.recipe_rows import job_of
 from fedveil.studies.reproduce.recipe_table import as_json, body, header, remarks, scale_text, title, write_results
-from fedveil.studies.reproduce.reproduction import Reproduction, reproduce
+from fedveil.studies.reproduce.reproduction import Reproduction, ReproductionSpec, reproduce
 from fedveil.studies.reproduce.running_time import seconds_of, spoken
 
 Listed = dict[str, Any]
@@ -34,7 +33,7 @@ def listed(data_dir: Path | None = None) -> list[Listed]:
     return [_listed(name, load_recipe(name), there) for name in recipe_names()]
 
 
-def list_live(data_dir: Path | None, as_rows: bool = False) -> list[Listed]:
+def print_recipes(data_dir: Path | None, as_rows: bool = False) -> list[Listed]:
     """Print the list of recipes, unless only its rows are wanted."""
     console = Console(stderr=as_rows)
     with console.status("looking for data sets, timing two small networks"):
@@ -47,18 +46,18 @@ def list_live(data_dir: Path | None, as_rows: bool = False) -> list[Listed]:
     for heading in ("rows", "small", "paper's"):
         table.add_column(heading, justify="right", no_wrap=True)
     for one in found:
-        table.add_row(*_told(one), style=None if one["runnable"] else "dim")
+        table.add_row(*_cells(one), style=None if one["runnable"] else "dim")
     console.print(table)
     console.print(
-        "\nrows: that fedveil can run, of those in the paper; the others are methods that it does not have, and keep the paper's "
-        "values.\nsmall, paper's: about how long either scale takes, estimated for all cores of this "
+        "\nrows: those that fedveil can run, of those in the paper; the others are methods that it does not have, and keep the "
+        "paper's values.\nsmall, paper's: about how long either scale takes, estimated for all cores of this "
         "machine.\nfedveil reproduce RECIPE [--scale small|paper] runs one.",
         highlight=False,
     )
     return found
 
 
-def _told(one: Listed) -> list[str]:
+def _cells(one: Listed) -> list[str]:
     """A line of the printed list: recipe, what it is and which data it needs, rows, costs."""
     data: dict[str, list[str]] = {}
     for name, there in one["data"].items():
@@ -89,53 +88,44 @@ def _listed(name: str, recipe: Recipe, there: Callable[[str], Presence]) -> List
     }
 
 
-def reproduce_live(
-    name: str,
-    scale: str,
-    out: Path,
-    seeds: int,
-    data_dir: Path | None,
-    jobs: int | None,
-    overrides: Sequence[str],
-    as_rows: bool = False,
-) -> dict[str, Any]:
-    """Run a recipe with a progress bar; print ours beside theirs, and leave the results in files."""
-    if scale not in SCALES:
-        raise ConfigError(f"--scale {scale}: unknown{nearest(scale, SCALES)}; there are {', '.join(SCALES)}")
-    if seeds < 1:
-        raise ConfigError(f"--seeds {seeds}: at least 1")
-    console = Console(stderr=as_rows)
-    chosen: Scale = "paper" if scale == "paper" else "small"
+class _ProgressListener(RecipeListener):
+    """Shows what will run, then a progress bar over the rounds of all runs, then over the measurements."""
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), TimeElapsedColumn())
-    bar = Progress(*columns, console=console, transient=True)
-    task = bar.add_task("", total=None, left="", visible=False)
-    rounds: dict[str, int] = {}
+    def __init__(self, spec: ReproductionSpec, bar: Progress) -> None:
+        self.spec, self.bar, self.rounds = spec, bar, dict[str, int]()
+        self.task = bar.add_task("", total=None, left="", visible=False)
 
-    def plan(recipe: Recipe, configs: list[Config], lacking: Mapping[str, str]) -> None:
-        console.print(f"[bold]{recipe.table}: {recipe.title}[/] ({chosen} scale)", highlight=False)
+    def planned(self, recipe: Recipe, configs: Sequence[Config], lacking: Mapping[str, str]) -> None:
+        console = self.bar.console
+        console.print(f"[bold]{recipe.table}: {recipe.title}[/] ({self.spec.scale} scale)", highlight=False)
         if configs:
             needed = ", ".join(dict.fromkeys(config.data.name for config in configs))
-            cost = spoken(seconds_of(recipe, chosen) * seeds)
+            cost = spoken(seconds_of(recipe, self.spec.scale) * self.spec.seeds)
             console.print(f"{len(configs)} rows to run, {cost} if none was run before. Data: {needed}.", highlight=False)
         for missing, why in lacking.items():
             console.print(f"[bold yellow]Not run, no copy of {missing}:[/] {why}", highlight=False)
 
-    def start(states: Sequence[CellState]) -> None:
-        rounds.update({state.cell.name: state.rounds for state in states})
-        bar.update(task, visible=True, total=sum(state.total for state in states), completed=sum(rounds.values()))
+    def started(self, states: Sequence[CellState]) -> None:
+        self.rounds.update({state.cell.name: state.rounds for state in states})
+        total = sum(state.total for state in states)
+        self.bar.update(self.task, visible=True, total=total, completed=sum(self.rounds.values()))
 
-    def change(state: CellState, left: float | None) -> None:
-        rounds[state.cell.name] = state.rounds
+    def changed(self, state: CellState, left: float | None) -> None:
+        self.rounds[state.cell.name] = state.rounds
         text = "" if left is None else f"{spoken(left)} left"
-        bar.update(task, description=f"training {state.cell.name}", completed=sum(rounds.values()), left=text)
+        self.bar.update(self.task, description=f"training {state.cell.name}", completed=sum(self.rounds.values()), left=text)
 
-    def measure(done: int, total: int, what: str) -> None:
-        bar.update(task, visible=True, description=f"measuring {what}", completed=done, total=total, left=f"{done} of {total}")
+    def measuring(self, done: int, total: int, what: str) -> None:
+        left = f"{done} of {total}"
+        self.bar.update(self.task, visible=True, description=f"measuring {what}", completed=done, total=total, left=left)
 
-    watch = Watch(plan, start, change, measure)
-    with bar:
-        done = reproduce(name, chosen, out, seeds=seeds, data_dir=data_dir, jobs=jobs, overrides=overrides, watch=watch)
+
+def reproduce_with_progress(spec: ReproductionSpec, out: Path, jobs: int | None, as_rows: bool = False) -> dict[str, Any]:
+    """Run a recipe with a progress bar; print ours beside theirs, and leave the results in files."""
+    console = Console(stderr=as_rows)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        done = reproduce(spec, out, jobs, _ProgressListener(spec, bar))
     folder = write_results(done)
     picture = plot_reproduction(done)
     if not as_rows:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
-def run_live(config: Config, out: Path | None, quiet: bool, resume: bool = False) -> Result:
-    """Train with a progress bar and print what came of it."""
+def run_with_progress(config: Config, out: Path | None, quiet: bool, resume: bool = False) -> Result:
+    """Train with a progress bar and print the result."""
     console = Console()
     columns = (
         TextColumn("[bold]{task.description}"),
@@ -49,7 +49,7 @@ def run_live(config: Config, out: Path | None, quiet: bool, resume: bool = False
     return result
 
 
-def twin_live(config: Config, client: int, change: Change, out: Path, quiet: bool) -> Path:
+def twin_with_progress(config: Config, client: int, change: Change, out: Path, quiet: bool) -> Path:
     """Measure twin runs with a progress bar."""
     console = Console()
     columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[distance]}"))

@@ -69,6 +69,14 @@ def without_free_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested dict as `section.key: value`."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file and apply overrides: `section.key=value`, or `section={...}` for a whole section anew."""
     try:
@@ -79,9 +87,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    given = raw.get("run")
-    if isinstance(given, dict) and isinstance(given.get("plugins"), list):
-        given["plugins"] = [_beside(Path(path), plugin) for plugin in given["plugins"]]
+    section = raw.get("run")
+    if isinstance(section, dict) and isinstance(section.get("plugins"), list):
+        section["plugins"] = [_beside(Path(path), plugin) for plugin in section["plugins"]]
     return parse(raw, overrides)
 
 

@@ -29,7 +29,7 @@ class Section(BaseModel):
 
 
 class DataSection(Section):
-    """Which data, dealt out how.
+    """Which data, and how they are partitioned.
 
     client_test_fraction: share of each client's examples kept for its own test. public_fraction: share of the training set
     that is public and belongs to no client. user_test_fraction: with natural users as clients, official splits that separate the
@@ -45,7 +45,7 @@ class DataSection(Section):
     user_test_fraction: float = Field(0.2, gt=0, lt=1)
 
 
-class Optimizer(Section):
+class OptimizerSection(Section):
     """A first-order optimiser."""
 
     name: Literal["sgd", "adam"] = "sgd"
@@ -73,8 +73,8 @@ class TrainingSection(Section):
     batch_size: int = Field(32, ge=1)
     batch_clip: float | None = Field(None, gt=0, allow_inf_nan=False)
     schedule: Schedule = "constant"
-    optimizer: Optimizer = Optimizer()
-    server_optimizer: Optimizer = Optimizer(lr=1.0)
+    optimizer: OptimizerSection = OptimizerSection()
+    server_optimizer: OptimizerSection = OptimizerSection(lr=1.0)
     local: Literal["sgd", "dp-sgd"] = "sgd"
     example_clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     evaluate_every: int = Field(1, ge=1)

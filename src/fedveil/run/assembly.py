@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data dealt out to clients: training examples, each client's own test examples, the public test set and public split."""
+    """Data of the clients: training examples and tests of their own; the public test set and the public split."""
 
     dataset: Dataset
     partition: Partition
@@ -56,28 +56,28 @@ class Prepared:
         return Population(self.dataset.info, clients, max(1, round(len(self.clients.y) / max(clients, 1))))
 
 
-def prepare(config: Config, dataset: Dataset | None = None, dealt: Partition | None = None) -> Prepared:
-    """Load the data and deal them out, unless they are given; tensors are made once."""
+def prepare(config: Config, dataset: Dataset | None = None, partition: Partition | None = None) -> Prepared:
+    """Load the data and partition them, unless a program hands them over; tensors are made once."""
     section, seed = config.data, config.run.seed
     method_of(config)  # its plugins may bring the data set
     if dataset is None:
         dataset = load(section.name, section.data_dir, section.download)
-    if dealt is None and section.partition.get("kind") == "users" and dataset.users_test is not None:
+    if partition is None and section.partition.get("kind") == "users" and dataset.users_test is not None:
         dataset = split_within_users(dataset, section.user_test_fraction)
     among, public_part = None, np.empty(0, dtype=np.int64)
     if section.public_fraction:
         among, public_part = public_split(len(dataset.y_train), seed=seed, fraction=section.public_fraction)
-    if dealt is None:
+    if partition is None:
         options = checked_options(section.partition)
-        dealt = from_options(options, dataset.y_train, seed=seed, users=dataset.users_train, among=among)
+        partition = from_options(options, dataset.y_train, seed=seed, users=dataset.users_train, among=among)
     x, y = dataset.standardise(dataset.x_train), dataset.y_train
     tests = None
     if section.client_test_fraction:
-        dealt, own = client_test_split(dealt, section.client_test_fraction, seed=seed)
+        partition, own = client_test_split(partition, section.client_test_fraction, seed=seed)
         tests = Clients.of(x, y, own)
     public = (torch.from_numpy(x[public_part]), torch.from_numpy(y[public_part])) if len(public_part) else None
     test = torch.from_numpy(dataset.standardise(dataset.x_test)), torch.from_numpy(dataset.y_test)
-    return Prepared(dataset, dealt, Clients.of(x, y, dealt.clients), tests, test, public)
+    return Prepared(dataset, partition, Clients.of(x, y, partition.clients), tests, test, public)
 
 
 def build_model(config: Config, prepared: Prepared) -> FlatModel:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedveil.configuration.config import without_free_keys
+from fedveil.configuration.config import flat, without_free_keys
 from fedveil.errors import ConfigError
 from fedveil.federation.history import Columns
 from fedveil.run.history_files import DECLARED, Row, parse_columns, parse_table
@@ -97,8 +97,7 @@ def read_run(path: str | Path) -> RunData:
 
 def experiment_of(run: RunData) -> dict[str, Any]:
     """The configuration as `section.key: value`, without what may differ between runs of one experiment (the seed above all)."""
-    flat = _flat(without_free_keys(run.config))
-    return {".".join(key): value for key, value in flat.items() if key != ("run", "seed")}
+    return {key: value for key, value in flat(without_free_keys(run.config)).items() if key != "run.seed"}
 
 
 def grouped(runs: Sequence[RunData]) -> list[list[RunData]]:
@@ -138,13 +137,6 @@ def _with(names: list[str], each: list[dict[str, Any]], key: str) -> list[str]:
 
 def _value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _flat(value: dict[str, Any], prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    flat: dict[tuple[str, ...], Any] = {}
-    for key, item in value.items():
-        flat |= _flat(item, (*prefix, key)) if isinstance(item, dict) else {(*prefix, key): item}
-    return flat
 
 
 def _parsed(path: Path, text: str) -> dict[str, Any]:

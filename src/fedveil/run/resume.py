@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.configuration.config import Config, load_config, without_free_keys
+from fedveil.configuration.config import Config, flat, load_config, without_free_keys
 from fedveil.configuration.plugins import digests
 from fedveil.errors import ConfigError, LedgerError
 from fedveil.federation.checkpoint import ledger_position
@@ -37,15 +36,15 @@ def resumable(path: Path) -> Config:
     return load_config(path / "config.toml")
 
 
-def same_run(saved: Config, given: Config, path: Path) -> None:
+def same_run(saved: Config, now: Config, path: Path) -> None:
     """Refuse a configuration that would give another result; the message shows what differs.
 
     What plugins contain is compared by `identity`.
     """
-    before, now = (_flat(without_free_keys(config.model_dump(mode="json"))) for config in (saved, given))
-    keys = [k for k in sorted(before.keys() | now.keys()) if before.get(k) != now.get(k)]
+    old, new = (flat(without_free_keys(config.model_dump(mode="json"))) for config in (saved, now))
+    keys = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)]
     if keys:
-        shown = "; ".join(f"{k} was {before.get(k)!r} and is {now.get(k)!r}" for k in keys)
+        shown = "; ".join(f"{k} was {old.get(k)!r} and is {new.get(k)!r}" for k in keys)
         raise ConfigError(f"the run in {path} was begun with another configuration: {shown}. Resume with its own, or start anew")
 
 
@@ -84,9 +83,3 @@ def identity(run: str, prepared: Prepared, plugins: Sequence[str] = ()) -> dict[
     for part in parts:
         checksum = zlib.crc32(part.tobytes(), checksum)
     return {"run": run, "data": checksum, **({"plugins": digests(plugins)} if plugins else {})}
-
-
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {path: json.loads(json.dumps(value))}
-    return {k: v for key, part in value.items() for k, v in _flat(part, f"{path}.{key}" if path else key).items()}

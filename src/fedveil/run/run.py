@@ -113,7 +113,7 @@ def run(
 
 
 def _train(
-    job: Federation, begun: Begun, saved: Checkpoints, progress: Progress | None, tell: Sequence[Callable[[Record], None]]
+    job: Federation, begun: Begun, saved: Checkpoints, progress: Progress | None, listeners: Sequence[Callable[[Record], None]]
 ) -> Result:
     """Train to the end, saving and telling each round, and write what is left of the run directory."""
     config, path = begun.config, begun.path
@@ -130,7 +130,7 @@ def _train(
         saved.save(progress)
         with _safe(path):
             append_history(path, progress.history, layout, columns)
-        for listener in tell:
+        for listener in listeners:
             listener(progress.history[-1])
 
     try:
@@ -158,8 +158,8 @@ def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement,
         rundir.write_versions(path / "versions.json", digests(config.run.plugins))
         rundir.write_config(path / "config.toml", config)
         _write_statement(path, statement)
-        dealt, source = prepared.partition, prepared.dataset
-        rundir.write_partition(path / "partition.json", dealt, source.y_train, source.info.classes, supplied=supplied)
+        labels, classes = prepared.dataset.y_train, prepared.dataset.info.classes
+        rundir.write_partition(path / "partition.json", prepared.partition, labels, classes, supplied=supplied)
     Ledger.create(path / "ledger.sqlite", run_id, {"method": config.method.name}).close()
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedveil.configuration.config import flat
 from fedveil.federation.history import Columns
 from fedveil.run.history_files import layer_cells
 from fedveil.run.run_directory import present
@@ -49,13 +50,14 @@ def numbers(record: Record, layers: Sequence[str], columns: Columns | None = Non
 
 def settings(begun: Begun) -> dict[str, Any]:
     """The configuration as `section.key: value`, and the three views' claimed and proven guarantees as text."""
-    flat = _flat(present(begun.config.model_dump(mode="json")))
+    keys = flat(present(begun.config.model_dump(mode="json")))
+    found = {key: json.dumps(value) if isinstance(value, list) else value for key, value in keys.items()}
     for numbers in begun.statement.views:
         reason = f": {numbers.proven.reason}" if numbers.proven.reason else ""
-        flat[f"statement.proven.{numbers.view.value}"] = f"{numbers.proven}{reason}"
+        found[f"statement.proven.{numbers.view.value}"] = f"{numbers.proven}{reason}"
         if numbers.claimed is not None:
-            flat[f"statement.claimed.{numbers.view.value}"] = str(numbers.claimed)
-    return flat
+            found[f"statement.claimed.{numbers.view.value}"] = str(numbers.claimed)
+    return found
 
 
 def epsilons(statement: Statement) -> dict[str, float]:
@@ -63,9 +65,3 @@ def epsilons(statement: Statement) -> dict[str, float]:
     found = {f"proven_epsilon/{v.view.value}": v.proven.epsilon for v in statement.views}
     found |= {f"claimed_epsilon/{v.view.value}": v.claimed.epsilon for v in statement.views if v.claimed is not None}
     return {key: epsilon for key, epsilon in found.items() if math.isfinite(epsilon)}
-
-
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {path: json.dumps(value) if isinstance(value, list) else value}
-    return {k: v for key, part in value.items() for k, v in _flat(part, f"{path}.{key}" if path else key).items()}

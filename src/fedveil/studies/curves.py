@@ -1,4 +1,4 @@
-"""Curves of a report: thinned, meaned over the runs of a group, equal layers merged."""
+"""Curves of a report: thinned, averaged over the runs of a group, equal layers merged."""
 
 from __future__ import annotations
 

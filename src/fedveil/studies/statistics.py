@@ -75,7 +75,7 @@ def seeds_needed(comparisons: int) -> int:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """The p-values after Holm's step-down correction, in the given order."""
+    """The p-values after Holm's step-down correction, in the order of `p`."""
     order = sorted(range(len(p)), key=lambda i: p[i])
     corrected, largest = [0.0] * len(p), 0.0
     for place, i in enumerate(order):

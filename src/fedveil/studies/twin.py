@@ -1,4 +1,6 @@
-"""Global sensitivity as paper 002 measures it: two runs with the same noise and batches, on data that differ in one client.
+"""Global sensitivity as the Noisy-FedAvg paper measures it, by two runs on data that differ in one client.
+
+Noise and batches are the same in both.
 
 A measurement of one pair of neighbours, in a simulation: it bounds nothing, since another pair may lie further apart.
 """
@@ -55,7 +57,7 @@ def twin_sensitivity(
     Raises:
         ConfigError: no such client, or one without data.
 
-    Source: paper 002, Section 5, "Sensitivity" (which record differs is not stated there).
+    Source: the Noisy-FedAvg paper, Section 5, "Sensitivity" (which record differs is not stated there).
     """
     return twin_runs(config, client, change, data=data, partition=partition)[0]
 

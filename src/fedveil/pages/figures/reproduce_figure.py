@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedveil.pages.figures.figure_style import BLUE, COLOURS, DASHES, MUTED, ORANGE, blank, legend_below, panels, quiet, save
 from fedveil.studies.reproduce.recipe import number
 from fedveil.studies.reproduce.recipe_table import scale_text, title
-from fedveil.studies.reproduce.reproduction import Outcome, Reproduction
+from fedveil.studies.reproduce.reproduction import Reproduction, RowOutcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,11 +82,11 @@ def _curves(axis: Axes, done: Reproduction, column: int, *, first: bool) -> None
     quiet(axis, size=7)
 
 
-def _name(done: Reproduction, outcome: Outcome) -> str:
+def _name(done: Reproduction, outcome: RowOutcome) -> str:
     """The labels of a row; a bare number with the name of its axis."""
     named = zip(done.recipe.axes, outcome.row.labels, strict=True)
     return ", ".join(f"{axis.name} {label}" if number(label) is not None else label for axis, label in named)
 
 
-def _has(outcome: Outcome, column: int) -> bool:
+def _has(outcome: RowOutcome, column: int) -> bool:
     return outcome.mean(column) is not None or number(outcome.row.published[column]) is not None

@@ -1,4 +1,4 @@
-"""What would stop the runs of a comparison and shows before training: data that cannot be dealt out, a number nobody measures."""
+"""What would stop the runs of a comparison, found before training: an impossible partition, a number nobody measures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PERSONAL = "mean_personal_accuracy"
 
 
 class Check:
-    """Checks configurations; a data set is loaded once, and dealt out once a seed.
+    """Checks configurations; a data set is loaded once, and partitioned once a seed.
 
     Args:
         metric: the number that is compared.
@@ -24,7 +24,7 @@ class Check:
     def __init__(self, metric: str) -> None:
         self.metric = metric
         self._loaded: dict[tuple[str, str], Dataset] = {}
-        self._dealt: dict[tuple[str, int], str] = {}
+        self._problems: dict[tuple[str, int], str] = {}
 
     def problem(self, configs: Sequence[Config]) -> str:
         """Why the runs of one row, which differ in their seed only, cannot give the number; an empty string where they can."""
@@ -33,25 +33,25 @@ class Check:
                 _personal(configs[0])
         except FedveilError as problem:
             return str(problem)
-        found = {config.run.seed: said for config in configs if (said := self._deal(config))}
+        found = {config.run.seed: said for config in configs if (said := self._partition(config))}
         if not found:
             return ""
         return f"seed{'s' * (len(found) > 1)} {', '.join(map(str, found))}: {'; '.join(dict.fromkeys(found.values()))}"
 
-    def _deal(self, config: Config) -> str:
+    def _partition(self, config: Config) -> str:
         from fedveil.run.assembly import prepare
 
         key = config.data.model_dump_json(), config.run.seed
         source = config.data.name, str(config.data.data_dir)
-        if key not in self._dealt:
+        if key not in self._problems:
             try:
                 ready = prepare(config, self._loaded.get(source))
                 if config.data.partition.get("kind") != "users":  # which may have cut other tests out of it
                     self._loaded = {source: ready.dataset}
-                self._dealt[key] = ""
+                self._problems[key] = ""
             except FedveilError as problem:
-                self._dealt[key] = str(problem)
-        return self._dealt[key]
+                self._problems[key] = str(problem)
+        return self._problems[key]
 
 
 def _personal(config: Config) -> None:

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from fedveil.configuration.config import Config, without_free_keys
 from fedveil.errors import ConfigError
-from fedveil.studies.compare.comparison_plan import By, Planned, plan
+from fedveil.studies.compare.comparison_plan import ComparisonListener, plan
 from fedveil.studies.compare.comparison_rows import Row, blocks, rows_of
+from fedveil.studies.compare.comparison_spec import METRICS, By, ComparisonSpec
 from fedveil.studies.compare.comparison_text import problem_sentences, promise_sentences, sample_sentences, short_names
-from fedveil.studies.grid.run_grid import CellState, run_grid
-
-METRICS = {
-    "test_accuracy": "test accuracy of the final model",
-    "test_f1": "F1 score of the final model",
-    "mean_personal_accuracy": "mean accuracy of the clients' own models on their own test examples",
-}
-"""What can be compared, larger is better."""
+from fedveil.studies.grid.run_grid import run_grid
 
 
 @dataclass(frozen=True)
@@ -28,19 +22,18 @@ class Comparison:
     """What a comparison found.
 
     Args:
-        path: its directory, with a run directory for each cell. config: what all methods share. by: which guarantee is equal.
-        metric: the column compared. methods, epsilons, partitions, seeds: as asked for.
-        rows: one a method, partition and epsilon, in the asked order.
+        path: its directory, with a run directory for each cell. rows: one a method, partition and epsilon, in the asked order.
+        The others are those of the `ComparisonSpec`.
     """
 
     path: Path
     config: Config
     by: By
     metric: str
-    methods: tuple[str, ...]
-    epsilons: tuple[float, ...]
-    partitions: tuple[str, ...]
-    seeds: tuple[int, ...]
+    methods: Sequence[str]
+    epsilons: Sequence[float]
+    partitions: Sequence[str]
+    seeds: Sequence[int]
     rows: tuple[Row, ...]
 
     @property
@@ -76,61 +69,30 @@ class Comparison:
 
 
 def compare(
-    config: Config,
-    methods: Sequence[str],
-    epsilons: Sequence[float],
-    seeds: int | Sequence[int] = 3,
-    *,
-    partitions: Sequence[str] = (),
-    by: By = "proven",
-    metric: str = "test_accuracy",
-    out: str | Path | None = None,
-    jobs: int | None = None,
-    on_step: Callable[[str], None] | None = None,
-    on_start: Callable[[Sequence[Planned], Sequence[CellState]], None] | None = None,
-    on_change: Callable[[CellState, float | None], None] | None = None,
+    spec: ComparisonSpec, out: str | Path | None = None, jobs: int | None = None, listener: ComparisonListener | None = None
 ) -> Comparison:
     """Run every method at every epsilon with every seed, and compare them at equal guarantee.
 
     The same call continues an interrupted comparison; more methods, epsilons or seeds in the same directory extend it.
 
     Args:
-        config: what all methods share; its method section counts for that method only.
-        methods: `name` or `name:key=value:key=value`. epsilons: guarantees; inf is a run without noise.
-        seeds: how many, counted from `run.seed`, or which. Each has its own initial model, partition, batches and noise.
-        partitions: `kind:key=value:...`; none for that of the configuration.
-        by: `proven`, the proven variants at equal proven epsilon; `claimed`, the published ones at equal claimed epsilon.
-        metric: a key of `METRICS`. out: directory; by default one under runs/ that belongs to this configuration.
-        jobs: cells at a time; by default the cores. on_step: told what is being checked.
-        on_start: given the rows, and the states of their cells, before training. on_change: as in `run_grid`.
+        out: directory; by default one under runs/ that belongs to this configuration.
+        jobs: cells at a time; by default the cores. listener: hears what is checked, what was planned and how the runs go on.
 
     Raises:
-        ConfigError: nothing to compare, an impossible argument, or a directory of another comparison.
+        ConfigError: no method can be run, or the directory is that of another comparison.
     """
-    if by not in ("proven", "claimed"):
-        raise ConfigError(f"--by {by}: there are proven and claimed")
-    if metric not in METRICS:
-        raise ConfigError(f"--metric {metric}: there are {', '.join(METRICS)}")
-    if isinstance(seeds, int):
-        if seeds < 1:
-            raise ConfigError(f"--seeds {seeds}: at least 1 seed is needed, 3 or more to see a spread")
-        seeds = range(config.run.seed, config.run.seed + seeds)
-    if not methods or not epsilons or not seeds:
-        raise ConfigError("give at least one method, one epsilon and one seed")
-    planned = plan(config, methods, epsilons, seeds, partitions, by, on_step, metric)
+    listener = listener or ComparisonListener()
+    planned = plan(spec, listener)
     cells = [cell for row in planned for cell in row.cells]
     if not cells:
         reasons = "; ".join(dict.fromkeys(f"{row.method}: {row.reason}" for row in planned))
         raise ConfigError(f"no method can be run in this setting. {reasons}")
-    folder = Path(out) if out is not None else default_out(config)
-
-    def begin(states: Sequence[CellState]) -> None:
-        if on_start is not None:
-            on_start(planned, states)
-
-    states = run_grid(cells, folder, jobs, begin, on_change)
-    rows = rows_of(planned, {s.cell.name: s for s in states}, metric)
-    return Comparison(folder, config, by, metric, tuple(methods), tuple(epsilons), tuple(partitions), tuple(seeds), tuple(rows))
+    folder = Path(out) if out is not None else default_out(spec.config)
+    listener.planned(planned)
+    states = run_grid(cells, folder, jobs, listener)
+    rows = rows_of(planned, {s.cell.name: s for s in states}, spec.metric)
+    return Comparison(path=folder, rows=tuple(rows), **{field.name: getattr(spec, field.name) for field in fields(spec)})
 
 
 def default_out(config: Config) -> Path:

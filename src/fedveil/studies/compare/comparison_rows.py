@@ -1,4 +1,4 @@
-"""The rows of a comparison: what each method reached over its seeds, its rank, and whether the best is told apart from it."""
+"""The rows of a comparison: what each method reached over its seeds, its rank, and whether the best differs from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedveil.run.recorded_run import read_run
 from fedveil.statement.statement import Statement
 from fedveil.studies.compare.comparison_plan import Planned
 from fedveil.studies.curves import last
-from fedveil.studies.grid.run_grid import CellState
+from fedveil.studies.grid.cell import CellState
 from fedveil.studies.statistics import Against, against_best, interval, ranks
 
 
@@ -86,25 +86,25 @@ def blocks(rows: Iterable[Row]) -> dict[tuple[str, float], list[Row]]:
 
     Blocks come by partition, then by epsilon, runs without noise last.
     """
-    given = list(rows)
-    partitions = list(dict.fromkeys(row.partition for row in given))
+    rows = list(rows)
+    partitions = list(dict.fromkeys(row.partition for row in rows))
     found: dict[tuple[str, float], list[Row]] = {}
-    for row in sorted(given, key=lambda r: (partitions.index(r.partition), r.epsilon)):
+    for row in sorted(rows, key=lambda r: (partitions.index(r.partition), r.epsilon)):
         found.setdefault(row.block, []).append(row)
     return {block: sorted(found[block], key=lambda r: (r.rank is None, r.rank or 0, not r.complete)) for block in found}
 
 
 def _row(planned: Planned, states: Sequence[CellState], metric: str) -> Row:
     values: dict[int, float] = {}
-    told: dict[str, list[str]] = {}
+    seeds_by_problem: dict[str, list[str]] = {}
     for state in states:
         seed = state.cell.config.run.seed
         value = last(read_run(state.path).history, metric) if state.rounds and state.state != "failed" else None
         if value is not None:
             values[seed] = value
         if said := _problem(state, value, metric):
-            told.setdefault(said, []).append(str(seed))
-    problems = [f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}: {said}" for said, seeds in told.items()]
+            seeds_by_problem.setdefault(said, []).append(str(seed))
+    problems = [f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}: {said}" for said, seeds in seeds_by_problem.items()]
     statement = next((s.statement for s in states if s.statement is not None), planned.statement)
     return Row(
         planned.method,

@@ -14,9 +14,10 @@ from fedveil.studies.worker_pool import Job
 
 
 def cell_job(name: str, config: Config, path: Path) -> Job:
-    """The job that runs this configuration in `path`; its engine is `inline`."""
-    inline = config.model_copy(update={"run": config.run.model_copy(update={"engine": "inline"})})
-    return Job(name, f"{__name__}:run_cell", {"path": str(path), "config": inline.model_dump(mode="json")})
+    """The job that runs this configuration in `path`: with the engine `inline`, which cannot give up a client."""
+    sections = config.model_dump(mode="json")
+    sections["run"]["engine"], sections["training"]["client_timeout"] = "inline", None
+    return Job(name, f"{__name__}:run_cell", {"path": str(path), "config": sections})
 
 
 def run_cell(arguments: dict[str, Any], report: Callable[[Any], None]) -> None:

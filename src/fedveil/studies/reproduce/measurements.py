@@ -45,12 +45,12 @@ class Measure:
 
     def checked(self, options: dict[str, Any]) -> dict[str, Any]:
         """The options without `name`; ConfigError for one that this measurement does not have."""
-        given = {key: value for key, value in options.items() if key != "name"}
+        chosen = {key: value for key, value in options.items() if key != "name"}
         allowed = list(inspect.signature(self.series).parameters)[3:]
-        for key in given:
+        for key in chosen:
             if key not in allowed:
                 raise ConfigError(f"measure.{key}: unknown{nearest(key, allowed)}; it takes {', '.join(allowed) or 'nothing'}")
-        return given
+        return chosen
 
 
 def of_run(config: Config, run: Path | None, folder: Path) -> Measured:
@@ -180,11 +180,11 @@ MEASURES: dict[str, Measure] = {
     "run": Measure("train, and read the history", True, of_run),
     "statement": Measure("certify", False, of_statement),
     "twin": Measure("train twice on data that differ in one client, and compare the models", False, of_twins),
-    "partition": Measure("deal the data out, and count", False, of_partition),
+    "partition": Measure("partition the data, and count", False, of_partition),
     "inversion": Measure("reconstruct images from single-example uploads at the initial model", False, of_inversion),
     "inversion-after": Measure("train, then reconstruct images from single-example uploads", True, of_inversion),
     "labels-after": Measure("train, then read labels off the model's outputs", True, of_labels),
     "attribute-after": Measure("train, then infer an attribute from the model's features", True, of_attribute),
     "extraction-after": Measure("train, then train a student on the model's answers", True, of_extraction),
-    "clients-after": Measure("train, then tell which client sent which upload", True, of_clients),
+    "clients-after": Measure("train, then find out which client sent which upload", True, of_clients),
 }

@@ -37,7 +37,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Entry(_Part):
+class RecipeEntry(_Part):
     """One position on an axis: how it differs from the base configuration.
 
     preset: base configuration of these rows. set: overrides `section.key = value`, or `measure.key` for an option of the
@@ -57,10 +57,10 @@ class Axis(_Part):
     """One dimension of the table."""
 
     name: str
-    entries: tuple[Entry, ...] = Field(min_length=1)
+    entries: tuple[RecipeEntry, ...] = Field(min_length=1)
 
 
-class Column(_Part):
+class RecipeColumn(_Part):
     """What is collected of each row.
 
     of: name of a series of the measurement. collect: what of the series (see `fedveil.studies.reproduce.collect`). round: the
@@ -94,7 +94,7 @@ class Recipe(_Part):
     """One table or figure of a paper.
 
     preset, set: base configuration of all rows. measure: what is done with a row's configuration, by name, with its options.
-    notes: what the paper does not state, and how the rows deal with it. stated: what else its text says of this table.
+    notes: what the paper does not state, and what the rows do instead. stated: what else its text says of this table.
     missing: why nothing of it can be run.
     picture: `dots`, ours beside theirs; `curves`, the first column's series over the rounds.
     """
@@ -111,15 +111,15 @@ class Recipe(_Part):
     picture: Literal["dots", "curves"] = "dots"
     published: list[Any] = []
     axes: tuple[Axis, ...] = Field(min_length=1)
-    columns: tuple[Column, ...] = Field(min_length=1)
+    columns: tuple[RecipeColumn, ...] = Field(min_length=1)
     small: Small = Small()
 
 
 @dataclass(frozen=True)
-class Row:
+class RecipeRow:
     """One row of a recipe: its entries, one for each axis, and the published value of each column (None where there is none)."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[RecipeEntry, ...]
     published: tuple[Value | None, ...]
     missing: str = ""
 
@@ -129,17 +129,17 @@ class Row:
         return tuple(entry.label for entry in self.entries)
 
 
-def rows(recipe: Recipe) -> list[Row]:
+def rows(recipe: Recipe) -> list[RecipeRow]:
     """All rows, in the order of the axes, the last one changing fastest."""
     found = []
     for indices in itertools.product(*(range(len(axis.entries)) for axis in recipe.axes)):
         entries = tuple(axis.entries[i] for axis, i in zip(recipe.axes, indices, strict=True))
         missing = recipe.missing or next((entry.missing for entry in entries if entry.missing), "")
-        found.append(Row(entries, _published(recipe, indices), missing))
+        found.append(RecipeRow(entries, _published(recipe, indices), missing))
     return found
 
 
-def kept(recipe: Recipe, row: Row, scale: str) -> bool:
+def kept(recipe: Recipe, row: RecipeRow, scale: str) -> bool:
     """Whether the row belongs to this scale."""
     if scale != "small":
         return True

@@ -56,15 +56,15 @@ def load_recipe(name: str | Path) -> Recipe:
 def _problem(recipe: Recipe) -> str:
     """What is wrong with a recipe that its types do not say, or an empty string."""
     labels = {axis.name: [entry.label for entry in axis.entries] for axis in recipe.axes}
-    if len(labels) < len(recipe.axes) or any(len(set(given)) < len(given) for given in labels.values()):
+    if len(labels) < len(recipe.axes) or any(len(set(own)) < len(own) for own in labels.values()):
         return "each axis needs a name of its own, and labels that differ"
     wanted: list[Mapping[str, Any]] = [recipe.small.keep, *({k: (v,) for k, v in c.relative.items()} for c in recipe.columns)]
     for mentioned in wanted:
         for axis, chosen in mentioned.items():
             if axis not in labels or not set(chosen) <= set(labels[axis]):
                 return f"{axis} = {', '.join(chosen)}: no such axis or label; there are {labels}"
-    given = {recipe.preset, *(entry.preset for axis in recipe.axes for entry in axis.entries)} - {""}
-    for preset in sorted(given - set(preset_names())):
+    presets = {recipe.preset, *(entry.preset for axis in recipe.axes for entry in axis.entries)} - {""}
+    for preset in sorted(presets - set(preset_names())):
         return f"unknown preset {preset!r}{nearest(preset, preset_names())}"
     if not recipe.missing and not recipe.preset and any(not e.preset and not e.missing for e in recipe.axes[0].entries):
         return "preset: missing; give one for all rows, or one with each entry of the first axis"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.run.run_directory import write_json, write_text, write_versions
-from fedveil.studies.reproduce.cells import changes
 from fedveil.studies.reproduce.recipe import PAPERS, Value, shown
-from fedveil.studies.reproduce.reproduction import Outcome, Reproduction
+from fedveil.studies.reproduce.recipe_rows import changes
+from fedveil.studies.reproduce.reproduction import Reproduction, RowOutcome
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def remarks(done: Reproduction) -> list[str]:
 
 def title(done: Reproduction) -> str:
     """Paper, table and what it is about."""
-    return f"{PAPERS[done.recipe.paper]} (paper {done.recipe.paper}), {done.recipe.table}: {done.recipe.title}"
+    return f"{PAPERS[done.recipe.paper]}, {done.recipe.table}: {done.recipe.title}"
 
 
 def write_results(done: Reproduction) -> Path:
@@ -177,7 +177,7 @@ def signed(value: float) -> str:
     return f"{'+' if value >= 0 else '-'}{digits(abs(value))}"
 
 
-def _line(outcome: Outcome, i: int, label: str) -> Line:
+def _line(outcome: RowOutcome, i: int, label: str) -> Line:
     values = outcome.values[i] if outcome.values else ()
     mean = outcome.mean(i)
     spread = None

@@ -20,7 +20,7 @@ QUICK = ("run", "statement", "partition")
 
 
 @dataclass(frozen=True)
-class Task:
+class RecipeTask:
     """One measurement: its name, configuration and options, the run that it is of, and the folder in which it is kept."""
 
     name: str
@@ -35,7 +35,7 @@ class Task:
         return self.folder / "series.json"
 
 
-def made(task: Task) -> Measured:
+def made(task: RecipeTask) -> Measured:
     """The measurement, from its file if it was made before."""
     if task.name != "run" and task.file.exists():
         saved: dict[str, list[tuple[int, float]]] = json.loads(task.file.read_text())
@@ -47,7 +47,7 @@ def made(task: Task) -> Measured:
     return series
 
 
-def tried(task: Task) -> Measured | str:
+def tried(task: RecipeTask) -> Measured | str:
     """The measurement, or why it failed."""
     try:
         return made(task)
@@ -55,22 +55,25 @@ def tried(task: Task) -> Measured | str:
         return f"failed: {problem}"
 
 
-def all_of(tasks: Sequence[Task], jobs: int, log: Path, tell: Callable[[int, Task], None]) -> list[Measured | str]:
+Announce = Callable[[int, RecipeTask], None]
+
+
+def all_of(tasks: Sequence[RecipeTask], jobs: int, log: Path, announce: Announce) -> list[Measured | str]:
     """All measurements in order; those that take long in up to `jobs` processes.
 
     Args:
-        log: what these processes print. tell: how many are done, before each.
+        log: what these processes print. announce: called before each with how many are done.
     """
     slow = {str(task.folder): task for task in tasks if task.name not in QUICK and not task.file.exists()}
-    problems = _apart(slow, min(len(slow), jobs), log, tell) if min(len(slow), jobs) > 1 else {}
+    problems = _apart(slow, min(len(slow), jobs), log, announce) if min(len(slow), jobs) > 1 else {}
     found: list[Measured | str] = []
     for i, task in enumerate(tasks):
-        tell(i, task)
+        announce(i, task)
         found.append(problems.get(str(task.folder)) or tried(task))
     return found
 
 
-def _apart(slow: Mapping[str, Task], count: int, log: Path, tell: Callable[[int, Task], None]) -> dict[str, str]:
+def _apart(slow: Mapping[str, RecipeTask], count: int, log: Path, announce: Announce) -> dict[str, str]:
     """Make measurements in so many processes, which leave them in their files; returns why some failed."""
     log.parent.mkdir(parents=True, exist_ok=True)
     waiting = iter([_job(name, task) for name, task in slow.items()])
@@ -78,7 +81,7 @@ def _apart(slow: Mapping[str, Task], count: int, log: Path, tell: Callable[[int,
     with Workers(count, log) as workers:
         for name, message in workers.run(lambda: next(waiting, None)):
             if message["event"] == "started":
-                tell(done, slow[name])
+                announce(done, slow[name])
                 continue
             done += 1
             if message["event"] == "failed":
@@ -86,7 +89,7 @@ def _apart(slow: Mapping[str, Task], count: int, log: Path, tell: Callable[[int,
     return problems
 
 
-def _job(name: str, task: Task) -> Job:
+def _job(name: str, task: RecipeTask) -> Job:
     arguments = {
         "name": task.name,
         "config": task.config.model_dump(mode="json"),
@@ -101,5 +104,7 @@ def make(arguments: dict[str, Any], report: Callable[[Any], None]) -> None:
     """Make the measurement that a job describes, and leave it in its file."""
     run = None if arguments["run"] is None else Path(arguments["run"])
     made(
-        Task(arguments["name"], Config.model_validate(arguments["config"]), arguments["options"], run, Path(arguments["folder"]))
+        RecipeTask(
+            arguments["name"], Config.model_validate(arguments["config"]), arguments["options"], run, Path(arguments["folder"])
+        )
     )

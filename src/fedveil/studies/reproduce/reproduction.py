@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedveil.errors import DataError
-from fedveil.studies.reproduce.cells import Job, Scale, job_of
+from fedveil.errors import ConfigError, DataError, nearest
 from fedveil.studies.reproduce.collect import Measured, collected
-from fedveil.studies.reproduce.recipe import Column, Recipe, Row, kept, number, rows
+from fedveil.studies.reproduce.recipe import Recipe, RecipeColumn, RecipeRow, kept, number, rows
 from fedveil.studies.reproduce.recipe_data import unavailable
 from fedveil.studies.reproduce.recipe_files import load_recipe
-from fedveil.studies.reproduce.recipe_jobs import Found, Watch, measured
+from fedveil.studies.reproduce.recipe_jobs import MeasuredRow, RecipeListener, measured
+from fedveil.studies.reproduce.recipe_rows import SCALES, RowJob, Scale, job_of
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of one row.
+class RowOutcome:
+    """The outcome of one row.
 
     Args:
         values: by column, one number for each seed that gave one. problems: by column, why there is none (or of a seed).
@@ -29,7 +29,7 @@ class Outcome:
         ended: why a run of it stopped before its last round.
     """
 
-    row: Row
+    row: RecipeRow
     values: tuple[tuple[float, ...], ...] = ()
     problems: tuple[str, ...] = ()
     problem: str = ""
@@ -50,76 +50,104 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A recipe's rows at one scale, with what came of them. left_out: rows of the paper's scale that this scale does not have."""
+    """A recipe's rows at one scale, each with its outcome. left_out: rows of the paper's scale that this scale does not have."""
 
     name: str
     recipe: Recipe
     scale: Scale
     seeds: int
     overrides: tuple[str, ...]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RowOutcome, ...]
     left_out: int
     folder: Path
 
 
+@dataclass(frozen=True)
+class ReproductionSpec:
+    """Which recipe is run, and how.
+
+    Args:
+        recipe: its name, or its file. seeds: repetitions of each row. data_dir: where data sets lie.
+        overrides: `section.key=value`, for all rows, applied last.
+
+    Raises:
+        ConfigError: no such scale, or no seed.
+    """
+
+    recipe: str | Path
+    scale: Scale = "small"
+    seeds: int = 1
+    data_dir: str | Path | None = None
+    overrides: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.scale not in SCALES:
+            raise ConfigError(f"--scale {self.scale}: unknown{nearest(self.scale, SCALES)}; there are {', '.join(SCALES)}")
+        if self.seeds < 1:
+            raise ConfigError(f"--seeds {self.seeds}: at least 1")
+
+
 def reproduce(
-    name: str | Path,
-    scale: Scale = "small",
+    spec: ReproductionSpec,
     out: str | Path = "reproduced",
-    *,
-    seeds: int = 1,
-    data_dir: str | Path | None = None,
     jobs: int | None = None,
-    overrides: Sequence[str] = (),
-    watch: Watch | None = None,
+    listener: RecipeListener | None = None,
 ) -> Reproduction:
     """Run what is not yet done of a recipe and return all of it.
 
     Args:
-        name: of a recipe, or its file. out: the folder that recipes share. seeds: repetitions of each row.
-        overrides: `section.key=value`, for all rows, applied last.
+        out: the folder that recipes share. jobs: runs and measurements at a time; by default the cores.
+        listener: hears what will run, how the runs go on and what is measured.
 
     Raises:
         ConfigError: a row that cannot be. DataError: none of the rows has its data.
     """
-    recipe, root, watch = load_recipe(name), Path(out), watch or Watch()
-    chosen = [row for row in rows(recipe) if kept(recipe, row, scale)]
+    recipe, root, listener = load_recipe(spec.recipe), Path(out), listener or RecipeListener()
+    chosen = [row for row in rows(recipe) if kept(recipe, row, spec.scale)]
     todo = {
-        (i, seed): job_of(recipe, row, scale, seed=seed, data_dir=data_dir, overrides=overrides)
+        (i, seed): job_of(recipe, row, spec.scale, seed=seed, data_dir=spec.data_dir, overrides=spec.overrides)
         for i, row in enumerate(chosen)
-        for seed in range(seeds)
+        for seed in range(spec.seeds)
         if not row.missing
     }
-    lacking = unavailable(
-        dict.fromkeys(job.config.data.name for job in todo.values()), None if data_dir is None else str(data_dir)
-    )
+    data_dir = None if spec.data_dir is None else str(spec.data_dir)
+    lacking = unavailable(dict.fromkeys(job.config.data.name for job in todo.values()), data_dir)
     todo_here = {key: job for key, job in todo.items() if job.config.data.name not in lacking}
     if todo and not todo_here:
         raise DataError(" ".join(lacking.values()))
-    watch.plan(recipe, [job.config for job in todo_here.values()], lacking)
-    found = measured(recipe, todo_here, root, jobs, watch)
+    listener.planned(recipe, [job.config for job in todo_here.values()], lacking)
+    measures = measured(recipe, todo_here, root, jobs, listener)
     shares = {i: (job, job_of(recipe, chosen[i], "paper")) for (i, seed), job in todo_here.items() if seed == 0}
     outcomes = []
     for i, row in enumerate(chosen):
         absent = todo[i, 0].config.data.name if (i, 0) in todo and (i, 0) not in todo_here else ""
         problem = row.missing or (f"the data set {absent} is not here" if absent else "")
         if problem:
-            outcomes.append(Outcome(row, problem=problem))
+            outcomes.append(RowOutcome(row, problem=problem))
         else:
-            outcomes.append(_outcome(recipe, row, [found[i, seed] for seed in range(seeds)], _upto(recipe.columns, *shares[i])))
-    path = root / (str(name) if Path(name).suffix != ".toml" else Path(name).stem) / scale
-    done = tuple(_with_relatives(recipe, outcomes))
-    return Reproduction(str(name), recipe, scale, seeds, tuple(overrides), done, len(rows(recipe)) - len(chosen), path)
+            found = [measures[i, seed] for seed in range(spec.seeds)]
+            outcomes.append(_outcome(recipe, row, found, _upto(recipe.columns, *shares[i])))
+    name = Path(spec.recipe).stem if Path(spec.recipe).suffix == ".toml" else str(spec.recipe)
+    return Reproduction(
+        name=str(spec.recipe),
+        recipe=recipe,
+        scale=spec.scale,
+        seeds=spec.seeds,
+        overrides=tuple(spec.overrides),
+        outcomes=tuple(_with_relatives(recipe, outcomes)),
+        left_out=len(rows(recipe)) - len(chosen),
+        folder=root / name / spec.scale,
+    )
 
 
-def _outcome(recipe: Recipe, row: Row, found: Sequence[Found], upto: Sequence[int | None]) -> Outcome:
+def _outcome(recipe: Recipe, row: RecipeRow, found: Sequence[MeasuredRow], upto: Sequence[int | None]) -> RowOutcome:
     values, problems = [], []
     for column, last in zip(recipe.columns, upto, strict=True):
         got = [m if isinstance(m, str) else collected(m, column.of, column.collect, last) for m in (f.measured for f in found)]
         values.append(tuple(v * column.times for v in got if not isinstance(v, str)))
         problems.append(next((v for v in got if isinstance(v, str)), ""))
     first = found[0].measured
-    return Outcome(
+    return RowOutcome(
         row,
         tuple(values),
         tuple(problems),
@@ -129,7 +157,7 @@ def _outcome(recipe: Recipe, row: Row, found: Sequence[Found], upto: Sequence[in
     )
 
 
-def _with_relatives(recipe: Recipe, outcomes: Sequence[Outcome]) -> list[Outcome]:
+def _with_relatives(recipe: Recipe, outcomes: Sequence[RowOutcome]) -> list[RowOutcome]:
     """The outcomes with relative columns divided by the row that they are relative to."""
     by_label = {o.row.labels: o for o in outcomes}
     done = []
@@ -142,11 +170,11 @@ def _with_relatives(recipe: Recipe, outcomes: Sequence[Outcome]) -> list[Outcome
             base = by_label.get(tuple(labels))
             divisor = None if base is None else base.mean(i)
             values[i] = tuple(v / divisor for v in outcome.values[i]) if divisor else ()
-        done.append(Outcome(**{**vars(outcome), "values": tuple(values)}))
+        done.append(RowOutcome(**{**vars(outcome), "values": tuple(values)}))
     return done
 
 
-def _upto(columns: Sequence[Column], job: Job, full: Job) -> list[int | None]:
+def _upto(columns: Sequence[RecipeColumn], job: RowJob, full: RowJob) -> list[int | None]:
     """The last round of each column: as in the recipe, or at the same share of a shorter run."""
     share = job.config.training.rounds / full.config.training.rounds
     return [None if c.round is None else max(1, round(c.round * share)) for c in columns]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import time
 from functools import cache
 from typing import Any
@@ -12,11 +13,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedveil.configuration.config import setting_of
+from fedveil.configuration.sections import network_of
 from fedveil.data.catalogue import info
 from fedveil.engines.pool import available_cores
 from fedveil.models.model_registry import build
-from fedveil.studies.reproduce.cells import Job, Scale, job_of
 from fedveil.studies.reproduce.recipe import Recipe, kept, rows
+from fedveil.studies.reproduce.recipe_rows import RowJob, Scale, job_of
 
 BACKWARD = 3
 """A training step costs about three forward passes."""
@@ -25,7 +27,7 @@ PASSES = 10
 BEGIN = 2.0
 """Seconds of a run beside its rounds and its data: imports, statement, ledger, files."""
 READ = 3e-8
-"""Seconds to load, standardise and deal out one number of the training data."""
+"""Seconds to load, standardise and partition one number of the training data."""
 _PROBES = ({"name": "lenet5"}, {"name": "cnn2", "channels": [32, 64], "hidden": 512})
 
 
@@ -44,7 +46,7 @@ def spoken(seconds: float) -> str:
     return f"about {max(math.ceil(seconds), 1)} s"
 
 
-def _job(job: Job, measure: str) -> float:
+def _job(job: RowJob, measure: str) -> float:
     if measure in ("statement", "partition"):
         return BEGIN
     data = info(job.config.data.name)
@@ -64,7 +66,7 @@ def _job(job: Job, measure: str) -> float:
     return begin + training + (_attack(job, forward) if measure == "inversion-after" else 0)
 
 
-def _attack(job: Job, forward: float) -> float:
+def _attack(job: RowJob, forward: float) -> float:
     """Reconstructions: each evaluation differentiates a gradient, three training steps or so; L-BFGS makes 20 a step."""
     settings = job.options.get("settings", {})
     kind = job.options.get("attack", "ig")
@@ -77,8 +79,8 @@ def _attack(job: Job, forward: float) -> float:
 @cache
 def _size(options: str, shape: tuple[int, ...], classes: int) -> tuple[float, int]:
     """Operations of one example's forward pass, and parameters."""
-    given: dict[str, Any] = json.loads(options)
-    module = build(str(given.pop("name", "mlp")), shape, classes, 0, **given)
+    network = network_of(json.loads(options))
+    module = build(network.name, shape, classes, 0, **dict(network.options))
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         module(torch.zeros((1, *shape)))
@@ -120,9 +122,9 @@ def _per_number() -> float:
 def _time(act: Any, budget: float = 0.25) -> float:
     """Seconds of one call, the median over `budget` seconds of them after one to warm up."""
     act()
-    taken, end = [], time.perf_counter() + budget
+    durations, end = [], time.perf_counter() + budget
     while time.perf_counter() < end:
         begin = time.perf_counter()
         act()
-        taken.append(time.perf_counter() - begin)
-    return sorted(taken)[len(taken) // 2] if taken else budget
+        durations.append(time.perf_counter() - begin)
+    return statistics.median_high(durations) if durations else budget

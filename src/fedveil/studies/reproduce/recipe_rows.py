@@ -13,14 +13,14 @@ from fedveil.configuration.config import Config, parse
 from fedveil.configuration.presets import path_of
 from fedveil.errors import ConfigError
 from fedveil.studies.reproduce.measurements import MEASURES
-from fedveil.studies.reproduce.recipe import Overrides, Recipe, Row
+from fedveil.studies.reproduce.recipe import Overrides, Recipe, RecipeRow
 
 Scale = Literal["small", "paper"]
 SCALES: tuple[Scale, ...] = ("small", "paper")
 
 
 @dataclass(frozen=True)
-class Job:
+class RowJob:
     """What is done for one row: its configuration, and the options of the measurement."""
 
     config: Config
@@ -29,13 +29,13 @@ class Job:
 
 def job_of(
     recipe: Recipe,
-    row: Row,
+    row: RecipeRow,
     scale: Scale,
     *,
     seed: int = 0,
     data_dir: str | Path | None = None,
     overrides: Sequence[str] = (),
-) -> Job:
+) -> RowJob:
     """The checked job of one row.
 
     Args:
@@ -60,7 +60,7 @@ def job_of(
         config = parse(raw, overrides)
     except ConfigError as problem:
         raise ConfigError(f"row {', '.join(row.labels)}: {problem}") from None
-    return Job(config.model_copy(update={"run": config.run.model_copy(update={"seed": config.run.seed + seed})}), options)
+    return RowJob(config.model_copy(update={"run": config.run.model_copy(update={"seed": config.run.seed + seed})}), options)
 
 
 def changes(recipe: Recipe) -> dict[str, Any]:

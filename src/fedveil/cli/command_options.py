@@ -1,0 +1,35 @@
+"""Options that several commands share, and how commands print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+ConfigPath = Annotated[Path, typer.Argument(help="Configuration in TOML.")]
+OptionalConfig = Annotated[Path | None, typer.Argument(help="Configuration in TOML; or give --preset.")]
+Preset = Annotated[str | None, typer.Option(help="A ready configuration; `fedveil methods METHOD` lists them.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override section.key=value; may be repeated.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Seed = Annotated[int | None, typer.Option(help="Short for --set run.seed=N.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+NewDirectory = Annotated[Path | None, typer.Option(help="Directory to write; must be new or empty.")]
+
+
+def with_seed(overrides: list[str] | None, seed: int | None) -> list[str]:
+    """The overrides of `--set`, with that of `--seed`."""
+    return [*(overrides or []), *([] if seed is None else [f"run.seed={seed}"])]
+
+
+def print_json(value: Any) -> None:
+    """Print strict JSON."""
+    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def print_table(rows: list[tuple[str, str]]) -> None:
+    """Print names, each with its text."""
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
+        typer.echo(f"{name:<{width}}  {text}")

@@ -1,0 +1,132 @@
+"""Commands about privacy: certify, audit, attack, ledger, explore."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.cli.command_options import AsJson, OptionalConfig, Overrides, Preset, Seed, print_json, with_seed
+
+commands = typer.Typer()
+
+
+@commands.command()
+def certify(
+    config: OptionalConfig = None,
+    preset: Preset = None,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    as_json: AsJson = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+) -> None:
+    """The privacy statement of a configuration, without training; or that of a run directory, with its audits."""
+    from fedveil.configuration.config import load_config
+    from fedveil.configuration.presets import chosen
+    from fedveil.statement.certify import certify_config, saved
+    from fedveil.statement.statement_json import to_dict
+    from fedveil.statement.statement_markdown import to_markdown
+
+    source = chosen(config, preset)
+    statement = saved(source) if source.is_dir() else certify_config(load_config(source, with_seed(overrides, seed)))
+    if as_json:
+        print_json(to_dict(statement))
+    elif markdown:
+        typer.echo(to_markdown(statement))
+    else:
+        from rich.console import Console
+
+        from fedveil.cli.statement_terminal import render
+
+        render(statement, Console())
+
+
+@commands.command()
+def audit(
+    target: Annotated[Path, typer.Argument(help="Configuration in TOML, or run directory.")],
+    overrides: Overrides = None,
+    n: Annotated[int, typer.Option("--n", help="Tested releases or runs in each of the two worlds.")] = 1000,
+    confidence: Annotated[float, typer.Option(help="Confidence of each bound.")] = 0.95,
+    canaries: Annotated[
+        int, typer.Option(help="Also train once on the data, with so many clients as canaries: an estimate, no bound.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Attack the mechanism of a configuration or run: lower bounds on epsilon, beside the claim and the proof."""
+    from fedveil.cli.audit_terminal import audit_with_progress
+    from fedveil.statement.statement_json import to_dict
+
+    statement = audit_with_progress(target, overrides or [], n, confidence, canaries, quiet=as_json)
+    if as_json:
+        print_json(to_dict(statement))
+    else:
+        from rich.console import Console
+
+        from fedveil.cli.statement_terminal import render
+
+        render(statement, Console())
+        _stale_report(target)
+
+
+@commands.command()
+def attack(
+    target: Annotated[Path, typer.Argument(help="Configuration in TOML, or run directory.")],
+    kind: Annotated[str, typer.Option(help="Which attack; an unknown name is answered with the list of them.")],
+    images: Annotated[int | None, typer.Option(help="Examples attacked.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Examples behind each attacked upload.")] = None,
+    restarts: Annotated[int | None, typer.Option(help="Starts; the one of least matching loss counts.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of each start.")] = None,
+    seed: Annotated[int, typer.Option(help="Of everything random in the attack, the door's noise included.")] = 0,
+    round: Annotated[int | None, typer.Option("--round", help="Round attacked, from 0; earlier ones are trained first.")] = None,
+    knows: Annotated[
+        str | None, typer.Option(help="With commas: mask,noise,clip,aux (default), labels, others; or none.")
+    ] = None,
+    defence: Annotated[str, typer.Option(help="run: the configured method; none: raw updates, for comparison.")] = "run",
+    out: Annotated[Path | None, typer.Option(help="Folder for attack-KIND.json and .png; by default the run directory.")] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attack what a configuration or run lets out: reconstructions, labels, clients, attributes, with floors beside."""
+    from fedveil.adversary.attack_options import PUBLIC, AttackOptions, known_as
+    from fedveil.cli.attack_terminal import attack_with_progress, render
+    from fedveil.run.run_directory import plain
+
+    known = PUBLIC if knows is None else known_as(knows)
+    options = AttackOptions(images, batch, restarts, steps, seed, round, known, defence)  # type: ignore[arg-type]
+    found = attack_with_progress(target, kind, options, overrides or [], out, quiet=as_json)
+    if as_json:
+        print_json(plain(found.record))
+    else:
+        from rich.console import Console
+
+        render(found, Console())
+        _stale_report(target)
+
+
+@commands.command()
+def ledger(run: Annotated[Path, typer.Argument(help="Run directory or ledger file.")], as_json: AsJson = False) -> None:
+    """What a run released, client by client."""
+    from fedveil.cli.ledger_terminal import render_ledger, totals
+
+    path = run / "ledger.sqlite" if run.is_dir() else run
+    if as_json:
+        print_json(totals(path))
+    else:
+        from rich.console import Console
+
+        render_ledger(path, Console())
+
+
+@commands.command()
+def explore(out: Annotated[Path, typer.Option(help="Page to write.")] = Path("privacy-explorer.html")) -> None:
+    """Write the privacy explorer: one self-contained page with sliders and the claimed and proven curves."""
+    from fedveil.pages.explorer import write_explorer
+
+    typer.echo(f"privacy explorer: {write_explorer(out)} (open it in a browser; it needs no network)")
+
+
+def _stale_report(run: Path) -> None:
+    """Say that a run's page does not show yet what was just found."""
+    if (run / "report.html").is_file():
+        typer.echo(f"{run / 'report.html'} does not show this yet: `fedveil report {run}` writes the page anew")

@@ -1,0 +1,94 @@
+"""Commands that train: run, demo, twin; and new, which writes a project to begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fedveil.cli.command_options import NewDirectory, OptionalConfig, Overrides, Preset, Quiet, Seed, with_seed
+
+if TYPE_CHECKING:
+    from fedveil.configuration.config import Config
+
+commands = typer.Typer()
+
+
+@commands.command()
+def run(
+    config: OptionalConfig = None,
+    preset: Preset = None,
+    overrides: Overrides = None,
+    out: NewDirectory = None,
+    seed: Seed = None,
+    quiet: Quiet = False,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the interrupted run in this directory.")] = None,
+    track: Annotated[list[str] | None, typer.Option(help="tensorboard or mlflow; may be repeated.")] = None,
+) -> None:
+    """Train as configured and leave a run directory."""
+    from fedveil.configuration.config import load_config
+    from fedveil.configuration.presets import chosen
+
+    if resume is not None and out is not None:
+        raise typer.BadParameter("--resume names the run directory itself; leave out --out")
+    if resume is not None and config is None and preset is None:
+        from fedveil.run.resume import resumable
+
+        resumable(resume)
+        config = resume / "config.toml"
+    added = [*(overrides or []), *([f"run.track={track}"] if track else [])]
+    configuration = load_config(chosen(config, preset), with_seed(added, seed))
+    _train(configuration, resume or out, quiet, resume is not None)
+
+
+@commands.command()
+def new(
+    name: Annotated[str, typer.Argument(help="Name of the project; it becomes part of Python module names.")],
+    folder: Annotated[Path, typer.Option("--dir", help="Where to make it.")] = Path("."),
+) -> None:
+    """Write a starter project: configuration, a method and a data set of your own, and a test that runs them."""
+    from fedveil.run.new_project import new_project
+
+    project = new_project(name, folder)
+    typer.echo(f"project: {project} (what to do next: {project / 'README.md'})")
+
+
+@commands.command()
+def demo(out: NewDirectory = None) -> None:
+    """A first run on an embedded data set: train digits privately, see accuracy and the privacy statement."""
+    from fedveil.run.demo import demo_config
+
+    _train(demo_config(), out, quiet=False)
+
+
+@commands.command()
+def twin(
+    config: OptionalConfig = None,
+    preset: Preset = None,
+    overrides: Overrides = None,
+    client: Annotated[int, typer.Option(help="Whose data differ between the two runs.")] = 0,
+    change: Annotated[
+        Literal["labels", "record", "absent"],
+        typer.Option(help="labels: each becomes the next class; record: one other example; absent: no data."),
+    ] = "labels",
+    out: NewDirectory = None,
+    quiet: Quiet = False,
+) -> None:
+    """Global sensitivity over the rounds: two runs with the same noise, on data that differ in one client."""
+    from fedveil.cli.run_terminal import twin_with_progress
+    from fedveil.configuration.config import load_config
+    from fedveil.configuration.presets import chosen
+
+    configuration = load_config(chosen(config, preset), overrides or [])
+    folder = out if out is not None else Path("runs") / f"twin-{configuration.method.name}-{configuration.data.name}"
+    made = twin_with_progress(configuration, client, change, folder, quiet)
+    typer.echo(f"twins: {made} (fedveil plot {made} --what sensitivity,update)")
+
+
+def _train(config: Config, out: Path | None, quiet: bool, resume: bool = False) -> None:
+    from fedveil.cli.run_terminal import run_with_progress
+
+    result = run_with_progress(config, out, quiet, resume)
+    if result.ended:
+        raise typer.Exit(3)

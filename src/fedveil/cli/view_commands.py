@@ -1,0 +1,97 @@
+"""Commands that show what there is, and what a run left: methods, models, data, report, plot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.cli.command_options import ConfigPath, Overrides, print_table
+
+commands = typer.Typer()
+data_app = typer.Typer(help="Available data sets, and how a configuration partitions them.", invoke_without_command=True)
+
+
+@commands.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="A method: its parameters and its ready configurations.")] = None,
+) -> None:
+    """Available methods, one line each; or everything about one."""
+    from fedveil.configuration.presets import names, title
+    from fedveil.methods.method_registry import METHODS, described
+
+    if name is None:
+        print_table([(name, (kind.__doc__ or "").split("\n")[0]) for name, kind in METHODS.items()])
+        return
+    typer.echo(described(name))
+    if names(name):
+        typer.echo("\nReady configurations (fedveil run --preset NAME):")
+        print_table([(preset, title(preset)) for preset in names(name)])
+
+
+@commands.command()
+def models() -> None:
+    """Available networks, one line each."""
+    from fedveil.models.model_registry import MODELS
+
+    print_table([(name, entry.summary) for name, entry in MODELS.items()])
+
+
+@commands.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories; those that differ in their seed only are shown as one.")],
+    out: Annotated[Path | None, typer.Option(help="Page to write; by default report.html in the run directory.")] = None,
+) -> None:
+    """Write the report of one or several runs: one self-contained page with curves, privacy, fairness, data and settings."""
+    from fedveil.pages.report import write_report
+
+    shown = [run for run in runs if (run / "config.toml").is_file() or not run.is_dir()] or runs
+    for run in runs:
+        if run not in shown:
+            typer.echo(f"left out: {run} is not a run directory (it has no config.toml)", err=True)
+    typer.echo(f"report: {write_report(shown, out)} (open it in a browser; it needs no network)")
+
+
+@commands.command()
+def plot(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    what: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns, with commas: accuracy, loss, noise, clip, any of history.csv, client_ and one of participants.csv."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Picture to write (.png, .svg, .pdf); by default in the run directory.")
+    ] = None,
+) -> None:
+    """Plot columns of a run's history over its rounds."""
+    from fedveil.pages.figures.run_figures import plot_run
+
+    typer.echo(f"plot: {plot_run(run, what.split(',') if what else None, out)}")
+
+
+@data_app.callback()
+def data(context: typer.Context) -> None:
+    """Available data sets, one line each."""
+    if context.invoked_subcommand is None:
+        from fedveil.data.catalogue import CATALOGUE
+
+        print_table([(i.name, f"{i.title} {i.input_shape}{' (embedded)' if i.embedded else ''}") for i in CATALOGUE.values()])
+
+
+@data_app.command("plot")
+def data_plot(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("partition.png"),
+) -> None:
+    """Plot clients against labels."""
+    from fedveil.configuration.config import load_config
+    from fedveil.pages.figures.partition_figure import plot_partition
+    from fedveil.run.assembly import prepare
+
+    ready = prepare(load_config(config, overrides or []))
+    plot_partition(ready.partition, ready.dataset.y_train, ready.dataset.info.classes, out)
+    typer.echo(f"partition plot: {out}")

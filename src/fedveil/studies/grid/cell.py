@@ -1,0 +1,106 @@
+"""A cell of a grid, how far it has come, and who listens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from fedveil.configuration.config import Config, load_config
+from fedveil.errors import ConfigError
+from fedveil.run.recorded_run import read_run
+from fedveil.run.resume import begun, same_run
+from fedveil.statement.statement import Statement
+from fedveil.statement.statement_json import from_dict
+
+State = Literal["waiting", "running", "done", "failed"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a grid.
+
+    Args:
+        name: relative directory, for instance `dp-fedavg/eps-2/seed-1`. config: of the run; its engine is always `inline`.
+        labels: where the cell lies on the grid's axes.
+    """
+
+    name: str
+    config: Config
+    labels: Mapping[str, str | float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CellState:
+    """How far a cell has come.
+
+    Args:
+        path: the run directory. rounds, total: finished and planned rounds. seconds: training took so far.
+        accuracy: the latest test accuracy, in [0, 1], or None. error: why the cell failed.
+        summary, statement: of the run directory, once done.
+    """
+
+    cell: Cell
+    path: Path
+    state: State
+    rounds: int = 0
+    total: int = 0
+    seconds: float = 0.0
+    accuracy: float | None = None
+    error: str = ""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    statement: Statement | None = None
+
+    @property
+    def ended(self) -> str:
+        """Why a finished run stopped before its last round, or an empty string."""
+        return str(self.summary["ended"]) if self.state == "done" and self.rounds < self.total else ""
+
+
+class Listener:
+    """Follows the runs of a study; does nothing by itself."""
+
+    def started(self, states: Sequence[CellState]) -> None:
+        """Before anything runs.
+
+        Args:
+            states: of all cells.
+        """
+
+    def changed(self, state: CellState, left: float | None) -> None:
+        """A cell started, finished a round, is done or has failed.
+
+        Args:
+            left: seconds that the whole grid is expected to need from now on, or None while nothing was measured.
+        """
+
+
+def state_of(cell: Cell, out: str | Path) -> CellState:
+    """The state of a cell as its directory has it; a begun cell counts as waiting.
+
+    Raises:
+        ConfigError: the directory belongs to another configuration, or cannot be read.
+    """
+    path = Path(out) / "cells" / cell.name
+    state = CellState(cell, path, "waiting", total=cell.config.training.rounds)
+    if not begun(path):
+        return state
+    same_run(load_config(path / "config.toml"), cell.config, path)
+    if not (path / "history.csv").exists():
+        return _finished(state) if (path / "summary.json").exists() else state
+    history = read_run(path).history
+    accuracy = next((float(r["test_accuracy"]) for r in reversed(history) if r.get("test_accuracy") is not None), None)
+    seconds = sum(float(r.get("seconds") or 0.0) for r in history)
+    state = replace(state, rounds=min(len(history), state.total), seconds=seconds, accuracy=accuracy)
+    return _finished(state) if (path / "summary.json").exists() else state
+
+
+def _finished(state: CellState) -> CellState:
+    try:
+        summary = json.loads((state.path / "summary.json").read_text())
+        statement = from_dict(json.loads((state.path / "statement.json").read_text()))
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"cannot read the finished run in {state.path}: {problem}; move it away to run it anew") from problem
+    return replace(state, state="done", summary=summary, statement=statement)

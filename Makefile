@@ -27,8 +27,8 @@ slow: $(STAMP)
 
 # The JavaScript is checked where `npm ci` has been run; nothing is fetched here.
 lint: $(STAMP)
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benchmarks docs/figures
+	$(BIN)/ruff format --check src tests benchmarks docs/figures
 	@if [ -x node_modules/.bin/eslint ]; then npm run --silent lint; else echo "JavaScript not checked: run npm ci first"; fi
 
 types: $(STAMP)

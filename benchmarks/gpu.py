@@ -18,8 +18,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from limit import WORKLOADS, Workload
-from sides import federation, ours, save, setting, together
 
 from fedveil.accounting.types import View
 from fedveil.engines.batched import Batched
@@ -32,6 +30,8 @@ from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.ladp_fl import LaDPFL
 from fedveil.release.noise import Randomness
 from fedveil.training.local import Precision
+from limit import WORKLOADS, Workload
+from sides import federation, ours, save, setting, together
 
 LADP = "ladp"
 WORKLOADS[LADP] = Workload("resnet18", (3, 32, 32), 100, 500, 50, 2, 0.1)

@@ -15,13 +15,12 @@ import pstats
 from collections.abc import Mapping
 from typing import Any
 
-from limit import WORKLOADS
-from sides import Turns, federation, ours, save, setting, together
-
 from fedveil.accounting.types import View
 from fedveil.engines.inline import Inline
 from fedveil.federation.progress import Federation
 from fedveil.methods.method_registry import METHODS, method_from
+from limit import WORKLOADS
+from sides import Turns, federation, ours, save, setting, together
 
 ROUNDS = {"W0": 100, "W1": 8, "W2": 3, "W3": 2, "many": 8}
 REFERENCE = "dp-fedavg"

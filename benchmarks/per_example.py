@@ -17,9 +17,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from limit import LeNet5
-from peers.install import interpreter
-from sides import HERE, Side, program, save, together, worked
 
 from fedveil.engines.memory import keep_freed_memory
 from fedveil.models import model_registry as registry
@@ -29,6 +26,9 @@ from fedveil.release.noise import Randomness
 from fedveil.release.plan import DpSgd
 from fedveil.training.local import BatchGradient, GradientSource, Local, LocalSpec, OptimizerSpec
 from fedveil.training.params import FlatModel
+from limit import LeNet5
+from peers.install import interpreter
+from sides import HERE, Side, program, save, together, worked
 
 BATCH, STEPS = 32, 20
 REFERENCE = "plain"

@@ -10,10 +10,9 @@ from __future__ import annotations
 import argparse
 import sys
 
+from fedveil.methods.dp_fedavg import DPFedAvg
 from limit import WORKLOADS
 from sides import HERE, Turns, federation, ours, program, save, setting, together
-
-from fedveil.methods.dp_fedavg import DPFedAvg
 
 ROUNDS = {"W0": 200, "W1": 15, "W2": 6, "W3": 2, "many": 15}
 """Unless --rounds is given: about ten seconds a side."""

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sides import HERE, save
 
 from fedveil.configuration.config import configure
 from fedveil.data.catalogue import info
 from fedveil.data.dataset import Dataset
 from fedveil.data.partition import checked_options, from_options
 from fedveil.run.run import run
+from sides import HERE, save
 
 
 def main() -> None:

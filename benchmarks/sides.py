@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from limit import WORKLOADS
 
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.engines.pool import Pool
@@ -40,6 +39,7 @@ from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from fedveil.training.params import FlatModel
+from limit import WORKLOADS
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"

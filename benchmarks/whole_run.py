@@ -21,13 +21,13 @@ from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
-from limit import WORKLOADS
-from sides import save
 
 from fedveil.configuration.config import configure
 from fedveil.data.catalogue import info
 from fedveil.data.dataset import Dataset
 from fedveil.run.run import run
+from limit import WORKLOADS
+from sides import save
 
 ROUNDS = {"W0": 100, "many": 8}
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+
+from skips import refused
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so are programs started in the background; tests interrupt themselves
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -16,6 +19,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so are programs started
 settings.register_profile("ci", derandomize=True)  # the same examples in every CI run: red means the change, not the draw
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return refused((yield))
 
 
 @pytest.fixture(autouse=True, scope="session")

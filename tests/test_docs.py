@@ -51,6 +51,20 @@ def there(name: str) -> bool:
     return False
 
 
+def defined(path: Path) -> set[str]:
+    """The names at the top of a module."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {name.asname or name.name for name in node.names}
+    return found
+
+
 def names(text: str) -> set[str]:
     imported = {f"{module}.{name}" for module, found in IMPORT.findall(text) for name in found.split(", ")}
     members = {f"fedveil.{path[:-3].replace('/', '.')}.{name}" for path, name in MEMBER.findall(text)}
@@ -74,6 +88,21 @@ def long_lines(text: str) -> list[str]:
 def test_every_name_exists() -> None:
     assert {where: gone for where, text in texts().items() if (gone := sorted(n for n in names(text) if not there(n)))} == {}
     assert [name for name in fedveil.__all__ if not there(f"fedveil.{name}")] == []
+
+
+def test_programs_import_only_what_exists() -> None:
+    """Benchmarks and programs of figures, also inside functions: from fedveil, and from each other."""
+    files = {path.stem: path for folder in ("benchmarks", "docs") for path in (ROOT / folder).rglob("*.py")}
+    gone = set()
+    for path in files.values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            for name in node.names if isinstance(node, ast.ImportFrom) else ():
+                module = node.module or ""
+                if module.split(".")[0] == "fedveil" and not there(f"{module}.{name.name}"):
+                    gone.add(f"{path.name}: {module}.{name.name}")
+                if module in files and name.name not in defined(files[module]):
+                    gone.add(f"{path.name}: {module}.{name.name}")
+    assert gone == set()
 
 
 def test_every_path_exists() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from blazefl.contrib.fedavg import FedAvgBaseServerHandler, FedAvgThreadPoolClientTrainer
+
 from common import Batches, chosen, new_model, serve
 
 

@@ -15,10 +15,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from fedveil.methods.dp_fedavg import DPFedAvg
 from peers.install import interpreter
 from sides import HERE, Turns, federation, ours, program, save, setting, together
-
-from fedveil.methods.dp_fedavg import DPFedAvg
 
 PEERS = ("blazefl", "pfl", "fluke", "flower")
 ROUNDS = {"W0": 100, "W1": 10, "W2": 3, "W3": 2}

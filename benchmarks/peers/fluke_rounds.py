@@ -25,12 +25,13 @@ for name in (
 sys.modules["torch.utils.tensorboard"] = MagicMock()
 
 import torch
-from common import Turn, chosen, examples, new_model
 from fluke import DDict, FlukeENV
 from fluke.client import Client
 from fluke.config import OptimizerConfigurator
 from fluke.data import FastDataLoader
 from fluke.server import EarlyStopping, Server
+
+from common import Turn, chosen, examples, new_model
 
 
 class Turns:

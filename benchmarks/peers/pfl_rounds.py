@@ -7,6 +7,7 @@ import sys
 
 import torch
 import torch.nn.functional as F
+
 from common import Turn, chosen, examples, new_model
 
 

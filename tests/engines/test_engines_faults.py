@@ -116,6 +116,8 @@ def faulty(given: Any, folder: Path, count: int = 1, **how: Any) -> tuple[Federa
     more = {"partition": {"kind": "dirichlet", "clients": 6, "alpha": 0.5}}
     given = given.model_copy(update={"data": given.data.model_copy(update=more)})
     given = given.model_copy(update={"training": given.training.model_copy(update={"clients_per_round": 6})})
+    if given.method.name == "banded-mf":  # all six in each round
+        given = given.model_copy(update={"method": given.method.model_copy(update={"separation": 1})})
     run = job(given, folder)
     sizes = run.context.clients.sizes().tolist()
     victims = [c for c in range(6) if sizes.count(sizes[c]) == 1][:count] if count < 6 else list(range(6))

@@ -52,15 +52,22 @@ def config(method: dict[str, Any], view: str = "aggregate", **more: Any) -> Conf
     return configure(method=method, **sections)
 
 
+SPACED = {"data": {"partition": {"kind": "iid", "clients": 12}}}
+"""Enough clients for a participation rule."""
+OWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {"banded-mf": ({"separation": 2}, SPACED)}
+"""What a method needs beyond `config`: parameters of its own, and sections."""
+
+
 def every_method() -> Iterator[tuple[str, Config]]:
     """Each method of the registry, in each variant and each view that it accepts."""
     for name, kind in METHODS.items():
         variants = ["published", "proven"] if "variant" in kind.model_fields else [None]
         for variant in variants:
             for view in [v.value for v in View]:
-                method = {"name": name} if variant is None else {"name": name, "variant": variant}
+                own, sections = OWN.get(name, ({}, {}))
+                method = {"name": name, **own} if variant is None else {"name": name, "variant": variant, **own}
                 try:
-                    given = config(method, view)
+                    given = config(method, view, **sections)
                     calibrated_setting(given, prepared(given).population)
                 except ConfigError:
                     continue

@@ -193,7 +193,7 @@ def trained(context: Context, task: Task, plan: Plan | Raw) -> Work:
         state=_on(device, task.private),
         normal=_Normals(context.randomness, (t, task.client), device),
         client=task.client,
-        plan=executed,
+        plan=None if executed is None else replace(executed, broadcast=_on(device, dict(executed.broadcast))),
         data=None if dp_sgd is not None else (x, y),
     )
     update, loss = train(local, x, y, context.objective)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,12 +33,14 @@ class Change:
 
     Args:
         make: from examples, labels and the number of classes to other examples and labels.
-        record: whether it is a change of one record. resizes: whether the number of examples changes.
+        record: whether it is a change of one record. zeroes: whether that record then contributes nothing.
+        resizes: whether the number of examples changes.
     """
 
     name: str
     make: Callable[[Tensor, Tensor, int], _Examples]
     record: bool = False
+    zeroes: bool = False
     resizes: bool = False
 
 
@@ -85,14 +88,7 @@ def _neighbour(clients: Clients, change: Change, client: int, classes: int) -> N
     return Neighbour(change, client, Clients(whole_x, whole_y, offsets))
 
 
-def _breaking(x: Tensor) -> Tensor:
-    """Values whose weighted sums overflow in both directions, so that training makes NaN of them."""
-    signs = torch.ones(x.shape[1:]).flatten()
-    signs[1::2] = -1
-    return (HUGE * signs).view(x.shape[1:]).expand_as(x).clone()
-
-
-def _first(x: Tensor, value: Tensor) -> Tensor:
+def _first(x: Tensor, value: float) -> Tensor:
     x[:1] = value
     return x
 
@@ -109,10 +105,10 @@ CHANGES = (
     Change("all of one class", lambda x, y, k: (x, torch.zeros_like(y))),
     Change("huge values", lambda x, y, k: (torch.full_like(x, HUGE), y)),
     Change("tiny values", lambda x, y, k: (torch.full_like(x, TINY), y)),
-    Change("one example that makes training NaN", lambda x, y, k: (_first(x, _breaking(x[:1])), y)),
-    Change("a record removed", lambda x, y, k: (x[:-1], y[:-1]), record=True, resizes=True),
-    Change("a record of huge values", lambda x, y, k: (_first(x, _breaking(x[:1])), y), record=True),
-    Change("a record of tiny values", lambda x, y, k: (_first(x, torch.full_like(x[:1], TINY)), y), record=True),
+    Change("an example on which training gives NaN", lambda x, y, k: (_first(x, math.nan), y)),
+    Change("a record removed", lambda x, y, k: (x[:-1], y[:-1]), record=True, zeroes=True, resizes=True),
+    Change("a record whose gradient is NaN", lambda x, y, k: (_first(x, math.nan), y), record=True, zeroes=True),
+    Change("a record of huge values", lambda x, y, k: (_first(x, HUGE), y), record=True),
+    Change("a record of tiny values", lambda x, y, k: (_first(x, TINY), y), record=True),
     Change("a record with another label", lambda x, y, k: (x, _label_of_first(y, k)), record=True),
-    Change("a record far away", lambda x, y, k: (_first(x, -100 * x[:1]), y), record=True),
 )

@@ -187,13 +187,13 @@ def _public(first: World, second: World) -> Iterator[tuple[str, str]]:
 def _contributions(job: Federation, first: World, second: World, neighbour: Neighbour) -> Iterator[tuple[str, str]]:
     """The changed client moves a contribution by the sensitivity at most, and no other client by anything.
 
-    Zero-out adjacency at client level compares with a contribution of zero, which the clip alone bounds. One record moves a
-    client's whole update, and a DP-SGD step by its own contribution.
+    Zero-out adjacency compares with a contribution of zero: at client level the clip alone bounds it, in a DP-SGD step it is that
+    of a record that is taken away. A record that is replaced moves a step by twice the clip.
     """
     s = job.setting
     one, two = (_by_place(world, "private", SENSITIVITY) for world in (first, second))
     steps = s.example_clip is not None
-    factor = s.scope.adjacency.factor if steps else s.scope.update_factor
+    factor = (1 if neighbour.change.zeroes else 2) if steps else s.scope.update_factor
     for key, note in one.items():
         if key not in two:
             continue

@@ -79,7 +79,8 @@ def difference(a: Any, b: Any, path: str = "") -> str:
             return f"{named}{len(a)} ({brief(a)}) against {len(b)} ({brief(b)})"
         return _entries(dict(enumerate(a)), dict(enumerate(b)), path)
     if is_dataclass(a) and not isinstance(a, type):
-        return _entries(*({f.name: getattr(value, f.name) for f in fields(a)} for value in (a, b)), path)  # type: ignore[arg-type]
+        one, two = ({f.name: getattr(value, f.name) for f in fields(value)} for value in (a, b))
+        return _entries(one, two, path)
     same = a == b or pickle.dumps(a) == pickle.dumps(b)  # NaN, and objects that do not compare themselves
     return "" if same else f"{named}{brief(a)} against {brief(b)}"
 

@@ -12,15 +12,16 @@ from __future__ import annotations
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.accounting.types import Unbounded
+from fedveil.accounting.types import Adjacency, Unbounded
 from fedveil.adversary.neighbours import Neighbour, changes_for, neighbours
 from fedveil.adversary.replay_door import SENSITIVITY
 from fedveil.adversary.replay_notes import Note, difference
 from fedveil.adversary.replay_world import Fresh, World, play
+from fedveil.configuration.config import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.methods.base import releases_to
 from fedveil.run.assembly import federation, prepare
@@ -82,12 +83,12 @@ def replay(config: Config, *, rounds: int = 3, engine: str = "inline", on_world:
     """
     config = config.model_copy(update={"run": config.run.model_copy(update={"seeded_noise": True})})
     prepared = prepare(config)
-    return replay_federation(
-        lambda folder: federation(config, prepared, folder / "ledger.sqlite", "replay"),
-        rounds=rounds,
-        engine=engine,
-        on_world=on_world,
-    )
+    calibrated = calibrated_setting(config, prepared.population)
+
+    def fresh(folder: Path) -> Federation:
+        return federation(config, prepared, folder / "ledger.sqlite", "replay", calibrated=calibrated)
+
+    return replay_federation(fresh, rounds=rounds, engine=engine, on_world=on_world)
 
 
 def replay_federation(
@@ -193,7 +194,9 @@ def _contributions(job: Federation, first: World, second: World, neighbour: Neig
     s = job.setting
     one, two = (_by_place(world, "private", SENSITIVITY) for world in (first, second))
     steps = s.example_clip is not None
-    factor = (1 if neighbour.change.zeroes else 2) if steps else s.scope.update_factor
+    factor = s.scope.update_factor
+    if steps:  # what a step declares holds for the run's adjacency
+        factor = 1 if neighbour.change.zeroes or s.scope.adjacency is Adjacency.REPLACE_ONE else 2
     for key, note in one.items():
         if key not in two:
             continue

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from fedveil.accounting.types import Adjacency
     from fedveil.ledger.entry import Entry
     from fedveil.release.noise import Randomness
     from fedveil.training.local import GradientSource, Local
@@ -168,8 +169,9 @@ class ReplayDoor(Door):
 class RecordedGradient:
     """The gradient source of DP-SGD, each of its noisy sums noted, or replaced by that of the first world."""
 
-    def __init__(self, own: PerExampleGradient, diary: Diary, first: Releases) -> None:
+    def __init__(self, own: PerExampleGradient, adjacency: Adjacency, diary: Diary, first: Releases) -> None:
         self.noise, self.diary, self.first, self._size = RecordedRandomness(own.randomness), diary, first, 0
+        self.adjacency = adjacency
         self._gradients = own.gradients
         self.own = replace(own, randomness=cast("Randomness", self.noise), gradients=self._counted)
 
@@ -206,7 +208,7 @@ class RecordedGradient:
         total = np.rint((wide * plan.expected).numpy() * 2.0**-exponent).astype(np.int64)
         total -= sum((noise for _, noise in self.noise.drawn), np.zeros_like(total))
         whole = ("the sum of a step", 0, len(grad), exponent, float("inf"))
-        step = Measured(total, (whole,), step_sensitivity(plan, len(grad)), len(grad))
+        step = Measured(total, (whole,), step_sensitivity(plan, len(grad), self.adjacency), len(grad))
         self.diary.note("private", SENSITIVITY, round, client, step)
         self.diary.note("private", BATCHES, round, client, (local.examples, plan.rate, self._size))
         key = (round, client, local.step)
@@ -216,9 +218,9 @@ class RecordedGradient:
         return loss
 
 
-def recorded_source(source: GradientSource, diary: Diary, first: Releases) -> GradientSource:
+def recorded_source(source: GradientSource, adjacency: Adjacency, diary: Diary, first: Releases) -> GradientSource:
     """The gradient source, recorded where its gradients are releases."""
-    return RecordedGradient(source, diary, first) if isinstance(source, PerExampleGradient) else source
+    return RecordedGradient(source, adjacency, diary, first) if isinstance(source, PerExampleGradient) else source
 
 
 def _unlike_plan(drawn: Sequence[tuple[NDArray[np.float64], NDArray[np.int64]]], wanted: NDArray[np.float64]) -> str:

@@ -76,7 +76,7 @@ def play(
     make = context.gradients
 
     def recorded(source: GradientSource) -> GradientSource:
-        return recorded_source(make(source), diary, releases)
+        return recorded_source(make(source), job.setting.scope.adjacency, diary, releases)
 
     context = replace(context, door=door, gradients=recorded, clients=clients or context.clients)
     job, progress = replace(job, context=context), start(job)

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.accounting.types import Adjacency, Unbounded
 from fedveil.adversary.neighbours import Neighbour, changes_for, neighbours
-from fedveil.adversary.replay_door import SENSITIVITY
+from fedveil.adversary.replay_door import NOISE, PLANS, POST_PROCESSED, ROWS, SENSITIVITY, UPLOADS, WEIGHTS
 from fedveil.adversary.replay_notes import Note, difference
-from fedveil.adversary.replay_world import Fresh, World, play
+from fedveil.adversary.replay_world import BROADCAST, END, HISTORY, MODELS, ORDER, PARTICIPANTS, STATES, Fresh, World, play
 from fedveil.configuration.config import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.methods.base import releases_to
@@ -32,6 +32,24 @@ if TYPE_CHECKING:
     from fedveil.federation.progress import Federation
 
 OTHERS = "contributions of all other clients"
+
+COMPARED = (
+    PARTICIPANTS,
+    BROADCAST,
+    PLANS,
+    ROWS,
+    UPLOADS,
+    WEIGHTS,
+    POST_PROCESSED,
+    NOISE,
+    STATES,
+    MODELS,
+    HISTORY,
+    ORDER,
+    END,
+    OTHERS,
+)
+"""Checks that compare the two worlds."""
 
 OnWorld = Callable[[int, int, str], None]
 """Called before each world with its number from 0, the number of worlds, and its name."""
@@ -48,6 +66,11 @@ class Comparison:
     check: str
     compared: int
     finding: str = ""
+
+    @property
+    def holds(self) -> str:
+        """In a word, that all is well."""
+        return "identical" if self.check in COMPARED else "holds"
 
 
 @dataclass(frozen=True)
@@ -67,7 +90,7 @@ class Replayed:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
-        checks = [vars(check) for check in self.checks]
+        checks = [{**vars(check), "passed": not check.finding} for check in self.checks]
         return {**vars(self), "worlds": list(self.worlds), "checks": checks, "passed": not self.findings}
 
 
@@ -147,7 +170,7 @@ def _check_promise(job: Federation) -> None:
 
 
 def _end(world: World) -> str:
-    return next((note.value[1] for note in world.notes if note.check == "rounds, and how the run ends"), "")
+    return next((note.value[1] for note in world.notes if note.check == END), "")
 
 
 # --- comparing worlds -------------------------------------------------------------------------------------------------

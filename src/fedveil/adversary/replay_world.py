@@ -205,7 +205,7 @@ def _unsampled(job: Federation, rows: list[Note]) -> str:
     for note in rows:
         inside = s.scope.unit is Unit.RECORD and note.value.note
         if isinstance(note.value.event, SampledGaussian) and note.value.event.rate < 1 and not inside and not secret:
-            return f"{note.place} is charged as a Poisson sample, and clients are drawn otherwise (training.sampling = {s.sampling!r})"
+            return f"{note.place} is charged as a secret Poisson sample; sampling is {s.sampling}, the view {s.scope.view}"
     return ""
 
 

@@ -161,6 +161,32 @@ def audit(
 
 
 @app.command()
+def replay(
+    config: OptionalConfig = None,
+    preset: Preset = None,
+    overrides: Overrides = None,
+    rounds: Annotated[int, typer.Option(help="Rounds played of each run, at most.")] = 3,
+    engine: Annotated[Literal["inline", "pool"], typer.Option(help="pool cannot see the order of releases.")] = "inline",
+    as_json: AsJson = False,
+) -> None:
+    """Run on the data, then on neighbouring data with the same released numbers: all else that is public must be the same."""
+    from fedveil.cli.replay_terminal import render, replay_with_progress
+    from fedveil.configuration.config import load_config
+    from fedveil.configuration.presets import chosen
+
+    given = load_config(chosen(config, preset), overrides or [])
+    found = replay_with_progress(given, rounds, engine, quiet=as_json)
+    if as_json:
+        _print_json(found.to_dict())
+    else:
+        from rich.console import Console
+
+        render(found, Console())
+    if found.findings:
+        raise typer.Exit(1)
+
+
+@app.command()
 def attack(
     target: Annotated[Path, typer.Argument(help="Configuration in TOML, or run directory.")],
     kind: Annotated[str, typer.Option(help="Which attack; an unknown one is answered with those that there are.")],

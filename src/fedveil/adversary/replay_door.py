@@ -73,7 +73,7 @@ class RecordedRandomness:
 
 
 class _SameCoins:
-    """A generator each of whose calls of `random` begins a stream of its own, so that the first numbers do not depend on how many."""
+    """A generator that begins a new stream at each call of `random`: the first numbers do not depend on how many are asked for."""
 
     def __init__(self, randomness: Randomness, key: tuple[object, ...]) -> None:
         self.randomness, self.key, self.calls, self.own = randomness, key, 0, randomness.secret(*key)

@@ -243,7 +243,7 @@ def test_differences_name_the_place_and_both_values() -> None:
 
 
 def test_neighbours_differ_in_one_client_only(tmp_path: Path) -> None:
-    job = replay_job(tmp_path)
+    job = bugs.planted(tmp_path)
     changes = changes_for(job)
     assert [c.name for c in changes] == [c.name for c in CHANGES if not c.record]
     own = job.context.clients
@@ -255,15 +255,8 @@ def test_neighbours_differ_in_one_client_only(tmp_path: Path) -> None:
 
 
 def test_dp_sgd_gets_one_record_of_the_same_client(tmp_path: Path) -> None:
-    job = replay_job(tmp_path, **STEPS)
+    job = bugs.planted(tmp_path, **STEPS)
     assert {c.name for c in changes_for(job)} == {c.name for c in CHANGES if c.record and not c.resizes}, "sizes are public here"
-
-
-def replay_job(folder: Path, **more: Any) -> Any:
-    from fedveil.ledger.ledger import Ledger
-
-    Ledger.create(folder / "ledger.sqlite", "r", {}).close()
-    return bugs.planted(folder, **more)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

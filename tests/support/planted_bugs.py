@@ -50,7 +50,7 @@ def planted(
     training: Mapping[str, Any] | None = None,
     privacy: Mapping[str, Any] | None = None,
 ) -> Federation:
-    """A small run of `method` (DP-FedAvg by default) with its ledger in `folder`, changed by `vary`."""
+    """A small run of `method` (DP-FedAvg by default) in that folder, changed by `vary`."""
     SEEN.clear()
     method = method or DPFedAvg(clip=0.5)
     known = DPFedAvg() if not isinstance(method, FedAvg | NoisyFedAvg | AdaptiveClipping) else method
@@ -64,7 +64,7 @@ def planted(
     prepared = _PREPARED.setdefault("digits", prepare(config))
     _, setting = calibrated_setting(config, prepared.population)
     of: Method = method  # type: ignore[assignment]
-    job = federation(config, prepared, folder / "ledger.sqlite", "planted", calibrated=(of, setting))
+    job = federation(config, prepared, folder / "no-ledger", "planted", calibrated=(of, setting))
     return vary(job) if vary else job
 
 

@@ -109,7 +109,7 @@ def replay(config: Config, *, rounds: int = 3, engine: str = "inline", on_world:
     calibrated = calibrated_setting(config, prepared.population)
 
     def fresh(folder: Path) -> Federation:
-        return federation(config, prepared, folder / "ledger.sqlite", "replay", calibrated=calibrated)
+        return federation(config, prepared, folder / "no-ledger", "replay", calibrated=calibrated)
 
     return replay_federation(fresh, rounds=rounds, engine=engine, on_world=on_world)
 
@@ -125,14 +125,11 @@ def replay_federation(
     """As `replay`, for federations that a program makes.
 
     Args:
-        fresh: makes a federation with seeded noise that shares nothing with those before; its ledger is `ledger.sqlite` in the
-            folder that it gets, which holds one. changes: some of `neighbours.CHANGES`; by default all that the unit has.
+        fresh: see `Fresh`. changes: some of `neighbours.CHANGES`; by default all that the unit has.
     """
-    from fedveil.ledger.ledger import Ledger
 
     def made(folder: Path) -> Federation:
         folder.mkdir()
-        Ledger.create(folder / "ledger.sqlite", "replay", {}).close()
         return fresh(folder)
 
     with tempfile.TemporaryDirectory() as place:

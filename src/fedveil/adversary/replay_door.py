@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.accounting.types import Adjacency
+    from fedveil.ledger.budget import Budgets
     from fedveil.ledger.entry import Entry
+    from fedveil.ledger.ledger import Ledger
     from fedveil.release.noise import Randomness
     from fedveil.training.local import GradientSource, Local
 
@@ -73,7 +75,7 @@ class RecordedRandomness:
 
 
 class _SameCoins:
-    """A generator that begins a new stream at each call of `random`: the first numbers do not depend on how many are asked for."""
+    """A generator that begins a new stream at each call of `random`: the first numbers are the same however many are drawn."""
 
     def __init__(self, randomness: Randomness, key: tuple[object, ...]) -> None:
         self.randomness, self.key, self.calls, self.own = randomness, key, 0, randomness.secret(*key)
@@ -88,7 +90,7 @@ class _SameCoins:
 
 
 class RecordedLedger:
-    """The run's ledger; each row is noted as soon as it is written."""
+    """The run's ledger; each row is noted as soon as it is charged."""
 
     def __init__(self, own: Charger, diary: Diary) -> None:
         self.own, self.diary = own, diary
@@ -98,6 +100,31 @@ class RecordedLedger:
         number = self.own.charge(entry)
         self.diary.note("public", ROWS, entry.round, entry.client, entry)
         return number
+
+
+class RowsInMemory:
+    """The run's budgets over rows in memory: nothing of a replay needs to survive it."""
+
+    def __init__(self, budgets: Budgets | None) -> None:
+        self.budgets = budgets
+        self.rows: list[Entry] = []
+
+    def charge(self, entry: Entry) -> int:
+        """One row, if the budget allows it."""
+        if self.budgets is None:
+            return self.charge_many([entry])[0]
+        return self.budgets.charge(cast("Ledger", self), [entry])[0]
+
+    def charge_many(self, entries: Sequence[Entry], admit: Callable[[], None] | None = None) -> list[int]:
+        """As `Ledger.charge_many`."""
+        if admit is not None:
+            admit()
+        self.rows.extend(entries)
+        return list(range(len(self.rows) - len(entries) + 1, len(self.rows) + 1))
+
+    def entries(self, since: int = 0) -> Iterator[tuple[int, float, Entry]]:
+        """As `Ledger.entries`."""
+        return ((number, 0.0, self.rows[number - 1]) for number in range(since + 1, len(self.rows) + 1))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from fedveil.engines.pool_worker import pack
+
 Kind = Literal["public", "verdict", "private", "release"]
 
 
@@ -46,7 +48,7 @@ class Diary:
     def note(self, kind: Kind, check: str, round: int, client: int, value: Any) -> None:
         """Write one note."""
         with (self.folder / f"{os.getpid()}.notes").open("ab") as file:
-            pickle.dump(Note(kind, check, round, client, value), file, protocol=5)
+            file.write(pack(Note(kind, check, round, client, value)))
 
     def verdict(self, check: str, round: int, client: int, problem: str) -> None:
         """Write what a check of this world found: a problem, or an empty text."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from fedveil.accounting.types import SampledGaussian, Unit, View
-from fedveil.adversary.replay_door import BATCHES, DRAWN, NOISE, PLANS, ROWS, Releases, ReplayDoor, recorded_source
+from fedveil.adversary.replay_door import BATCHES, DRAWN, NOISE, PLANS, ROWS, Releases, ReplayDoor, RowsInMemory, recorded_source
 from fedveil.adversary.replay_measures import not_drawn_by_poisson
 from fedveil.adversary.replay_notes import Diary, Note, difference
 from fedveil.engines.select_engine import engine
@@ -19,6 +19,7 @@ from fedveil.federation.history import declared
 from fedveil.federation.progress import start
 from fedveil.federation.round import planned
 from fedveil.ledger.budgeted_ledger import Till
+from fedveil.ledger.ledger import Ledger
 
 if TYPE_CHECKING:
     from fedveil.federation.clients import Clients
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from fedveil.federation.history import Columns
     from fedveil.federation.progress import Federation, Progress
     from fedveil.federation.round import Context, Outcome, Task
+    from fedveil.release.door import Door
     from fedveil.training.local import GradientSource
 
 TRAINED = "training gives something to release"
@@ -65,14 +67,15 @@ class World:
 def play(
     job: Federation, folder: Path, *, rounds: int, engine_name: str, clients: Clients | None = None, first: Releases | None = None
 ) -> World:
-    """Play the first rounds of a fresh federation whose ledger is its own.
+    """Play the first rounds of a fresh federation.
 
     Args:
-        folder: an empty one, for notes. clients: other data than the run's. first: what the first world released, to be replayed.
+        folder: an empty one, for notes and rows. clients: other data than the run's. first: what the first world released, to be replayed.
     """
     diary, releases = Diary(folder), first or {}
     context = job.context
-    door = ReplayDoor.of(_with_strict_ledger(job).door, diary, releases)
+    own = _with_strict_ledger(context.door, folder, shared=engine_name != "inline")
+    door = ReplayDoor.of(own, diary, releases)
     make = context.gradients
 
     def recorded(source: GradientSource) -> GradientSource:
@@ -93,19 +96,24 @@ def play(
             raise
         ended = f"{type(error).__name__}: {error}"
     finally:
-        if isinstance(job.context.door.ledger, Till):
-            job.context.door.ledger.close()
+        if isinstance(own.ledger, Till):
+            own.ledger.close()
     diary.note("public", END, progress.round, ROUND, (progress.round, ended))
     world = World(diary.read(), engine_name == "inline")
     return replace(world, notes=[*world.notes, *_conclusions(job, world)])
 
 
-def _with_strict_ledger(job: Federation) -> Context:
-    """Seeded noise is replayed here, not released again: every row counts."""
-    door = job.context.door
+def _with_strict_ledger(door: Door, folder: Path, *, shared: bool) -> Door:
+    """The door with the same budgets on an empty ledger, on disk only where processes share it.
+
+    Noise is seeded, but a release that is made twice is charged twice here.
+    """
     if not isinstance(door.ledger, Till):
-        return job.context
-    return replace(job.context, door=replace(door, ledger=Till(door.ledger.path, door.ledger.budgets)))
+        return door
+    if not shared:
+        return replace(door, ledger=RowsInMemory(door.ledger.budgets))
+    Ledger.create(folder / "ledger.sqlite", "replay", {}).close()
+    return replace(door, ledger=Till(folder / "ledger.sqlite", door.ledger.budgets))
 
 
 class RecordedEngine:
@@ -220,4 +228,4 @@ def _apart(plans: list[Note]) -> str:
 
 
 Fresh = Callable[[Path], "Federation"]
-"""Makes a federation that shares nothing with earlier ones, its ledger in the folder."""
+"""Makes a federation with seeded noise that shares nothing with earlier ones; what it keeps on disk is in the folder."""

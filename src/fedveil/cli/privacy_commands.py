@@ -1,9 +1,9 @@
-"""Commands about privacy: certify, audit, attack, ledger, explore."""
+"""Commands about privacy: certify, audit, replay, attack, ledger, explore."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -67,6 +67,31 @@ def audit(
 
         render(statement, Console())
         _stale_report(target)
+
+
+@commands.command()
+def replay(
+    config: OptionalConfig = None,
+    preset: Preset = None,
+    overrides: Overrides = None,
+    rounds: Annotated[int, typer.Option(help="Rounds played of each run, at most.")] = 3,
+    engine: Annotated[Literal["inline", "pool"], typer.Option(help="pool cannot see the order of releases.")] = "inline",
+    as_json: AsJson = False,
+) -> None:
+    """Run on the data, then on neighbouring data with the same released numbers: all else that is public must be the same."""
+    from fedveil.cli.replay_terminal import render, replay_with_progress
+    from fedveil.configuration.config import load_config
+    from fedveil.configuration.presets import chosen
+
+    found = replay_with_progress(load_config(chosen(config, preset), overrides or []), rounds, engine, quiet=as_json)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        from rich.console import Console
+
+        render(found, Console())
+    if found.findings:
+        raise typer.Exit(1)
 
 
 @commands.command()

@@ -57,17 +57,17 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     plan = context.policy.plan(released, progress.common) if context.summed else None
     outcomes = list(engine.map(_tasks(federation, progress, released, chosen, plan)))
     failed = {o.client: o.error for o in outcomes if o.error}
-    absent = sum(o.release is None for o in outcomes)
-    if absent == len(outcomes) > 1 and federation.setting.min_survivors is None:
+    present = [o.client for o in outcomes if o.release is not None]  # whether one of them failed is its secret
+    if not present and len(outcomes) > 1 and federation.setting.min_survivors is None:
         raise FedveilError(f"every client of round {t} failed; the first reason: {next(iter(failed.values()))}")
-    record: Record = {"round": t, "participants": len(outcomes) - len(failed), "failed": len(failed), "failures": failed}
+    record: Record = {"round": t, "participants": len(present), "failed": len(failed), "failures": failed}
     uploads = _uploads(federation, progress, outcomes, plan, released, record)
     for o in outcomes:
         _remember(progress, o, always=federation.participation is not None)
     if uploads:
         moved = _step(federation, progress, uploads)
         record.update(release_measures(federation, uploads, outcomes), update_norm=moved)
-    record.update(method_measures(federation, progress, [o.client for o in outcomes if not o.error]))
+    record.update(method_measures(federation, progress, present))
     before = progress.history[-1].get("cumulative_noise_norm") if progress.history else 0.0
     if before is not None and (not uploads or "noise_norm" in record):
         record["cumulative_noise_norm"] = before + record.get("noise_norm", 0.0)

@@ -1,0 +1,114 @@
+"""Neighbouring data for record and replay: the same clients, of whom one holds other data, chosen to break what can break."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fedveil.accounting.types import Unit
+from fedveil.federation.clients import Clients
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.federation.progress import Federation
+
+SIZES_ARE_PUBLIC = "each client's number of examples is public"
+"""A method that assumes this gets no neighbour of another size."""
+
+HUGE, TINY = 3e38, 1e-40
+"""Next to the largest float32, and below the least normal one."""
+
+_Examples = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One way in which a client's examples can differ.
+
+    Args:
+        make: from examples, labels and the number of classes to other examples and labels.
+        record: whether it is a change of one record. zeroes: whether that record then contributes nothing.
+        resizes: whether the number of examples changes.
+    """
+
+    name: str
+    make: Callable[[Tensor, Tensor, int], _Examples]
+    record: bool = False
+    zeroes: bool = False
+    resizes: bool = False
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """Clients of whom one, `client`, differs from the run's own by `change`."""
+
+    change: Change
+    client: int
+    clients: Clients
+
+    def __str__(self) -> str:
+        return f"client {self.client}: {self.change.name}"
+
+
+def changes_for(job: Federation) -> list[Change]:
+    """The changes that the run promises not to show.
+
+    Under DP-SGD inside clients these are changes of one record; else also changes of all that a client holds, which must be
+    hidden as well where a record is the unit, since the same noise covers the whole update.
+    """
+    s = job.setting
+    public_sizes = SIZES_ARE_PUBLIC in job.method.assumptions(s)
+    one_record = s.example_clip is not None
+    found = [c for c in CHANGES if c.record or not one_record]
+    if s.scope.unit is Unit.CLIENT:
+        found = [c for c in found if not c.record]
+    return [c for c in found if not (c.resizes and public_sizes)]
+
+
+def neighbours(job: Federation, changes: Sequence[Change], among: Sequence[int]) -> list[Neighbour]:
+    """One neighbour for each change, the clients `among` in turn; clients without examples are passed over."""
+    clients = job.context.clients
+    holders = [c for c in among if clients.size(c)]
+    return [_neighbour(clients, change, holders[i % len(holders)], job.setting.classes) for i, change in enumerate(changes)]
+
+
+def _neighbour(clients: Clients, change: Change, client: int, classes: int) -> Neighbour:
+    x, y = (part.clone() for part in clients.examples(client))
+    x, y = change.make(x, y, classes)
+    low, high = int(clients.offsets[client]), int(clients.offsets[client + 1])
+    grown = len(y) - (high - low)
+    offsets = np.where(np.arange(len(clients.offsets)) > client, clients.offsets + grown, clients.offsets)
+    whole_x, whole_y = (torch.cat([a[:low], b, a[high:]]) for a, b in ((clients.x, x), (clients.y, y)))
+    return Neighbour(change, client, Clients(whole_x, whole_y, offsets))
+
+
+def _first(x: Tensor, value: float) -> Tensor:
+    x[:1] = value
+    return x
+
+
+def _label_of_first(y: Tensor, classes: int) -> Tensor:
+    y[:1] = (y[:1] + 1) % classes
+    return y
+
+
+CHANGES = (
+    Change("no examples", lambda x, y, k: (x[:0], y[:0]), resizes=True),
+    Change("one example", lambda x, y, k: (x[:1], y[:1]), resizes=True),
+    Change("flipped labels", lambda x, y, k: (x, k - 1 - y)),
+    Change("all of one class", lambda x, y, k: (x, torch.zeros_like(y))),
+    Change("huge values", lambda x, y, k: (torch.full_like(x, HUGE), y)),
+    Change("tiny values", lambda x, y, k: (torch.full_like(x, TINY), y)),
+    Change("an example on which training gives NaN", lambda x, y, k: (_first(x, math.nan), y)),
+    Change("a record removed", lambda x, y, k: (x[:-1], y[:-1]), record=True, zeroes=True, resizes=True),
+    Change("a record whose gradient is NaN", lambda x, y, k: (_first(x, math.nan), y), record=True, zeroes=True),
+    Change("a record of huge values", lambda x, y, k: (_first(x, HUGE), y), record=True),
+    Change("a record of tiny values", lambda x, y, k: (_first(x, TINY), y), record=True),
+    Change("a record with another label", lambda x, y, k: (x, _label_of_first(y, k)), record=True),
+)

@@ -1,0 +1,292 @@
+"""The door of a replay: it does what the run's own door does, notes it, and hands over what the first world released.
+
+So everything after a release is the same in both worlds, unless it looks at private data by another way. DP-SGD releases at each
+step, inside local training; there the gradient source is recorded and replayed in the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+
+from fedveil.adversary.replay_measures import Measured, measured, planned_stds
+from fedveil.adversary.replay_notes import Diary
+from fedveil.errors import FedveilError
+from fedveil.release.cost import promises, step_sensitivity
+from fedveil.release.door import AGGREGATE, Charger, Contribution, Door
+from fedveil.release.dpsgd import PerExampleGradient
+from fedveil.release.grid import exponent_for
+from fedveil.release.mechanism import Independent
+from fedveil.release.plan import Plan, Raw, Upload
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from fedveil.accounting.types import Adjacency
+    from fedveil.ledger.budget import Budgets
+    from fedveil.ledger.entry import Entry
+    from fedveil.ledger.ledger import Ledger
+    from fedveil.release.noise import Randomness
+    from fedveil.training.local import GradientSource, Local
+
+Releases = Mapping[tuple[int, ...], Any]
+"""What left in the first world: uploads by (round, client), noisy gradients by (round, client, step)."""
+
+PLANS = "plans"
+ROWS = "ledger rows"
+UPLOADS = "uploads and sums, but for their numbers"
+WEIGHTS = "weights and denominators"
+POST_PROCESSED = "updates made of noisy steps"
+NOISE = "noise"
+DRAWN = "noise as planned, drawn once and afresh"
+CLIPPED = "contributions within their clips"
+ADDED = "sums hold the contributions and their noise, nothing else"
+SENSITIVITY = "contributions of the two worlds within the sensitivity"
+BATCHES = "batches drawn as the accountant counts them"
+
+
+class RecordedRandomness:
+    """The run's randomness; `drawn` lists each draw of noise since it was last emptied: its std in grid steps, and the noise."""
+
+    def __init__(self, own: Randomness) -> None:
+        self.own = own
+        self.drawn: list[tuple[NDArray[np.float64], NDArray[np.int64]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "own":
+            raise AttributeError(name)
+        return getattr(self.own, name)
+
+    def integers(self, std: float | NDArray[np.float64], n: int, *name: object) -> NDArray[np.int64]:
+        """As the run's."""
+        noise = self.own.integers(std, n, *name)
+        self.drawn.append((np.broadcast_to(std, n), noise))
+        return noise
+
+    def secret(self, *key: object) -> np.random.Generator:
+        """As the run's, but that a record keeps its coins when another record leaves."""
+        return cast("np.random.Generator", _SameCoins(self.own, key))
+
+
+class _SameCoins:
+    """A generator that begins a new stream at each call of `random`: the first numbers are the same however many are drawn."""
+
+    def __init__(self, randomness: Randomness, key: tuple[object, ...]) -> None:
+        self.randomness, self.key, self.calls, self.own = randomness, key, 0, randomness.secret(*key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+    def random(self, n: int) -> NDArray[np.float64]:
+        """n uniform numbers in [0, 1)."""
+        self.calls += 1
+        return np.random.default_rng(self.randomness.derive("coins", *self.key, self.calls)).random(n)
+
+
+class RecordedLedger:
+    """The run's ledger; each row is noted as soon as it is charged."""
+
+    def __init__(self, own: Charger, diary: Diary) -> None:
+        self.own, self.diary = own, diary
+
+    def charge(self, entry: Entry) -> int:
+        """As the run's."""
+        number = self.own.charge(entry)
+        self.diary.note("public", ROWS, entry.round, entry.client, entry)
+        return number
+
+
+class RowsInMemory:
+    """The run's budgets over rows in memory: nothing of a replay needs to survive it."""
+
+    def __init__(self, budgets: Budgets | None) -> None:
+        self.budgets = budgets
+        self.rows: list[Entry] = []
+
+    def charge(self, entry: Entry) -> int:
+        """One row, if the budget allows it."""
+        if self.budgets is None:
+            return self.charge_many([entry])[0]
+        return self.budgets.charge(cast("Ledger", self), [entry])[0]
+
+    def charge_many(self, entries: Sequence[Entry], admit: Callable[[], None] | None = None) -> list[int]:
+        """As `Ledger.charge_many`."""
+        if admit is not None:
+            admit()
+        self.rows.extend(entries)
+        return list(range(len(self.rows) - len(entries) + 1, len(self.rows) + 1))
+
+    def entries(self, since: int = 0) -> Iterator[tuple[int, float, Entry]]:
+        """As `Ledger.entries`."""
+        return ((number, 0.0, self.rows[number - 1]) for number in range(since + 1, len(self.rows) + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayDoor(Door):
+    """The door of one world. first: what left in the first world, or nothing in the first world itself."""
+
+    own: Door
+    noise: RecordedRandomness
+    diary: Diary
+    first: Releases
+
+    @classmethod
+    def of(cls, door: Door, diary: Diary, first: Releases) -> ReplayDoor:
+        """The same door, whatever its class is, recorded."""
+        noise = RecordedRandomness(door.randomness)
+        own = replace(door, randomness=cast("Randomness", noise), ledger=RecordedLedger(door.ledger, diary))
+        return cls(**{f.name: getattr(own, f.name) for f in fields(Door)}, own=own, noise=noise, diary=diary, first=first)
+
+    def upload(self, update: Tensor | None, plan: Plan | Raw, client: int, round: int, **more: Any) -> Upload:
+        """As the door's, or what the first world released."""
+        sent: Upload = self._released(lambda: self.own.upload(update, plan, client, round, **more), plan, client, round)
+        self._note(UPLOADS, sent, {**vars(sent), "vector": _form(sent.vector), "integers": _form(sent.integers), "extras": None})
+        self._note(WEIGHTS, sent, more.get("weight", 1.0))
+        self._left(sent.vector if sent.integers is None else sent.integers, sent.plan, client, round, noisy=True)
+        return self._replayed(sent)
+
+    def seal(self, update: Tensor | None, plan: Plan | Raw, client: int, round: int, **more: Any) -> Contribution:
+        """As the door's."""
+        sealed: Contribution = self._released(lambda: self.own.seal(update, plan, client, round, **more), plan, client, round)
+        self.diary.note("public", WEIGHTS, round, client, sealed.weight)
+        executed = plan if isinstance(plan, Plan) else sealed.plan
+        assert executed is not None
+        self._left(sealed.sealed, executed, client, round, noisy=executed.place == "upload")
+        return sealed
+
+    def release_sum(self, contributions: Sequence[Contribution], plan: Plan | Raw, round: int, denominator: float) -> Upload:
+        """As the door's, or what the first world released."""
+        self.diary.note("public", WEIGHTS, round, AGGREGATE, ([c.client for c in contributions], denominator))
+        call = lambda: self.own.release_sum(contributions, plan, round, denominator)  # noqa: E731
+        sent: Upload = self._released(call, plan, AGGREGATE, round)
+        self._note(UPLOADS, sent, {**vars(sent), "vector": _form(sent.vector), "integers": _form(sent.integers), "extras": None})
+        if sent.integers is not None and isinstance(sent.plan.mechanism, Independent):
+            noise = self._drawn(sent.plan, AGGREGATE, round, noisy=sent.plan.place == "sum")
+            expected = noise + sum(c.sealed.numpy() for c in contributions)
+            odd = int((sent.integers.numpy() != expected).sum())
+            self.diary.verdict(ADDED, round, AGGREGATE, f"{odd} of {len(noise)} numbers are something else" if odd else "")
+        return self._replayed(sent)
+
+    # --- the steps ---
+
+    def _released(self, release: Callable[[], Any], plan: Plan | Raw, client: int, round: int) -> Any:
+        """What the door hands over; whether it refuses is seen by all."""
+        self.noise.drawn.clear()
+        self.diary.note("public", PLANS, round, client, plan if isinstance(plan, Plan) else (plan.reads, plan.reason))
+        try:
+            return release()
+        except FedveilError as refused:
+            self.diary.note("public", UPLOADS, round, client, f"nothing: {type(refused).__name__}")
+            raise
+
+    def _left(self, sent: Tensor, plan: Plan, client: int, round: int, *, noisy: bool) -> None:
+        """Note what a client let out: exact integers before the noise; or a float vector, made of noisy steps alone."""
+        if sent.dtype != torch.int64:
+            self.diary.note("public", POST_PROCESSED, round, client, sent if plan.dp_sgd is not None else None)
+            return
+        contribution = measured(sent.numpy() - self._drawn(plan, client, round, noisy=noisy), plan, self.parts)
+        self.diary.verdict(CLIPPED, round, client, contribution.problem())
+        self.diary.note("private", SENSITIVITY, round, client, contribution)
+
+    def _drawn(self, plan: Plan, client: int, round: int, *, noisy: bool) -> NDArray[np.int64]:
+        """The noise of this release [D], checked against its plan."""
+        wanted = planned_stds(plan, self.parts) if noisy else np.zeros(self.parts.dimension)
+        steps = np.repeat([2.0**k for _, k in self.parts.grid(plan)], [g.stop - g.start for g, _ in self.parts.grid(plan)])
+        problem = _unlike_plan(self.noise.drawn, wanted / steps) if promises(plan, self.layout) else ""
+        self.diary.verdict(DRAWN, round, client, problem)
+        _note_noise(self.diary, round, client, self.noise.drawn)
+        return sum((noise for _, noise in self.noise.drawn), np.zeros(self.parts.dimension, dtype=np.int64))
+
+    def _note(self, check: str, sent: Upload, value: Any) -> None:
+        self.diary.note("public", check, sent.round, sent.client, value)
+
+    def _replayed(self, sent: Upload) -> Upload:
+        self.diary.note("release", "", sent.round, sent.client, ((sent.round, sent.client), sent))
+        found: Upload = self.first.get((sent.round, sent.client), sent)
+        return found
+
+
+class RecordedGradient:
+    """The gradient source of DP-SGD, each of its noisy sums noted, or replaced by that of the first world."""
+
+    def __init__(self, own: PerExampleGradient, adjacency: Adjacency, diary: Diary, first: Releases) -> None:
+        self.noise, self.diary, self.first, self._size = RecordedRandomness(own.randomness), diary, first, 0
+        self.adjacency = adjacency
+        self._gradients = own.gradients
+        self.own = replace(own, randomness=cast("Randomness", self.noise), gradients=self._counted)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "own":
+            raise AttributeError(name)
+        return getattr(self.own, name)
+
+    def _counted(self, module: torch.nn.Module, x: Tensor, y: Tensor) -> Any:
+        self._size = len(y)
+        return self._gradients(module, x, y)
+
+    def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """As the source's."""
+        return self.own.batches(local, x, y)
+
+    def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        """As the source's; its sum is read in float64, which holds the integers exactly, and then rounded as without a replay."""
+        (round, client), plan, model = self.own.key, self.own.plan, local.model
+        self.noise.drawn.clear()
+        self._size, grad = 0, model.grad
+        model.grad = torch.empty(len(grad), dtype=torch.float64)
+        try:
+            loss = self.own(local, x, y)
+            wide = model.grad
+        finally:
+            model.grad = grad
+        model.grad.copy_(wide)
+        std = plan.noise_multiplier * plan.clip
+        exponent = exponent_for(std)
+        wanted = np.full(len(grad), std * 2.0**-exponent)
+        self.diary.verdict(DRAWN, round, client, _unlike_plan(self.noise.drawn, wanted))
+        _note_noise(self.diary, round, client, self.noise.drawn)
+        total = np.rint((wide * plan.expected).numpy() * 2.0**-exponent).astype(np.int64)
+        total -= sum((noise for _, noise in self.noise.drawn), np.zeros_like(total))
+        whole = ("the sum of a step", 0, len(grad), exponent, float("inf"))
+        step = Measured(total, (whole,), step_sensitivity(plan, len(grad), self.adjacency), len(grad))
+        self.diary.note("private", SENSITIVITY, round, client, step)
+        self.diary.note("private", BATCHES, round, client, (local.examples, plan.rate, self._size))
+        key = (round, client, local.step)
+        self.diary.note("release", "", round, client, (key, grad.clone()))
+        if key in self.first:
+            grad.copy_(self.first[key])
+        return loss
+
+
+def recorded_source(source: GradientSource, adjacency: Adjacency, diary: Diary, first: Releases) -> GradientSource:
+    """The gradient source, recorded where its gradients are releases."""
+    return RecordedGradient(source, adjacency, diary, first) if isinstance(source, PerExampleGradient) else source
+
+
+def _unlike_plan(drawn: Sequence[tuple[NDArray[np.float64], NDArray[np.int64]]], wanted: NDArray[np.float64]) -> str:
+    """How the noise that was drawn differs from the std that the plan wants on each coordinate, in grid steps; or ''."""
+    stds = [std for std, _ in drawn if std.any()]
+    if len(stds) != int(bool(wanted.any())):
+        return f"noise was drawn {len(stds)} times, and the plan asks for {int(bool(wanted.any()))}"
+    if not stds:
+        return ""
+    (std,) = stds
+    if len(std) != len(wanted):
+        return f"noise was drawn for {len(std)} coordinates, and the plan sends {len(wanted)}"
+    odd = np.flatnonzero(std != wanted)
+    return f"noise on coordinate {odd[0]} has std {std[odd[0]]:g} grid steps, planned are {wanted[odd[0]]:g}" if len(odd) else ""
+
+
+def _note_noise(diary: Diary, round: int, client: int, drawn: Sequence[tuple[NDArray[np.float64], NDArray[np.int64]]]) -> None:
+    digests = [hashlib.sha256(noise.tobytes()).hexdigest() for std, noise in drawn if std.any()]
+    diary.note("public", NOISE, round, client, digests)
+
+
+def _form(value: Tensor | None) -> Any:
+    return None if value is None else (str(value.dtype), tuple(value.shape))

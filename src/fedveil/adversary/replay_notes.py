@@ -1,0 +1,113 @@
+"""What is written down of one world of a replay, and how two values are told apart."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fedveil.engines.pool_worker import pack
+
+Kind = Literal["public", "verdict", "private", "release"]
+
+
+@dataclass(frozen=True)
+class Note:
+    """One fact of a world.
+
+    Args:
+        kind: `public` must be the same in both worlds; `verdict` is a problem found in this world, or an empty text; `private` is
+            measured for a check; `release` is what left, to be replayed.
+        check: what it is for. round, client: where; client -1 is the round itself. value: as it was when it was noted.
+    """
+
+    kind: Kind
+    check: str
+    round: int
+    client: int
+    value: Any
+
+    @property
+    def place(self) -> str:
+        """In words."""
+        return f"round {self.round}" + (f", client {self.client}" if self.client >= 0 else "")
+
+
+class Diary:
+    """The notes of one world, from whichever process: each writes a file of its own, so what is noted cannot change later."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def note(self, kind: Kind, check: str, round: int, client: int, value: Any) -> None:
+        """Write one note."""
+        with (self.folder / f"{os.getpid()}.notes").open("ab") as file:
+            file.write(pack(Note(kind, check, round, client, value)))
+
+    def verdict(self, check: str, round: int, client: int, problem: str) -> None:
+        """Write what a check of this world found: a problem, or an empty text."""
+        self.note("verdict", check, round, client, problem)
+
+    def read(self) -> list[Note]:
+        """All notes, process by process, each in its order."""
+        found: list[Note] = []
+        for path in sorted(self.folder.glob("*.notes")):
+            with path.open("rb") as file:
+                end = path.stat().st_size
+                while file.tell() < end:
+                    found.append(pickle.load(file))
+        return found
+
+
+def difference(a: Any, b: Any, path: str = "") -> str:
+    """Where two plain values first differ, with both; an empty text where they are the same, numbers exactly."""
+    named = f"{path}: " if path else ""
+    if type(a) is not type(b):
+        return f"{named}{brief(a)} against {brief(b)}"
+    if isinstance(a, torch.Tensor):
+        return _arrays(a.detach().numpy(), b.detach().numpy(), named)
+    if isinstance(a, np.ndarray):
+        return _arrays(a, b, named)
+    if isinstance(a, Mapping):
+        return _entries(dict(a), dict(b), path)
+    if isinstance(a, list | tuple):
+        if len(a) != len(b):
+            return f"{named}{len(a)} ({brief(a)}) against {len(b)} ({brief(b)})"
+        return _entries(dict(enumerate(a)), dict(enumerate(b)), path)
+    if is_dataclass(a) and not isinstance(a, type):
+        one, two = ({f.name: getattr(value, f.name) for f in fields(value)} for value in (a, b))
+        return _entries(one, two, path)
+    same = a == b or pickle.dumps(a) == pickle.dumps(b)  # NaN, and objects that do not compare themselves
+    return "" if same else f"{named}{brief(a)} against {brief(b)}"
+
+
+def _entries(a: dict[Any, Any], b: dict[Any, Any], path: str) -> str:
+    named = f"{path}: " if path else ""
+    if a.keys() != b.keys():
+        return f"{named}{brief(sorted(map(str, a)))} against {brief(sorted(map(str, b)))}"
+    return next(filter(None, (difference(a[key], b[key], f"{path}.{key}" if path else str(key)) for key in a)), "")
+
+
+def _arrays(a: np.ndarray, b: np.ndarray, named: str) -> str:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return f"{named}{a.dtype} {list(a.shape)} against {b.dtype} {list(b.shape)}"
+    same = (a == b) | ((a != a) & (b != b))
+    if same.all():
+        return ""
+    flat = int(np.flatnonzero(~same.reshape(-1))[0])
+    first, second = (array.reshape(-1)[flat].item() for array in (a, b))
+    return f"{named}{int((~same).sum())} of {a.size} numbers, at {flat} {first:g} against {second:g}"
+
+
+def brief(value: Any) -> str:
+    """A value in one line."""
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {list(value.shape)}"
+    text = f"{value:.9g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -54,7 +54,7 @@ PROVEN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 def config_of(name: str, view: str, training: dict[str, Any], privacy: dict[str, Any]) -> Any:
     method = {"name": name, **({"pretraining_steps": 20} if name == "fedanc" else {})}
     privacy = {"epsilon": 8.0, "view": view, **privacy}
-    return digits(method, clients=24, training={"clients_per_round": 4, **training}, privacy=privacy)
+    return digits(method, clients=24, training={"clients_per_round": 3, **training}, privacy=privacy)
 
 
 # --- no false alarm ---------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ CAUGHT: dict[str, tuple[bugs.Vary | None, dict[str, Any], str]] = {
         {},
         doors.PLANS,
     ),
-    "early stop on the private loss": (bugs.own(bugs.stop_early), {"training": {"optimizer": {"lr": 0.5}}}, world.END),
+    "early stop on the private loss": (bugs.own(bugs.stop_early), {}, world.END),
     "a plan that counts its calls": (bugs.counting(), {}, world.PURE),
     "a plan at random": (bugs.own(lambda plan, _: bugs.louder(plan, 1 + float(torch.rand(())))), {}, world.PURE),
     "a plan that moves the model": (bugs.own(bugs.move_the_model), {}, world.PURE),

@@ -37,7 +37,7 @@ from method_kit import digits
 
 SEEN: dict[str, Any] = {}
 Vary = Callable[[Federation], Federation]
-BASE: dict[str, Any] = {"clients_per_round": 4}
+BASE: dict[str, Any] = {"clients_per_round": 3}
 _PREPARED: dict[str, Prepared] = {}
 
 
@@ -61,7 +61,7 @@ def planted(
         training={**BASE, **(training or {})},
         privacy={"epsilon": 8.0, "view": view, **(privacy or {})},
     )
-    prepared = _PREPARED.setdefault("digits", prepare(config))
+    prepared = _PREPARED["digits"] = _PREPARED.get("digits") or prepare(config)
     _, setting = calibrated_setting(config, prepared.population)
     of: Method = method  # type: ignore[assignment]
     job = federation(config, prepared, folder / "no-ledger", "planted", calibrated=(of, setting))
@@ -227,7 +227,7 @@ class Showing(Own):
 
 
 def stop_early(plan: Plan, released: Released) -> Plan:
-    if released.round and SEEN["loss"] < 2.0:
+    if released.round and SEEN["losses"] < 1e3:
         raise BudgetExhausted("converged")
     return plan
 

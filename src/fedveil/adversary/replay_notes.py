@@ -44,11 +44,25 @@ class Diary:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._owner, self._file = 0, -1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_owner": 0}
 
     def note(self, kind: Kind, check: str, round: int, client: int, value: Any) -> None:
         """Write one note."""
-        with (self.folder / f"{os.getpid()}.notes").open("ab") as file:
-            file.write(pack(Note(kind, check, round, client, value)))
+        if self._owner != os.getpid():  # also after a fork
+            path = self.folder / f"{os.getpid()}.notes"
+            self._owner, self._file = os.getpid(), os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        message = pack(Note(kind, check, round, client, value))
+        while message:
+            message = message[os.write(self._file, message) :]
+
+    def close(self) -> None:
+        """Nothing more is noted by this process."""
+        if self._owner == os.getpid():
+            os.close(self._file)
+            self._owner = 0
 
     def verdict(self, check: str, round: int, client: int, problem: str) -> None:
         """Write what a check of this world found: a problem, or an empty text."""

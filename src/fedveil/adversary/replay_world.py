@@ -70,7 +70,7 @@ def play(
     """Play the first rounds of a fresh federation.
 
     Args:
-        folder: an empty one, for notes and rows. clients: other data than the run's. first: what the first world released, to be replayed.
+        folder: an empty one, for notes and rows. clients: other data than the run's. first: what the first world released.
     """
     diary, releases = Diary(folder), first or {}
     context = job.context
@@ -96,9 +96,10 @@ def play(
             raise
         ended = f"{type(error).__name__}: {error}"
     finally:
+        diary.note("public", END, progress.round, ROUND, (progress.round, ended))
+        diary.close()
         if isinstance(own.ledger, Till):
             own.ledger.close()
-    diary.note("public", END, progress.round, ROUND, (progress.round, ended))
     world = World(diary.read(), engine_name == "inline")
     return replace(world, notes=[*world.notes, *_conclusions(job, world)])
 

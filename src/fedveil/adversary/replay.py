@@ -56,7 +56,7 @@ OnWorld = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class WorldComparison:
     """One check over all worlds.
 
     Args:
@@ -81,7 +81,7 @@ class Replayed:
     scope: str
     rounds: int
     worlds: tuple[str, ...]
-    checks: tuple[Comparison, ...]
+    checks: tuple[WorldComparison, ...]
 
     @property
     def findings(self) -> dict[str, str]:
@@ -173,7 +173,7 @@ def _end(world: World) -> str:
 # --- comparing worlds -------------------------------------------------------------------------------------------------
 
 
-def _checked(job: Federation, first: World, others: Sequence[tuple[Neighbour, World]]) -> Iterator[Comparison]:
+def _checked(job: Federation, first: World, others: Sequence[tuple[Neighbour, World]]) -> Iterator[WorldComparison]:
     """Each check, in the order in which they first appear."""
     found: dict[str, list[str]] = defaultdict(list)
     _add(found, _verdicts(first), "on the run's own data")
@@ -182,7 +182,7 @@ def _checked(job: Federation, first: World, others: Sequence[tuple[Neighbour, Wo
         _add(found, _public(first, world), str(neighbour))
         _add(found, _contributions(job, first, world, neighbour), str(neighbour))
     for check, problems in found.items():
-        yield Comparison(check, len(problems), next(filter(None, problems), ""))
+        yield WorldComparison(check, len(problems), next(filter(None, problems), ""))
 
 
 def _add(found: dict[str, list[str]], problems: Iterator[tuple[str, str]], world: str) -> None:

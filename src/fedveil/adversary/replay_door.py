@@ -21,7 +21,7 @@ from fedveil.release.cost import promises, step_sensitivity
 from fedveil.release.door import AGGREGATE, Charger, Contribution, Door
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.grid import exponent_for
-from fedveil.release.mechanism import Independent
+from fedveil.release.noise_mechanism import Independent
 from fedveil.release.plan import Plan, Raw, Upload
 
 if TYPE_CHECKING:
@@ -101,6 +101,12 @@ class RecordedLedger:
         self.diary.note("public", ROWS, entry.round, entry.client, entry)
         return number
 
+    def charge_once(self, entry: Entry, *, again: bool) -> int:
+        """As the run's."""
+        number = self.own.charge_once(entry, again=again)
+        self.diary.note("public", ROWS, entry.round, entry.client, entry)
+        return number
+
 
 class RowsInMemory:
     """The run's budgets over rows in memory: nothing of a replay needs to survive it."""
@@ -114,6 +120,10 @@ class RowsInMemory:
         if self.budgets is None:
             return self.charge_many([entry])[0]
         return self.budgets.charge(cast("Ledger", self), [entry])[0]
+
+    def charge_once(self, entry: Entry, *, again: bool) -> int:
+        """As `charge`: no round of a replay is done again."""
+        return self.charge(entry)
 
     def charge_many(self, entries: Sequence[Entry], admit: Callable[[], None] | None = None) -> list[int]:
         """As `Ledger.charge_many`."""

@@ -19,8 +19,10 @@ demo: $(STAMP)
 test: $(STAMP) lint types
 	$(BIN)/python -m pytest
 
+# The inner loop: the rooms below the engines, the house, the documentation, and the README's example from end to end.
+CORE := accounting papers ledger data training release models methods federation configuration statement
 fast: $(STAMP)
-	$(BIN)/python -m pytest -x
+	$(BIN)/python -m pytest -x -m 'not slow and not heavy' tests/test_*.py $(CORE:%=tests/%) tests/cli/test_readme.py
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

@@ -38,6 +38,7 @@ def test_nothing_released_costs_nothing_and_an_unbounded_release_costs_everythin
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.one_of(sampled, plain), min_size=1, max_size=4), st.sampled_from([ZERO, REPLACE, None]))
+@pytest.mark.heavy
 def test_all_accountants_are_ordered_and_auto_is_the_best(events: list[Event], adjacency: Adjacency | None) -> None:
     delta = 1e-5
     each = {name: bound(events, delta, accountant=name, adjacency=adjacency)[0] for name in ("gdp", "rdp", "pld")}
@@ -85,6 +86,7 @@ def test_delta_and_epsilon_are_inverse(events: list[Event], epsilon: float) -> N
 
 @pytest.mark.parametrize("adjacency", [ZERO, REPLACE, None])
 @pytest.mark.parametrize(("rate", "count"), [(0.1, 60), (0.1, 400), (0.01, 10**5), (1.0, 100)])
+@pytest.mark.heavy
 def test_calibration_is_just_below_its_target(rate: float, count: int, adjacency: Adjacency | None) -> None:
     def events(z: float) -> Sequence[Event]:
         return [SampledGaussian(rate, z, count)]
@@ -95,6 +97,7 @@ def test_calibration_is_just_below_its_target(rate: float, count: int, adjacency
 
 
 @given(st.floats(0.01, 500), st.floats(1e-12, 1e-2), st.integers(1, 10**6))
+@pytest.mark.heavy
 def test_gaussian_calibration_equals_the_closed_form(epsilon: float, delta: float, count: int) -> None:
     z = calibrate(epsilon, delta, lambda z: [Gaussian(1 / z, count)])
     assert z == pytest.approx(math.sqrt(count) / mu_of(epsilon, delta), rel=3e-6)

@@ -67,6 +67,7 @@ def test_one_step_delta_by_integration_both_ways() -> None:
     ("rate", "z", "count", "delta"),
     [(0.01, 1.0, 1000, 1e-5), (0.1, 1.0, 60, 1e-5), (0.1, 0.5, 20, 1e-5), (0.5, 10.0, 300, 1e-8), (0.2, 2.0, 1, 1e-5)],
 )
+@pytest.mark.heavy
 def test_loss_distributions_agree_with_a_second_library(rate: float, z: float, count: int, delta: float) -> None:
     accountant = pld_privacy_accountant.PLDAccountant()
     accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(z)), count)

@@ -123,6 +123,7 @@ def test_sampling_is_poisson_only_where_it_amplifies() -> None:
     assert setting_of(parse({**base, **private})).sampling == "fixed"
 
 
+@pytest.mark.heavy
 def test_configuration_needs_no_torch() -> None:
     code = (
         "import sys; from fedveil.configuration.config import *; "

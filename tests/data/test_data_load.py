@@ -343,6 +343,7 @@ def test_dataset_refuses_infinite_and_mistyped_values() -> None:
 
 @real
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "uci-har"])
+@pytest.mark.heavy
 def test_real_files(name: str) -> None:
     try:
         data = load.load(name, DATA, download=False)

@@ -46,6 +46,7 @@ def until(given: Config, folder: Path, rounds: int, saved: Checkpoints, after: b
 
 
 @pytest.mark.parametrize("name", RUNS)
+@pytest.mark.heavy
 def test_going_on_gives_the_same_bits(name: str, tmp_path: Path) -> None:
     given = RUNS[name]
     adam = given.training.server_optimizer.model_copy(update={"name": "adam", "lr": 0.01})
@@ -65,6 +66,7 @@ def test_going_on_gives_the_same_bits(name: str, tmp_path: Path) -> None:
     assert not list(folder.glob("*.part"))
 
 
+@pytest.mark.heavy
 def test_a_disk_that_fills_up_at_any_write_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = config({"name": "aldp-fl", "variant": "published"}, "server")
     calm = job(given, tmp_path / "calm")

@@ -89,6 +89,7 @@ def check(path: Path, handed: list[tuple[int, int, int]]) -> int:
     return len(rows)
 
 
+@pytest.mark.heavy
 def test_killed_at_200_random_moments_no_handed_over_release_is_missing(tmp_path: Path) -> None:
     """Moments spread over opening, the first charge and steady charging; ten kills a ledger, so that logs are recovered, too."""
     generator = random.Random(20)

@@ -65,6 +65,7 @@ def test_its_ledger_adds_up_to_the_configured_epsilon_and_its_clip_adapts(view: 
     assert len({row["clip"] for row in rows}) > 1
 
 
+@pytest.mark.heavy
 def test_it_learns() -> None:
     many = ('data.partition={kind="iid", clients=180}', "training.clients_per_round=60", "training.sampling=poisson")
     config = h.at_epsilon_8({"name": "following-clip"}, *many, "training.batch_size=8", "training.local_epochs=2", rounds=20)

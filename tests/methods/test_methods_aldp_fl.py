@@ -309,6 +309,7 @@ def test_dp_sgd_inside_the_clients_is_refused() -> None:
         ALDPFL().calibrate(replace(setting(), example_clip=1.0))
 
 
+@pytest.mark.heavy
 def test_proven_learns_in_the_aggregate_view(tmp_path: Path) -> None:
     """360 clients of 4 digits, 120 a round, epsilon 8, 12 rounds: above 0.7 (chance is 0.1)."""
     training = {"rounds": 12, "clients_per_round": 120, "sampling": "poisson", "local_epochs": 2, "batch_size": 4}
@@ -317,6 +318,7 @@ def test_proven_learns_in_the_aggregate_view(tmp_path: Path) -> None:
     assert trained(job_of(config, tmp_path / "l")).history[-1]["test_accuracy"] > 0.7
 
 
+@pytest.mark.heavy
 def test_published_learns(tmp_path: Path) -> None:
     """The paper's epsilon of 4 a batch: with noise relative to 1 / |D| of the clip, above 0.7 after 5 rounds."""
     training = {"rounds": 5, "local_epochs": 5, "optimizer": {"name": "adam", "lr": 0.01}}

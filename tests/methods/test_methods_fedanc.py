@@ -59,6 +59,7 @@ def test_controller_is_the_papers_network() -> None:
         assert gamma.item() == pytest.approx(0.1 + 0.8 / (1 + math.exp(-u[t, 0, 1].item())), rel=1e-5)
 
 
+@pytest.mark.heavy
 def test_pretraining_learns_the_mean_of_its_targets_because_they_do_not_depend_on_the_inputs() -> None:
     inputs = [(0.05, 2.0), (1e-5, 9.0), (0.1, 0.2)]
     bare, taught = Controller(steps=0).start(), Controller(steps=400).start()
@@ -259,6 +260,7 @@ def test_published_lesson_is_the_finite_difference_of_the_next_loss(monkeypatch:
     assert handed[0] == pytest.approx(numeric, rel=2e-2)
 
 
+@pytest.mark.heavy
 def test_budget_term_pulls_the_claimed_epsilon_towards_its_target() -> None:
     assert float(estimate(torch.tensor(0.5), torch.tensor(0.4), dimension=1000, delta=1e-5)) == pytest.approx(
         claimed_epsilon(0.5, 0.4, 1000, 1e-5), rel=1e-6
@@ -438,6 +440,7 @@ def test_restricting_the_support_lowers_the_noise_at_the_same_cost() -> None:
     assert norms[0] < norms[1] / 2
 
 
+@pytest.mark.heavy
 def test_learns() -> None:
     config = h.at_epsilon_8(
         FAST,

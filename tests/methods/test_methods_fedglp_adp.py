@@ -349,6 +349,7 @@ def label_skewed(**method: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.heavy
 def test_learns_and_personal_models_serve_skewed_clients_better(tmp_path: Path) -> None:
     result = run(configure(**label_skewed(personal_model="combined")), tmp_path / "run")
     last = result.history[-1]

@@ -282,6 +282,7 @@ def test_the_server_keeps_layers_that_were_not_sent(tmp_path: Path) -> None:
     assert bias.abs().max() == 0
 
 
+@pytest.mark.heavy
 def test_it_learns(tmp_path: Path) -> None:
     """360 clients of 4 digits, 120 a round, epsilon 8, 12 rounds: above 0.7 (chance is 0.1)."""
     training = {"rounds": 12, "clients_per_round": 120, "sampling": "poisson", "local_epochs": 2, "batch_size": 4}

@@ -303,6 +303,7 @@ def test_a_projection_that_the_server_would_undo_is_refused() -> None:
         NoisyFedAvg(assumed_smoothness=1.0).calibrate(noisy())
 
 
+@pytest.mark.heavy
 def test_it_learns(tmp_path: Path) -> None:
     """100 clients of 14 digits, noise 0.05 on each upload: above 0.7 after 10 rounds (chance is 0.1)."""
     training = {**TRAINING, "rounds": 10, "clients_per_round": 50, "local_steps": 5, "optimizer": {"lr": 0.2}, "batch_size": 7}

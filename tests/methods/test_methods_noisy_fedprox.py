@@ -122,6 +122,7 @@ def test_plans_do_not_read_data() -> None:
     assert all_same(swapped_plans(digits({"name": "noisy-fedprox", "sigma": 1.0}, training=TRAINING)))
 
 
+@pytest.mark.heavy
 def test_it_learns_and_needs_less_noise_than_without_the_penalty(tmp_path: Path) -> None:
     """alpha = 2 at rate 0.2 over 10 steps: C falls from 2 V to 0.99 V, and with it the noise for the same epsilon."""
     training = {**TRAINING, "rounds": 10, "clients_per_round": 50, "local_steps": 10, "optimizer": {"lr": 0.2}, "batch_size": 7}

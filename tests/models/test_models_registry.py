@@ -54,6 +54,7 @@ def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, optio
     assert registry.size(name, shape, classes, **options) == count
 
 
+@pytest.mark.heavy
 def test_the_registry_answers_without_torch() -> None:
     program = (
         "import sys; from fedveil.models import model_registry as r; r.shapes('resnet18', (3, 32, 32), 10, norm='batch'); "

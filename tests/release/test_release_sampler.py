@@ -58,6 +58,7 @@ def power_test(std: float, values: Integers, counts: Integers) -> float:
     return float(2 * stats.norm.sf(abs(z)))
 
 
+@pytest.mark.heavy
 def test_law(histogram: tuple[float, Integers, Integers]) -> None:
     std, values, counts = histogram
     assert chi_square(std, values, counts) > 1e-3

@@ -245,6 +245,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("method", "s"), CASES)
+@pytest.mark.heavy
 def test_following_the_advice_reaches_the_ratio_at_the_same_epsilon(method: DPFedAvg | FedAvg, s: Setting) -> None:
     before = certify(method, s)
     start = before.learnability
@@ -314,6 +315,7 @@ def configured(*overrides: str) -> Statement:
 @pytest.mark.parametrize(
     "overrides", [[], ["privacy.view=server"], ["method.name=fedavg", "training.local=dp-sgd", "privacy.unit=record"]]
 )
+@pytest.mark.heavy
 def test_json_round_trip_of_real_statements(overrides: list[str]) -> None:
     s = configured(*overrides)
     assert from_dict(json.loads(json.dumps(to_dict(s), allow_nan=False))) == s
@@ -329,6 +331,7 @@ def test_batch_norm_is_named_only_where_there_is_any() -> None:
     assert any(line.startswith("batch-norm statistics:") and "stay on the client" in line for line in batch.not_protected)
 
 
+@pytest.mark.heavy
 def test_a_million_rounds_need_no_torch() -> None:
     code = (
         "import sys, json\n"

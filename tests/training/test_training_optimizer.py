@@ -42,6 +42,7 @@ def test_the_learning_rate_of_a_step_may_be_given() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.heavy
 def test_a_step_does_not_import_the_compiler(name: str) -> None:
     code = (
         "import sys, torch; from fedveil.training.optimizer import OptimizerSpec;"

@@ -351,13 +351,18 @@ def label_skewed(**method: Any) -> dict[str, Any]:
 
 @pytest.mark.heavy
 def test_learns_and_personal_models_serve_skewed_clients_better(tmp_path: Path) -> None:
-    result = run(configure(**label_skewed(personal_model="combined")), tmp_path / "run")
-    last = result.history[-1]
-    own, common = last["mean_personal_accuracy"], [a for a in last["client_accuracy"] if a is not None]
-    assert result.accuracy > 0.3
-    assert own > 0.55
-    assert own > sum(common) / len(common) + 0.1
-    with (tmp_path / "run" / "clients.csv").open() as file:
+    accuracies = []
+    for seed in range(3):
+        given = label_skewed(personal_model="combined")
+        given["run"] = {"seeded_noise": True, "seed": seed}
+        result = run(configure(**given), tmp_path / str(seed))
+        last = result.history[-1]
+        own, common = last["mean_personal_accuracy"], [a for a in last["client_accuracy"] if a is not None]
+        accuracies.append(result.accuracy)
+        assert own > 0.55
+        assert own > sum(common) / len(common) + 0.1
+    assert sum(accuracies) / 3 > 0.3  # of one run 0.29 to 0.5
+    with (tmp_path / "2" / "clients.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [r["personal"] for r in rows[:3]] == ["" if a is None else str(a) for a in last["personal_accuracy"][:3]]
 

@@ -167,8 +167,8 @@ def test_a_name_belongs_to_one_method_and_one_data_set(tmp_path: Path) -> None:
     data = (tmp_path / "walkers" / "walkers_data.py").read_text()
     with pytest.raises(ConfigError, match="'digits' of a data set of your own"):
         load_plugins([plugin(tmp_path, "taken_two.py", data.replace('name="walkers"', 'name="digits"'))])
-    partial = plugin(tmp_path, "partial_one.py", code.replace("def claim", "def _claim"))
-    with pytest.raises(ConfigError, match="ShrinkingClip is not a method yet: it lacks claim"):
+    partial = plugin(tmp_path, "partial_one.py", code.replace("def policy", "def _policy"))
+    with pytest.raises(ConfigError, match="ShrinkingClip is not a method yet: it lacks policy"):
         load_plugins([partial])
 
 

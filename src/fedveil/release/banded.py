@@ -49,7 +49,7 @@ class Banded:
 
     def __post_init__(self) -> None:
         scaled = [c * 2**self.shift for c in self.coefficients]
-        if not scaled or scaled[0] != 2**self.shift or any(c != int(c) for c in scaled):
+        if not scaled or scaled[0] != 2**self.shift or not all(c.is_integer() for c in scaled):
             raise ConfigError(
                 f"the coefficients of banded noise must begin with 1 and be multiples of 2^-{self.shift}, got {self.coefficients}"
             )

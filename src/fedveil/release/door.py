@@ -145,10 +145,10 @@ class Door:
         """The upload with its vectors read off the released integers [D]: post-processing, for whoever receives them."""
         from dataclasses import replace
 
-        vector = self._decoded(integers.numpy(), plan, upload.round) / denominator
-        update, extras = self.parts.parted(vector)
+        vector = self._decoded(integers.numpy(), plan, upload.round)
         if plan.clamp is not None:
-            update = update.clamp(-plan.clamp, plan.clamp)
+            vector[: self.layout.dimension].clamp_(-plan.clamp, plan.clamp)
+        update, extras = self.parts.parted(vector / denominator)
         return replace(upload, integers=integers, vector=update, extras=extras)
 
     def seal(

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import norm
 
 from fedveil.accounting.gaussian import delta_of
-from fedveil.accounting.sampler_variation import sampler_delta
+from fedveil.accounting.sampler_variation import sampler_delta, total_variation
 from fedveil.errors import ConfigError
 
 
@@ -18,6 +18,12 @@ def test_addition_to_delta_by_hand() -> None:
     assert added == pytest.approx((1 + math.exp(2)) * 1e-12, rel=1e-12)
     assert sampler_delta(0.0, 10**9, 10**6, 1e4, 1e-5) == 0
     assert sampler_delta(1e-3, 0, 5, 1.0, 1e-5) == 0
+
+
+def test_total_variation() -> None:
+    assert total_variation(0) == total_variation(2) == 0
+    assert total_variation(4) == 2.0**-128
+    assert 1e4 * total_variation(10_000_000) < 1e-2 * 1e-15
 
 
 def test_one_per_cent_of_delta_is_refused() -> None:

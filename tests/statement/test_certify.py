@@ -313,7 +313,12 @@ def configured(*overrides: str) -> Statement:
 
 
 @pytest.mark.parametrize(
-    "overrides", [[], ["privacy.view=server"], ["method.name=fedavg", "training.local=dp-sgd", "privacy.unit=record"]]
+    "overrides",
+    [
+        [],
+        ["privacy.view=server"],
+        ["method={name='fedavg', weighting='uniform'}", "training.local=dp-sgd", "privacy.unit=record"],
+    ],
 )
 @pytest.mark.heavy
 def test_json_round_trip_of_real_statements(overrides: list[str]) -> None:

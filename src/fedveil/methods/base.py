@@ -307,6 +307,21 @@ def releases_to(method: Method, s: Setting, view: View) -> list[Event]:
     return method.releases(s, own)
 
 
+def check_weights(method: Method, s: Setting) -> None:
+    """Refuse a sum that promises anything and is divided by a weight that shows who took part.
+
+    Raises:
+        ConfigError: clients drawn independently weigh by their number of examples.
+    """
+    if weighting_of(method) != "examples" or s.sampling != "poisson" or not sum_noise(s):
+        return
+    if not any(isinstance(event, Unbounded) for event in releases_to(method, s, s.scope.view)):
+        raise ConfigError(
+            f"{method.name}: clients drawn by Poisson sampling weigh by their number of examples, so the denominator of the mean "
+            f"tells who took part and can be read off the model: set method.weighting = 'uniform' or training.sampling = 'fixed'"
+        )
+
+
 def check_declared(method: Method, s: Setting, model: Tensor) -> None:
     """Hold what a method says that it releases against its plans, before anything leaves.
 
@@ -319,6 +334,7 @@ def check_declared(method: Method, s: Setting, model: Tensor) -> None:
     Raises:
         ConfigError: `releases` understates a view.
     """
+    check_weights(method, s)
     policy = method.policy(s)
     common = bool(getattr(policy, "common", False))
     for view in (View.SERVER, View.AGGREGATE) if common else (s.scope.view,):

@@ -9,7 +9,16 @@ from pydantic import Field
 
 from fedveil.accounting.types import Claim, Event, Unbounded, View
 from fedveil.errors import ConfigError
-from fedveil.methods.base import MethodConfig, Setting, Weighting, calibrated, gaussian_plan, gaussian_releases, mean
+from fedveil.methods.base import (
+    MethodConfig,
+    Setting,
+    Weighting,
+    calibrated,
+    check_weights,
+    gaussian_plan,
+    gaussian_releases,
+    mean,
+)
 from fedveil.release.plan import Fixed, Plan, Policy, Upload
 from fedveil.training.local import Local, Objective, Plain
 
@@ -32,7 +41,9 @@ class FedAvg(MethodConfig):
     def calibrate(self, s: Setting) -> Setting:
         """Only DP-SGD inside the clients has noise to calibrate."""
         if s.example_clip is not None:
-            return calibrated(self, s)
+            found = calibrated(self, s)
+            check_weights(self, found)
+            return found
         if s.epsilon is not None or s.noise_multiplier is not None:
             raise ConfigError(
                 "fedavg adds no noise, so privacy.epsilon and privacy.noise_multiplier have no meaning here: "

@@ -13,7 +13,7 @@ from fedveil.pages.spent import Spent, spent
 from fedveil.run.recorded_run import RunData
 from fedveil.statement.plain_words import scope_line
 from fedveil.statement.statement import Statement
-from fedveil.statement.statement_text import TextCell, TextTable, facts, numbers_table, statement_text
+from fedveil.statement.statement_text import TextCell, TextTable, facts, if_seen, numbers_table, statement_text
 
 Values = dict[str, Any]
 SEES = {
@@ -80,7 +80,7 @@ def _claimed(claim: Claim | None) -> Values:
 
 def _proven(s: Statement) -> Values:
     why = s.proven.reason or f"accountant: {s.accountant}"
-    return card_of("Proven ε", _epsilon(s.proven.epsilon), s.proven.epsilon, scope_line(s), why)
+    return card_of("Proven ε", _epsilon(s.proven.epsilon), s.proven.epsilon, scope_line(s), why, if_seen(s.own))
 
 
 def _audited(s: Statement) -> Values:

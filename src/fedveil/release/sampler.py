@@ -19,7 +19,7 @@ r = sqrt(-2 ln U). The float64 radius differs from r by at most r 2^-48 (log), 2
 bits of U) and r 2^-52 (square root and products); cos and sin by 2^-47 (A), 2^-49.7 (rounding of the angle) and 2^-61 (missing
 bits of V). Together |error| <= 2^-43.5, and the test allows 2^-42. The residue |t - k| is exact.
 
-What is left of total variation is in `total_variation`.
+What is left of total variation is in `fedveil.accounting.sampler_variation`.
 """
 
 from __future__ import annotations
@@ -95,19 +95,6 @@ def rounded_normal(std: float | Floats, n: int, key: bytes, *, threads: int | No
         for i, (b, c) in zip(undecided.tolist(), words.tolist(), strict=True):
             integers[i] = _decide(key, i, b, c, std if isinstance(std, float) else float(std[i]))
     return integers
-
-
-def total_variation(n: int) -> float:
-    """Bound on the total variation between one draw of n coordinates and its ideal law; add it to delta, once per draw.
-
-    Rounding adds nothing (module docstring). The words are distinct blocks of a permutation of 2^128 values, where ideal ones may
-    repeat: at most m (m - 1) / 2^129 for m pairs, 2^-84 at 11 million coordinates. Beyond this stands the usual assumption that
-    AES-256 and shake_256 with a secret key cannot be told from random.
-
-    Source: PRP/PRF switching lemma (Bellare & Rogaway 2006, Lemma 1).
-    """
-    pairs = (n + 1) // 2
-    return pairs * (pairs - 1) * 2.0**-129
 
 
 def _checked(std: float | Floats, n: int, key: bytes) -> float | Floats:

@@ -18,6 +18,7 @@ from fedveil.accounting.learnability import (
     noise_norm,
     verdict_of,
 )
+from fedveil.accounting.secret_samples import is_amplified
 from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.statement.scope_checks import neighbouring_pair
@@ -91,8 +92,11 @@ def _pair(s: Setting) -> Adjacency:
 
 
 def _quick(events: list[Event]) -> AccountantName:
-    """The exact accountant without sampling; with it the Renyi bound, a little above the best one but fast."""
-    return "rdp" if any(isinstance(event, SampledGaussian) and 0 < event.rate < 1 for event in events) else "gdp"
+    """The exact accountant without sampling; with it the Renyi bound where that is fast, a little above the best one."""
+    sampled = [event for event in events if is_amplified(event)]
+    if not sampled:
+        return "gdp"
+    return "rdp" if all(isinstance(event, SampledGaussian) for event in sampled) else "auto"
 
 
 def _advice(method: Method, s: Setting, epsilon: float, ratio: float) -> tuple[Advice, ...]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from fedveil.accounting.types import Adjacency, Guarantee, SampledGaussian, Unit, View
+from fedveil.accounting.secret_samples import is_amplified
+from fedveil.accounting.types import Adjacency, FixedSampleGaussian, Guarantee, SeenCountGaussian, Unit, View
+from fedveil.statement.sampler_error import run_variation, sampler_line
+from fedveil.statement.sampling_notes import sampling_notes
 from fedveil.statement.scope_checks import is_vacuous
 from fedveil.statement.statement import SIMULATION_ONLY, Assumption
 
@@ -36,22 +39,8 @@ def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> 
             )
         )
     if view is not View.SERVER and s.example_clip is None:
-        found += _summing(s)
-    sampled = [event for event in events if isinstance(event, SampledGaussian) and event.rate < 1]
-    if sampled and s.example_clip is None:
-        found.append(
-            Assumption(
-                f"each client joins each round independently with probability {s.rate:g}, and who joined stays secret",
-                "amplification by sampling fails for samples of fixed size and for those who see the sample",
-            )
-        )
-    elif sampled:
-        found.append(
-            Assumption(
-                "each record joins each local batch independently, and who joined never leaves the client",
-                "amplification by sampling fails for shuffled batches and for those who see the batches",
-            )
-        )
+        found += _summing(method, s)
+    found += dict.fromkeys(_sampling(s, event) for event in events if is_amplified(event))
     if s.max_participations is not None:
         found.append(
             Assumption(
@@ -74,24 +63,57 @@ def _clipping(s: Setting) -> Assumption:
     )
 
 
-def _summing(s: Setting) -> list[Assumption]:
-    if s.scope.view is View.SERVER:
-        return []
+def _summing(method: Method, s: Setting) -> list[Assumption]:
+    if s.scope.view is not View.SERVER:
+        return [
+            Assumption(
+                "secure aggregation or a trusted server shows nothing of a round but the noisy sum",
+                "a single upload has less noise of its own than the sum has, or none",
+            )
+        ]
+    if not s.can_share or not getattr(method.policy(s), "common", False):
+        return []  # what is proven against the server holds for all, whoever is missing
+    least = f"at least {s.min_survivors}" if s.min_survivors is not None else f"all {s.cohort}"
+    others = f", at most {s.colluders} of them the adversary's" if s.colluders else ""
     return [
         Assumption(
-            "secure aggregation or a trusted server shows nothing of a round but the noisy sum",
-            "a single upload has less noise of its own than the sum has, or none",
+            f"no upload is missing: the sum of each round holds {least} noisy uploads{others}",
+            "each upload brings a share of the noise; setting privacy.min_survivors skips rounds with fewer",
         )
     ]
 
 
+def _sampling(s: Setting, event: Event) -> Assumption:
+    """What amplification by sampling needs."""
+    if s.example_clip is not None:
+        return Assumption(
+            "each record joins each local batch independently, and who joined never leaves the client",
+            "amplification by sampling fails for shuffled batches and for those who see the batches",
+        )
+    if isinstance(event, FixedSampleGaussian):
+        return Assumption(
+            f"{s.cohort} of {s.clients} clients are drawn afresh for each round, and who was drawn stays secret",
+            "amplification by sampling fails for those who see the sample",
+        )
+    hidden = "who joined" if isinstance(event, SeenCountGaussian) else "who joined, and how many did,"
+    return Assumption(
+        f"each client joins each round independently with probability {s.rate:g}, and {hidden} stays hidden from everybody but "
+        f"the server or the secure aggregation that adds the uploads up",
+        "amplification by sampling fails for those who see the sample, and is worth less to those who see its size",
+    )
+
+
 def not_protected(s: Setting, proven: Guarantee, *, batch_norm: bool | None) -> tuple[str, ...]:
     """What the promise does not cover."""
-    lines = []
-    if s.scope.view is View.SERVER or s.sampling == "fixed":
-        lines.append("participation: the server sees who takes part in which round, and how many do")
-    else:
-        lines.append("participation: in the server view it is seen who takes part in which round; how many do is seen by all")
+    lines = [
+        "participation: who takes part in which round, and how many do, is seen by the server or whoever adds the uploads up",
+        "absence and running time: a client whose process vanishes is missing from its round, and it is seen how long each takes",
+    ]
+    if s.amplified and s.example_clip is None:
+        lines.append(
+            "the number of participants: the history and the ledger of a run write it down, so publish neither where the number "
+            "must stay hidden"
+        )
     lines.append("sizes: the number of clients, the nominal number of examples a client, and public weights")
     if batch_norm is not False:
         lines.append(_batch_norm(proven, batch_norm))
@@ -128,11 +150,15 @@ def warnings(s: Setting, proven: Guarantee, *, seeded_noise: bool) -> tuple[str,
     return tuple(found)
 
 
-def notes(s: Setting, proven: Guarantee) -> tuple[str, ...]:
-    """How to read the numbers."""
-    if s.scope.unit is Unit.RECORD and s.example_clip is None and proven.epsilon < math.inf:
-        return (
+def notes(method: Method, s: Setting, proven: Guarantee, events: list[Event]) -> tuple[str, ...]:
+    """How to read the numbers of the run's own view; `events` are its releases."""
+    if math.isinf(proven.epsilon):
+        return ()
+    found = [*sampling_notes(method, s, events), sampler_line(run_variation(method, s), proven.epsilon, s.delta)]
+    if s.scope.unit is Unit.RECORD and s.example_clip is None:
+        found.insert(
+            0,
             "the mechanism clips whole clients, so the bound for one record holds for all records of its client together: "
             "replacing one record is one way of replacing the client's data",
         )
-    return ()
+    return tuple(filter(None, found))

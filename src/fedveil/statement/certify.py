@@ -8,15 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from fedveil.accounting.accountant import bound
 from fedveil.accounting.power import exact_mu, largest_tpr
 from fedveil.accounting.types import Event, Guarantee, Unbounded, View
 from fedveil.errors import ConfigError
-from fedveil.methods.base import releases_to
+from fedveil.methods.base import check_weights, releases_to
 from fedveil.statement import caveats
 from fedveil.statement import scope_checks as sense
 from fedveil.statement.advice import learnability
-from fedveil.statement.statement import FPR, VIEWS, Statement, ViewNumbers
+from fedveil.statement.sampler_error import charged_bound, ideal_noise, run_variation
+from fedveil.statement.sampling_notes import seen_count_epsilon
+from fedveil.statement.statement import FPR, VIEWS, Assumption, Statement, ViewNumbers
 from fedveil.statement.statement_json import from_dict
 
 if TYPE_CHECKING:
@@ -81,13 +82,14 @@ def certify(
         ConfigError: unknown noise, or a combination that makes no sense (see `fedveil.statement.scope_checks`).
     """
     s = setting if setting.noise_multiplier is not None else method.calibrate(setting)
+    check_weights(method, s)
     variant = method.variant if isinstance(method, _HasVariant) else "proven"
     released = {view: _releases(method, s, view) for view in VIEWS}
     views, accountants = _numbers(method, s, released)
     own = views[VIEWS.index(s.scope.view)].proven
     if variant == "proven" and own.epsilon < math.inf:
         sense.check_delta(s.delta, caveats.units(s), s.scope.unit, allow_vacuous_delta=allow_vacuous_delta)
-    assumed = [a for v in views if v.proven.epsilon < math.inf for a in caveats.assumptions(method, s, v.view, released[v.view])]
+    assumed = [a for v in views for a in _assumptions(method, s, v.view, released[v.view], v.proven.epsilon)]
     return Statement(
         method=method.name,
         variant=variant,
@@ -106,7 +108,7 @@ def certify(
         assumptions=tuple(dict.fromkeys(assumed)),
         not_protected=caveats.not_protected(s, own, batch_norm=batch_norm),
         warnings=caveats.warnings(s, own, seeded_noise=seeded_noise),
-        notes=caveats.notes(s, own),
+        notes=caveats.notes(method, s, own, released[s.scope.view]),
         learnability=learnability(method, s, s.epsilon if s.epsilon is not None else own.epsilon)
         if own.epsilon < math.inf
         else None,
@@ -151,13 +153,21 @@ def _numbers(method: Method, s: Setting, released: dict[View, list[Event]]) -> t
 
 def _proven(method: Method, s: Setting, view: View, events: list[Event]) -> tuple[ViewNumbers, str]:
     pair = sense.neighbouring_pair(s.scope, per_example=s.example_clip is not None)
-    epsilon, accountant = bound(events, s.delta, adjacency=pair)
+    epsilon, accountant = charged_bound(events, s.delta, run_variation(method, s), pair)
     reasons = dict.fromkeys(event.reason for event in events if isinstance(event, Unbounded))
-    assumed = caveats.assumptions(method, s, view, events) if epsilon < math.inf else ()
+    assumed = _assumptions(method, s, view, events, epsilon)
     reason = "; ".join(reasons) or ("the cost has no finite bound at this delta" if math.isinf(epsilon) else "")
     proven = Guarantee(epsilon, s.delta, replace(s.scope, view=view), accountant, tuple(a.what for a in assumed), reason)
     tpr = largest_tpr(events, epsilon, s.delta, FPR, adjacency=pair)
-    return ViewNumbers(proven, mu=exact_mu(events), tpr=tpr), accountant
+    seen = seen_count_epsilon(s, events, epsilon) if epsilon < math.inf else None
+    return ViewNumbers(proven, mu=exact_mu(events), tpr=tpr, seen_count=seen), accountant
+
+
+def _assumptions(method: Method, s: Setting, view: View, events: list[Event], epsilon: float) -> list[Assumption]:
+    """What the bound of one view rests on; nothing where nothing is proven."""
+    if math.isinf(epsilon):
+        return []
+    return [*caveats.assumptions(method, s, view, events), *ideal_noise(run_variation(method, s), epsilon, s.delta)]
 
 
 def _claimed(method: Method, s: Setting, views: list[ViewNumbers]) -> tuple[ViewNumbers, ...]:

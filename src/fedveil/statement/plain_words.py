@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedveil.accounting.formatting import percent_at_most
+from fedveil.accounting.formatting import number, percent_at_most
 from fedveil.accounting.learnability import Learnability
 from fedveil.accounting.types import Adjacency, Unit, View
 from fedveil.statement.statement import FPR, SIMULATION_ONLY, Statement, ViewNumbers
@@ -53,6 +53,17 @@ def _promise(statement: Statement) -> str:
         f"Take {who}, and suppose this adversary knows everything except whether {unit_in_words(statement)}. Whatever the "
         f"attack, one that accuses wrongly at most {_FPR} of the time detects rightly at most {most} of the time "
         f"(guessing blindly: {_FPR}). That is what {own.proven} means, proven under the assumptions listed.{_strength(own.tpr)}"
+        f"{_seen_count(own)}"
+    )
+
+
+def _seen_count(own: ViewNumbers) -> str:
+    """From whom the number of participants must be hidden, and what it costs where it is seen."""
+    if own.seen_count is None:
+        return ""
+    return (
+        f" It needs the number of participants of each round to be hidden from this adversary: against one who sees that number "
+        f"too, epsilon is {number(own.seen_count)}."
     )
 
 

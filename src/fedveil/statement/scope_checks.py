@@ -4,9 +4,11 @@ Why each is refused:
 
 - A *hidden-state* bound (last iterate, contraction) speaks of somebody who sees the last model only. The server sees uploads, and
   every client sees every global model, so in the server and aggregate views it bounds nothing.
-- *Amplification by sampling clients* needs secrecy of who took part. The server sees it. Where each client adds a share of the
-  noise, everybody sees it: the sum has more noise in the rounds with more participants. Only Poisson samples of which nothing but
-  a sum with common noise is seen are amplified. Sampling of records inside a client (DP-SGD) stays secret in every view.
+- *Amplification by sampling clients* needs secrecy of who took part. The server sees it. `SampledGaussian` also needs secrecy of
+  how many did. Where each client adds a share of the noise, everybody sees that: the sum has more noise in the rounds with more
+  participants. So it is credited only for Poisson samples of which nothing but a sum with common noise is seen.
+  `SeenCountGaussian` is for Poisson samples whose size is seen, `FixedSampleGaussian` for secret samples of fixed size. Sampling
+  of records inside a client (DP-SGD, `UserRecordsGaussian`) stays secret in every view.
 - *delta >= 1 / units* is met by publishing one unit at random.
 
 What is sensible although it looks odd: a *client-level mechanism* for the record unit. It bounds how far a client's whole
@@ -21,7 +23,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedveil.accounting._check import at_least, positive
-from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, Unit, View
+from fedveil.accounting.secret_samples import rate_of
+from fedveil.accounting.types import (
+    Adjacency,
+    Event,
+    FixedSampleGaussian,
+    Gaussian,
+    SampledGaussian,
+    Scope,
+    Unbounded,
+    Unit,
+    UserRecordsGaussian,
+    View,
+)
 from fedveil.errors import ConfigError
 
 
@@ -49,21 +63,25 @@ def check_sampling_credit(
         poisson: clients join independently with probability `rate`. records_sampled: the sampling is of records inside a client.
         noise_in_shares: each upload carries noise of its own, so that the noise of a sum tells how many took part.
     """
-    credited = [event for event in events if isinstance(event, SampledGaussian) and event.rate < 1]
+    credited = [event for event in events if not isinstance(event, Gaussian | Unbounded) and rate_of(event) < 1]
     if not credited or (records_sampled and scope.unit is Unit.RECORD):
         return
-    least = min(event.rate for event in credited)
+    if any(isinstance(event, UserRecordsGaussian) for event in credited):
+        raise ConfigError("sampling of records is credited, but no records are sampled: set training.local = 'dp-sgd'")
+    least = min(rate_of(event) for event in credited)
     if scope.view is View.SERVER:
         raise ConfigError(
             f"amplification by sampling clients (rate {least:g}) is credited in the server view, where it is seen who takes "
             f"part: charge the full Gaussian cost of each participation, or set privacy.view = 'aggregate'"
         )
-    if not poisson:
+    wrong = [event for event in credited if isinstance(event, FixedSampleGaussian) is poisson]
+    if wrong:
+        name, drawn, other = ("fixed-size", "independently", "fixed") if poisson else ("Poisson", "in fixed numbers", "poisson")
         raise ConfigError(
-            f"amplification by Poisson sampling (rate {least:g}) is credited, but clients are drawn in fixed numbers: "
-            f"set training.sampling = 'poisson', or charge the full Gaussian cost of each participation"
+            f"amplification by {name} sampling (rate {rate_of(wrong[0]):g}) is credited, but clients are drawn {drawn}: "
+            f"set training.sampling = {other!r}, or charge the full Gaussian cost of each participation"
         )
-    if noise_in_shares:
+    if noise_in_shares and any(isinstance(event, SampledGaussian) for event in credited):
         raise ConfigError(
             f"amplification by sampling clients (rate {least:g}) is credited in the {scope.view} view, but each upload carries "
             f"noise of its own, so the noise of a sum tells how many took part: set training.sampling = 'fixed', or charge the "

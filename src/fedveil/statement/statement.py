@@ -33,6 +33,7 @@ class ViewNumbers:
         proven: an upper bound, inf with its reason. claimed: by the paper, for this view. audits: lower bounds from attacks.
         mu: exact Gaussian-DP parameter when all releases are plain Gaussians, else None.
         tpr: largest true-positive rate of any test for one unit at a false-positive rate of 5 %.
+        seen_count: epsilon where the number of participants of each round is seen, if that is over 1 % more than proven.
     """
 
     proven: Guarantee
@@ -40,6 +41,7 @@ class ViewNumbers:
     audits: tuple[Audit, ...] = ()
     mu: float | None = None
     tpr: float = 1.0
+    seen_count: float | None = None
 
     @property
     def view(self) -> View:

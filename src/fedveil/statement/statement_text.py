@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +10,7 @@ from fedveil.accounting.formatting import epsilon, joined, number, percent_at_mo
 from fedveil.accounting.learnability import Learnability
 from fedveil.accounting.types import Audit, Claim, View
 from fedveil.statement.plain_words import in_words, kind_line, run_line, scope_line, verdict_in_words
-from fedveil.statement.statement import VIEWS, Statement
+from fedveil.statement.statement import VIEWS, Statement, ViewNumbers
 
 Number = Literal["claimed", "proven"]
 
@@ -102,23 +101,29 @@ def numbers_table(statement: Statement, among: Sequence[Statement] = (), unbound
         among: statements of further runs of the same configuration, whose audits refute as well. unbounded: word for infinity.
     """
     s = statement
-    rows, reasons = [], dict[str, list[str]]()
+    rows, small_print = [], dict[tuple[str, str], list[str]]()
     for numbers in s.views:
-        if math.isinf(numbers.proven.epsilon):
-            reasons.setdefault(numbers.proven.reason, []).append(str(numbers.view))
+        value, why = epsilon(numbers.proven.epsilon, unbounded), numbers.proven.reason or if_seen(numbers)
+        if why:
+            small_print.setdefault((value, why), []).append(str(numbers.view))
         claimed, proven = (_badge((s, *among), numbers.view, name) for name in ("claimed", "proven"))
         rows.append(
             (
                 TextCell(str(numbers.view)),
                 TextCell(claimed_cell(s, numbers.claimed), claimed),
-                TextCell(epsilon(numbers.proven.epsilon, unbounded), proven, numbers.proven.reason, strong=True),
+                TextCell(value, proven, why, strong=True),
                 TextCell(audited_cell(s, numbers.audited)),
                 TextCell(percent_at_most(numbers.tpr)),
             )
         )
-    remarks = [f"{unbounded} in the {joined(views)} view: {reason}" for reason, views in reasons.items()]
+    remarks = [f"{value} in the {joined(views)} view: {why}" for (value, why), views in small_print.items()]
     headings = ("view", "claimed", "proven", "audited", "detected at most, at 5 % wrong accusations")
     return TextTable(headings, tuple(rows), VIEWS.index(s.scope.view), ("* the view that this run promises", *remarks))
+
+
+def if_seen(numbers: ViewNumbers) -> str:
+    """The epsilon for those who see how many took part, where that matters."""
+    return f"{number(numbers.seen_count)} if the number of participants is seen" if numbers.seen_count is not None else ""
 
 
 def _badge(statements: Sequence[Statement], view: View, name: Number) -> str:

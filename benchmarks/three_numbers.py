@@ -101,7 +101,8 @@ def rows() -> list[Row]:
             found.append({"method": {"name": name, "variant": "published"}, "privacy": privacy})
             if name == "ladp-fl":
                 found.append({"method": {**found[-1]["method"], "threshold": 0.3}, "privacy": privacy})
-        found += [{"method": {"name": name}, "privacy": {"view": view}} for view in ("server", "aggregate")]
+        method = {"name": name, **({"separation": 2} if "separation" in kind.model_fields else {})}
+        found += [{"method": method, "privacy": {"view": view}} for view in ("server", "aggregate")]
     return found + special()
 
 

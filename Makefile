@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Two processes, each with whole files, in the order of the folders.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test lint types fast slow docs clean
 
@@ -17,12 +19,12 @@ demo: $(STAMP)
 	$(BIN)/fedveil demo
 
 test: $(STAMP) lint types
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # The inner loop: the rooms below the engines, the house, the documentation, and the README's example from end to end.
 CORE := accounting papers ledger data training release models methods federation configuration statement
 fast: $(STAMP)
-	$(BIN)/python -m pytest -x -m 'not slow and not heavy' tests/test_*.py $(CORE:%=tests/%) tests/cli/test_readme.py
+	$(PYTEST) -x -m 'not slow and not heavy' tests/test_*.py $(CORE:%=tests/%) tests/cli/test_readme.py
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

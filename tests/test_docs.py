@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
 
 import fedveil
@@ -28,6 +28,7 @@ def docstrings(path: Path) -> str:
     return "\n".join(ast.get_docstring(node) or "" for node in nodes)
 
 
+@cache
 def texts() -> dict[str, str]:
     """Pages as they are, and the docstrings of source, tests and benchmarks."""
     code = [path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]

@@ -250,6 +250,7 @@ def test_seen_counts_of_the_table(row: tuple[int, float, float, int, float], exp
     assert expected * (1 - 1e-6) <= quoted <= expected * 1.0003
 
 
+@pytest.mark.heavy
 def test_remaining_values_of_the_page() -> None:
     """Values that accounting.md prints and oracles2.json does not have."""
     assert banded(8, 4, 2, 4) == pytest.approx(1.72527, rel=3e-6)

@@ -38,6 +38,7 @@ def points(count: int) -> list[tuple[float, float]]:
     return result
 
 
+@pytest.mark.heavy
 def test_delta_agrees_with_long_arithmetic_from_mu_1e_6_to_1e3_and_delta_down_to_1e_300() -> None:
     smallest = 1.0
     for mu, epsilon in points(150):
@@ -48,6 +49,7 @@ def test_delta_agrees_with_long_arithmetic_from_mu_1e_6_to_1e3_and_delta_down_to
     assert smallest < 1e-280
 
 
+@pytest.mark.heavy
 def test_inverses_hit_the_target_delta_in_long_arithmetic() -> None:
     for mu, epsilon in points(70):
         delta = delta_of(mu, epsilon)

@@ -51,6 +51,7 @@ others = st.one_of(
 
 @settings(max_examples=8, deadline=None)
 @given(kinds, st.lists(others, max_size=2), st.sampled_from([ZERO, REPLACE, None]))
+@pytest.mark.heavy
 def test_every_accountant_bounds_and_auto_is_the_best_of_the_cheap_ones(
     event: Event, more: list[Event], adjacency: Adjacency | None
 ) -> None:

@@ -24,6 +24,7 @@ logging.getLogger("absl").setLevel(logging.ERROR)
 
 @given(st.integers(1, 12), st.floats(1e-3, 0.9), st.floats(0.4, 4), st.floats(0, 4))
 @settings(max_examples=60, deadline=None)
+@pytest.mark.heavy
 def test_one_step_deltas_by_integration(records: int, rate: float, z: float, epsilon: float) -> None:
     x = np.linspace(-10 * z, records + 10 * z, 100_001)
     j = np.arange(records + 1)
@@ -66,6 +67,7 @@ def test_no_user_in_the_plane_costs_more_than_one_whose_records_pull_together() 
 
 
 @pytest.mark.parametrize(("records", "rate", "z", "rounds"), [(2, 0.01, 1.0, 1000), (4, 0.01, 1.0, 1000), (3, 0.1, 1.5, 60)])
+@pytest.mark.heavy
 def test_composition_agrees_with_a_second_library(records: int, rate: float, z: float, rounds: int) -> None:
     j = np.arange(records + 1)
     theirs = privacy_loss_distribution.from_mixture_gaussian_mechanism(
@@ -136,6 +138,7 @@ def test_a_present_user_would_be_charged_needlessly_much() -> None:
 
 @given(st.integers(1, 5), st.floats(0.01, 0.5), st.floats(0.7, 3), st.integers(1, 50))
 @settings(max_examples=20, deadline=None)
+@pytest.mark.heavy
 def test_more_records_cost_more(records: int, rate: float, z: float, rounds: int) -> None:
     costs = [
         user_records.epsilon_pld(UserRecordsGaussian(k, rate, z, rounds), 1e-5, adjacency=ZERO) for k in (records, records + 1)

@@ -300,6 +300,7 @@ def exact_renyi_epsilon(events: Sequence[Event]) -> mp.mpf:
 
 @settings(max_examples=50, deadline=None)
 @given(policy=policies)
+@pytest.mark.heavy
 def test_no_adversarial_policy_exceeds_a_gdp_cap(
     policy: list[tuple[str, int, float]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -111,6 +111,7 @@ def test_killed_at_200_random_moments_no_handed_over_release_is_missing(tmp_path
     assert mid_charge > 0  # and some died between the commit and the hand-over, the moment that matters
 
 
+@pytest.mark.heavy
 def test_a_survivor_keeps_charging_when_another_writer_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     Ledger.create(path, "r1").close()
@@ -253,6 +254,7 @@ def test_releases_lost_around_a_fork_stop_the_parent(tmp_path: Path) -> None:
                 ledger.charge(entry(0, 1))
 
 
+@pytest.mark.heavy
 def test_opening_it_twice_in_one_process_keeps_the_locks_of_the_first(tmp_path: Path) -> None:
     """A process that closes any file descriptor of a file loses all its locks on it; another one would then remove the log."""
     with Ledger.create(tmp_path / "ledger.db", "r1") as ledger:

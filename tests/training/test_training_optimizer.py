@@ -21,6 +21,7 @@ from fedveil.training.optimizer import OptimizerSpec
         (OptimizerSpec("adam", 0.01, weight_decay=0.1), lambda p: torch.optim.Adam(p, 0.01, weight_decay=0.1, foreach=False)),
     ],
 )
+@pytest.mark.heavy
 def test_steps_are_those_of_torch_to_the_bit_also_when_stored_in_between(spec: OptimizerSpec, theirs) -> None:  # type: ignore[no-untyped-def]
     rng = torch.Generator().manual_seed(0)
     ours = torch.randn(50, generator=rng)

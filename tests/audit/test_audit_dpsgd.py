@@ -70,7 +70,7 @@ def test_without_noise_a_tall_example_moves_each_round_by_its_steps_in_clips(ste
     d = one.case.setting.layout.dimension
     own = torch.zeros(d)
     own[0] = 10.0
-    moved = [one.along(vector, 2)[0] for vector in one.uploads(torch.stack([own, 0 * own]), np.random.default_rng(0), crafted)]
+    moved = [one.along(vector)[0] for vector in one.uploads(torch.stack([own, 0 * own]), np.random.default_rng(0), crafted)]
     assert moved == pytest.approx([steps] * 3, rel=1e-4)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from federation_runs import assert_same, bits, config, every_method, job
+from federation_runs import assert_same, bits, charged, config, every_method, job
 from fedveil.configuration.config import Config
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError, FedveilError
@@ -55,11 +55,12 @@ def test_going_on_gives_the_same_bits(name: str, tmp_path: Path) -> None:
     reference = start(calm)
     fit(calm, Inline(calm.context), reference)
     folder = tmp_path / "saved"
-    until(given, tmp_path / "a", 1, Checkpoints(folder, ME))
-    until(given, tmp_path / "b", 2, Checkpoints(folder, ME), after=False)
-    until(given, tmp_path / "c", 2, Checkpoints(folder, ME))
-    last = until(given, tmp_path / "d", 99, Checkpoints(folder, ME))
+    until(given, tmp_path / "run", 1, Checkpoints(folder, ME))
+    until(given, tmp_path / "run", 2, Checkpoints(folder, ME), after=False)
+    until(given, tmp_path / "run", 2, Checkpoints(folder, ME))
+    last = until(given, tmp_path / "run", 99, Checkpoints(folder, ME))
     assert_same(last, reference)
+    assert charged(tmp_path / "run") == charged(tmp_path / "calm")
     loaded = Checkpoints(folder, ME).load()
     assert loaded is not None
     assert_same(loaded, reference)

@@ -86,9 +86,10 @@ def prepared(given: Config) -> Prepared:
 
 
 def job(given: Config, folder: Path) -> Federation:
-    """The federation of a configuration, with a new ledger."""
+    """The federation of a configuration, with the ledger in that folder, or a new one."""
     folder.mkdir(parents=True, exist_ok=True)
-    Ledger.create(folder / "ledger.sqlite", "r", {}).close()
+    if not (folder / "ledger.sqlite").exists():
+        Ledger.create(folder / "ledger.sqlite", "r", {}).close()
     return federation(given, prepared(given), folder / "ledger.sqlite", "r")
 
 

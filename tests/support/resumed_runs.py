@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from federation_runs import config, prepared, small_digits
+from federation_runs import SPACED, config, prepared, small_digits
 from fedveil.configuration.config import Config
 from fedveil.ledger.ledger import Entry, Ledger
 from fedveil.run.run import run
@@ -20,13 +20,16 @@ CASES = {
     "noisy-fedavg": ({"name": "noisy-fedavg"}, "server", "inline"),
     "fedglp-adp": ({"name": "fedglp-adp"}, "server", "pool"),
     "fedanc": ({"name": "fedanc"}, "server", "inline"),
+    "adaptive-clipping": ({"name": "adaptive-clipping"}, "aggregate", "pool"),
+    "dp-scaffold": ({"name": "dp-scaffold"}, "server", "pool"),
+    "banded-mf": ({"name": "banded-mf", "separation": 2}, "aggregate", "inline"),
 }
 
 
 def case(name: str, **more: Any) -> Config:
     """A run of six rounds of one of CASES."""
     method, view, engine = CASES[name]
-    sections = {"training": {"rounds": 6}, **more}
+    sections = {"training": {"rounds": 6}, **(SPACED if method["name"] == "banded-mf" else {}), **more}
     return config(method, view, run={"engine": engine}, **sections)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -90,7 +90,8 @@ class Client:
             assert isinstance(plan, Plan)
             assert plan.dp_sgd is not None
             noise = Randomness(int(rng.integers(2**62)), seeded_noise=True)
-            source = PerExampleGradient(plan.dp_sgd, noise, (t, 0), gradients)
+            step = replace(plan.dp_sgd, cap=max(plan.dp_sgd.cap, len(examples)))  # all canaries may join
+            source = PerExampleGradient(step, noise, (t, 0), gradients)
             batches = torch.Generator().manual_seed(t)
             local = Local(model, released.model, s.local, source, batches, round=t, support=plan.support, state=private)
             update, _ = train(local, examples, labels, objective)
@@ -103,11 +104,11 @@ class Client:
             state = case.policy.observe(state, observed(release, released))
             yield release.vector
 
-    def along(self, vector: Tensor, examples: int) -> Floats:
+    def along(self, vector: Tensor) -> Floats:
         """A released update [d] in units of what one clipped example moves it in one step of plain SGD."""
         s, step = self.case.setting, self.step
         rate = sum(s.local.learning_rate(0, k, step.steps) for k in range(step.steps)) / step.steps
-        return np.asarray(vector.double().numpy() * (step.rate * examples / (rate * step.clip)), dtype=np.float64)
+        return np.asarray(vector.double().numpy() * (step.expected / (rate * step.clip)), dtype=np.float64)
 
     def ratio(self, x: Floats) -> float:
         """log-likelihood ratio of the rounds' movements along the canary [T]: it took part in Binomial(K, q) steps of each."""
@@ -142,7 +143,7 @@ def run_score(client: Client, bystanders: int = 3) -> Callable[[int, np.random.G
 
     def run(world: int, rng: np.random.Generator, /) -> float:
         examples = torch.stack([own if world else client.offset * own, *[other] * bystanders])
-        x = [client.along(vector, len(examples)) @ direction for vector in client.uploads(examples, rng, crafted)]
+        x = [client.along(vector) @ direction for vector in client.uploads(examples, rng, crafted)]
         return client.ratio(np.array(x))
 
     return run
@@ -179,7 +180,7 @@ def canary_scores(client: Client, rng: np.random.Generator) -> tuple[Floats, Seq
     coins = rng.random(d) < 0.5
     tall = TALL * step.clip * np.where(coins, 1.0, client.offset)
     examples = torch.diag(torch.from_numpy(tall).float())
-    x = [client.along(vector, d) for vector in client.uploads(examples, rng, per_example_gradients)]
+    x = [client.along(vector) for vector in client.uploads(examples, rng, per_example_gradients)]
     return np.sum(x, axis=0), coins.tolist()
 
 

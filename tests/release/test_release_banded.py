@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedveil.release.mechanism import Independent, Participation
+from fedveil.release.memory import Memory
 from numpy.typing import NDArray
 
 from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
@@ -21,8 +23,6 @@ from fedveil.ledger.ledger import Entry, Ledger
 from fedveil.release.banded import DYADIC_BITS, Banded
 from fedveil.release.door import Door
 from fedveil.release.grid import exponent_for, to_grid
-from fedveil.release.mechanism import Independent, Participation
-from fedveil.release.memory import Memory
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import Plan
 from fedveil.training.params import Layout

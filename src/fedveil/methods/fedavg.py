@@ -78,8 +78,9 @@ class FedAvg(MethodConfig):
         return None
 
     def assumptions(self, s: Setting) -> tuple[str, ...]:
-        """DP-SGD counts records per client by their nominal number."""
-        return ("each client's number of examples is public",) if s.example_clip is not None else ()
+        """DP-SGD counts records per client by their nominal number; only the weights show the true one."""
+        public = s.example_clip is not None and self.weighting == "examples"
+        return ("each client's number of examples is public",) if public else ()
 
 
 class _Proximal:

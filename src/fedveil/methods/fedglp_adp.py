@@ -88,10 +88,6 @@ class FedGLPADP(FedGLPOptions):
         """C."""
         return self.clip
 
-    def assumptions(self, s: Setting) -> tuple[str, ...]:
-        """DP-SGD counts records per client by their nominal number."""
-        return ("each client's number of examples is public",) if s.example_clip is not None else ()
-
 
 def sigma(method: FedGLPADP, s: Setting) -> float:
     """The paper's noise multiplier: noise std of the sum / C, when all n clients add their shares."""

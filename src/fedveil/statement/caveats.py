@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedveil.accounting.secret_samples import is_amplified
 from fedveil.accounting.types import Adjacency, FixedSampleGaussian, Guarantee, SeenCountGaussian, Unit, View
+from fedveil.methods.base import weighting_of
 from fedveil.statement.sampler_error import run_variation, sampler_line
 from fedveil.statement.sampling_notes import sampling_notes
 from fedveil.statement.scope_checks import is_vacuous
@@ -103,7 +104,7 @@ def _sampling(s: Setting, event: Event) -> Assumption:
     )
 
 
-def not_protected(s: Setting, proven: Guarantee, *, batch_norm: bool | None) -> tuple[str, ...]:
+def not_protected(method: Method, s: Setting, proven: Guarantee, *, batch_norm: bool | None) -> tuple[str, ...]:
     """What the promise does not cover."""
     lines = [
         "participation: who takes part in which round, and how many do, is seen by the server or whoever adds the uploads up",
@@ -114,7 +115,8 @@ def not_protected(s: Setting, proven: Guarantee, *, batch_norm: bool | None) -> 
             "the number of participants: the history and the ledger of a run write it down, so publish neither where the number "
             "must stay hidden"
         )
-    lines.append("sizes: the number of clients, the nominal number of examples a client, and public weights")
+    weights = ", and each client's own, by which it weighs" if weighting_of(method) == "examples" else ""
+    lines.append(f"sizes: the number of clients and the nominal number of examples a client{weights}")
     if batch_norm is not False:
         lines.append(_batch_norm(proven, batch_norm))
     lines.append("hyper-parameter tuning: runs made to choose clip, rates or rounds on the same data cost privacy of their own")

@@ -106,7 +106,7 @@ def certify(
         units=caveats.units(s),
         views=_claimed(method, s, views),
         assumptions=tuple(dict.fromkeys(assumed)),
-        not_protected=caveats.not_protected(s, own, batch_norm=batch_norm),
+        not_protected=caveats.not_protected(method, s, own, batch_norm=batch_norm),
         warnings=caveats.warnings(s, own, seeded_noise=seeded_noise),
         notes=caveats.notes(method, s, own, released[s.scope.view]),
         learnability=learnability(method, s, s.epsilon if s.epsilon is not None else own.epsilon)

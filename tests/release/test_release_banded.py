@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedveil.release.mechanism import Independent, Participation
-from fedveil.release.memory import Memory
 from numpy.typing import NDArray
 
 from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
 from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
 from fedveil.ledger.budget import Budgets, GdpFilter
-from fedveil.ledger.budgeted_ledger import Till
+from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Entry, Ledger
 from fedveil.release.banded import DYADIC_BITS, Banded
 from fedveil.release.door import Door
@@ -212,8 +210,8 @@ def ledger(tmp_path: Path) -> Path:
     return tmp_path / "ledger.sqlite"
 
 
-def budgeted(ledger: Path) -> Till:
-    return Till(ledger, Budgets(GdpFilter.from_mu(0.75, 1e-5), SCOPE))
+def budgeted(ledger: Path) -> BudgetedLedger:
+    return BudgetedLedger(ledger, Budgets(GdpFilter.from_mu(0.75, 1e-5), SCOPE))
 
 
 def rows(ledger: Path) -> list[int]:
@@ -236,7 +234,7 @@ def test_after_a_crash_a_round_leaves_as_before_and_is_charged_once(at: int, led
 def test_a_crash_between_state_and_charge(ledger: Path) -> None:
     """The state is written, the ledger is not: nothing had left, and the round is charged when it does."""
 
-    class Unplugged(Till):
+    class Unplugged(BudgetedLedger):
         def charge_once(self, entry: Entry, *, again: bool) -> int:
             raise KeyboardInterrupt
 

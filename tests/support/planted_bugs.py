@@ -314,14 +314,14 @@ class NoiseOnTheMean(Door):
 
 
 class NoClip(Door):
-    def _gridded(self, vector: Tensor, plan: Plan) -> Any:
-        return super()._gridded(vector, replace(plan, clip=1e3 * plan.clip))
+    def gridded(self, vector: Tensor, plan: Plan) -> Any:
+        return super().gridded(vector, replace(plan, clip=1e3 * plan.clip))
 
 
 class NoClipOfExtras(Door):
-    def _gridded(self, vector: Tensor, plan: Plan) -> Any:
+    def gridded(self, vector: Tensor, plan: Plan) -> Any:
         wide = {name: replace(extra, clip=1e3 * extra.clip) for name, extra in plan.extras.items()}
-        return super()._gridded(vector, replace(plan, extras=wide))
+        return super().gridded(vector, replace(plan, extras=wide))
 
 
 class NoNoiseOnExtras(Door):

@@ -17,10 +17,9 @@ import torch
 from fedveil.adversary.replay_measures import Measured, measured, planned_stds
 from fedveil.adversary.replay_notes import Diary
 from fedveil.errors import FedveilError
-from fedveil.release.cost import promises, step_sensitivity
+from fedveil.release.cost import promises, step_exponent, step_sensitivity
 from fedveil.release.door import AGGREGATE, Charger, Contribution, Door
 from fedveil.release.dpsgd import PerExampleGradient
-from fedveil.release.grid import exponent_for
 from fedveil.release.noise_mechanism import Independent
 from fedveil.release.plan import Plan, Raw, Upload
 
@@ -257,7 +256,7 @@ class RecordedGradient:
             model.grad = grad
         model.grad.copy_(wide)
         std = plan.noise_multiplier * plan.clip
-        exponent = exponent_for(std)
+        exponent = step_exponent(plan)
         wanted = np.full(len(grad), std * 2.0**-exponent)
         self.diary.verdict(DRAWN, round, client, _unlike_plan(self.noise.drawn, wanted))
         _note_noise(self.diary, round, client, self.noise.drawn)

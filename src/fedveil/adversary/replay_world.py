@@ -59,8 +59,8 @@ class World:
 
     @property
     def participants(self) -> list[int]:
-        """Clients that took part, those of most rounds first."""
-        seen = [c for note in self.notes if note.check == PARTICIPANTS for c in note.value]
+        """Clients that came to the door, those of most rounds first."""
+        seen = [note.client for note in self.notes if note.check == PLANS and note.client >= 0]
         return sorted(set(seen), key=lambda c: (-seen.count(c), c))
 
 

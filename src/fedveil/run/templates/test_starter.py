@@ -1,4 +1,4 @@
-"""The project keeps its promise and learns: run with `python -m pytest`."""
+"""The project keeps its promise, leaks nothing and learns: run with `python -m pytest`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedveil.adversary.replay import replay
 from fedveil.configuration.config import load_config
 from fedveil.run.run import Result, run
 from fedveil.statement.certify import certify_config
@@ -27,6 +28,11 @@ def test_the_statement_promises_the_configured_epsilon() -> None:
 
 def test_the_run_gives_the_guarantee_that_was_certified(result: Result) -> None:
     assert result.privacy.proven == certify_config(CONFIG).proven
+
+
+def test_nothing_private_shows_but_through_the_noise() -> None:
+    """Replays the run on adversarial neighbours: the one test of privacy that a method needs."""
+    assert replay(CONFIG).findings == {}
 
 
 def test_the_clip_shrinks_as_the_method_says(result: Result) -> None:

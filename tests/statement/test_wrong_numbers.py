@@ -99,6 +99,7 @@ def _worst_square(plan: Plan, variance: torch.Tensor, layout: Layout) -> float:
     return sum(clip**2 / float(part[sent].min()) for clip, part, sent in parts if sent.any())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("method", "z", "printed", "true"),
     [("fedanc/32", 5.0, 0.302, 2.48), ("fedanc/32", 0.5, 3.85, 43.6), ("fedglp-adp", 5.0, 0.302, 0.91)],
@@ -116,6 +117,7 @@ def test_noise_of_others_is_not_credited_where_clients_plan_for_themselves(
     assert all(v.proven.epsilon >= worst for v in statement.views)
 
 
+@pytest.mark.heavy
 def test_a_plan_common_to_all_keeps_the_credit_and_says_what_it_rests_on() -> None:
     s = setting(CLIENTS, CLIENTS, ROUNDS, 5.0, 1e-5, sampling="fixed", scope=Scope(Unit.CLIENT, ZERO, View.SERVER))
     found = certify(DPFedAvg(), s)

@@ -57,9 +57,9 @@ def sampling_notes(method: Method, s: Setting, events: Sequence[Event]) -> tuple
 
 def _secret_sample(method: Method, s: Setting, events: Sequence[Event]) -> str:
     """What a sample of fixed size would give if nobody saw it, for runs whose every round costs the same Gaussian release."""
-    planned = s.max_participations is None and s.min_survivors is None and s.colluders == 0
+    afresh = s.max_participations is None and s.min_survivors is None and method.participation(s) is None
     summed = s.scope.view is not View.SERVER and s.example_clip is None and isinstance(method.policy(s), Fixed)
-    if not (planned and summed and s.sampling == "fixed" and s.cohort < s.clients):
+    if not (afresh and summed and s.colluders == 0 and s.sampling == "fixed" and s.cohort < s.clients):
         return ""
     if not all(isinstance(event, Gaussian) and event.mu > 0 for event in events):
         return ""

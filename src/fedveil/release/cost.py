@@ -73,7 +73,7 @@ def update_mu(plan: Plan, layout: Layout, factor: int, shares: int = 1) -> float
 
 def promises(plan: Plan, layout: Layout) -> bool:
     """Whether everything that leaves under this plan is clipped and noised, so that it leaves as integers on the grid."""
-    return not plan.unproven and plan.dp_sgd is None and not isinstance(update_mu(plan, layout, 1), str)
+    return not plan.unproven and plan.dp_sgd is None and not isinstance(plan_mu(plan, layout, 1), str)
 
 
 def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, noisy_uploads: int = 1, round: int = 0) -> Event:

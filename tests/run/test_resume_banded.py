@@ -1,0 +1,156 @@
+"""Runs with correlated, secret noise, killed at every step of a release: no round ever leaves in two versions."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedveil.federation.fit as fitting
+import fedveil.run.run as module
+from fedveil.errors import LedgerError
+from fedveil.ledger.budgeted_ledger import Till
+from fedveil.release.noise_memory import NoiseMemory
+from resumed_runs import case, entries, go
+
+ROUNDS = 6
+STATE = "noise-state.safetensors"
+
+
+def secret() -> Any:
+    given = case("banded-mf")
+    return given.model_copy(update={"run": given.run.model_copy(update={"seeded_noise": False})})
+
+
+def die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before_the_state(at: int, patch: pytest.MonkeyPatch) -> None:
+    """Killed with noise drawn, while the state is being written."""
+    real = os.fsync
+
+    def synced(descriptor: int) -> None:
+        if f"{STATE}.part" in os.readlink(f"/proc/self/fd/{descriptor}") and next(rounds) == at:
+            die()
+        real(descriptor)
+
+    rounds = iter(range(99))
+    patch.setattr(os, "fsync", synced)
+
+
+def before_the_charge(at: int, patch: pytest.MonkeyPatch) -> None:
+    """Killed with the state on disk, and nothing in the ledger."""
+    real = NoiseMemory.write
+
+    def written(self: NoiseMemory, arrays: Any) -> None:
+        real(self, arrays)
+        if int(arrays["round"][0]) == at:
+            die()
+
+    patch.setattr(NoiseMemory, "write", written)
+
+
+def before_the_server(at: int, patch: pytest.MonkeyPatch) -> None:
+    """Killed with the row in the ledger, before anybody got the release."""
+    real = Till.charge_once
+
+    def charged(self: Till, entry: Any, *, again: bool) -> int:
+        number = real(self, entry, again=again)
+        if entry.round == at:
+            die()
+        return number
+
+    patch.setattr(Till, "charge_once", charged)
+
+
+def before_the_checkpoint(at: int, patch: pytest.MonkeyPatch) -> None:
+    """Killed when the release had left and the model had moved."""
+    real = module.Checkpoints.save
+
+    def save(self: Any, progress: Any) -> None:
+        if progress.round == at + 1:
+            die()
+        real(self, progress)
+
+    patch.setattr(module.Checkpoints, "save", save)
+
+
+MOMENTS: list[Callable[[int, pytest.MonkeyPatch], None]] = [
+    before_the_state,
+    before_the_charge,
+    before_the_server,
+    before_the_checkpoint,
+]
+
+
+def trained(path: Path, kept: Path, moment: Callable[[int, pytest.MonkeyPatch], None] | None = None, at: int = 0) -> Any:
+    """Run or resume, keep what each round released, and die at that moment of round `at`."""
+    kept.mkdir()
+    step = fitting._step
+
+    def keeping(federation: Any, progress: Any, uploads: Any) -> float:
+        torch.save(uploads[0].integers.clone(), kept / str(progress.round))
+        moved: float = step(federation, progress, uploads)
+        return moved
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitting, "_step", keeping)
+        if moment is not None:
+            moment(at, patch)
+        return go(secret(), path, resume=path.exists())
+
+
+def killed(path: Path, kept: Path, moment: Callable[[int, pytest.MonkeyPatch], None], at: int) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            trained(path, kept, moment, at)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir() or not hasattr(os, "fork"), reason="forks its victim; needs /proc")
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_round_leaves_once_and_the_run_ends_within_its_budget(
+    at: int, moment: Callable[[int, pytest.MonkeyPatch], None], tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    killed(path, tmp_path / "first", moment, at)
+    if (path / STATE).exists():
+        assert stat.S_IMODE((path / STATE).stat().st_mode) == 0o600
+    killed(path, tmp_path / "second", before_the_checkpoint, at)  # the resumed run dies in the same round
+    result = trained(path, tmp_path / "third")
+    assert result.ended == ""
+    assert len(result.history) == ROUNDS
+    assert [e.round for e in entries(path)] == list(range(ROUNDS))
+    assert stat.S_IMODE((path / STATE).stat().st_mode) == 0o600
+    assert not list(path.glob("*.part"))
+    releases: dict[str, set[bytes]] = {}
+    for kept in ("first", "second", "third"):
+        for file in (tmp_path / kept).iterdir():
+            releases.setdefault(file.name, set()).add(torch.load(file).numpy().tobytes())
+    assert sorted(releases) == [str(t) for t in range(ROUNDS)]
+    assert all(len(versions) == 1 for versions in releases.values())
+    seen = [(tmp_path / kept / str(at)).exists() for kept in ("first", "second", "third")]
+    assert seen == [moment is before_the_checkpoint, True, True]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its victim")
+def test_a_run_that_lost_the_state_of_its_noise_does_not_go_on(tmp_path: Path) -> None:
+    for at in (0, 2):
+        path = tmp_path / str(at)
+        killed(path, tmp_path / f"first{at}", before_the_checkpoint, at)
+        (path / STATE).unlink()
+        with pytest.raises(LedgerError, match="start anew"):
+            trained(path, tmp_path / f"second{at}")
+        assert [e.round for e in entries(path)] == list(range(at + 1))
+        assert not list((tmp_path / f"second{at}").iterdir())

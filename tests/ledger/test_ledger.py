@@ -40,6 +40,7 @@ UPLOAD = Entry(
     note="first",
 )
 SUM = replace(UPLOAD, client=-1, view=View.AGGREGATE, event=SampledGaussian(0.1, 1.5, 2))
+EXACT = replace(UPLOAD, clip=(1.0, 0.5), noise_std=(8.0, 0.5), grid=(-21, -25), mechanism="independent", extras=("within",))
 RAW = replace(UPLOAD, event=Unbounded("the policy read gradients"), reads=("gradient norms", "loss"))
 
 
@@ -50,12 +51,12 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 def test_releases_come_back_equal_and_in_order(ledger: Ledger) -> None:
-    assert [ledger.charge(UPLOAD), *ledger.charge_many([SUM, RAW])] == [1, 2, 3]
+    assert [ledger.charge(UPLOAD), *ledger.charge_many([SUM, EXACT])] == [1, 2, 3]
     assert ledger.charge_many([]) == []
     with Ledger.open(ledger.path) as again:
         rows = list(again.entries())
         assert [seq for seq, _, _ in rows] == [1, 2, 3]
-        assert [entry for _, _, entry in rows] == [UPLOAD, SUM, RAW]
+        assert [entry for _, _, entry in rows] == [UPLOAD, SUM, EXACT]
         assert [seq for seq, _, _ in again.entries(since=2)] == [3]
         assert len(again) == 3
         assert (again.run, again.meta) == ("r1", {"epsilon": 2.0, "layers": ["a", "b"]})

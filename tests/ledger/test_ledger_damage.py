@@ -174,7 +174,7 @@ def foreign_database(path: Path) -> None:
 
 def newer_schema(path: Path) -> None:
     content = bytearray(path.read_bytes())
-    content[60:64] = (2).to_bytes(4, "big")
+    content[60:64] = (3).to_bytes(4, "big")
     path.write_bytes(content)
 
 
@@ -209,7 +209,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "zeros": (write(bytes(10 * PAGE)), "not a fedveil ledger"),
     "text": (write(b"epsilon = 1\n" * 100), "not a fedveil ledger"),
     "foreign database": (foreign_database, "not a fedveil ledger"),
-    "newer schema": (newer_schema, "schema 2"),
+    "newer schema": (newer_schema, "schema 3"),
     "other ledger": (other_ledger, "not the one that was charged"),
     "shorter copy": (shorter_copy, "damaged|lost releases"),
 }

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
 from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
 from fedveil.ledger.budget import Budgets, GdpFilter
-from fedveil.ledger.budgeted_ledger import Till
+from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Entry, Ledger
 from fedveil.release.banded import DYADIC_BITS, Banded
 from fedveil.release.door import Door
 from fedveil.release.grid import exponent_for, to_grid
-from fedveil.release.mechanism import Independent, Participation
-from fedveil.release.memory import Memory
 from fedveil.release.noise import Randomness
+from fedveil.release.noise_mechanism import Independent, Participation
+from fedveil.release.noise_memory import NoiseMemory
 from fedveil.release.plan import Plan
 from fedveil.training.params import Layout
 
@@ -53,7 +53,7 @@ def test_what_leaves_is_c_x_plus_z_and_without_noise_the_estimate_is_the_data(co
         [[coefficients[t - j] if 0 <= t - j < len(coefficients) else 0.0 for j in range(rounds)] for t in range(rounds)]
     )
     for known in ([np.zeros(D, np.int64)] * rounds, noise):
-        memory = Memory()
+        memory = NoiseMemory()
         for t in range(rounds):
             released = mechanism.execute(data[t], lambda: known[t], t, memory)  # noqa: B023
             exact = [sum(int(matrix[t, j] * 2**DYADIC_BITS) * int(data[j][i]) for j in range(rounds)) for i in range(D)]
@@ -67,7 +67,7 @@ def test_what_leaves_is_c_x_plus_z_and_without_noise_the_estimate_is_the_data(co
 
 
 def test_a_round_that_is_done_again_hands_over_the_same_integers_whatever_the_data() -> None:
-    rng, mechanism, memory = np.random.default_rng(2), banded(), Memory()
+    rng, mechanism, memory = np.random.default_rng(2), banded(), NoiseMemory()
     for t in range(4):
         drawn: list[Integers] = []
 
@@ -75,11 +75,9 @@ def test_a_round_that_is_done_again_hands_over_the_same_integers_whatever_the_da
             drawn.append(some_integers(rng))
             return drawn[-1]
 
-        assert not mechanism.repeats(t, memory)
         first = mechanism.execute(some_integers(rng), noise, t, memory).copy()
         estimate = np.copy(mechanism.decode(first, t, memory))
         for _ in range(3):
-            assert mechanism.repeats(t, memory)
             again = mechanism.execute(some_integers(rng), noise, t, memory)
             assert again.tolist() == first.tolist()
             assert np.asarray(mechanism.decode(again, t, memory)).tolist() == estimate.tolist()
@@ -88,7 +86,7 @@ def test_a_round_that_is_done_again_hands_over_the_same_integers_whatever_the_da
 
 @pytest.mark.parametrize(("held", "asked"), [(0, 2), (1, 5), (3, 1), (3, 2), (2, 0)])
 def test_the_state_of_another_round_releases_nothing(held: int, asked: int) -> None:
-    rng, mechanism, memory = np.random.default_rng(3), banded(), Memory()
+    rng, mechanism, memory = np.random.default_rng(3), banded(), NoiseMemory()
     for t in range(held + 1):
         mechanism.execute(some_integers(rng), lambda: some_integers(rng), t, memory)
     with pytest.raises(LedgerError, match=f"is of round {held}: round {asked} cannot be released"):
@@ -99,7 +97,7 @@ def test_without_its_state_a_later_round_releases_nothing() -> None:
     mechanism = banded()
     zero = np.zeros(D, np.int64)
     with pytest.raises(LedgerError, match="is of round -1: round 3 cannot be released"):
-        mechanism.execute(zero, lambda: zero, 3, Memory())
+        mechanism.execute(zero, lambda: zero, 3, NoiseMemory())
     with pytest.raises(ConfigError, match="give the door a memory"):
         mechanism.execute(zero, lambda: zero, 0, None)
 
@@ -123,30 +121,30 @@ def test_the_run_is_charged_once() -> None:
 def test_the_state_survives_the_process_and_only_its_owner_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "noise-state.safetensors"
     rng, mechanism = np.random.default_rng(4), banded()
-    one, other = Memory(path), Memory()
+    one, other = NoiseMemory(path), NoiseMemory()
     for t in range(5):
         data, noise = some_integers(rng), some_integers(rng)
         a = mechanism.execute(data, lambda: noise, t, one)  # noqa: B023
         b = mechanism.execute(data, lambda: noise, t, other)  # noqa: B023
         assert a.tolist() == b.tolist()
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        one = Memory(path)  # another process
+        one = NoiseMemory(path)  # another process
         assert np.asarray(mechanism.decode(a, t, one)).tolist() == np.asarray(mechanism.decode(b, t, other)).tolist()
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_damaged_state_ends_the_run(tmp_path: Path) -> None:
     path = tmp_path / "noise-state.safetensors"
-    Memory(path).write({"round": np.array([0])})
+    NoiseMemory(path).write({"round": np.array([0])})
     whole = path.read_bytes()
     for content in (whole[:-3], b"", b"\xff" * 40):
         path.write_bytes(content)
         with pytest.raises(LedgerError, match="the state of the noise cannot be read"):
-            Memory(path).read()
+            NoiseMemory(path).read()
 
 
 def test_a_state_that_cannot_be_written_releases_nothing(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "absent" / "noise-state.safetensors")
+    memory = NoiseMemory(tmp_path / "absent" / "noise-state.safetensors")
     zero = np.zeros(D, np.int64)
     with pytest.raises(LedgerError, match="nothing was released"):
         banded().execute(zero, lambda: zero, 0, memory)
@@ -167,12 +165,12 @@ class Book:
     def charge(self, entry: Entry) -> int:
         raise AssertionError("what has a state is charged once a round")
 
-    def charge_once(self, entry: Entry, *, again: bool) -> int:
+    def charge_once(self, entry: Entry, *, digest: str) -> int:
         self.entries.append(entry)
         return len(self.entries)
 
 
-def door(ledger: Any, memory: Memory | None, *, seeded: bool = False, **more: Any) -> Door:
+def door(ledger: Any, memory: NoiseMemory | None, *, seeded: bool = False, **more: Any) -> Door:
     return Door(LAYOUT, SCOPE, "r", ledger, Randomness(1, seeded), memory=memory, **more)
 
 
@@ -182,7 +180,7 @@ def released(d: Door, t: int, vectors: list[torch.Tensor], plan: Plan = PLAN) ->
 
 def test_a_run_through_the_door_is_the_mean_plus_decorrelated_noise() -> None:
     generator = torch.Generator().manual_seed(0)
-    d = door(Book(), Memory(), seeded=True)
+    d = door(Book(), NoiseMemory(), seeded=True)
     k = exponent_for(2.0, PLAN.mechanism.bits)
     noise: list[NDArray[np.float64]] = []
     for t in range(6):
@@ -201,7 +199,7 @@ def test_single_uploads_cannot_carry_correlated_noise() -> None:
     plan = replace(PLAN, place="upload")
     for act in ("upload", "seal"):
         with pytest.raises(ConfigError, match="give the door a memory"):
-            getattr(door(Book(), Memory()), act)(torch.ones(D), plan, 0, 0)
+            getattr(door(Book(), NoiseMemory()), act)(torch.ones(D), plan, 0, 0)
 
 
 @pytest.fixture
@@ -210,8 +208,8 @@ def ledger(tmp_path: Path) -> Path:
     return tmp_path / "ledger.sqlite"
 
 
-def till(ledger: Path) -> Till:
-    return Till(ledger, Budgets(GdpFilter.from_mu(0.75, 1e-5), SCOPE))
+def budgeted(ledger: Path) -> BudgetedLedger:
+    return BudgetedLedger(ledger, Budgets(GdpFilter.from_mu(0.75, 1e-5), SCOPE))
 
 
 def rows(ledger: Path) -> list[int]:
@@ -224,26 +222,26 @@ def test_after_a_crash_a_round_leaves_as_before_and_is_charged_once(at: int, led
     """Secret noise and other data: the integers of the first time, within the budget of one run."""
     state, first = ledger.with_name("noise-state.safetensors"), torch.zeros(0)
     for t in range(at + 1):
-        first = released(door(till(ledger), Memory(state)), t, [torch.ones(D)]).integers
-    again = released(door(till(ledger), Memory(state)), at, [-torch.ones(D)] * 2).integers
+        first = released(door(budgeted(ledger), NoiseMemory(state)), t, [torch.ones(D)]).integers
+    again = released(door(budgeted(ledger), NoiseMemory(state)), at, [-torch.ones(D)] * 2).integers
     assert torch.equal(first, again)
-    released(door(till(ledger), Memory(state)), at + 1, [torch.ones(D)])
+    released(door(budgeted(ledger), NoiseMemory(state)), at + 1, [torch.ones(D)])
     assert rows(ledger) == list(range(at + 2))
 
 
 def test_a_crash_between_state_and_charge(ledger: Path) -> None:
     """The state is written, the ledger is not: nothing had left, and the round is charged when it does."""
 
-    class Unplugged(Till):
-        def charge_once(self, entry: Entry, *, again: bool) -> int:
+    class Unplugged(BudgetedLedger):
+        def charge_once(self, entry: Entry, *, digest: str) -> int:
             raise KeyboardInterrupt
 
     state = ledger.with_name("noise-state.safetensors")
     with pytest.raises(KeyboardInterrupt):
-        released(door(Unplugged(ledger, None), Memory(state)), 0, [torch.ones(D)])
+        released(door(Unplugged(ledger, None), NoiseMemory(state)), 0, [torch.ones(D)])
     assert rows(ledger) == []
-    kept = Memory(state).read()["released"].tolist()
-    assert released(door(till(ledger), Memory(state)), 0, [torch.zeros(D)]).integers.tolist() == kept
+    kept = NoiseMemory(state).read()["released"].tolist()
+    assert released(door(budgeted(ledger), NoiseMemory(state)), 0, [torch.zeros(D)]).integers.tolist() == kept
     assert rows(ledger) == [0]
 
 
@@ -253,22 +251,23 @@ def test_a_state_that_was_lost_or_put_back_releases_no_round_twice(at: int, ledg
     state, before = ledger.with_name("noise-state.safetensors"), b""
     for t in range(at + 1):
         before = state.read_bytes() if state.exists() else b""
-        released(door(till(ledger), Memory(state)), t, [torch.ones(D)])
+        released(door(budgeted(ledger), NoiseMemory(state)), t, [torch.ones(D)])
     if before:
         state.write_bytes(before)
     else:
         state.unlink()
-    with pytest.raises(LedgerError, match=f"round {at} was released before, and the state of its noise is gone"):
-        released(door(till(ledger), Memory(state)), at, [torch.ones(D)])
+    for _ in range(3):  # a refusal must not make the next try pass
+        with pytest.raises(LedgerError, match=f"round {at} was released before, and the state of its noise was lost"):
+            released(door(budgeted(ledger), NoiseMemory(state)), at, [torch.ones(D)])
     assert rows(ledger) == list(range(at + 1))
 
 
 def test_independent_noise_is_drawn_and_charged_anew(ledger: Path) -> None:
     plan = replace(PLAN, mechanism=Independent(), noise_std=4.0)
-    one, other = (released(door(till(ledger), Memory()), 0, [torch.ones(D)], plan).integers for _ in range(2))
+    one, other = (released(door(budgeted(ledger), NoiseMemory()), 0, [torch.ones(D)], plan).integers for _ in range(2))
     assert not torch.equal(one, other)
     assert rows(ledger) == [0, 0]
     for _ in range(7):
-        released(door(till(ledger), Memory()), 0, [torch.ones(D)], plan)
+        released(door(budgeted(ledger), NoiseMemory()), 0, [torch.ones(D)], plan)
     with pytest.raises(BudgetExhausted):
-        released(door(till(ledger), Memory()), 0, [torch.ones(D)], plan)
+        released(door(budgeted(ledger), NoiseMemory()), 0, [torch.ones(D)], plan)

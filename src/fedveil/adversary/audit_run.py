@@ -153,16 +153,18 @@ def audit_run(run: Path, *, n: int = 1000, confidence: float = 0.95, canaries: i
     found, not the luckiest of many.
 
     Raises:
-        ConfigError: not a run directory; with canaries also one whose data the configuration does not make.
+        ConfigError: no run directory, one of an earlier version, or with canaries one whose data the configuration does not make.
     """
     import json
 
     from fedveil.adversary.snapshot import configured
     from fedveil.configuration.config import load_config
     from fedveil.run import run_directory as rundir
+    from fedveil.run.resume import refuse_earlier
     from fedveil.statement.statement_json import from_dict, to_dict
     from fedveil.statement.statement_markdown import to_markdown
 
+    refuse_earlier(run)
     file = run / "statement.json"
     try:
         before = from_dict(json.loads(file.read_text()))

@@ -101,9 +101,9 @@ class RecordedLedger:
         self.diary.note("public", ROWS, entry.round, entry.client, entry)
         return number
 
-    def charge_once(self, entry: Entry, *, again: bool) -> int:
+    def charge_once(self, entry: Entry, *, digest: str) -> int:
         """As the run's."""
-        number = self.own.charge_once(entry, again=again)
+        number = self.own.charge_once(entry, digest=digest)
         self.diary.note("public", ROWS, entry.round, entry.client, entry)
         return number
 
@@ -121,7 +121,7 @@ class RowsInMemory:
             return self.charge_many([entry])[0]
         return self.budgets.charge(cast("Ledger", self), [entry])[0]
 
-    def charge_once(self, entry: Entry, *, again: bool) -> int:
+    def charge_once(self, entry: Entry, *, digest: str) -> int:
         """As `charge`: no round of a replay is done again."""
         return self.charge(entry)
 

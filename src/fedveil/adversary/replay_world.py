@@ -18,7 +18,7 @@ from fedveil.federation.fit import one_round
 from fedveil.federation.history import declared
 from fedveil.federation.progress import start
 from fedveil.federation.round import planned
-from fedveil.ledger.budgeted_ledger import Till
+from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def play(
     finally:
         diary.note("public", END, progress.round, ROUND, (progress.round, ended))
         diary.close()
-        if isinstance(own.ledger, Till):
+        if isinstance(own.ledger, BudgetedLedger):
             own.ledger.close()
     world = World(diary.read(), engine_name == "inline")
     return replace(world, notes=[*world.notes, *_conclusions(job, world)])
@@ -109,12 +109,12 @@ def _with_strict_ledger(door: Door, folder: Path, *, shared: bool) -> Door:
 
     Noise is seeded, but a release that is made twice is charged twice here.
     """
-    if not isinstance(door.ledger, Till):
+    if not isinstance(door.ledger, BudgetedLedger):
         return door
     if not shared:
         return replace(door, ledger=RowsInMemory(door.ledger.budgets))
     Ledger.create(folder / "ledger.sqlite", "replay", {}).close()
-    return replace(door, ledger=Till(folder / "ledger.sqlite", door.ledger.budgets))
+    return replace(door, ledger=BudgetedLedger(folder / "ledger.sqlite", door.ledger.budgets))
 
 
 class RecordedEngine:

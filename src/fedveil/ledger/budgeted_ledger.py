@@ -1,8 +1,9 @@
-"""The till: check the budget and charge the ledger as one act, from any process of a run."""
+"""A ledger with a budget: check the budget and charge the ledger as one act, from any process of a run."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from fedveil.ledger.entry import Entry
 from fedveil.ledger.ledger import Ledger
 
 
-class Till:
+class BudgetedLedger:
     """Charges releases to one ledger file, each only if its budget allows; usable from forked and spawned workers.
 
     Each process opens its own connection when it first charges, and counts what the others charged before it checks. What an
@@ -40,19 +41,23 @@ class Till:
         held = self._held_row(entry) if self.reproducible else None
         return held[0] if held is not None and held[1] == entry else self._charge(entry)
 
-    def charge_once(self, entry: Entry, *, again: bool) -> int:
-        """As `charge`, for what may leave once in its round; a row that is there is enough if the same leaves `again`.
+    def charge_once(self, entry: Entry, *, digest: str) -> int:
+        """As `charge`, for what may leave once in its round: SHA-256 tells which bits, and the same bits again cost nothing.
+
+        Args:
+            digest: of the integers; it goes into the note.
 
         Raises:
-            LedgerError: as `charge`; or it left before, and what would leave now is not the same.
+            LedgerError: as `charge`; or other bits left in that round.
         """
+        entry = replace(entry, note=f"released sha256 {digest}")
         held = self._held_row(entry)
         if held is None:
             return self._charge(entry)
-        if not again:
+        if held[1].note != entry.note:
             raise LedgerError(
-                f"round {entry.round} was released before, and the state of its noise is gone, so that it would leave with other "
-                f"noise: start anew. What {self.path} holds was released and still counts"
+                f"round {entry.round} was released before, and the state of its noise was lost or is an older copy, so that it "
+                f"would leave with other noise: start anew. What {self.path} holds was released and still counts"
             )
         return held[0]
 

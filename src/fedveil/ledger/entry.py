@@ -35,8 +35,11 @@ COLUMNS = (
     *("seq", "time", "run", "round", "client", "unit", "adjacency", "view"),
     *("event", "mu", "rate", "noise_multiplier", "count", "reason"),
     *("clip", "noise_std", "coordinates", "dimension", "participants", "reads", "note"),
+    *("grid", "mechanism", "extras"),
 )
-"""The columns of a release, in the order in which they enter the digest."""
+"""The columns of a release, in the order in which they enter the digest; the last three came with schema 2."""
+COLUMNS_1 = COLUMNS[:-3]
+"""Those of schema 1, when what left was floats."""
 
 _LARGEST = 2**63 - 1
 _KNOWN = (Gaussian, SampledGaussian, SeenCountGaussian, FixedSampleGaussian, UserRecordsGaussian, Unbounded)
@@ -50,6 +53,9 @@ class Entry:
     event: the cost. clip: clip norm per layer (inf when unclipped, 0 for a layer that is not sent). noise_std: standard deviation
     per layer on what leaves. coordinates: how many numbers are sent, of `dimension`. participants: clients in this round's sum.
     reads: what the policy read of raw data; with anything in it nothing can be proven and the event must be `Unbounded`.
+    extras: names of what left beside the update; clip, noise_std and grid have a number for each, after those of the layers.
+    grid: exponents k of the grid steps 2^k of the integers that left, or None where floats left. mechanism: how the noise came
+    about: "independent", "banded", or "none" where the door added none; "" in a ledger of schema 1.
 
     Raises ConfigError for values out of range and for combinations whose cost would be a wrong number: amplification by sampling
     clients in the server view, a server view without a client, a finite cost without noise or with a policy that read raw data.
@@ -69,6 +75,9 @@ class Entry:
     participants: int
     reads: tuple[str, ...] = ()
     note: str = ""
+    grid: tuple[int, ...] | None = None
+    mechanism: str = ""
+    extras: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _normalise(self)
@@ -83,16 +92,19 @@ class Entry:
 
 def _normalise(entry: Entry) -> None:
     """Plain Python numbers and enums, so that a row reads back equal; raises ConfigError where that would change a value."""
-    if not isinstance(entry.reads, tuple):
-        raise ConfigError(f"reads must be a tuple of names, got {entry.reads!r}")
+    for name in ("reads", "extras"):
+        if not isinstance(getattr(entry, name), tuple):
+            raise ConfigError(f"{name} must be a tuple of names, got {getattr(entry, name)!r}")
     try:
         for name in ("round", "client", "coordinates", "dimension", "participants"):
             object.__setattr__(entry, name, operator.index(getattr(entry, name)))
         for name in ("clip", "noise_std"):
             object.__setattr__(entry, name, tuple(float(x) for x in getattr(entry, name)))
+        if entry.grid is not None:
+            object.__setattr__(entry, "grid", tuple(operator.index(k) for k in entry.grid))
         for name, kind in (("unit", Unit), ("adjacency", Adjacency), ("view", View)):
             object.__setattr__(entry, name, kind(getattr(entry, name)))
-        for text in (entry.run, entry.note, *entry.reads):
+        for text in (entry.run, entry.note, entry.mechanism, *entry.reads, *entry.extras):
             text.encode()
     except (TypeError, ValueError, AttributeError) as problem:
         raise ConfigError(f"a ledger entry has a field of the wrong type ({problem}); see the fields of Entry") from problem
@@ -110,6 +122,8 @@ def _check_ranges(entry: Entry) -> None:
         raise ConfigError(f"participants must be >= {least}, got {entry.participants}")
     if not entry.clip or len(entry.clip) != len(entry.noise_std):
         raise ConfigError(f"need one clip and one noise_std per layer, got {len(entry.clip)} and {len(entry.noise_std)}")
+    if entry.grid is not None and len(entry.grid) != len(entry.clip):
+        raise ConfigError(f"need one exponent of the grid per layer, got {len(entry.grid)} for {len(entry.clip)} layers")
     if not all(c >= 0 for c in entry.clip):
         raise ConfigError(f"clip must be >= 0 (inf when unclipped), got {entry.clip}")
     if not all(s >= 0 and math.isfinite(s) for s in entry.noise_std):
@@ -152,7 +166,7 @@ def _check_sense(entry: Entry) -> None:
 
 
 def to_row(seq: int, time: float, entry: Entry) -> tuple[Value, ...]:
-    """The values of `COLUMNS`; lists are JSON text, in which an infinite clip is null."""
+    """The values of `COLUMNS`; lists are JSON text, in which an infinite clip is null; `grid` is null where floats left."""
     event = entry.event
     mu = rate = noise_multiplier = reason = None
     count = 1 if isinstance(event, Unbounded) else operator.index(event.count)
@@ -163,17 +177,19 @@ def to_row(seq: int, time: float, entry: Entry) -> tuple[Value, ...]:
     else:
         kind, rate, noise_multiplier = _kind(event), rate_of(event), float(event.noise_multiplier)
     clip = json.dumps([None if math.isinf(c) else c for c in entry.clip])
-    noise_std, reads = json.dumps(entry.noise_std), json.dumps(entry.reads)
+    noise_std, reads, extras = map(json.dumps, (entry.noise_std, entry.reads, entry.extras))
+    grid = None if entry.grid is None else json.dumps(entry.grid)
     return (
         *(seq, time, entry.run, entry.round, entry.client, str(entry.unit), str(entry.adjacency), str(entry.view)),
         *(kind, mu, rate, noise_multiplier, count, reason),
         *(clip, noise_std, entry.coordinates, entry.dimension, entry.participants, reads, entry.note),
+        *(grid, entry.mechanism, extras),
     )
 
 
 def from_row(row: Sequence[Value]) -> tuple[int, float, Entry]:
-    """Sequence number, Unix time and entry of a row of `COLUMNS`; raises LedgerError when it is none."""
-    f: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
+    """Sequence number, Unix time and entry of a row of `COLUMNS` or `COLUMNS_1`; raises LedgerError when it is none."""
+    f: dict[str, Any] = dict(zip(COLUMNS_1 if len(row) == len(COLUMNS_1) else COLUMNS, row, strict=True))
     try:
         entry = Entry(
             **{name: f[name] for name in ("run", "round", "client", "unit", "adjacency", "view")},
@@ -182,6 +198,9 @@ def from_row(row: Sequence[Value]) -> tuple[int, float, Entry]:
             noise_std=tuple(json.loads(f["noise_std"])),
             **{name: f[name] for name in ("coordinates", "dimension", "participants", "note")},
             reads=tuple(json.loads(f["reads"])),
+            grid=None if f.get("grid") is None else tuple(json.loads(f["grid"])),
+            mechanism=f.get("mechanism", ""),
+            extras=tuple(json.loads(f.get("extras", "[]"))),
         )
     except (TypeError, ValueError, IndexError) as problem:
         raise LedgerError(f"the ledger holds a row that is no release ({problem}): it is damaged; restore a backup") from problem

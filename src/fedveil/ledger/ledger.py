@@ -41,6 +41,7 @@ class Ledger:
     def __init__(self, path: Path, meta: Mapping[str, str]) -> None:
         self.path = path
         self.run = meta["run"]
+        self.schema = int(meta["schema"])
         self.meta: dict[str, Any] = json.loads(meta["meta"])
         self._genesis = store.genesis(meta)
         self._lock = threading.RLock()
@@ -62,8 +63,10 @@ class Ledger:
     def open(cls, path: str | Path) -> Self:
         """Open an existing ledger after verifying all of it (time linear in its rows; measured in docs/ledger.md).
 
-        Raises LedgerError, with advice, when it is missing, damaged, shorter than what was charged, not a ledger, or of another
-        schema. Nothing is repaired, and a refused file is left as it was found.
+        A ledger of schema 1 is opened for reading only: what it lists left as floats, and nothing more may be added to it.
+
+        Raises LedgerError, with advice, when it is missing, damaged, shorter than what was charged, not a ledger, or of a schema
+        to come. Nothing is repaired, and a refused file is left as it was found.
         """
         path = Path(path)
         meta = store.verify(path)
@@ -91,6 +94,11 @@ class Ledger:
         entries = list(entries)
         with self._lock:
             self._check_usable()
+            if self.schema != store.SCHEMA:
+                raise LedgerError(
+                    f"the ledger {self.path} is of schema {self.schema}: its releases left as floats, which the ledger can show "
+                    f"and no run may continue; start a new run with a new ledger"
+                )
             if not entries:
                 return []
             try:
@@ -128,7 +136,9 @@ class Ledger:
         while True:
             with self._lock:
                 self._check_usable()
-                page = self._connection.execute(f"{store.SELECT} WHERE seq > ? ORDER BY seq LIMIT {_PAGE}", (since,)).fetchall()
+                page = self._connection.execute(
+                    f"{store.SELECT[self.schema]} WHERE seq > ? ORDER BY seq LIMIT {_PAGE}", (since,)
+                ).fetchall()
             for *values, _ in page:
                 yield from_row(values)
             if len(page) < _PAGE:
@@ -162,7 +172,7 @@ class Ledger:
         self.close()
 
     def _connect(self) -> None:
-        self._connection = store.connect(self.path)
+        self._connection = store.connect(self.path, "rw" if self.schema == store.SCHEMA else "ro")
         self._connection.execute("SELECT count(*) FROM meta").fetchone()
         self._files = self._identity()
         self._suspended = False

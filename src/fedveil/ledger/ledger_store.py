@@ -16,18 +16,17 @@ from urllib.parse import quote
 
 from fedveil import __version__
 from fedveil.errors import LedgerError
-from fedveil.ledger.entry import COLUMNS, link
+from fedveil.ledger.entry import COLUMNS, COLUMNS_1, link
 from fedveil.ledger.ledger_head import head_path, head_record, read_head
 
-SCHEMA = 1
+SCHEMA = 2
 APPLICATION_ID = 0x46564C47  # "FVLG"
 BUSY_SECONDS = 60.0
-SELECT = f"SELECT {', '.join(COLUMNS)}, digest FROM release"
+SELECT = {n: f"SELECT {', '.join(columns)}, digest FROM release" for n, columns in ((1, COLUMNS_1), (SCHEMA, COLUMNS))}
 INSERT = f"INSERT INTO release VALUES ({', '.join('?' * (len(COLUMNS) + 1))})"
 
-_TABLES = (
-    """CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL)""",
-    """CREATE TABLE release (
+_META = """CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL)"""
+_RELEASE = """CREATE TABLE release (
   seq INTEGER PRIMARY KEY AUTOINCREMENT,
   time REAL NOT NULL,
   run TEXT NOT NULL,
@@ -48,10 +47,11 @@ _TABLES = (
   dimension INTEGER NOT NULL,
   participants INTEGER NOT NULL,
   reads TEXT NOT NULL,
-  note TEXT NOT NULL,
+  note TEXT NOT NULL,{more}
   digest TEXT NOT NULL
-)""",
-)
+)"""
+_SINCE_2 = "\n  grid TEXT,\n  mechanism TEXT NOT NULL,\n  extras TEXT NOT NULL,"
+_TABLES = {n: (_META, _RELEASE.format(more=more)) for n, more in ((1, ""), (SCHEMA, _SINCE_2))}
 _NEVER = "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
 _TRIGGERS = (
     f"CREATE TRIGGER meta_no_insert BEFORE INSERT ON meta {_NEVER}",
@@ -71,6 +71,12 @@ _CIRCUMSTANCES = frozenset(
 )
 """Errors of SQLite that come from around a file, not from what is in it."""
 _ADVICE = "Restore its files from a backup; without one, count the budget as spent and release nothing more of these data"
+
+
+def schema_of(path: Path) -> int:
+    """The schema number in the header of a ledger, unverified; 0 for what is none."""
+    application, schema = _header(path)
+    return schema if application == APPLICATION_ID else 0
 
 
 def wal_path(path: Path) -> Path:
@@ -124,7 +130,7 @@ def _write_empty(draft: Path, rows: Mapping[str, str]) -> None:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
         connection.execute("BEGIN")
-        for statement in _TABLES:
+        for statement in _TABLES[SCHEMA]:
             connection.execute(statement)
         connection.executemany("INSERT INTO meta VALUES (?, ?)", rows.items())
         for statement in _TRIGGERS:
@@ -159,14 +165,16 @@ def verify(path: Path) -> dict[str, str]:
 
     Header, size, schema, SQLite's integrity check, the hash chain over all rows, the head file. Raises LedgerError with advice.
     """
-    _verify_header(path)
+    schema = _verify_header(path)
     head, digest = read_head(path)
     try:
         with closing(connect(path, "ro")) as connection:
             connection.execute("BEGIN")
-            _verify_structure(connection)
+            _verify_structure(connection, schema)
             meta = dict(connection.execute("SELECT key, value FROM meta"))
-            seq = _verify_chain(genesis(meta), connection.execute(f"{SELECT} ORDER BY seq"), head, digest)
+            if meta.get("schema") != str(schema):
+                raise _Damage(f"its header says schema {schema}, its content {meta.get('schema')}")
+            seq = _verify_chain(genesis(meta), connection.execute(f"{SELECT[schema]} ORDER BY seq"), head, digest)
             counted = connection.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence").fetchone()[0]
     except (sqlite3.Error, UnicodeDecodeError, TypeError, ValueError, _Damage) as problem:
         if getattr(problem, "sqlite_errorcode", None) in _CIRCUMSTANCES:
@@ -187,8 +195,8 @@ class _Damage(Exception):
     """What is wrong with the content of a database that SQLite can read."""
 
 
-def _verify_header(path: Path) -> None:
-    """Recognise the file by its header alone: opened in the ordinary way, SQLite would replay a stray log into a foreign file.
+def _verify_header(path: Path) -> int:
+    """The schema, by the header alone: opened in the ordinary way, SQLite would replay a stray log into a foreign file.
 
     SQLite reads it, not we: closing a file drops all locks that this process holds on it, also those of its open ledgers.
     """
@@ -207,11 +215,12 @@ def _verify_header(path: Path) -> None:
     application, version = _header(path)
     if application != APPLICATION_ID:
         raise LedgerError(f"{path} is not a fedveil ledger, or its header is damaged: give the path of one, or restore a backup")
-    if version != SCHEMA:
+    if version not in _TABLES:
         raise LedgerError(
-            f"the ledger {path} has schema {version} and fedveil {__version__} reads schema {SCHEMA}: use the fedveil that wrote "
-            f"it, or a newer one"
+            f"the ledger {path} has schema {version} and fedveil {__version__} reads schemas up to {SCHEMA}: use the fedveil "
+            f"that wrote it, or a newer one"
         )
+    return version
 
 
 def _size(path: Path) -> int:
@@ -241,11 +250,11 @@ def _header(path: Path) -> tuple[int, int]:
     return application, schema
 
 
-def _verify_structure(connection: sqlite3.Connection) -> None:
+def _verify_structure(connection: sqlite3.Connection, schema: int) -> None:
     if (mode := connection.execute("PRAGMA journal_mode").fetchone()[0]) != "wal":
         raise _Damage(f"its journal mode was changed from wal to {mode}")
     found = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite%'")}
-    if found != {*_TABLES, *_TRIGGERS}:
+    if found != {*_TABLES[schema], *_TRIGGERS}:
         raise _Damage("its tables, or the triggers that keep it append-only, were changed")
     report = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if report != "ok":

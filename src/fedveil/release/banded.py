@@ -10,9 +10,9 @@ Source: Choquette-Choo et al. 2023 (banded factorisation for multiple participat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -54,10 +54,6 @@ class Banded:
                 f"the coefficients of banded noise must begin with 1 and be multiples of 2^-{self.shift}, got {self.coefficients}"
             )
 
-    def repeats(self, round: int, memory: NoiseMemory | None) -> bool:
-        """Whether the state is of this round already."""
-        return memory is not None and _last(memory.read()) == round
-
     def price(self, mu: float, rate: float | None, round: int) -> Event:
         """One Gaussian of the run's sensitivity in round 0, nothing afterwards; sampling earns nothing."""
         return Gaussian(mu * self.sensitivity if round == 0 else 0.0)
@@ -71,7 +67,7 @@ class Banded:
         if memory is None:
             raise ConfigError("noise correlated over the rounds needs a place for its secret state: give the door a memory")
         held = memory.read()
-        last = _last(held)
+        last = int(held["round"][0]) if held else -1
         if last == round:
             return held["released"]
         if last != round - 1:
@@ -102,8 +98,3 @@ class Banded:
         assert memory is not None
         estimate: NDArray[np.float64] = memory.read()["estimates"][0]
         return estimate
-
-
-def _last(held: Mapping[str, NDArray[Any]]) -> int:
-    """The round that wrote the state; -1 before the first."""
-    return int(held["round"][0]) if held else -1

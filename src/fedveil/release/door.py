@@ -8,9 +8,10 @@ so that a refusal tells nothing. Plans that promise nothing let floats out, and 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -48,8 +49,8 @@ class Charger(Protocol):
         """Write and sync one release if the budget allows it; returns its number, raises BudgetExhausted otherwise."""
         ...
 
-    def charge_once(self, entry: Entry, *, again: bool) -> int:
-        """As `charge`, for what may leave once in its round: a row that is there is enough if the same leaves `again`."""
+    def charge_once(self, entry: Entry, *, digest: str) -> int:
+        """As `charge`, for what may leave once in its round: SHA-256 tells which bits, and the same bits again cost nothing."""
         ...
 
 
@@ -143,8 +144,6 @@ class Door:
 
     def opened(self, upload: Upload, integers: Tensor, plan: Plan, denominator: float = 1.0) -> Upload:
         """The upload with its vectors read off the released integers [D]: post-processing, for whoever receives them."""
-        from dataclasses import replace
-
         vector = self._decoded(integers.numpy(), plan, upload.round)
         if plan.clamp is not None:
             vector[: self.layout.dimension].clamp_(-plan.clamp, plan.clamp)
@@ -215,7 +214,6 @@ class Door:
         total = torch.zeros(self.parts.dimension, dtype=kind)
         for contribution in contributions:
             total += contribution.sealed
-        again = executed.mechanism.repeats(round, self.memory)
         if exact and executed.place == "sum":
             noise = self._noise(executed, AGGREGATE, round)
             total = torch.from_numpy(executed.mechanism.execute(total.numpy(), noise, round, self.memory))
@@ -223,7 +221,8 @@ class Door:
             total = self._float_noised(total, executed, AGGREGATE, round)
         entry = self._entry(executed, event, AGGREGATE, round, n, reads)
         if exact and executed.mechanism.stateful:
-            self.ledger.charge_once(entry, again=again)
+            digest = hashlib.sha256(total.numpy().tobytes()).hexdigest()
+            self.ledger.charge_once(entry, digest=digest)
         else:
             self.ledger.charge(entry)
         stds = torch.tensor(per_layer(executed.noise_std, self.layout)) / denominator
@@ -333,6 +332,7 @@ class Door:
         d = self.layout.dimension
         clip, std = _as_charged(plan, self.layout)
         extras = [plan.extras[name] for name in self.extras] if plan.extras else []
+        noised = plan.dp_sgd is None and any((*std, *(extra.noise_std for extra in extras)))
         return Entry(
             run=self.run,
             round=round,
@@ -348,7 +348,16 @@ class Door:
             participants=participants,
             reads=reads,
             note="" if plan.dp_sgd is None else "DP-SGD inside local training",
+            grid=None if reads or not _exact(plan, plan.unproven, self.layout) else self._exponents(plan),
+            mechanism=type(plan.mechanism).__name__.lower() if noised else "none",
+            extras=tuple(self.extras) if extras else (),
         )
+
+    def _exponents(self, plan: Plan) -> tuple[int, ...]:
+        """The exponent of the grid of what leaves, for each layer and each extra."""
+        exponents = [k for _, k in self.parts.grid(plan)]
+        layers = len(exponents) - len(plan.extras)
+        return (*(exponents[:layers] if layers > 1 else exponents[:1] * len(self.layout)), *exponents[layers:])
 
 
 @dataclass(frozen=True)

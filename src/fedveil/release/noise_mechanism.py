@@ -48,11 +48,7 @@ class NoiseMechanism(Protocol):
 
     @property
     def stateful(self) -> bool:
-        """Whether it has a secret state, so that each round is released once."""
-        ...
-
-    def repeats(self, round: int, memory: NoiseMemory | None) -> bool:
-        """Whether what leaves in this round is what left before a crash, to the bit."""
+        """Whether it has a secret state, so that a round which is done again must hand over the same bits."""
         ...
 
     def price(self, mu: float, rate: float | None, round: int) -> Event:
@@ -88,10 +84,6 @@ class Independent:
     bits: int = 24
     shift: int = 0
     stateful: ClassVar[bool] = False
-
-    def repeats(self, round: int, memory: NoiseMemory | None) -> bool:
-        """Never: the noise is fresh."""
-        return False
 
     def price(self, mu: float, rate: float | None, round: int) -> Event:
         """Gaussian, amplified where Poisson sampling is secret."""

@@ -23,7 +23,7 @@ from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation
 from fedveil.federation.round import Context
 from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
-from fedveil.ledger.budgeted_ledger import Till
+from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.methods.base import ROUNDING, Method, Setting, check_declared, releases_to
 from fedveil.models import model_registry as models
 from fedveil.models.mixing import mixing_layer
@@ -110,7 +110,7 @@ def federation(
         model.layout,
         setting.scope,
         run,
-        Till(ledger, budgets(method, setting), config.run.seeded_noise),
+        BudgetedLedger(ledger, budgets(method, setting), config.run.seeded_noise),
         randomness,
         rate=setting.rate if setting.amplified else None,
         max_norm=config.training.max_update_norm,

@@ -14,6 +14,7 @@ from fedveil.errors import ConfigError, LedgerError
 from fedveil.federation.checkpoint import ledger_position
 from fedveil.ledger.ledger import AGGREGATE, Ledger
 from fedveil.ledger.ledger_head import head_path
+from fedveil.ledger.ledger_store import SCHEMA, schema_of
 
 if TYPE_CHECKING:
     from fedveil.federation.progress import Progress
@@ -27,13 +28,25 @@ def begun(path: Path) -> bool:
 
 
 def resumable(path: Path) -> Config:
-    """The configuration of the interrupted run in `path`; raises ConfigError if there is none, or if it is complete."""
+    """The configuration of the interrupted run in `path`; raises ConfigError if there is none, if it is complete, or too old."""
+    refuse_earlier(path)
     begun = (path / "ledger.sqlite").exists() or head_path(path / "ledger.sqlite").exists()
     if not (path / "config.toml").is_file() or not begun:
         raise ConfigError(f"{path} holds no run that was begun: nothing to resume; start it with `fedveil run` and another --out")
     if (path / "summary.json").exists():
         raise ConfigError(f"the run in {path} has ended (see summary.json): nothing to resume")
     return load_config(path / "config.toml")
+
+
+def refuse_earlier(path: Path) -> None:
+    """Raise ConfigError for a run directory of an earlier version: nothing that is made today continues what it released."""
+    ledger = path / "ledger.sqlite"
+    if ledger.is_file() and 0 < schema_of(ledger) < SCHEMA:
+        raise ConfigError(
+            f"the run in {path} was made by an earlier version, whose noise was floating-point, so that its proven numbers do "
+            f"not hold for the bits that left: it can be shown (fedveil ledger, report, certify, plot), but neither continued "
+            f"nor audited as what it was; start anew in another directory"
+        )
 
 
 def same_run(saved: Config, now: Config, path: Path) -> None:

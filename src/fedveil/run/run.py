@@ -17,7 +17,7 @@ from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.fit import fit
 from fedveil.federation.history import Record, declared
 from fedveil.federation.progress import Federation, Progress, start
-from fedveil.ledger.budgeted_ledger import Till
+from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import Prepared, federation, new_run_id, prepare
 from fedveil.run.history_files import append_history, write_history
@@ -139,7 +139,7 @@ def _train(
         stop.add_note(f"interrupted; {saved.rounds} rounds are saved: fedveil run --resume {path} goes on from there")
         raise
     finally:
-        if isinstance(job.context.door.ledger, Till):
+        if isinstance(job.context.door.ledger, BudgetedLedger):
             job.context.door.ledger.close()
     model = job.context.model.to("cpu")
     model.load(progress.model)

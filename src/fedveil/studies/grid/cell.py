@@ -11,7 +11,7 @@ from typing import Any, Literal
 from fedveil.configuration.config import Config, load_config
 from fedveil.errors import ConfigError
 from fedveil.run.recorded_run import read_run
-from fedveil.run.resume import begun, same_run
+from fedveil.run.resume import begun, refuse_earlier, same_run
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_json import from_dict
 
@@ -87,6 +87,7 @@ def state_of(cell: Cell, out: str | Path) -> CellState:
     state = CellState(cell, path, "waiting", total=cell.config.training.rounds)
     if not begun(path):
         return state
+    refuse_earlier(path)
     same_run(load_config(path / "config.toml"), cell.config, path)
     if not (path / "history.csv").exists():
         return _finished(state) if (path / "summary.json").exists() else state

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
-from fedveil.errors import LedgerError
+from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Entry, Ledger
 from fedveil.release.banded import Banded
@@ -83,81 +82,12 @@ def test_floats_have_no_grid(plan: Plan | Raw, mechanism: str, tmp_path: Path) -
     assert upload.integers is None
 
 
-BANDED = Plan(clip=1.0, noise_std=2.0, place="sum", mechanism=Banded((1.0, 0.5), math.hypot(1, 0.5), Participation(1, 9)))
-
-
-def summed(folder: Path, round: int, update: torch.Tensor = UPDATE) -> Upload:
-    """One sum of one client by a process that was just started."""
-    made = door(folder, View.AGGREGATE, memory=NoiseMemory(folder / "noise-state.safetensors"))
-    upload = made.release_sum([made.seal(update, BANDED, 0, round)], BANDED, round, 1)
-    assert upload.integers is not None
-    return upload
-
-
 def test_the_row_of_a_banded_release_has_the_digest_of_what_left(tmp_path: Path) -> None:
-    uploads = [summed(tmp_path, t) for t in range(3)]
-    entries = rows(tmp_path)
-    assert [entry.mechanism for entry in entries] == ["banded"] * 3
-    assert [entry.event for entry in entries] == [Gaussian(0.5 * math.hypot(1, 0.5)), Gaussian(0.0), Gaussian(0.0)]
-    assert all(entry.grid == (1 - 30, 1 - 30) for entry in entries)
-    for entry, upload in zip(entries, uploads, strict=True):
+    mechanism = Banded((1.0, 0.5), math.hypot(1, 0.5), Participation(1, 9))
+    plan = Plan(clip=1.0, noise_std=2.0, place="sum", mechanism=mechanism)
+    made = door(tmp_path, View.AGGREGATE, memory=NoiseMemory())
+    uploads = [made.release_sum([made.seal(UPDATE, plan, 0, t)], plan, t, 1) for t in range(3)]
+    for entry, upload in zip(rows(tmp_path), uploads, strict=True):
         assert upload.integers is not None
+        assert (entry.mechanism, entry.grid) == ("banded", (1 - 30, 1 - 30))
         assert entry.note == f"released sha256 {hashlib.sha256(upload.integers.numpy().tobytes()).hexdigest()}"
-
-
-def test_the_state_is_for_its_owner_alone(tmp_path: Path) -> None:
-    for t in range(2):
-        summed(tmp_path, t)
-        assert (tmp_path / "noise-state.safetensors").stat().st_mode & 0o777 == 0o600
-
-
-def test_a_round_that_is_done_again_hands_over_the_same_bits_and_costs_nothing(tmp_path: Path) -> None:
-    """Also where what would be summed has changed: it left already."""
-    first = summed(tmp_path, 0)
-    for update in (UPDATE, 2 * UPDATE):
-        again = summed(tmp_path, 0, update)
-        assert torch.equal(first.integers, again.integers)  # type: ignore[arg-type]
-    assert len(rows(tmp_path)) == 1
-    summed(tmp_path, 1)
-    assert len(rows(tmp_path)) == 2
-
-
-def test_a_crash_between_state_and_ledger_charges_when_it_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    summed(tmp_path, 0)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(BudgetedLedger, "charge_once", _crash)
-        summed(tmp_path, 1)
-    assert len(rows(tmp_path)) == 1
-    state = (tmp_path / "noise-state.safetensors").read_bytes()
-    summed(tmp_path, 1)
-    assert len(rows(tmp_path)) == 2
-    assert (tmp_path / "noise-state.safetensors").read_bytes() == state
-
-
-def _crash(*_: object) -> int:
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_lost_or_older_state_ends_the_run_however_often_it_is_tried(at: int, tmp_path: Path) -> None:
-    """The redone round would leave with other noise; the first refusal must not make the second try pass."""
-    state, older = tmp_path / "noise-state.safetensors", b""
-    for t in range(at + 1):
-        older = state.read_bytes() if state.exists() else b""
-        summed(tmp_path, t)
-    if older:
-        state.write_bytes(older)
-    else:
-        state.unlink()
-    for _ in range(3):
-        with pytest.raises(LedgerError, match=f"round {at} was released before"):
-            summed(tmp_path, at)
-    assert len(rows(tmp_path)) == at + 1
-
-
-def test_a_state_that_is_lost_later_ends_the_run(tmp_path: Path) -> None:
-    summed(tmp_path, 0)
-    (tmp_path / "noise-state.safetensors").unlink()
-    with pytest.raises(LedgerError, match="of round -1: round 1 cannot be released"):
-        summed(tmp_path, 1)
-    assert len(rows(tmp_path)) == 1

@@ -100,9 +100,9 @@ class RecordedLedger:
         self.diary.note("public", ROWS, entry.round, entry.client, entry)
         return number
 
-    def charge_once(self, entry: Entry) -> int:
+    def charge_once(self, entry: Entry, *, digest: str) -> int:
         """As the run's."""
-        number = self.own.charge_once(entry)
+        number = self.own.charge_once(entry, digest=digest)
         self.diary.note("public", ROWS, entry.round, entry.client, entry)
         return number
 
@@ -120,7 +120,7 @@ class RowsInMemory:
             return self.charge_many([entry])[0]
         return self.budgets.charge(cast("Ledger", self), [entry])[0]
 
-    def charge_once(self, entry: Entry) -> int:
+    def charge_once(self, entry: Entry, *, digest: str) -> int:
         """As `charge`: no round of a replay is done again."""
         return self.charge(entry)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,16 @@ class BudgetedLedger:
         held = self._held_row(entry) if self.reproducible else None
         return held[0] if held is not None and held[1] == entry else self._charge(entry)
 
-    def charge_once(self, entry: Entry) -> int:
-        """As `charge`, for what may leave once in its round: the note tells the bits, and the same bits again cost nothing.
+    def charge_once(self, entry: Entry, *, digest: str) -> int:
+        """As `charge`, for what may leave once in its round: SHA-256 tells which bits, and the same bits again cost nothing.
+
+        Args:
+            digest: of the integers; it goes into the note.
 
         Raises:
             LedgerError: as `charge`; or other bits left in that round.
         """
+        entry = replace(entry, note=f"released sha256 {digest}")
         held = self._held_row(entry)
         if held is None:
             return self._charge(entry)

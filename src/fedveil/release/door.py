@@ -49,8 +49,8 @@ class Charger(Protocol):
         """Write and sync one release if the budget allows it; returns its number, raises BudgetExhausted otherwise."""
         ...
 
-    def charge_once(self, entry: Entry) -> int:
-        """As `charge`, for what may leave once in its round: the note tells the bits, and the same bits again cost nothing."""
+    def charge_once(self, entry: Entry, *, digest: str) -> int:
+        """As `charge`, for what may leave once in its round: SHA-256 tells which bits, and the same bits again cost nothing."""
         ...
 
 
@@ -222,7 +222,7 @@ class Door:
         entry = self._entry(executed, event, AGGREGATE, round, n, reads)
         if exact and executed.mechanism.stateful:
             digest = hashlib.sha256(total.numpy().tobytes()).hexdigest()
-            self.ledger.charge_once(replace(entry, note=f"released sha256 {digest}"))
+            self.ledger.charge_once(entry, digest=digest)
         else:
             self.ledger.charge(entry)
         stds = torch.tensor(per_layer(executed.noise_std, self.layout)) / denominator

@@ -14,14 +14,22 @@ from fedveil.audit.float_pattern import PatternAudit, audit_float_pattern, coars
 from fedveil.audit.integer_bits import audit_integer_bits
 from fedveil.audit.intervals import epsilon_ceiling
 from fedveil.errors import ConfigError
+from fedveil.models.model_registry import build
+from fedveil.release.dpsgd import PerExampleGradient, clipped_sum
 from fedveil.release.grid import Group, exponent_for, from_grid, to_grid
+from fedveil.release.noise import Randomness
+from fedveil.release.plan import DpSgd
 from fedveil.release.sampler import rounded_normal
+from fedveil.training.local import Local, LocalSpec
+from fedveil.training.params import FlatModel
 
 D = 61_706  # LeNet-5
 UPLOADS = 10
 CLIENTS = 100
 # (noise multiplier, clip); the last three have a std that is a power of two
 SETTINGS = [(1.0, 0.7), (1.0001, 1.0), (1.86, 1.0), (15.0, 1.0), (100.0, 1.0), (1.0, 1.0), (15.0, 16 / 15), (100.0, 1.28)]
+
+LENET5 = FlatModel(build("lenet5", (1, 28, 28), 10, 0))
 
 Vector = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -161,3 +169,56 @@ def test_refused_arguments() -> None:
         audit_integer_bits(y, y, y[0], bits=0)
     with pytest.raises(ConfigError, match="halves"):
         audit_integer_bits(y[:1], y, y[0])
+
+
+# --- a step of DP-SGD ----------------------------------------------------------------------------------------------------
+
+
+def step_worlds(clip: float, others: int) -> tuple[list[torch.Tensor], Worlds]:
+    """The batches without and with one example, and the sums of their clipped gradients; gradients are the examples' own."""
+    rng = np.random.default_rng(0)
+    examples = torch.from_numpy(np.stack([10 * clipped_vector(rng, clip) for _ in range(others + 1)]))
+    batches = [examples[:others], examples]
+    sums = [clipped_sum([batch], clip).to(torch.float32).numpy() for batch in batches]
+    return batches, (sums[0], sums[1])
+
+
+def step_in_float32(rng: np.random.Generator, vector: Vector, std: float, expected: float) -> Vector:
+    """The step that fedveil had once: sum, noise and division in float32."""
+    return noised_in_float32(rng, vector, std) / np.float32(expected)
+
+
+def step_released(batch: torch.Tensor, z: float, clip: float, expected: float) -> Vector:
+    """One step of the real source, with secret noise."""
+    model = LENET5
+    plan = DpSgd(clip, z, 1.0, 1, expected, 1000)
+    source = PerExampleGradient(plan, Randomness(0), (0, 0), lambda _, x, y: ([x], x.new_zeros(len(x))))
+    local = Local(model, model.vector.clone(), LocalSpec(), source, torch.Generator())
+    for x, y in source.batches(local, batch, torch.zeros(len(batch), dtype=torch.int64)):
+        source(local, x, y)
+    return model.grad.numpy().copy()
+
+
+@pytest.mark.parametrize(("others", "expected"), [(0, 1.0), (9, 21.3)])
+@pytest.mark.parametrize(("z", "clip"), SETTINGS)
+@pytest.mark.heavy
+def test_loud_on_a_step_in_float32(z: float, clip: float, expected: float, others: int) -> None:
+    _, known = step_worlds(clip, others)
+    rng = np.random.default_rng(1)
+    absent, present = ([step_in_float32(rng, v, z * clip, expected) for _ in range(UPLOADS)] for v in known)
+    found = audit_float_pattern(absent, present, z * clip, known, divisor=expected)
+    assert found.absent.max() < 0 <= found.present.min()
+    assert found.epsilon == pytest.approx(epsilon_ceiling(UPLOADS))
+
+
+@pytest.mark.parametrize(("others", "expected"), [(0, 1.0), (9, 21.3)])
+@pytest.mark.parametrize(("z", "clip"), SETTINGS)
+@pytest.mark.heavy
+def test_silent_on_a_step_on_the_grid(z: float, clip: float, expected: float, others: int) -> None:
+    batches, known = step_worlds(clip, others)
+    absent, present = ([step_released(batch, z, clip, expected) for _ in range(UPLOADS)] for batch in batches)
+    found = audit_float_pattern(absent, present, z * clip, known, divisor=expected)
+    assert found.p_value > 1e-4
+    assert found.epsilon == 0
+    zeros = judge(*(np.array([coarse_bits(y) for y in world]) for world in (absent, present)))
+    assert zeros.p_value > 1e-4  # as many in both worlds

@@ -37,25 +37,26 @@ class PatternAudit:
     epsilon: float
 
 
-def impossible(released: Vector, std: float, known: Vector | None = None) -> int:
-    """How many coordinates of `released` [n] no float32 noise can give that was added to `known`.
+def impossible(released: Vector, std: float, known: Vector | None = None, divisor: float = 1.0) -> int:
+    """How many coordinates of `released` [n] no float32 noise can give that was added to `known` and divided by a public number.
 
-    Counts y for which float32(known + float32(float32(z) * float32(std))) = y has no float32 solution z. The only candidates are
-    (y - known) / std and its neighbours.
+    Counts y for which float32(float32(known + float32(float32(z) * float32(std))) / float32(divisor)) = y has no float32
+    solution z. The only candidates are (y divisor - known) / std and its neighbours.
 
     Args:
         released: [n], as it left. std: of the noise, > 0.
         known: [n], what the noise was added to if the hypothesis is true; zeros by default.
+        divisor: such as the batch size in a step of DP-SGD.
     """
     y = released.astype(np.float32)
     base = np.zeros_like(y) if known is None else known.astype(np.float32)
-    scale = np.float32(std)
-    middle = ((y.astype(np.float64) - base.astype(np.float64)) / float(scale)).astype(np.float32)
+    scale, parts = np.float32(std), np.float32(divisor)
+    middle = ((y.astype(np.float64) * float(parts) - base.astype(np.float64)) / float(scale)).astype(np.float32)
     found = np.zeros(y.shape, dtype=np.bool_)
     for direction in (-np.inf, np.inf):
         candidate = middle
         for _ in range(_NEIGHBOURS + 1):
-            found |= base + candidate * scale == y
+            found |= (base + candidate * scale) / parts == y
             candidate = np.nextafter(candidate, np.float32(direction))
     return int(np.count_nonzero(~found))
 
@@ -82,6 +83,7 @@ def audit_float_pattern(
     known: tuple[Vector, Vector],
     alpha: float = 0.05,
     delta: float = 0.0,
+    divisor: float = 1.0,
 ) -> PatternAudit:
     """The float attack on releases of two worlds; its score is the difference of the two hypotheses' impossible coordinates.
 
@@ -89,9 +91,10 @@ def audit_float_pattern(
         absent, present: releases [n] of the world without and with the contribution. std: of the noise.
         known: what the noise was added to in each of the two worlds, [n] each.
         alpha: chance of a wrong bound. delta: at which the bound on epsilon holds.
+        divisor: of the noisy sum, public.
     """
     scores = [
-        np.array([impossible(y, std, known[0]) - impossible(y, std, known[1]) for y in world], dtype=np.float64)
+        np.array([impossible(y, std, known[0], divisor) - impossible(y, std, known[1], divisor) for y in world], dtype=np.float64)
         for world in (absent, present)
     ]
     return judge(scores[0], scores[1], alpha, delta)

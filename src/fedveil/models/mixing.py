@@ -15,19 +15,20 @@ if TYPE_CHECKING:
 def mixing_layer(module: nn.Module, x: Tensor) -> str:
     """The first layer whose output for one example depends on the other examples of the batch, or an empty string.
 
-    The network runs in training mode on two batches that share their first example. Its own parameters, statistics and random
+    The network runs in training mode on three batches that share their first example. Its own parameters, statistics and random
     numbers stay as they are.
 
     Args:
         x: at least two examples [n, ...]; public, such as those of a test set.
     """
     examples = x[torch.arange(4, device=x.device) % len(x)]
-    others = examples.clone()
-    others[1:] = 3 * examples[1:].flip(0) + 1
-    for (name, one), (_, other) in zip(_outputs(module, examples), _outputs(module, others), strict=False):
-        scale = 1e-4 * float(one.abs().max()) + 1e-6
-        if one.shape != other.shape or not bool(((one - other).abs() <= scale).all()):
-            return name
+    outputs = _outputs(module, examples)
+    for far in (4, -4):
+        others = torch.cat([examples[:1], far * (1 + examples[1:].abs())])
+        for (name, one), (_, other) in zip(outputs, _outputs(module, others), strict=False):
+            scale = 1e-4 * float(one.abs().max()) + 1e-6
+            if one.shape != other.shape or not bool(((one - other).abs() <= scale).all()):
+                return name
     return ""
 
 

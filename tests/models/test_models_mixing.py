@@ -1,0 +1,113 @@
+"""Layers that mix the examples of a batch are found, whatever they are, and refused where DP-SGD would rest on their absence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from federation_runs import charged, config, job, prepared
+from fedveil.configuration.config import configure
+from fedveil.errors import ConfigError
+from fedveil.federation.progress import start
+from fedveil.models.mixing import mixing_layer
+from fedveil.models.model_registry import MODELS, build
+from fedveil.run import assembly
+from fedveil.training.params import FlatModel
+
+
+class MinusMean(nn.Module):
+    """Mixes in its own code, not in a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        return x - x.mean(0)
+
+
+class Rank(nn.Module):
+    """Depends on the others through their order alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + (x.sum(1).argsort().argsort()[:, None] == 0)
+
+
+def around(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), *layers, nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("module", "named"),
+    [
+        (around(nn.BatchNorm1d(4)), "1 (BatchNorm1d)"),
+        (around(nn.BatchNorm1d(4, affine=False)), "1 (BatchNorm1d)"),
+        (around(nn.ReLU(), nn.BatchNorm1d(4, affine=False, track_running_stats=False)), "2 (BatchNorm1d)"),
+        (around(nn.Softmax(0)), "1 (Softmax)"),
+        (around(nn.Sequential(nn.Tanh(), nn.BatchNorm1d(4, affine=False))), "1.1 (BatchNorm1d)"),
+        (around(Rank()), "1 (Rank)"),
+        (MinusMean(), "the network (MinusMean)"),
+        (around(), ""),
+        (around(nn.LayerNorm(4), nn.Dropout(0.5), nn.GroupNorm(2, 4)), ""),
+        (around(nn.Softmax(1)), ""),
+    ],
+)
+def test_the_first_layer_that_mixes(module: nn.Module, named: str) -> None:
+    torch.manual_seed(3)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    state = torch.get_rng_state()
+    for n in (2, 3, 50):
+        x = torch.randn(n, 3, generator=torch.Generator().manual_seed(n))
+        assert mixing_layer(module, x) == named
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    assert not any(layer._forward_hooks for layer in module.modules())
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"cnn-lstm"}))
+@pytest.mark.heavy
+def test_no_network_of_ours_mixes_examples(name: str) -> None:
+    x = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    assert mixing_layer(build(name, (1, 28, 28), 10, 0), x) == ""
+
+
+def test_a_recurrent_network_does_not_mix_examples() -> None:
+    x = torch.randn(3, 9, 128, generator=torch.Generator().manual_seed(0))
+    assert mixing_layer(build("cnn-lstm", (9, 128), 6, 0), x) == ""
+
+
+DP_SGD: dict[str, Any] = {
+    "training": {"local": "dp-sgd", "batch_clip": None},
+    "privacy": {"unit": "record", "noise_multiplier": 1.0, "delta": 1e-4, "view": "server"},
+}
+
+
+def test_such_a_network_is_refused_before_anything_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batch normalisation without parameters escapes the gradients by hand: the clip of one example would move all others."""
+
+    def with_batch_norm(*_: Any) -> FlatModel:
+        return FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8, affine=False), nn.Linear(8, 10)))
+
+    given = config({"name": "fedavg"}, "server", **DP_SGD)
+    assert prepared(given).test[0].shape[1:] == (1, 8, 8)
+    with monkeypatch.context() as patch:
+        patch.setattr(assembly, "build_model", with_batch_norm)
+        with pytest.raises(ConfigError, match=r"the layer 2 \(BatchNorm1d\) mixes the examples of a batch"):
+            job(given, tmp_path / "refused")
+        assert charged(tmp_path / "refused") == []
+        plain = job(config({"name": "fedavg"}), tmp_path / "plain")  # nothing rests on it there
+        assert start(plain).round == 0
+    job(given, tmp_path / "accepted")
+
+
+def test_resnets_with_batch_normalisation_are_refused_by_name(tmp_path: Path) -> None:
+    given = config({"name": "fedavg"}, "server", **DP_SGD)
+    resnet = configure(model={"name": "resnet18", "norm": "batch"}).model
+    given = given.model_copy(update={"model": resnet})
+    with pytest.raises(ConfigError, match=r"BatchNorm2d\) mixes the examples of a batch"):
+        job(given, tmp_path)

@@ -278,3 +278,16 @@ def test_methods_whose_claims_have_the_same_scope_are_all_named(found: Compariso
     statement = replace(given.statement, views=(replace(server, claimed=claim), *others))
     said = promise_sentences([replace(given, method=m, statement=statement) for m in ("first", "second:clip=1")], "proven")
     assert "Claimed by the papers: first, second: client level" in said[1]
+
+
+def test_a_comparison_says_what_a_seen_number_of_participants_costs(found: Comparison) -> None:
+    given = row(found, "dp-fedavg", 8.0)
+    assert given.statement is not None
+    proven = given.statement.proven.epsilon
+    assert not any("how many" in line for line in promise_sentences([given], "proven"))
+    server, own, last = given.statement.views
+    seen = replace(given, statement=replace(given.statement, views=(server, replace(own, seen_count=20.08), last)))
+    said = promise_sentences([seen, seen], "proven")
+    assert said[1] == (
+        f"Proven against those who do not see how many clients take part in a round; else {proven:.4g} becomes 20.08."
+    )

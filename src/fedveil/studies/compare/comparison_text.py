@@ -108,6 +108,9 @@ def promise_sentences(rows: Sequence[Row], by: str) -> list[str]:
     """What the epsilons of the table mean, and where they do not mean the same."""
     own = list(dict.fromkeys(f"{r.statement.scope}, delta = {r.statement.delta:g}" for r in rows if r.statement))
     said = [f"Proven: {'; '.join(own)}."] if own else []
+    seen = dict.fromkeys(f"{proven(r)} becomes {epsilon(e)}" for r in rows if r.statement and (e := r.statement.own.seen_count))
+    if seen:
+        said.append(f"Proven against those who do not see how many clients take part in a round; else {', '.join(seen)}.")
     claims: dict[str, dict[str, None]] = {}
     for r in rows:
         if claim := r.statement and r.statement.claimed:

@@ -1,4 +1,4 @@
-"""The ready configurations of papers 000, 002 and 004: each is read, calibrated and certified without data."""
+"""The presets of LaDP-FL, Noisy-FedAvg, Noisy-FedProx and ALDP-FL: each is read, calibrated and certified without data."""
 
 from __future__ import annotations
 

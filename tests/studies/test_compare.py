@@ -194,7 +194,7 @@ def test_the_final_table(found: Comparison) -> None:
     text = console.export_text()
     best = row(found, "dp-fedavg", 8.0)
     assert f"{100 * best.mean:.1f} ± {100 * best.sd:.1f} %" in text
-    assert "noisy-fedavg: paper 002" in text
+    assert "noisy-fedavg: Noisy-FedAvg and Noisy-FedProx take K steps" in text
     assert max(map(len, text.splitlines())) <= 100
 
 

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-ConfigPath = Annotated[Path, typer.Argument(help="Configuration in TOML.")]
-OptionalConfig = Annotated[Path | None, typer.Argument(help="Configuration in TOML; or give --preset.")]
-Preset = Annotated[str | None, typer.Option(help="A ready configuration; `fedveil methods METHOD` lists them.")]
+ConfigPath = Annotated[Path, typer.Argument(help="Configuration file (TOML).")]
+OptionalConfig = Annotated[Path | None, typer.Argument(help="Configuration file (TOML); leave out with --preset.")]
+Preset = Annotated[str | None, typer.Option(help="Ready configuration to use; `fedveil methods METHOD` lists them.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override section.key=value; may be repeated.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Seed = Annotated[int | None, typer.Option(help="Short for --set run.seed=N.")]
+Seed = Annotated[int | None, typer.Option(help="Shorthand for --set run.seed=N.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
-NewDirectory = Annotated[Path | None, typer.Option(help="Directory to write; must be new or empty.")]
+NewDirectory = Annotated[Path | None, typer.Option(help="Directory to write to; must be new or empty.")]
 
 
 def with_seed(overrides: list[str] | None, seed: int | None) -> list[str]:

@@ -21,7 +21,7 @@ def certify(
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
 ) -> None:
-    """The privacy statement of a configuration, without training; or that of a run directory, with its audits."""
+    """Print the privacy statement of a configuration, without training, or of a run directory, with its audits."""
     from fedveil.configuration.config import load_config
     from fedveil.configuration.presets import chosen
     from fedveil.statement.certify import certify_config, saved
@@ -44,16 +44,16 @@ def certify(
 
 @commands.command()
 def audit(
-    target: Annotated[Path, typer.Argument(help="Configuration in TOML, or run directory.")],
+    target: Annotated[Path, typer.Argument(help="Configuration file (TOML) or run directory.")],
     overrides: Overrides = None,
-    n: Annotated[int, typer.Option("--n", help="Tested releases or runs in each of the two worlds.")] = 1000,
-    confidence: Annotated[float, typer.Option(help="Confidence of each bound.")] = 0.95,
+    n: Annotated[int, typer.Option("--n", help="Number of releases or runs tested in each of the two worlds.")] = 1000,
+    confidence: Annotated[float, typer.Option(help="Confidence level of each bound.")] = 0.95,
     canaries: Annotated[
-        int, typer.Option(help="Also train once on the data, with so many clients as canaries: an estimate, no bound.")
+        int, typer.Option(help="Also train once on the data with this many clients as canaries; gives an estimate, not a bound.")
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Attack the mechanism of a configuration or run: lower bounds on epsilon, beside the claim and the proof."""
+    """Attack the mechanism of a configuration or run: lower bounds on epsilon, next to the claimed and proven values."""
     from fedveil.cli.audit_terminal import audit_with_progress
     from fedveil.statement.statement_json import to_dict
 
@@ -74,11 +74,13 @@ def replay(
     config: OptionalConfig = None,
     preset: Preset = None,
     overrides: Overrides = None,
-    rounds: Annotated[int, typer.Option(help="Rounds played of each run, at most.")] = 3,
-    engine: Annotated[Literal["inline", "pool"], typer.Option(help="pool cannot see the order of releases.")] = "inline",
+    rounds: Annotated[int, typer.Option(help="Maximum number of rounds of each run.")] = 3,
+    engine: Annotated[
+        Literal["inline", "pool"], typer.Option(help="With pool, the order of releases is not checked.")
+    ] = "inline",
     as_json: AsJson = False,
 ) -> None:
-    """Run on the data, then on neighbouring data with the same released numbers: all else that is public must be the same."""
+    """Run on the data, then replay the releases on neighbouring data: everything else that is public must be identical."""
     from fedveil.cli.replay_terminal import render, replay_with_progress
     from fedveil.configuration.config import load_config
     from fedveil.configuration.presets import chosen
@@ -96,23 +98,32 @@ def replay(
 
 @commands.command()
 def attack(
-    target: Annotated[Path, typer.Argument(help="Configuration in TOML, or run directory.")],
-    kind: Annotated[str, typer.Option(help="Which attack; an unknown name is answered with the list of them.")],
-    images: Annotated[int | None, typer.Option(help="Examples attacked.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Examples behind each attacked upload.")] = None,
-    restarts: Annotated[int | None, typer.Option(help="Starts; the one of least matching loss counts.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of each start.")] = None,
-    seed: Annotated[int, typer.Option(help="Of everything random in the attack, the door's noise included.")] = 0,
-    round: Annotated[int | None, typer.Option("--round", help="Round attacked, from 0; earlier ones are trained first.")] = None,
+    target: Annotated[Path, typer.Argument(help="Configuration file (TOML) or run directory.")],
+    kind: Annotated[str, typer.Option(help="Kind of attack; an unknown name prints the list.")],
+    images: Annotated[int | None, typer.Option(help="Number of examples to attack.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Number of examples in each attacked upload.")] = None,
+    restarts: Annotated[
+        int | None, typer.Option(help="Number of random starts; the one with the lowest matching loss is kept.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimiser steps of each start.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the attack, including the noise of the attacked release.")] = 0,
+    round: Annotated[
+        int | None, typer.Option("--round", help="Round to attack, counted from 0; the rounds before it are trained first.")
+    ] = None,
     knows: Annotated[
-        str | None, typer.Option(help="With commas: mask,noise,clip,aux (default), labels, others; or none.")
+        str | None,
+        typer.Option(
+            help="What the attacker knows, separated by commas: mask,noise,clip,aux (default), labels, others; or none."
+        ),
     ] = None,
     defence: Annotated[str, typer.Option(help="run: the configured method; none: raw updates, for comparison.")] = "run",
-    out: Annotated[Path | None, typer.Option(help="Folder for attack-KIND.json and .png; by default the run directory.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for attack-KIND.json and .png; by default the run directory.")
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Attack what a configuration or run lets out: reconstructions, labels, clients, attributes, with floors beside."""
+    """Attack what a configuration or run releases (reconstruction, labels, clients, attributes), next to a floor."""
     from fedveil.adversary.attack_options import PUBLIC, AttackOptions, known_as
     from fedveil.cli.attack_terminal import attack_with_progress, render
     from fedveil.run.run_directory import plain
@@ -131,7 +142,7 @@ def attack(
 
 @commands.command()
 def ledger(run: Annotated[Path, typer.Argument(help="Run directory or ledger file.")], as_json: AsJson = False) -> None:
-    """What a run released, client by client."""
+    """Show what a run released and what it cost, client by client."""
     from fedveil.cli.ledger_terminal import render_ledger, totals
 
     path = run / "ledger.sqlite" if run.is_dir() else run
@@ -144,14 +155,14 @@ def ledger(run: Annotated[Path, typer.Argument(help="Run directory or ledger fil
 
 
 @commands.command()
-def explore(out: Annotated[Path, typer.Option(help="Page to write.")] = Path("privacy-explorer.html")) -> None:
-    """Write the privacy explorer: one self-contained page with sliders and the claimed and proven curves."""
+def explore(out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("privacy-explorer.html")) -> None:
+    """Write the privacy explorer: a self-contained page with sliders and curves of claimed and proven epsilon."""
     from fedveil.pages.explorer import write_explorer
 
     typer.echo(f"privacy explorer: {write_explorer(out)} (open it in a browser; it needs no network)")
 
 
 def _stale_report(run: Path) -> None:
-    """Say that a run's page does not show yet what was just found."""
+    """Say that the page of a run does not yet show the new result."""
     if (run / "report.html").is_file():
         typer.echo(f"{run / 'report.html'} does not show this yet: `fedveil report {run}` writes the page anew")

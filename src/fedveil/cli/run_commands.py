@@ -1,4 +1,4 @@
-"""Commands that train: run, demo, twin; and new, which writes a project to begin with."""
+"""Commands that train: run, demo, twin; and new, which creates a starter project."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def run(
     out: NewDirectory = None,
     seed: Seed = None,
     quiet: Quiet = False,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the interrupted run in this directory.")] = None,
-    track: Annotated[list[str] | None, typer.Option(help="tensorboard or mlflow; may be repeated.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the interrupted run in this directory.")] = None,
+    track: Annotated[list[str] | None, typer.Option(help="Tracker to use: tensorboard or mlflow; may be repeated.")] = None,
 ) -> None:
-    """Train as configured and leave a run directory."""
+    """Train as configured and write a run directory."""
     from fedveil.configuration.config import load_config
     from fedveil.configuration.presets import chosen
 
@@ -44,10 +44,10 @@ def run(
 
 @commands.command()
 def new(
-    name: Annotated[str, typer.Argument(help="Name of the project; it becomes part of Python module names.")],
-    folder: Annotated[Path, typer.Option("--dir", help="Where to make it.")] = Path("."),
+    name: Annotated[str, typer.Argument(help="Name of the project; also used in the names of its Python modules.")],
+    folder: Annotated[Path, typer.Option("--dir", help="Directory in which to create it.")] = Path("."),
 ) -> None:
-    """Write a starter project: configuration, a method and a data set of your own, and a test that runs them."""
+    """Create a starter project: a configuration, your own method and data set, and a test that runs them."""
     from fedveil.run.new_project import new_project
 
     project = new_project(name, folder)
@@ -56,7 +56,7 @@ def new(
 
 @commands.command()
 def demo(out: NewDirectory = None) -> None:
-    """A first run on an embedded data set: train digits privately, see accuracy and the privacy statement."""
+    """First run: train privately on the embedded digits, and show accuracy and the privacy statement."""
     from fedveil.run.demo import demo_config
 
     _train(demo_config(), out, quiet=False)
@@ -67,15 +67,17 @@ def twin(
     config: OptionalConfig = None,
     preset: Preset = None,
     overrides: Overrides = None,
-    client: Annotated[int, typer.Option(help="Whose data differ between the two runs.")] = 0,
+    client: Annotated[int, typer.Option(help="Client whose data differ between the two runs.")] = 0,
     change: Annotated[
         Literal["labels", "record", "absent"],
-        typer.Option(help="labels: each becomes the next class; record: one other example; absent: no data."),
+        typer.Option(
+            help="labels: every label becomes the next class; record: one example is replaced; absent: the client has no data."
+        ),
     ] = "labels",
     out: NewDirectory = None,
     quiet: Quiet = False,
 ) -> None:
-    """Global sensitivity over the rounds: two runs with the same noise, on data that differ in one client."""
+    """Measure global sensitivity over the rounds: two runs with the same noise, on data that differ in one client."""
     from fedveil.cli.run_terminal import twin_with_progress
     from fedveil.configuration.config import load_config
     from fedveil.configuration.presets import chosen

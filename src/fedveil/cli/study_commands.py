@@ -14,19 +14,27 @@ commands = typer.Typer()
 
 @commands.command("compare")
 def compare_methods(
-    methods: Annotated[str, typer.Option(help="With commas; options as name:key=value:key=value.")],
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas, with options as name:key=value:key=value.")],
     config: OptionalConfig = None,
     preset: Preset = None,
-    epsilon: Annotated[str, typer.Option(help="Guarantees to compare at, with commas; inf is a run without noise.")] = "2,4,8",
-    seeds: Annotated[int, typer.Option(help="So many runs of each, from run.seed on.")] = 3,
-    partition: Annotated[str, typer.Option(help="With commas, each kind:key=value; the configured one by default.")] = "",
-    by: Annotated[str, typer.Option(help="Equal guarantee: proven, or claimed by the papers (published variants).")] = "proven",
-    metric: Annotated[str, typer.Option(help="test_accuracy, test_f1 or mean_personal_accuracy.")] = "test_accuracy",
+    epsilon: Annotated[
+        str, typer.Option(help="Values of epsilon to compare at, separated by commas; inf runs without noise.")
+    ] = "2,4,8",
+    seeds: Annotated[int, typer.Option(help="Number of runs of each method, with seeds from run.seed on.")] = 3,
+    partition: Annotated[
+        str, typer.Option(help="Partitions, separated by commas, each kind:key=value; by default the configured one.")
+    ] = "",
+    by: Annotated[
+        str, typer.Option(help="Which epsilon is made equal: proven, or claimed by the papers (published variants).")
+    ] = "proven",
+    metric: Annotated[
+        str, typer.Option(help="What to rank by: test_accuracy, test_f1 or mean_personal_accuracy.")
+    ] = "test_accuracy",
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Directory; an interrupted comparison in it continues.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default one a core.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory to write; an interrupted comparison in it is continued.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Number of runs at a time; by default one per core.")] = None,
 ) -> None:
-    """Compare methods at equal guarantee over seeds: ranked tables with a test, pictures, and every run."""
+    """Compare methods at an equal privacy guarantee over several seeds: ranked tables, a significance test, figures."""
     from fedveil.cli.compare_terminal import compare_with_table, epsilons_of, split_list
     from fedveil.configuration.config import load_config
     from fedveil.configuration.presets import chosen
@@ -48,16 +56,16 @@ def compare_methods(
 
 @commands.command()
 def reproduce(
-    recipe: Annotated[str | None, typer.Argument(help="A recipe; left out, all of them are listed.")] = None,
-    scale: Annotated[str, typer.Option(help="small: minutes on two cores; paper: the paper's settings.")] = "small",
-    out: Annotated[Path, typer.Option(help="Folder of runs and results; recipes share it.")] = Path("reproduced"),
-    seeds: Annotated[int, typer.Option(help="Repetitions of each row.")] = 1,
-    data_dir: Annotated[Path | None, typer.Option(help="Directory that holds data sets.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default one a core.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help="Recipe to run; leave out to list all.")] = None,
+    scale: Annotated[str, typer.Option(help="small: minutes on two cores; paper: the settings of the paper.")] = "small",
+    out: Annotated[Path, typer.Option(help="Directory of runs and results, shared by all recipes.")] = Path("reproduced"),
+    seeds: Annotated[int, typer.Option(help="Number of runs for each row, with different seeds.")] = 1,
+    data_dir: Annotated[Path | None, typer.Option(help="Directory where the data sets are.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Number of runs at a time; by default one per core.")] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """The papers' tables and figures as recipes: list them, or run one and see ours beside theirs."""
+    """List the recipes for the papers' tables and figures, or run one and compare our numbers with theirs."""
     from fedveil.cli.reproduce_terminal import print_recipes, reproduce_with_progress
     from fedveil.studies.reproduce.recipe_rows import Scale
     from fedveil.studies.reproduce.reproduction import ReproductionSpec

@@ -1,4 +1,4 @@
-"""Commands that show what there is, and what a run left: methods, models, data, report, plot."""
+"""Commands that show what is available, and what a run left: methods, models, data, report, plot."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ import typer
 from fedveil.cli.command_options import ConfigPath, Overrides, print_table
 
 commands = typer.Typer()
-data_app = typer.Typer(help="Available data sets, and how a configuration partitions them.", invoke_without_command=True)
+data_app = typer.Typer(
+    help="List the available data sets, or plot how a configuration partitions one.", invoke_without_command=True
+)
 
 
 @commands.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="A method: its parameters and its ready configurations.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Method whose parameters and presets to show; leave out to list all.")
+    ] = None,
 ) -> None:
-    """Available methods, one line each; or everything about one."""
+    """List the available methods, or show one with its parameters and presets."""
     from fedveil.configuration.presets import names, title
     from fedveil.methods.method_registry import METHODS, described
 
@@ -32,7 +36,7 @@ def methods(
 
 @commands.command()
 def models() -> None:
-    """Available networks, one line each."""
+    """List the available networks."""
     from fedveil.models.model_registry import MODELS
 
     print_table([(name, entry.summary) for name, entry in MODELS.items()])
@@ -40,10 +44,10 @@ def models() -> None:
 
 @commands.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories; those that differ in their seed only are shown as one.")],
-    out: Annotated[Path | None, typer.Option(help="Page to write; by default report.html in the run directory.")] = None,
+    runs: Annotated[list[Path], typer.Argument(help="Run directories; runs that differ only in their seed are shown together.")],
+    out: Annotated[Path | None, typer.Option(help="HTML file to write; by default report.html in the run directory.")] = None,
 ) -> None:
-    """Write the report of one or several runs: one self-contained page with curves, privacy, fairness, data and settings."""
+    """Write a report of one or several runs: a self-contained page with curves, privacy, fairness, data and settings."""
     from fedveil.pages.report import write_report
 
     shown = [run for run in runs if (run / "config.toml").is_file() or not run.is_dir()] or runs
@@ -59,11 +63,11 @@ def plot(
     what: Annotated[
         str | None,
         typer.Option(
-            help="Columns, with commas: accuracy, loss, noise, clip, any of history.csv, client_ and one of participants.csv."
+            help="Columns, separated by commas: accuracy, loss, noise, clip, any of history.csv, client_NAME of participants.csv."
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Picture to write (.png, .svg, .pdf); by default in the run directory.")
+        Path | None, typer.Option(help="Image file to write (.png, .svg, .pdf); by default in the run directory.")
     ] = None,
 ) -> None:
     """Plot columns of a run's history over its rounds."""
@@ -74,7 +78,7 @@ def plot(
 
 @data_app.callback()
 def data(context: typer.Context) -> None:
-    """Available data sets, one line each."""
+    """List the available data sets."""
     if context.invoked_subcommand is None:
         from fedveil.data.catalogue import CATALOGUE
 
@@ -85,9 +89,9 @@ def data(context: typer.Context) -> None:
 def data_plot(
     config: ConfigPath,
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("partition.png"),
+    out: Annotated[Path, typer.Option(help="Image file to write.")] = Path("partition.png"),
 ) -> None:
-    """Plot clients against labels."""
+    """Plot how many examples of each label each client holds."""
     from fedveil.configuration.config import load_config
     from fedveil.pages.figures.partition_figure import plot_partition
     from fedveil.run.assembly import prepare

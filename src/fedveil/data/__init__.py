@@ -1,1 +1,1 @@
-"""Data sets, and how they are dealt out to clients; numpy only, no torch."""
+"""Data sets and how they are partitioned among clients; numpy only, no torch."""

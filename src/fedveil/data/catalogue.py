@@ -10,7 +10,7 @@ from fedveil.errors import ConfigError
 
 @dataclass(frozen=True)
 class Info:
-    """What is known of a data set before it is loaded.
+    """What is known about a data set before it is loaded.
 
     input_shape: one example: (channels, height, width) for images, (channels, time) for signals.
     train_size, test_size: examples of the official split; 0 where the number depends on how the files were prepared.

@@ -1,4 +1,4 @@
-"""Dealing examples out to clients: each function returns the owner of every example, -1 where it is left over."""
+"""Partitions as functions: each returns the owner of every example, -1 for an example that no client gets."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def shards(options: Shards, labels: Ints, users: Ints | None, rng: Generator) ->
 
 
 def label_count(options: LabelCount, labels: Ints, users: Ints | None, rng: Generator) -> Dealt:
-    """So many labels each."""
+    """The same number of labels for each client."""
     held = np.unique(labels)
     if options.labels_per_client > len(held):
         raise ConfigError(f"label-count: labels_per_client = {options.labels_per_client}, but the data hold only {len(held)}")
@@ -88,7 +88,7 @@ def users(options: Users, labels: Ints, users: Ints | None, rng: Generator) -> D
 
 
 def equal_sizes(total: int, clients: int, each: int | None) -> Ints:
-    """`each` for every client, or `total` shared equally within one; ConfigError if that is more than there is."""
+    """`each` for every client, or `total` shared equally within one; ConfigError if that is more than exist."""
     need_enough(total, clients * (each or 1), f"{clients} clients with {each or 'at least 1'} each")
     if each is not None:
         return np.full(clients, each, dtype=np.int64)
@@ -96,7 +96,7 @@ def equal_sizes(total: int, clients: int, each: int | None) -> Ints:
 
 
 def need_enough(available: int, wanted: int, what: str) -> None:
-    """ConfigError if more examples are wanted than there are."""
+    """ConfigError if more examples are requested than exist."""
     if wanted > available:
         raise ConfigError(f"{what} need {wanted} examples; there are {available}")
 

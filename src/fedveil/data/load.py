@@ -19,13 +19,13 @@ from fedveil.errors import ConfigError, DataError
 ENVIRONMENT = "FEDVEIL_DATA"
 SYSTEM = Path("/usr/share/datasets")
 Reader = Callable[[Path | None], Raw]
-"""Reads a data set of one's own; it is given `data.data_dir`, or None."""
+"""Reader of a custom data set; it gets `data.data_dir`, or None."""
 
 _OWN: dict[str, Reader] = {}
 
 
 def register(info: Info) -> Callable[[Reader], Reader]:
-    """Make a data set of one's own known: a decorator of the function that reads it.
+    """Register a custom data set: a decorator for the function that reads it.
 
     Args:
         info: what is public about it; where train_size and test_size are not 0, what is read must have these sizes.

@@ -117,7 +117,7 @@ def partition(
     among: NDArray[Any] | None = None,
     **options: Any,
 ) -> Partition:
-    """Deal the training examples out to clients; the same arguments give the same partition.
+    """Partition the training examples among clients; the same arguments give the same partition.
 
     kind: one of PARTITIONS. labels: (examples,) integers from 0. clients: how many; may be left out where the kind has a
     default. users: (examples,) ids of the natural users, needed by kind "users" alone.

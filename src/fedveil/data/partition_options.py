@@ -1,4 +1,4 @@
-"""What each kind of partition can be told; unknown keys are refused."""
+"""The options of each kind of partition; unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Iid(Options):
 
 
 class Dirichlet(Options):
-    """Each label is dealt out in proportions drawn from a symmetric Dirichlet distribution over the clients (Hsu et al. 2019).
+    """Each label is divided in proportions drawn from a symmetric Dirichlet distribution over the clients (Hsu et al. 2019).
 
     alpha: concentration; small is uneven. min_size: fewest examples a client may have; 0 allows clients without data.
     too_small: what to do while a client has fewer: draw again (at most max_tries times), or take from the largest clients.
@@ -44,7 +44,7 @@ class Dirichlet(Options):
 
 
 class Shards(Options):
-    """Sort by label, cut into clients * per_client shards of equal size within one, deal shards out (McMahan et al. 2017)."""
+    """Sort by label, cut into clients * per_client shards of equal size within one, hand out the shards (McMahan et al. 2017)."""
 
     kind: Literal["shards"] = "shards"
     per_client: Count = 2

@@ -1,4 +1,4 @@
-"""Public places of the data sets, with the digests that make a download trustworthy."""
+"""Where the data sets are published, and the digests that a download must have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedveil.errors import DataError
 
 @dataclass(frozen=True)
 class Remote:
-    """One file: where it can be had (first place first), and its digest as pooch writes it (algorithm:hex)."""
+    """One file: its addresses in the order in which they are tried, and its digest as pooch writes it (algorithm:hex)."""
 
     name: str
     digest: str
@@ -20,7 +20,7 @@ class Remote:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Complete addresses."""
+        """Full URLs."""
         return tuple(place + self.name for place in self.places)
 
 
@@ -87,13 +87,13 @@ def cache(info: Info) -> Path:
 
 
 def incomplete(info: Info) -> bool:
-    """Whether a download was broken off: some files of a data set are in the cache and others are not."""
+    """Whether a download was interrupted: some files of a data set are in the cache and others are not."""
     there = [(cache(info) / file.name).is_file() for file in REMOTES.get(info.name, ())]
     return any(there) and not all(there)
 
 
 def by_hand(info: Info) -> str:
-    """One sentence: how to get the files oneself."""
+    """How to get the files by hand, in one sentence."""
     if info.name in NO_DIGEST:
         return f"To get it: {NO_DIGEST[info.name]}."
     return f"To get it from another machine: {' '.join(file.urls[0] for file in REMOTES[info.name])}"

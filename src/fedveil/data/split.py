@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 
 
 def public_split(total: int, *, seed: int, fraction: float | None = None, size: int | None = None) -> tuple[Ints, Ints]:
-    """Take a random public part out of `total` training examples, before they are dealt out to clients.
+    """Take a random public part out of `total` training examples, before they are partitioned among clients.
 
     fraction: between 0 and 1, rounded down; or size: number of examples; exactly one of them.
     Returns the ascending indices (private, public), neither of them empty; hand the first to `partition` as `among`.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _HALF = 0.5
-"""What a client says besides its update: +1/2 if the update was within the clip, -1/2 if not."""
+"""What a client releases beside its update: +1/2 if the update was within the clip, -1/2 if not."""
 
 
 class AdaptiveClipping(MethodConfig):
@@ -26,7 +26,7 @@ class AdaptiveClipping(MethodConfig):
 
     Args:
         clip: C of the first round.
-        quantile: gamma, the share of updates that are to be within the clip.
+        quantile: gamma, the share of updates that should lie within the clip.
         rate: eta_C of the geometric step C <- C exp(-eta_C (share within - gamma)).
         count_share: the part of a round's mu^2 that pays for the noisy count.
     """

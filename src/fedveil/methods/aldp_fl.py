@@ -1,4 +1,4 @@
-"""ALDP-FL (paper 004): per-layer clips from a sliding window of layer norms, bounded noise.
+"""ALDP-FL: per-layer clips from a sliding window of layer norms, bounded noise.
 
 Published: the window holds raw norms and the noise inside local training is a truncated Gaussian, whose support differs between
 neighbours, so nothing can be proven. Proven: the window holds debiased norms of what was released, the Gaussian noise comes once
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _FAR = 9.0
-_REASON = "truncated noise has another support under a neighbour, and the clips are raw layer norms (paper 004)"
+_REASON = "truncated noise has another support under a neighbour, and the clips are raw layer norms (ALDP-FL)"
 
 
 class ALDPFL(MethodConfig):
-    """Per-layer clips from a sliding window of layer norms, bounded noise (paper 004, ALDP-FL).
+    """Per-layer clips from a sliding window of layer norms, with bounded noise.
 
     Args:
         variant: published or proven.
@@ -94,11 +94,11 @@ class ALDPFL(MethodConfig):
         return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASON)]
 
     def claim(self, s: Setting) -> Claim | None:
-        """Epsilon for each local iteration, quoted for the whole run (paper 004, Theorem 1)."""
+        """Epsilon for each local iteration, quoted for the whole run (ALDP-FL, Theorem 1)."""
         if self.variant == "proven":
             return None
         scope = Scope(Unit.RECORD, Adjacency.REPLACE_ONE, View.SERVER)
-        return Claim(paper_epsilon(s, self.name), s.delta, scope, "paper 004, Theorem 1", "per iteration; not composed")
+        return Claim(paper_epsilon(s, self.name), s.delta, scope, "ALDP-FL, Theorem 1", "per iteration; not composed")
 
     def clip_norm(self, s: Setting) -> float | None:
         """The clip of the first round."""
@@ -216,7 +216,7 @@ class BoundedNoise:
 
 
 def bound_of(epsilon: float, eta: float) -> float:
-    """b = (e^epsilon - eta) / (e^epsilon + eta) (paper 004, Eq. 7)."""
+    """b = (e^epsilon - eta) / (e^epsilon + eta) (ALDP-FL, Eq. 7)."""
     shrink = eta * math.exp(-epsilon)
     return (1 - shrink) / (1 + shrink)
 
@@ -239,7 +239,7 @@ def truncated_normal(standard: Tensor, std: Tensor, bound: float) -> Tensor:
 
 
 def truncated_variance(std: Tensor, bound: float) -> Tensor:
-    """Variance of `truncated_normal`, std^2 (1 - 2 a phi(a) / (2 Phi(a) - 1)) with a = bound / std (paper 004, Eq. 8)."""
+    """Variance of `truncated_normal`, std^2 (1 - 2 a phi(a) / (2 Phi(a) - 1)) with a = bound / std (ALDP-FL, Eq. 8)."""
     import torch
 
     scale = std.double().clamp_min(1e-300)

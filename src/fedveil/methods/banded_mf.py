@@ -1,4 +1,4 @@
-"""Banded matrix factorisation (DP-FTRL): noise correlated over the rounds, so that what one round adds the next takes off again.
+"""Banded matrix factorisation (DP-FTRL): noise correlated over the rounds, so that later rounds cancel part of it.
 
 The server's model is a prefix sum of the rounds' means, and independent noise adds up in it. Noise C^-1 Z with a banded C does so
 far less, at the price of a participation rule: a client takes part at most every `separation` rounds.

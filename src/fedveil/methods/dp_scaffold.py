@@ -1,4 +1,4 @@
-"""DP-SCAFFOLD (Noble et al. 2022): control variates correct for what makes clients drift apart; both vectors leave with noise."""
+"""DP-SCAFFOLD (Noble et al. 2022): control variates correct the drift of clients; both vectors are released with noise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class DPScaffold(MethodConfig):
-    """SCAFFOLD with client-level noise on both of its vectors (Noble et al. 2022; Karimireddy et al. 2020, option II).
+    """SCAFFOLD with client-level noise on both vectors (Noble et al. 2022; Karimireddy et al. 2020, option II).
 
     The paper protects records inside local training; here whole updates are clipped and noised, which protects clients.
 

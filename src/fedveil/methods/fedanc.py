@@ -1,4 +1,4 @@
-"""FedANC (paper 003): an LSTM on each client sets how much noise goes to how large a share of the coordinates.
+"""FedANC: an LSTM on each client sets the amount of noise and the share of coordinates that get it.
 
 Published: the noise goes to the largest coordinates of each raw gradient, the others stay bare, and the local model that mixes
 both is uploaded, so nothing can be proven. Proven: support, noise and share are fixed before the round from what was released;
@@ -25,7 +25,7 @@ from fedveil.training.local import Objective, Plain
 if TYPE_CHECKING:
     from torch import Tensor
 
-_REASON = "the coordinates that get noise are the largest of each raw gradient, and the others move the model bare (paper 003)"
+_REASON = "the coordinates that get noise are the largest of each raw gradient, and the others move the model bare (FedANC)"
 
 
 class FedANC(FedANCOptions):
@@ -80,7 +80,7 @@ class FedANC(FedANCOptions):
         note = (
             f"one step at beta = {beta:g}, gamma = {gamma:g}; the controller is steered towards {paper_epsilon(s, self.name):g}"
         )
-        return Claim(claimed_epsilon(beta, gamma, s.layout.dimension, s.delta), s.delta, scope, "paper 003, Theorem 2", note)
+        return Claim(claimed_epsilon(beta, gamma, s.layout.dimension, s.delta), s.delta, scope, "FedANC, Theorem 2", note)
 
     def clip_norm(self, s: Setting) -> float | None:
         """Proven: C."""

@@ -1,4 +1,4 @@
-"""FedANC's parameters."""
+"""The options of FedANC."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedveil.methods.lstm_controller import Controller
 
 
 class FedANCOptions(MethodConfig):
-    """A learned controller sets how much noise goes to how large a share of the coordinates (paper 003).
+    """A learned controller sets the amount of noise and the share of coordinates that get it.
 
     epsilon_target of the published variant is `privacy.epsilon`.
 

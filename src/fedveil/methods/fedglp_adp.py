@@ -1,4 +1,4 @@
-"""FedGLP-ADP (paper 001): personal coordinates chosen by their noisy movement, per-layer clip weights that follow trends.
+"""FedGLP-ADP: personal coordinates chosen by their noisy movement, per-layer clip weights that follow trends.
 
 Published: the clip weights follow raw norms, and the noise of one upload protects only a sum. Proven: the weights follow
 debiased norms of what was released. Server view: masks too, from the client's own noisy uploads. Aggregate view: one weight
@@ -26,7 +26,7 @@ from fedveil.training.local import Objective
 if TYPE_CHECKING:
     from torch import Tensor
 
-_REASON = "clip weights, and with them the noise, follow raw layer norms of earlier rounds (paper 001, Algorithm 1)"
+_REASON = "clip weights, and with them the noise, follow raw layer norms of earlier rounds (FedGLP-ADP, Algorithm 1)"
 
 
 class FedGLPADP(FedGLPOptions):
@@ -76,13 +76,13 @@ class FedGLPADP(FedGLPOptions):
         return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASON)]
 
     def claim(self, s: Setting) -> Claim | None:
-        """User level, for the sum of all uploads (paper 001, Theorem 1 and the accountant used with it)."""
+        """User level, for the sum of all uploads (FedGLP-ADP, Theorem 1 and the accountant used with it)."""
         if self.variant == "proven" or sigma(self, s) == 0:
             return None
         formula = fedglp.accountant_epsilon if self.accountant == "opacus" else fedglp.claimed_epsilon
         scope = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.AGGREGATE)
         note = f"sigma = {sigma(self, s):.4g}, of which each upload carries the share 1/sqrt({s.cohort})"
-        return Claim(formula(sigma(self, s), s.rounds, s.delta), s.delta, scope, "paper 001, Theorem 1", note)
+        return Claim(formula(sigma(self, s), s.rounds, s.delta), s.delta, scope, "FedGLP-ADP, Theorem 1", note)
 
     def clip_norm(self, s: Setting) -> float | None:
         """C."""
@@ -101,7 +101,7 @@ def sigma(method: FedGLPADP, s: Setting) -> float:
 
 @lru_cache(maxsize=64)
 def personal_share(method: FedGLPADP, s: Setting) -> float:
-    """beta = beta0 exp(a (sigma - sigma0)), at most `max_beta` (paper 001, Eq. 11)."""
+    """beta = beta0 exp(a (sigma - sigma0)), at most `max_beta` (FedGLP-ADP, Eq. 11)."""
     if not method.beta0 or not method.slope:
         return min(method.beta0, method.max_beta)
     reference = method.sigma0

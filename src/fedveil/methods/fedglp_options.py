@@ -1,4 +1,4 @@
-"""FedGLP-ADP's parameters."""
+"""The options of FedGLP-ADP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedveil.methods.base import MethodConfig, Variant
 
 
 class FedGLPOptions(MethodConfig):
-    """Layer-wise personalisation with clip weights that follow each layer's trend (paper 001).
+    """Layer-wise personalisation, with clip weights that follow the trend of each layer.
 
     In the paper's letters, p is `growth`, T is `training.rounds`, n is `training.clients_per_round`.
 

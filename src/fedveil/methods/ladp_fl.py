@@ -1,4 +1,4 @@
-"""LaDP-FL (paper 000): each layer's noise is inverse to a privacy estimate, the KL divergence of local from global weights.
+"""LaDP-FL: each layer's noise is inverse to a privacy estimate, the KL divergence of local from global weights.
 
 Published: the estimate and the choice of layers read raw weights, and layers that are not chosen leave without noise, so nothing
 can be proven. Proven: the estimate compares the last RELEASED model with the global one, the clipped update is noised at the
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from fedveil.training.params import Layout
 
-_REASON = "layers are chosen and noise is scaled by raw weights, and layers below the threshold leave without noise (paper 000)"
+_REASON = "layers are chosen and noise is scaled by raw weights, and layers below the threshold leave without noise (LaDP-FL)"
 
 
 class LaDPFL(MethodConfig):
-    """Noise per layer by how far the layer moved (paper 000, LaDP-FL).
+    """The noise of each layer depends on how far the layer moved.
 
     G_c of the published variant is `training.batch_clip`, its epsilon (a round) is `privacy.epsilon`.
 
@@ -97,8 +97,8 @@ class LaDPFL(MethodConfig):
         total, delta = claimed_total(epsilon, s.delta, s.rounds, rate)
         if delta >= 1:
             note = f"one round; over {s.rounds} rounds the paper's accountant gives epsilon = {total:.4g} at a vacuous delta >= 1"
-            return Claim(epsilon, s.delta, scope, "paper 000, Theorem 3", note)
-        return Claim(total, delta, scope, "paper 000, Theorem 3 and Section XIII", f"q T epsilon with q = {rate:.4g}")
+            return Claim(epsilon, s.delta, scope, "LaDP-FL, Theorem 3", note)
+        return Claim(total, delta, scope, "LaDP-FL, Theorem 3 and Section XIII", f"q T epsilon with q = {rate:.4g}")
 
     def clip_norm(self, s: Setting) -> float | None:
         """C of the proven variant."""

@@ -27,7 +27,7 @@ LAYOUT = Layout.of(
 """As torch.nn.LSTM(4, 64) and torch.nn.Linear(64, 2) order theirs."""
 
 BETA = (0.3, 0.7)
-"""Range of the noise scale in pre-training (paper 003, Eq. 7)."""
+"""Range of the noise scale in pre-training (FedANC, Eq. 7)."""
 _NORM, _LOSS = (1e-5, 0.1), (0.1, 10.0)
 _SEQUENCE, _BATCH = 5, 64
 
@@ -89,7 +89,7 @@ class Controller:
     def outputs(
         self, weights: Tensor, x: Tensor, hidden: Tensor, cell: Tensor, keep: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """beta [n], gamma [n], hidden and cell [n, 64] from inputs x [n, 4] (paper 003, Eq. 5); `keep` is dropout's mask."""
+        """beta [n], gamma [n], hidden and cell [n, 64] from inputs x [n, 4] (FedANC, Eq. 5); `keep` is dropout's mask."""
         import torch
         from torch.nn import functional as F
 
@@ -113,7 +113,7 @@ def _adam(w: Tensor, gradient: Tensor, first: Tensor, second: Tensor, t: int, lr
 
 @lru_cache(maxsize=16)
 def _pretrained(c: Controller) -> Tensor:
-    """Weights after pre-training on synthetic feedback (paper 003, Eqs. 6 to 8), from sequences of 5 inputs.
+    """Weights after pre-training on synthetic feedback (FedANC, Eqs. 6 to 8), from sequences of 5 inputs.
 
     The targets are drawn independently of the inputs, so what can be learned is their mean.
     """

@@ -1,4 +1,4 @@
-"""Noisy-FedAvg (paper 002): K clipped SGD steps a round, Gaussian noise on each upload, plain mean.
+"""Noisy-FedAvg (convergent f-DP analysis): K clipped SGD steps a round, Gaussian noise on each upload, plain mean.
 
 The published claim (Theorem 3) bounds the last model by a value that stays finite as T grows; it fails for constant and cyclic
 rates (docs/privacy.md). What is proven instead composes the rounds; training is the same in both variants.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class NoisyFedAvg(MethodConfig):
-    """K clipped steps, noise on each upload, plain mean (paper 002, Noisy-FedAvg).
+    """K clipped SGD steps, noise on each upload, plain mean (from the convergent f-DP analysis).
 
     V is `training.batch_clip`, K is `training.local_steps`, the schedule is `training.schedule`.
 
@@ -103,7 +103,13 @@ class NoisyFedAvg(MethodConfig):
             scale=self.scale,
         )
         scope = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.FINAL)
-        return Claim(epsilon_of(mu, s.delta), s.delta, scope, f"paper 002, Theorem 3, {s.local.schedule} rates", f"mu = {mu:.4g}")
+        return Claim(
+            epsilon_of(mu, s.delta),
+            s.delta,
+            scope,
+            f"convergent f-DP analysis, Theorem 3, {s.local.schedule} rates",
+            f"mu = {mu:.4g}",
+        )
 
     def clip_norm(self, s: Setting) -> float | None:
         """The largest bound on an update, that of the first round."""

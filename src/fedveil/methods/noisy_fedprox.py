@@ -1,4 +1,4 @@
-"""Noisy-FedProx (paper 002): Noisy-FedAvg with the gradient alpha (w_i - w) of a proximal penalty, added after the clip.
+"""Noisy-FedProx (convergent f-DP analysis): Noisy-FedAvg with a proximal gradient alpha (w_i - w), added after the clip.
 
 The penalty pulls each step back, so that K steps go at most V / alpha far: for large alpha the sensitivity stops growing with K.
 The published claim (Theorem 4) stays finite as T grows and fails as Theorem 3 does (docs/privacy.md).
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class NoisyFedProx(MethodConfig):
-    """Noisy-FedAvg with a proximal term (paper 002, Noisy-FedProx).
+    """Noisy-FedAvg with a proximal term (from the convergent f-DP analysis).
 
     V is `training.batch_clip`, K is `training.local_steps`.
 
@@ -99,7 +99,7 @@ class NoisyFedProx(MethodConfig):
             noise_std=upload_std(s, trajectory(s, self.proximal)),
         )
         scope = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.FINAL)
-        return Claim(epsilon_of(mu, s.delta), s.delta, scope, "paper 002, Theorem 4", f"mu = {mu:.4g}")
+        return Claim(epsilon_of(mu, s.delta), s.delta, scope, "convergent f-DP analysis, Theorem 4", f"mu = {mu:.4g}")
 
     def clip_norm(self, s: Setting) -> float | None:
         """The largest bound on an update, that of the first round."""

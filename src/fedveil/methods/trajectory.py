@@ -1,4 +1,4 @@
-"""What Noisy-FedAvg and Noisy-FedProx share (paper 002): K clipped SGD steps bound an upload, and noise is added in shares.
+"""What Noisy-FedAvg and Noisy-FedProx share: K clipped SGD steps bound an upload, and noise is added in shares.
 
 A client's K steps on gradients of norm at most V cannot go further than C_t, so uploads are clipped by construction.
 """
@@ -32,7 +32,7 @@ _ROUNDING = 1 - 1e-6
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The policy of paper 002: clip C_t known in advance, constant noise std on each upload."""
+    """The policy of the convergent f-DP analysis: clip C_t known in advance, constant noise std on each upload."""
 
     bounds: NDArray[np.float64]
     noise_std: float
@@ -80,13 +80,15 @@ def batch_clip(s: Setting) -> float:
     """V; an error where it is not set, or where the optimiser could go further than the clipped gradient says."""
     if s.local.batch_clip is None or s.local.steps is None:
         raise ConfigError(
-            "paper 002 clips each batch gradient to V and takes K steps: set training.batch_clip and training.local_steps"
+            "Noisy-FedAvg and Noisy-FedProx take K steps with clipped gradients: set training.batch_clip and training.local_steps"
         )
     o = s.local.optimizer
     if o.name != "sgd" or o.momentum or o.weight_decay:
-        raise ConfigError("paper 002 bounds plain SGD steps: set training.optimizer to sgd without momentum or weight_decay")
+        raise ConfigError(
+            "Noisy-FedAvg and Noisy-FedProx bound plain SGD steps: set training.optimizer to sgd without momentum or weight_decay"
+        )
     if s.example_clip is not None:
-        raise ConfigError("paper 002 adds its noise to whole uploads: set training.local = 'sgd'")
+        raise ConfigError("Noisy-FedAvg and Noisy-FedProx add noise to whole uploads: set training.local = 'sgd'")
     if s.sampling == "poisson":
         raise ConfigError("noise in shares needs a known number of uploads: set training.sampling = 'fixed'")
     return s.local.batch_clip

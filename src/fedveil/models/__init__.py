@@ -1,1 +1,1 @@
-"""Networks: what they are called, how large they are, and how to build them."""
+"""Networks: names, sizes, and how to build them."""

@@ -1,4 +1,4 @@
-"""Whether a network treats the examples of a batch apart from each other, as DP-SGD must assume."""
+"""Whether a network treats the examples of a batch independently, as DP-SGD assumes."""
 
 from __future__ import annotations
 

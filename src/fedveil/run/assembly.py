@@ -197,5 +197,5 @@ def filter_for(planned: Sequence[Event], epsilon: float | None, delta: float, ad
 
 
 def new_run_id() -> str:
-    """A name no other run has."""
+    """A unique name for a run."""
     return uuid.uuid4().hex[:12]

@@ -1,4 +1,4 @@
-"""A starter project: configuration, a method and a data set of one's own, and a test that runs them."""
+"""A starter project: a configuration, a custom method and data set, and a test that runs them."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunData:
-    """One run as its directory tells it.
+    """One run, as read from its directory.
 
     Args:
         config, config_text: the resolved configuration, and its file.
@@ -101,7 +101,7 @@ def experiment_of(run: RunData) -> dict[str, Any]:
 
 
 def grouped(runs: Sequence[RunData]) -> list[list[RunData]]:
-    """Runs that differ in their seed only, together; groups in the order of their first run."""
+    """Runs that differ only in their seed, grouped; groups in the order of their first run."""
     groups: dict[str, list[RunData]] = {}
     for run in runs:
         groups.setdefault(json.dumps(experiment_of(run), sort_keys=True, default=str), []).append(run)

@@ -1,4 +1,4 @@
-"""Going on with a run that was interrupted: which directory, which configuration, whether it is the same run."""
+"""Resuming an interrupted run: which directory, which configuration, whether it is the same run."""
 
 from __future__ import annotations
 

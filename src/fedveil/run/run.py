@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave.
+    """The result of a run.
 
     Args:
         model: the final model. history: one record a round. privacy: the statement. path: the run directory.
@@ -115,7 +115,7 @@ def run(
 def _train(
     job: Federation, begun: Begun, saved: Checkpoints, progress: Progress | None, listeners: Sequence[Callable[[Record], None]]
 ) -> Result:
-    """Train to the end, saving and telling each round, and write what is left of the run directory."""
+    """Train to the end, save and report each round, and write the rest of the run directory."""
     config, path = begun.config, begun.path
     section, timeout = config.run, config.training.client_timeout
     runner = engine(section.engine, job.context, timeout, at_once=section.clients_at_once, deterministic=section.deterministic)
@@ -173,7 +173,7 @@ def _writable(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _safe(path: Path) -> Iterator[None]:
-    """Say what a failed write means once rounds are saved: nothing is lost."""
+    """Explain a failed write once rounds are saved: nothing is lost."""
     try:
         yield
     except OSError as problem:

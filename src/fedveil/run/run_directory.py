@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _FIRST = ("versions.json", "config.toml", "statement.json", "statement.md", "partition.json")
 """What a run writes before its ledger, with which it can be resumed."""
 LISTED_CLIENTS = 5000
-"""So many clients at most are listed in `partition.json`."""
+"""The largest number of clients that `partition.json` lists."""
 PACKAGES = ("fedveil", "torch", "numpy", "scipy", "pydantic", "safetensors")
 
 

@@ -1,4 +1,4 @@
-"""A data set of one's own: readings of people's wearables, and what each person was doing, from starter.csv."""
+"""A custom data set: readings of people's wearables, and what each person was doing, from starter.csv."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A method of one's own: DP-FedAvg with a clip that shrinks from round to round, as updates do while training converges."""
+"""A custom method: DP-FedAvg with a clip that shrinks from round to round, as updates do while training converges."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from federation_runs import charged, config, every_method, finished, job, prepar
 from fedveil.configuration.config import Config
 from fedveil.engines.batched import Batched
 from fedveil.engines.batched_gradient import Stack, gradients, padded
-from fedveil.engines.client_thread import Lane, Request
+from fedveil.engines.client_thread import ClientThread, Request
 from fedveil.engines.device import gpu_problem, settings
 from fedveil.engines.inline import Inline
 from fedveil.engines.select_engine import engine, place
@@ -538,15 +538,15 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGpu]:
             out = gradients(*given)
         return gpu.place(out)
 
-    def alive(lane: Lane) -> None:
+    def alive(lane: ClientThread) -> None:
         with gpu:
             run(lane)
 
-    run = Lane._run
+    run = ClientThread._run
     batched_gradient._weights.cache_clear()
     batched_gradient._on_device.cache_clear()
     monkeypatch.setattr(batched_gradient, "gradients", pass_)
-    monkeypatch.setattr(Lane, "_run", alive)
+    monkeypatch.setattr(ClientThread, "_run", alive)
     with gpu:
         yield gpu
     batched_gradient._weights.cache_clear()

@@ -52,7 +52,7 @@ def test_it_is_the_noise_that_the_server_adds(by_coverage: bool, sparse: bool) -
             u.vector.copy_(noise if u.support is None else noise * u.support)
         total += float((coverage_mean if by_coverage else mean)(given).square().sum())
     told = _noise(VARIANCES, given, LAYOUT, by_coverage=by_coverage)
-    # The energy's standard error over 4,000 draws is below 2 %.
+    # The noise_power's standard error over 4,000 draws is below 2 %.
     assert total / 4000 == pytest.approx(told["noise_norm"] ** 2, rel=0.06)
 
 
@@ -70,8 +70,8 @@ def test_noise_in_a_gradient_counts_by_the_rate_of_plain_sgd(optimizer: Optimize
     local = Local(model, model.vector.clone(), spec, BatchGradient(), torch.Generator(), steps=2)
     for local.step in range(2):
         local.noised_gradient(torch.tensor([8.0, 2.0]))
-    assert local.energy is not None
+    assert local.noise_power is not None
     if known:  # rates 0.5 and 0.25
-        assert local.energy.tolist() == pytest.approx([8 * 0.3125, 2 * 0.3125])
+        assert local.noise_power.tolist() == pytest.approx([8 * 0.3125, 2 * 0.3125])
     else:
-        assert local.energy.isnan().all()
+        assert local.noise_power.isnan().all()

@@ -166,8 +166,10 @@ def test_the_noise_of_training_is_recorded() -> None:
     stds = [2 * c / 10 * math.sqrt(2 * math.log(1.25e7)) / 0.05 for c in (0.5, 0.25)]
     variances = [variance_of_equation_8(std, bound_of(0.05, 0.5)) for std in stds]
     assert variances[0] < 0.1 * stds[0] ** 2  # the truncation matters
-    assert local.energy is not None
-    assert local.energy.tolist() == pytest.approx([3 * v * n for v, n in zip(variances, local.model.layout.sizes, strict=True)])
+    assert local.noise_power is not None
+    assert local.noise_power.tolist() == pytest.approx(
+        [3 * v * n for v, n in zip(variances, local.model.layout.sizes, strict=True)]
+    )
 
 
 @pytest.mark.parametrize("std", [1e-9, 0.01, 0.3, 1.0, 50.0, 1e6])

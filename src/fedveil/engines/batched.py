@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from fedveil.engines.batched_gradient import Stack
-from fedveil.engines.client_thread import InStep, Lane
+from fedveil.engines.client_thread import ClientThread, InStep
 from fedveil.engines.device import settings
 from fedveil.engines.memory import keep_freed_memory
 from fedveil.errors import ConfigError
@@ -75,13 +75,13 @@ class Batched:
         start = todo[0].released.model.to(self.device)
         waiting = deque(sorted(range(len(todo)), key=lambda i: -clients.size(todo[i].client)))
         free = list(range(len(stack.models)))
-        running: dict[int, tuple[int, Lane]] = {}
+        running: dict[int, tuple[int, ClientThread]] = {}
         works: dict[int, Work | Failure] = {}
         try:
             while waiting or running:
                 while waiting and free:
                     row, index = free.pop(), waiting.popleft()
-                    running[row] = index, Lane(partial(self._client, task=todo[index], start=start, row=row))
+                    running[row] = index, ClientThread(partial(self._client, task=todo[index], start=start, row=row))
                 for row, (index, lane) in list(running.items()):
                     if lane.result is not None:
                         del running[row]
@@ -95,7 +95,7 @@ class Batched:
                 lane.give_up()
         return works
 
-    def _client(self, lane: Lane, task: Task, start: Tensor, row: int) -> Work | Failure:
+    def _client(self, lane: ClientThread, task: Task, start: Tensor, row: int) -> Work | Failure:
         def in_step(source: GradientSource) -> GradientSource:
             return InStep(source, lane, row) if isinstance(source, BatchGradient) else source
 
@@ -121,7 +121,7 @@ class Batched:
         return max(1, free // 2 // held)
 
 
-def _result(lane: Lane) -> Work | Failure:
+def _result(lane: ClientThread) -> Work | Failure:
     if isinstance(lane.result, Work | Failure):
         return lane.result
     assert lane.result is not None

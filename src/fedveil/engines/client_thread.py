@@ -36,14 +36,14 @@ class _Abandoned(BaseException):
     """Ends a lane whose round was given up."""
 
 
-class Lane:
+class ClientThread:
     """Runs `work`, stopping at each gradient that it asks for; starts at once and returns at the first stop.
 
     Attributes:
         request: what it waits for. result: what `work` returned or raised, once it has ended.
     """
 
-    def __init__(self, work: Callable[[Lane], Work | Failure]) -> None:
+    def __init__(self, work: Callable[[ClientThread], Work | Failure]) -> None:
         self.request: Request | None = None
         self.result: Work | Failure | BaseException | None = None
         self._work, self._given_up = work, False
@@ -91,7 +91,7 @@ class InStep:
     """A gradient source whose gradients are computed together with those of the other lanes."""
 
     inner: GradientSource
-    lane: Lane
+    lane: ClientThread
     row: int
 
     def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -26,7 +26,7 @@ import torch
 from fedveil.engines.interrupts import ends_on_interrupt, put_off
 from fedveil.engines.memory import keep_freed_memory, shared, shared_zeros
 from fedveil.engines.pool_worker import EMPTY, in_row, pack, read_reply, work
-from fedveil.engines.shared_arena import Slot, Slots
+from fedveil.engines.shared_arena import SharedArena, Slot
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.round import Context, Failure, Outcome, Task, planned, released_outcome
 from fedveil.release.door import Contribution
@@ -84,7 +84,7 @@ class Pool:
             shared(context.clients.y)
 
     def __enter__(self) -> Self:
-        self._slots = Slots()
+        self._slots = SharedArena()
         self._threads = torch.get_num_threads()
         self._ends_on_interrupt = ends_on_interrupt()
         torch.set_num_threads(1)

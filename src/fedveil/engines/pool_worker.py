@@ -19,7 +19,7 @@ import torch
 
 from fedveil.engines.interrupts import begin_worker
 from fedveil.engines.memory import keep_freed_memory
-from fedveil.engines.shared_arena import LEAST, Array, Desk, Handle, There
+from fedveil.engines.shared_arena import LEAST, Array, Handle, There, WorkerArena
 from fedveil.errors import FedveilError
 from fedveil.federation.round import Context, Outcome, client_round
 from fedveil.release.door import Contribution
@@ -58,8 +58,8 @@ def work(
     try:
         pipe.send_bytes(reply(None))
         while _next(pipe):
-            index, task, slot = unpack(pipe.recv_bytes(), Desk(handle, None).there)
-            desk = Desk(handle, slot)
+            index, task, slot = unpack(pipe.recv_bytes(), WorkerArena(handle, None).there)
+            desk = WorkerArena(handle, slot)
             previous = None if task.released.previous is None else models[1]
             task = replace(task, released=replace(task.released, model=models[0], previous=previous))
             answer: Outcome | Exception
@@ -134,7 +134,7 @@ def unpack(message: bytes, there: There) -> Any:
     return _Unpickler(message, there).load()
 
 
-def reply(answer: Outcome | Exception | None, desk: Desk | None = None) -> bytes:
+def reply(answer: Outcome | Exception | None, desk: WorkerArena | None = None) -> bytes:
     """A worker's message: the size of what it has, or would have, put into its slot [8 bytes], and the answer."""
     packed = pack(answer, desk.place if desk is not None else None)
     return (desk.needed if desk is not None else 0).to_bytes(8, "little") + packed

@@ -54,7 +54,7 @@ def _received(duplicate: Any) -> Handle:
     return Handle(duplicate.detach())
 
 
-class Slots:
+class SharedArena:
     """The main process's side: lends slots to workers and knows which of its tensors lie in one."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class Slots:
         self._free += [Slot(start + i * self._size, self._size) for i in reversed(range(count))]
 
 
-class Desk:
+class WorkerArena:
     """A worker's side during one task: reads where the main process's tensors lie, writes into its slot."""
 
     def __init__(self, handle: Handle, slot: Slot | None) -> None:

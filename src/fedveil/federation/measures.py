@@ -40,7 +40,7 @@ def _variances(federation: Federation, uploads: list[Upload], outcomes: list[Out
     """Mean variance of the noise on what each upload sent of each layer [L]: the door's, and what training drew."""
     layout = federation.context.door.layout
     weights = {o.client: o.release.weight for o in outcomes if o.release is not None}
-    drawn = {o.client: o.energy for o in outcomes if o.energy is not None and o.client in weights}
+    drawn = {o.client: o.noise_power for o in outcomes if o.noise_power is not None and o.client in weights}
     denominator = federation.setting.cohort if weighting_of(federation.method) == "uniform" else sum(weights.values())
     result = []
     for u in uploads:

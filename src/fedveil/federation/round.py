@@ -70,9 +70,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a client's round gave. `loss`, `energy` and `error` are private and serve as diagnostics of simulations only.
+    """What a client's round gave. `loss`, `noise_power` and `error` are private and serve as diagnostics of simulations only.
 
-    `energy`: of the noise drawn inside training, per layer of what was sent [L] (see `Local`). `error`: why the client has
+    `noise_power`: of the noise drawn inside training, per layer of what was sent [L] (see `Local`). `error`: why the client has
     nothing of its own in this round; under a plan that promises anything it releases zero with noise.
     """
 
@@ -84,7 +84,7 @@ class Outcome:
     examples: int = 0
     seconds: float = 0.0
     error: str = ""
-    energy: Tensor | None = None
+    noise_power: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Work:
     private: State
     buffers: Tensor
     examples: int
-    energy: Tensor | None = None
+    noise_power: Tensor | None = None
     extras: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -158,7 +158,7 @@ def released_outcome(context: Context, task: Task, work: Work | Failure, start: 
     seconds = time.perf_counter() - start
     if isinstance(work, Failure) or problem:
         return Outcome(task.client, release, state, task.private, seconds=seconds, error=problem)
-    return Outcome(task.client, release, state, work.private, work.loss, work.examples, seconds, energy=work.energy)
+    return Outcome(task.client, release, state, work.private, work.loss, work.examples, seconds, noise_power=work.noise_power)
 
 
 def observed(upload: Upload, released: Released) -> Upload:
@@ -200,9 +200,9 @@ def trained(context: Context, task: Task, plan: Plan | Raw) -> Work:
     buffers = model.buffers()
     if buffers.numel():
         local.state["buffers"] = buffers
-    kept = _apart(model, (update, local.state, local.energy, local.extras))
-    update, state, energy, extras = _on("cpu", kept)
-    return Work(plan, update, loss, state, buffers.to("cpu"), len(y), energy, extras)
+    kept = _apart(model, (update, local.state, local.noise_power, local.extras))
+    update, state, noise_power, extras = _on("cpu", kept)
+    return Work(plan, update, loss, state, buffers.to("cpu"), len(y), noise_power, extras)
 
 
 def _on(device: torch.device | str, value: Any) -> Any:

@@ -99,7 +99,7 @@ class Local:
         plan: what will leave (a copy of the client's own), or None where that is decided from the update.
         data: examples and labels for `begin`, or None under DP-SGD, where they may touch nothing but the gradient source.
         extras: what leaves beside the update, by the names of the method's release layout; to be set until `finish` returns.
-        energy: expected squared norm of the noise drawn inside training, in each layer of the update [L]; None without any, NaN
+        noise_power: expected squared norm of the noise drawn inside training, per layer of the update [L]; None without any, NaN
             where it is not known; see `noised`.
         step: index of the current batch, from 0; `steps` is their number.
     """
@@ -118,7 +118,7 @@ class Local:
     scratch: dict[str, Any] = field(default_factory=dict)
     optimizer: Optimizer | None = None
     normal: Callable[[int], Tensor] | None = None
-    energy: Tensor | None = None
+    noise_power: Tensor | None = None
     client: int = -1
     plan: PublicPlan | None = None
     data: tuple[Tensor, Tensor] | None = None
@@ -130,16 +130,16 @@ class Local:
             raise ConfigError("this training loop was given no source of noise: set Local.normal")
         return self.normal(n)
 
-    def noised(self, energy: Tensor) -> None:
+    def noised(self, noise_power: Tensor) -> None:
         """Record that independent noise of that expected squared norm in each layer [L] went into the update, for the history."""
-        self.energy = energy if self.energy is None else self.energy + energy
+        self.noise_power = noise_power if self.noise_power is None else self.noise_power + noise_power
 
-    def noised_gradient(self, energy: Tensor) -> None:
-        """Record noise of that energy [L] in this step's gradient, as plain SGD passes it on; NaN for other optimisers."""
+    def noised_gradient(self, noise_power: Tensor) -> None:
+        """Record noise of that power [L] in this step's gradient, as plain SGD passes it on; NaN for other optimisers."""
         o = self.spec.optimizer
         plain = o.name == "sgd" and not o.momentum and not o.weight_decay
         rate = self.spec.learning_rate(self.round, self.step, self.steps) if plain else math.nan
-        self.noised(energy * rate**2)
+        self.noised(noise_power * rate**2)
 
     def descend(self) -> None:
         """One optimiser step along `model.grad` at the scheduled learning rate."""

@@ -1,4 +1,4 @@
-"""Slots: a worker writes what a client keeps, the main process finds it in place, and it is free when nobody has it any more."""
+"""The shared arena: a worker writes what a client keeps, the main process finds it in place, and it is freed in the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from federation_runs import assert_same, config, finished, job
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import Pool
 from fedveil.engines.pool_worker import pack, read_reply, reply, unpack
-from fedveil.engines.shared_arena import Desk, Slots
+from fedveil.engines.shared_arena import SharedArena, WorkerArena
 
 LARGE: dict[str, Any] = {"model": {"name": "mlp", "hidden": [256]}, "training": {"rounds": 4, "clients_per_round": 5}}
 BYTES = 4 * (64 * 256 + 256 + 256 * 10 + 10)
@@ -27,31 +27,31 @@ BYTES = 4 * (64 * 256 + 256 + 256 * 10 + 10)
 def test_a_worker_writes_and_the_main_process_reads_the_same_memory(in_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not in_memory:  # as on macOS, where an unnamed file serves
         monkeypatch.delattr(os, "memfd_create", raising=False)
-    slots = Slots()
+    slots = SharedArena()
     assert slots.lend() is None, "nobody kept anything yet"
     slots.need(12_000)
     slot = slots.lend()
     assert slot is not None
     kept = {"weights": torch.arange(2000.0), "mask": torch.ones(4096, dtype=torch.bool), "small": torch.ones(3), "n": 5}
-    message = reply(kept, Desk(slots.handle, slot))  # type: ignore[arg-type]
+    message = reply(kept, WorkerArena(slots.handle, slot))  # type: ignore[arg-type]
     assert len(message) < 1500
     needed, got = read_reply(message, slots.filled(slot))
     assert needed == 8000 + 4096
     assert all(torch.equal(got[k], kept[k]) for k in ("weights", "mask", "small"))
     sent = pack(got, slots.place)
     assert len(sent) < 1500, "what lies in a slot is named, not sent"
-    seen = unpack(sent, Desk(slots.handle, None).there)
+    seen = unpack(sent, WorkerArena(slots.handle, None).there)
     seen["weights"][0] = -1
     assert got["weights"][0] == 0, "what a worker does to what it was given stays with it"
     slots.close()
 
 
 def test_a_slot_is_free_when_the_last_tensor_in_it_is_gone() -> None:
-    slots = Slots()
+    slots = SharedArena()
     slots.need(8192)
     slot = slots.lend()
     assert slot is not None
-    _, got = read_reply(reply({"a": torch.ones(1024)}, Desk(slots.handle, slot)), slots.filled(slot))  # type: ignore[arg-type]
+    _, got = read_reply(reply({"a": torch.ones(1024)}, WorkerArena(slots.handle, slot)), slots.filled(slot))  # type: ignore[arg-type]
     part = got["a"][10:20]
     del got
     gc.collect()
@@ -65,11 +65,11 @@ def test_a_slot_is_free_when_the_last_tensor_in_it_is_gone() -> None:
 
 
 def test_what_does_not_fit_goes_through_the_pipe_and_the_next_slots_are_larger() -> None:
-    slots = Slots()
+    slots = SharedArena()
     slots.need(4096)
     slot = slots.lend()
     kept = {"a": torch.arange(5000.0)}
-    needed, got = read_reply(reply(kept, Desk(slots.handle, slot)), slots.filled(slot))  # type: ignore[arg-type]
+    needed, got = read_reply(reply(kept, WorkerArena(slots.handle, slot)), slots.filled(slot))  # type: ignore[arg-type]
     assert torch.equal(got["a"], kept["a"])
     assert slots.place(got["a"].numpy()) is None
     slots.need(needed)
@@ -133,7 +133,7 @@ def test_large_states_equal_inline_and_keep_no_files_open(start: str, tmp_path: 
 
 
 def test_an_array_elsewhere_has_no_place() -> None:
-    slots = Slots()
+    slots = SharedArena()
     slots.need(4096)
     assert slots.lend() is not None
     assert slots.place(np.zeros(2000)) is None

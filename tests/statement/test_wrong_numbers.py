@@ -287,3 +287,19 @@ def test_only_the_nominal_size_of_a_client_is_public_under_dp_sgd() -> None:
     said = "each client's number of examples is public"
     assert said not in uniform.proven.assumptions
     assert said in weighing.proven.assumptions
+
+
+# --- 7: adjacency as a string -----------------------------------------------------------------------------------------------
+
+
+def test_an_adjacency_given_as_a_string_takes_no_branch_of_its_own() -> None:
+    """Version 0.1 gave 6.039 for either string: the bound for an adjacency that is not known."""
+    events = [SampledGaussian(0.1, 1.0, 60)]
+    assert bound(events, 1e-5)[0] == pytest.approx(6.039, rel=1e-4)
+    for adjacency, epsilon in ((ZERO, 5.573), (Adjacency.REPLACE_ONE, 3.272)):
+        text: Any = str(adjacency)
+        assert bound(events, 1e-5, adjacency=text) == bound(events, 1e-5, adjacency=adjacency)
+        assert bound(events, 1e-5, adjacency=text)[0] == pytest.approx(epsilon, rel=1e-4)
+    nobody_s: Any = "add_remove"
+    with pytest.raises(ConfigError, match="zero_out, replace_one"):
+        bound(events, 1e-5, adjacency=nobody_s)

@@ -74,7 +74,7 @@ def replay(
     config: OptionalConfig = None,
     preset: Preset = None,
     overrides: Overrides = None,
-    rounds: Annotated[int, typer.Option(help="Rounds played of each run, at most.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds played of each run, at most.")] = 3,
     engine: Annotated[Literal["inline", "pool"], typer.Option(help="pool cannot see the order of releases.")] = "inline",
     as_json: AsJson = False,
 ) -> None:

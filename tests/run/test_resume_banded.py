@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import random
 import signal
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,8 @@ import torch
 import fedveil.federation.fit as fitting
 import fedveil.run.run as module
 from fedveil.errors import LedgerError
-from fedveil.ledger.budgeted_ledger import Till
+from fedveil.ledger.budgeted_ledger import BudgetedLedger
+from fedveil.release.door import Door
 from fedveil.release.noise_memory import NoiseMemory
 from resumed_runs import case, entries, go
 
@@ -59,15 +63,15 @@ def before_the_charge(at: int, patch: pytest.MonkeyPatch) -> None:
 
 def before_the_server(at: int, patch: pytest.MonkeyPatch) -> None:
     """Killed with the row in the ledger, before anybody got the release."""
-    real = Till.charge_once
+    real = BudgetedLedger.charge_once
 
-    def charged(self: Till, entry: Any, *, again: bool) -> int:
-        number = real(self, entry, again=again)
+    def charged(self: BudgetedLedger, entry: Any, *, digest: str) -> int:
+        number = real(self, entry, digest=digest)
         if entry.round == at:
             die()
         return number
 
-    patch.setattr(Till, "charge_once", charged)
+    patch.setattr(BudgetedLedger, "charge_once", charged)
 
 
 def before_the_checkpoint(at: int, patch: pytest.MonkeyPatch) -> None:
@@ -142,6 +146,73 @@ def test_a_round_leaves_once_and_the_run_ends_within_its_budget(
     assert all(len(versions) == 1 for versions in releases.values())
     seen = [(tmp_path / kept / str(at)).exists() for kept in ("first", "second", "third")]
     assert seen == [moment is before_the_checkpoint, True, True]
+
+
+def check_random_moments(folder: Path, kills: int) -> None:
+    """Kill and resume at random moments; every release that left is in the ledger, and none of a round is another one's.
+
+    Each process appends the digest of what left to a file, and syncs it, before anything is made of the release.
+    """
+    draw, hits, run_number = random.Random(11), 0, 0
+    given = secret()
+    began = time.monotonic()
+    go(given, folder / "calm")
+    lasts = time.monotonic() - began
+    while hits < kills:
+        path, out = folder / str(run_number), folder / f"left-{run_number}"
+        run_number += 1
+        while not (path / "summary.json").exists():
+            if path.exists() and not (path / "ledger.sqlite").exists():
+                break  # killed before it began
+            hits += killed_while_it_hands_over(given, path, out, draw.uniform(0, 0.7 * lasts))
+        left = [(int(t), digest) for t, digest in (line.split() for line in out.read_text().splitlines())] if out.exists() else []
+        rows = entries(path) if (path / "ledger.sqlite").exists() else []
+        held = {(e.round, e.note.removeprefix("released sha256 ")) for e in rows}
+        assert len(held) == len(rows) == len({t for t, _ in held})
+        assert set(left) <= held
+        if (path / "summary.json").exists():
+            assert {t for t, _ in left} == set(range(ROUNDS))
+            assert [e.round for e in rows] == list(range(ROUNDS))
+
+
+def killed_while_it_hands_over(given: Any, path: Path, out: Path, seconds: float) -> bool:
+    """Run or resume in a process of its own, killed after so long; whether it was still running."""
+    child = os.fork()
+    if child == 0:
+        real = Door.release_sum
+
+        def noted(*arguments: Any, **named: Any) -> Any:
+            upload = real(*arguments, **named)
+            with out.open("a") as file:
+                file.write(f"{upload.round} {hashlib.sha256(upload.integers.numpy().tobytes()).hexdigest()}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            return upload
+
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Door, "release_sum", noted)
+                go(given, path, resume=(path / "ledger.sqlite").exists())
+            os._exit(0)
+        finally:
+            os._exit(1)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, -signal.SIGKILL), "a resumed run ends by itself only when it is done"
+    return status != 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its victims")
+def test_killed_at_twenty_random_moments_no_round_leaves_unrecorded_or_in_two_versions(tmp_path: Path) -> None:
+    check_random_moments(tmp_path, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its victims")
+def test_killed_at_a_hundred_random_moments_no_round_leaves_unrecorded_or_in_two_versions(tmp_path: Path) -> None:
+    check_random_moments(tmp_path, 100)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its victim")

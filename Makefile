@@ -21,10 +21,10 @@ demo: $(STAMP)
 test: $(STAMP) lint types
 	$(PYTEST)
 
-# The inner loop: the rooms below the engines, the house, the documentation, and the README's example from end to end.
+# The inner loop: the rooms below the engines, the house, the documentation, and whole runs by the program that spend a budget.
 CORE := accounting papers ledger data training release models methods federation configuration statement
 fast: $(STAMP)
-	$(PYTEST) -x -m 'not slow and not heavy' tests/test_*.py $(CORE:%=tests/%) tests/cli/test_readme.py
+	$(PYTEST) -x -m 'not slow and not heavy' tests/test_*.py $(CORE:%=tests/%) tests/run/test_run_budget.py
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

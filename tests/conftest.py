@@ -16,9 +16,9 @@ from skips import refused
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so are programs started in the background; tests interrupt themselves
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("ci", derandomize=True)  # the same examples in every CI run: red means the change, not the draw
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+settings.register_profile("here", deadline=None)  # a busy machine is no failure
+settings.register_profile("ci", deadline=None, derandomize=True)  # the same examples in every CI run: red means the change
+settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 @pytest.hookimpl(wrapper=True)

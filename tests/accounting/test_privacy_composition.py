@@ -18,12 +18,18 @@ from fedveil.errors import ConfigError
 sizes = st.integers(1, 6)
 
 
-@given(st.lists(st.tuples(st.floats(0, 3), st.floats(0.05, 3)), min_size=1, max_size=6), st.floats(0, 5))
+def hundredths(low: int, high: int) -> st.SearchStrategy[float]:
+    """Numbers whose squares are far above what a linear programme's solver rounds away."""
+    return st.integers(low, high).map(lambda n: n / 100)
+
+
+@given(st.lists(st.tuples(hundredths(0, 300), hundredths(5, 300)), min_size=1, max_size=6), hundredths(0, 500))
 def test_knapsack_equals_the_linear_programme(groups: list[tuple[float, float]], joint: float) -> None:
     """maximise sum y_l / sigma_l^2 over 0 <= y_l <= Delta_l^2, sum y_l <= joint^2."""
     deltas, sigmas = (np.array(x) for x in zip(*groups, strict=True))
     best = linprog(-1 / sigmas**2, A_ub=[np.ones_like(sigmas)], b_ub=[joint**2], bounds=[(0, d * d) for d in deltas])
     assert mu_groups_joint(deltas, sigmas, joint) ** 2 == pytest.approx(-best.fun, rel=1e-7, abs=1e-9)
+    assert mu_groups_joint(deltas, sigmas, 0) == 0
     assert mu_groups_joint(deltas, sigmas, joint) <= mu_groups(deltas, sigmas) * (1 + 1e-12)
     assert mu_groups_joint(deltas, sigmas, 1e6) == pytest.approx(mu_groups(deltas, sigmas), rel=1e-12)
 

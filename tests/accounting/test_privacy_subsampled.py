@@ -37,6 +37,7 @@ def renyi(rate: float, z: float, order: float) -> float:
 
 
 @pytest.mark.parametrize(("rate", "z"), [(0.01, 1.0), (0.1, 0.5), (0.5, 3.0), (0.3, 20.0)])
+@pytest.mark.heavy
 def test_renyi_divergence_equals_the_integral_at_integer_and_real_orders(rate: float, z: float) -> None:
     orders = [1.0078125, 1.6, 2.0, 6.25, 17.0]
     assert rdp(rate, z, orders, adjacency=ZERO) == pytest.approx([renyi(rate, z, a) for a in orders], rel=1e-9)

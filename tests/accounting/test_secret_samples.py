@@ -95,6 +95,7 @@ def test_tiny_deltas_are_left_to_the_renyi_bound() -> None:
     assert value > bound([SEEN], 1e-9, adjacency=ZERO)[0]
 
 
+@pytest.mark.heavy
 def test_large_populations_and_long_runs() -> None:
     for clients, rate, rounds in ((10**6, 0.01, 100), (10**6, 1e-4, 10**4), (1000, 0.05, 10**4)):
         seen = seen_count.epsilon_pld(SeenCountGaussian(clients, rate, 2.0, rounds), 1e-6, adjacency=ZERO)

@@ -169,6 +169,7 @@ def masses_of(curve: np.ndarray, losses: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("adjacency", "direction"), [(ZERO, 0), (ZERO, 1), (REPLACE, 0), (None, 0)])
+@pytest.mark.heavy
 def test_composition_by_a_second_implementation_from_the_curves(adjacency: Adjacency | None, direction: int) -> None:
     """Slopes of the one-step curves instead of masses of intervals."""
     clients, rate, z, rounds, step, size = 20, 0.2, 1.5, 30, 4e-3, 2**16

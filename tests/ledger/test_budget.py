@@ -313,6 +313,7 @@ def test_no_adversarial_policy_exceeds_a_gdp_cap(
 
 @settings(max_examples=50, deadline=None)
 @given(policy=policies)
+@pytest.mark.heavy
 def test_no_adversarial_policy_exceeds_a_renyi_cap(
     policy: list[tuple[str, int, float]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

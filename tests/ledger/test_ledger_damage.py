@@ -94,6 +94,7 @@ def test_the_undamaged_copies_open(crashed: Path, closed: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("state", "suffix", "flips"), [("closed", "", 100), ("crashed", "", 100), ("crashed", "-wal", 150), ("closed", "-head", 80)]
 )
+@pytest.mark.heavy
 def test_flipped_bits(state: str, suffix: str, flips: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     generator = random.Random(f"{state}{suffix}")
     refused = 0

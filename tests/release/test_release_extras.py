@@ -221,6 +221,7 @@ class Seen:
 @pytest.mark.parametrize("promise", [True, False])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
+@pytest.mark.heavy
 def test_extras_travel_through_every_engine(view: str, engine: str, promise: bool, tmp_path: Path) -> None:
     std = 1e-7 if promise else 0.0
     extras = {"bit": Extra(1.0, std), "pair": Extra(1.0, std)}

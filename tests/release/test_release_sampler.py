@@ -66,6 +66,7 @@ def test_law(histogram: tuple[float, Integers, Integers]) -> None:
 
 
 @pytest.mark.parametrize("off", [0.999, 1.001])
+@pytest.mark.heavy
 def test_law_tells_a_std_off_by_a_thousandth(histogram: tuple[float, Integers, Integers], off: float) -> None:
     std, values, counts = histogram
     assert power_test(std * off, values, counts) < 1e-4

@@ -23,10 +23,11 @@ from fedveil.adversary.replay_measures import Measured, not_drawn_by_poisson, po
 from fedveil.adversary.replay_notes import difference
 from fedveil.cli.app import app
 from fedveil.errors import FedveilError
+from fedveil.federation.clients import Clients
 from fedveil.methods.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.method_registry import METHODS
-from method_kit import digits
+from method_kit import digits, trained
 
 RECORD = {"unit": "record"}
 DP_SGD = {"local": "dp-sgd"}
@@ -76,6 +77,27 @@ def test_no_proven_method_raises_an_alarm(name: str, training: dict[str, Any], p
     assert compared[OTHERS] > 0
     assert compared[world.MODELS] == 3 * len(found.worlds)
     assert (doors.POST_PROCESSED in compared) == (training == DP_SGD)
+
+
+def test_what_is_recorded_is_the_run_itself(tmp_path: Path) -> None:
+    notes = world.play(bugs.planted(tmp_path), tmp_path, rounds=3, engine_name="inline").notes
+    job = bugs.context(bugs.planted(tmp_path), door=replace(bugs.planted(tmp_path).context.door, ledger=bugs.Book()))
+    plain = trained(job)
+    models = [note.value for note in notes if note.check == world.MODELS]
+    assert models[-1][0].equal(plain.model)
+    assert difference(models[-1][3], plain.server) == ""
+
+
+def test_a_replay_in_which_nobody_holds_anything_says_so() -> None:
+    nobody = np.zeros(25, dtype=np.int64)
+
+    def fresh(folder: Path) -> Any:
+        job = bugs.planted(folder)
+        clients = job.context.clients
+        return bugs.context(job, clients=Clients(clients.x[:0], clients.y[:0], nobody))
+
+    with pytest.raises(FedveilError, match="no client with examples took part"):
+        replay_federation(fresh)
 
 
 def test_the_pool_is_replayed_as_well() -> None:

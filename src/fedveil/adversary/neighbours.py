@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fedveil.accounting.types import Unit
+from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
 
 if TYPE_CHECKING:
@@ -72,9 +73,15 @@ def changes_for(job: Federation) -> list[Change]:
 
 
 def neighbours(job: Federation, changes: Sequence[Change], among: Sequence[int]) -> list[Neighbour]:
-    """One neighbour for each change, the clients `among` in turn; clients without examples are passed over."""
+    """One neighbour for each change, the clients `among` in turn; clients without examples are passed over.
+
+    Raises:
+        ConfigError: none of them has any.
+    """
     clients = job.context.clients
     holders = [c for c in among if clients.size(c)]
+    if not holders:
+        raise ConfigError("no client with examples took part in the replayed rounds: replay more of them (--rounds)")
     return [_neighbour(clients, change, holders[i % len(holders)], job.setting.classes) for i, change in enumerate(changes)]
 
 

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.accounting.types import Adjacency, Unbounded
 from fedveil.adversary.neighbours import Neighbour, changes_for, neighbours
-from fedveil.adversary.replay_door import NOISE, PLANS, POST_PROCESSED, ROWS, SENSITIVITY, UPLOADS, WEIGHTS
+from fedveil.adversary.replay_door import NOISE, PLANS, POST_PROCESSED, SENSITIVITY, UPLOADS, WEIGHTS
 from fedveil.adversary.replay_notes import Note, difference
+from fedveil.adversary.replay_records import ROWS
 from fedveil.adversary.replay_world import BROADCAST, END, HISTORY, MODELS, ORDER, PARTICIPANTS, STATES, Fresh, World, play
 from fedveil.configuration.config import calibrated_setting
 from fedveil.errors import ConfigError

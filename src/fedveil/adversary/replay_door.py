@@ -16,9 +16,10 @@ import torch
 
 from fedveil.adversary.replay_measures import Measured, measured, planned_stds
 from fedveil.adversary.replay_notes import Diary
+from fedveil.adversary.replay_records import RecordedLedger, RecordedRandomness
 from fedveil.errors import FedveilError
 from fedveil.release.cost import promises, step_exponent, step_sensitivity
-from fedveil.release.door import AGGREGATE, Charger, Contribution, Door
+from fedveil.release.door import AGGREGATE, Contribution, Door
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise_mechanism import Independent
 from fedveil.release.plan import Plan, Raw, Upload
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.accounting.types import Adjacency
-    from fedveil.ledger.budget import Budgets
-    from fedveil.ledger.entry import Entry
-    from fedveil.ledger.ledger import Ledger
     from fedveil.release.noise import Randomness
     from fedveil.training.local import GradientSource, Local
 
@@ -38,7 +36,6 @@ Releases = Mapping[tuple[int, ...], Any]
 """What left in the first world: uploads by (round, client), noisy gradients by (round, client, step)."""
 
 PLANS = "plans"
-ROWS = "ledger rows"
 UPLOADS = "uploads and sums, but for their numbers"
 WEIGHTS = "weights and denominators"
 POST_PROCESSED = "updates made of noisy steps"
@@ -48,92 +45,6 @@ CLIPPED = "contributions within their clips"
 ADDED = "sums hold the contributions and their noise, nothing else"
 SENSITIVITY = "contributions of the two worlds within the sensitivity"
 BATCHES = "batches drawn as the accountant counts them"
-
-
-class RecordedRandomness:
-    """The run's randomness; `drawn` lists each draw of noise since it was last emptied: its std in grid steps, and the noise."""
-
-    def __init__(self, own: Randomness) -> None:
-        self.own = own
-        self.drawn: list[tuple[NDArray[np.float64], NDArray[np.int64]]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "own":
-            raise AttributeError(name)
-        return getattr(self.own, name)
-
-    def integers(self, std: float | NDArray[np.float64], n: int, *name: object) -> NDArray[np.int64]:
-        """As the run's."""
-        noise = self.own.integers(std, n, *name)
-        self.drawn.append((np.broadcast_to(std, n), noise))
-        return noise
-
-    def secret(self, *key: object) -> np.random.Generator:
-        """As the run's, but that a record keeps its coins when another record leaves."""
-        return cast("np.random.Generator", _SameCoins(self.own, key))
-
-
-class _SameCoins:
-    """A generator that begins a new stream at each call of `random`: the first numbers are the same however many are drawn."""
-
-    def __init__(self, randomness: Randomness, key: tuple[object, ...]) -> None:
-        self.randomness, self.key, self.calls, self.own = randomness, key, 0, randomness.secret(*key)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
-
-    def random(self, n: int) -> NDArray[np.float64]:
-        """n uniform numbers in [0, 1)."""
-        self.calls += 1
-        return np.random.default_rng(self.randomness.derive("coins", *self.key, self.calls)).random(n)
-
-
-class RecordedLedger:
-    """The run's ledger; each row is noted as soon as it is charged."""
-
-    def __init__(self, own: Charger, diary: Diary) -> None:
-        self.own, self.diary = own, diary
-
-    def charge(self, entry: Entry) -> int:
-        """As the run's."""
-        number = self.own.charge(entry)
-        self.diary.note("public", ROWS, entry.round, entry.client, entry)
-        return number
-
-    def charge_once(self, entry: Entry, *, digest: str) -> int:
-        """As the run's."""
-        number = self.own.charge_once(entry, digest=digest)
-        self.diary.note("public", ROWS, entry.round, entry.client, entry)
-        return number
-
-
-class RowsInMemory:
-    """The run's budgets over rows in memory: nothing of a replay needs to survive it."""
-
-    def __init__(self, budgets: Budgets | None) -> None:
-        self.budgets = budgets
-        self.rows: list[Entry] = []
-
-    def charge(self, entry: Entry) -> int:
-        """One row, if the budget allows it."""
-        if self.budgets is None:
-            return self.charge_many([entry])[0]
-        return self.budgets.charge(cast("Ledger", self), [entry])[0]
-
-    def charge_once(self, entry: Entry, *, digest: str) -> int:
-        """As `charge`: no round of a replay is done again."""
-        return self.charge(entry)
-
-    def charge_many(self, entries: Sequence[Entry], admit: Callable[[], None] | None = None) -> list[int]:
-        """As `Ledger.charge_many`."""
-        if admit is not None:
-            admit()
-        self.rows.extend(entries)
-        return list(range(len(self.rows) - len(entries) + 1, len(self.rows) + 1))
-
-    def entries(self, since: int = 0) -> Iterator[tuple[int, float, Entry]]:
-        """As `Ledger.entries`."""
-        return ((number, 0.0, self.rows[number - 1]) for number in range(since + 1, len(self.rows) + 1))
 
 
 @dataclass(frozen=True, kw_only=True)

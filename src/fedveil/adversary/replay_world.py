@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from fedveil.accounting.types import SampledGaussian, Unit, View
-from fedveil.adversary.replay_door import BATCHES, DRAWN, NOISE, PLANS, ROWS, Releases, ReplayDoor, RowsInMemory, recorded_source
+from fedveil.adversary.replay_door import BATCHES, DRAWN, NOISE, PLANS, Releases, ReplayDoor, recorded_source
 from fedveil.adversary.replay_measures import not_drawn_by_poisson
 from fedveil.adversary.replay_notes import Diary, Note, difference
+from fedveil.adversary.replay_records import ROWS, RowsInMemory
 from fedveil.engines.select_engine import engine
 from fedveil.errors import BudgetExhausted
 from fedveil.federation.fit import one_round

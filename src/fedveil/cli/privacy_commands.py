@@ -74,7 +74,7 @@ def replay(
     config: OptionalConfig = None,
     preset: Preset = None,
     overrides: Overrides = None,
-    rounds: Annotated[int, typer.Option(help="Maximum number of rounds of each run.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Maximum number of rounds of each run.")] = 3,
     engine: Annotated[
         Literal["inline", "pool"], typer.Option(help="With pool, the order of releases is not checked.")
     ] = "inline",

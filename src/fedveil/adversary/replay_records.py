@@ -1,0 +1,107 @@
+"""What a replay records beside the door: the randomness that it draws from, and the ledger that it charges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from fedveil.adversary.replay_notes import Diary
+from fedveil.release.door import Charger
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fedveil.ledger.budget import Budgets
+    from fedveil.ledger.entry import Entry
+    from fedveil.ledger.ledger import Ledger
+    from fedveil.release.noise import Randomness
+
+ROWS = "ledger rows"
+
+
+class RecordedRandomness:
+    """The run's randomness; `drawn` lists each draw of noise since it was last emptied: its std in grid steps, and the noise."""
+
+    def __init__(self, own: Randomness) -> None:
+        self.own = own
+        self.drawn: list[tuple[NDArray[np.float64], NDArray[np.int64]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "own":
+            raise AttributeError(name)
+        return getattr(self.own, name)
+
+    def integers(self, std: float | NDArray[np.float64], n: int, *name: object) -> NDArray[np.int64]:
+        """As the run's."""
+        noise = self.own.integers(std, n, *name)
+        self.drawn.append((np.broadcast_to(std, n), noise))
+        return noise
+
+    def secret(self, *key: object) -> np.random.Generator:
+        """As the run's, but that a record keeps its coins when another record leaves."""
+        return cast("np.random.Generator", _SameCoins(self.own, key))
+
+
+class _SameCoins:
+    """A generator that begins a new stream at each call of `random`: the first numbers are the same however many are drawn."""
+
+    def __init__(self, randomness: Randomness, key: tuple[object, ...]) -> None:
+        self.randomness, self.key, self.calls, self.own = randomness, key, 0, randomness.secret(*key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+    def random(self, n: int) -> NDArray[np.float64]:
+        """n uniform numbers in [0, 1)."""
+        self.calls += 1
+        return np.random.default_rng(self.randomness.derive("coins", *self.key, self.calls)).random(n)
+
+
+class RecordedLedger:
+    """The run's ledger; each row is noted as soon as it is charged."""
+
+    def __init__(self, own: Charger, diary: Diary) -> None:
+        self.own, self.diary = own, diary
+
+    def charge(self, entry: Entry) -> int:
+        """As the run's."""
+        number = self.own.charge(entry)
+        self.diary.note("public", ROWS, entry.round, entry.client, entry)
+        return number
+
+    def charge_once(self, entry: Entry, *, digest: str) -> int:
+        """As the run's."""
+        number = self.own.charge_once(entry, digest=digest)
+        self.diary.note("public", ROWS, entry.round, entry.client, entry)
+        return number
+
+
+class RowsInMemory:
+    """The run's budgets over rows in memory: nothing of a replay needs to survive it."""
+
+    def __init__(self, budgets: Budgets | None) -> None:
+        self.budgets = budgets
+        self.rows: list[Entry] = []
+
+    def charge(self, entry: Entry) -> int:
+        """One row, if the budget allows it."""
+        if self.budgets is None:
+            return self.charge_many([entry])[0]
+        return self.budgets.charge(cast("Ledger", self), [entry])[0]
+
+    def charge_once(self, entry: Entry, *, digest: str) -> int:
+        """As `charge`: no round of a replay is done again."""
+        return self.charge(entry)
+
+    def charge_many(self, entries: Sequence[Entry], admit: Callable[[], None] | None = None) -> list[int]:
+        """As `Ledger.charge_many`."""
+        if admit is not None:
+            admit()
+        self.rows.extend(entries)
+        return list(range(len(self.rows) - len(entries) + 1, len(self.rows) + 1))
+
+    def entries(self, since: int = 0) -> Iterator[tuple[int, float, Entry]]:
+        """As `Ledger.entries`."""
+        return ((number, 0.0, self.rows[number - 1]) for number in range(since + 1, len(self.rows) + 1))

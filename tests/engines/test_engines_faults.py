@@ -148,7 +148,7 @@ def test_every_fault_is_released_as_zero_with_noise_and_nobody_can_tell(view: st
     for row, calm, (name, _, reason) in zip(progress.history, other.history, FAULTS, strict=False):
         assert list(row["failures"]) == [victim], name
         assert re.search(reason, row["failures"][victim]), (name, row["failures"][victim])
-        assert (row["participants"], row["failed"]) == (5, 1)
+        assert (row["participants"], row["failed"]) == (6, 1)
         assert calm["failures"] == {}
         assert row["noise_norm"] == calm["noise_norm"]
     entries = charged(tmp_path / "faulty")
@@ -222,7 +222,7 @@ def test_clients_that_fail_send_their_noise(
     # 19,240 normals: the standard error of their std is 0.5 %; the noise of the four others alone is 18 % or 22 % away
     assert measured == pytest.approx(std, rel=0.025)
     for row in progress.history:
-        assert row["participants"] == 4
+        assert row["participants"] == 6
         assert row["layer_noise_std"] == pytest.approx([std] * 4, rel=1e-6)
         assert row["noise_norm"] == pytest.approx(std * math.sqrt(4810), rel=1e-5)
     assert len(entries) == (24 if view == "server" else 4)

@@ -61,7 +61,7 @@ class OptimizerSection(Section):
 class TrainingSection(Section):
     """Rounds and local training. `sampling` left out is poisson where privacy can use it, else fixed.
 
-    client_timeout: seconds after which a client that has not answered is left out of its round.
+    client_timeout: seconds after which a client that has not answered is given up.
     measure_trained: measure each client's model as its local training left it on the client's own test examples.
     """
 

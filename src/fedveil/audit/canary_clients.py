@@ -25,6 +25,7 @@ from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import Context
 from fedveil.release.noise import Randomness
+from fedveil.release.noise_memory import NoiseMemory
 from fedveil.release.plan import Plan, Released
 from fedveil.training.local import HasMetrics, HasPersonalModel, Local, Objective, State
 
@@ -111,7 +112,9 @@ def run_with_canaries(
     check(federation, k)
     context = federation.context
     marked = Canaries(context.objective, int(rng.integers(2**31)), 0.5 * context.door.max_norm)
-    federation = replace(federation, context=replace(context, objective=marked), evaluate_every=federation.setting.rounds)
+    door = replace(context.door, memory=NoiseMemory())  # noise correlated over the rounds begins anew with each run
+    context = replace(context, objective=marked, door=door)
+    federation = replace(federation, context=context, evaluate_every=federation.setting.rounds)
     progress = start(federation)
     for canary, client in enumerate(rng.choice(federation.setting.clients, size=k, replace=False)):
         progress.privates[int(client)] = {"canary": canary}

@@ -22,6 +22,7 @@ from fedveil.methods.base import weighting_of
 from fedveil.release import plan as release
 from fedveil.release.cost import per_layer
 from fedveil.release.door import Contribution
+from fedveil.release.grid import from_grid
 from fedveil.training.local import Plain
 
 if TYPE_CHECKING:
@@ -153,7 +154,10 @@ def _others(snapshot: Snapshot) -> list[Contribution]:
 
 
 def _sum(snapshot: Snapshot, sealed: Sequence[Contribution], plan: release.Plan | release.Raw) -> release.Upload:
-    return snapshot.federation.context.door.release_sum(sealed, plan, snapshot.progress.round, _denominator(snapshot, sealed))
+    door = snapshot.federation.context.door
+    if door.memory is not None:  # each attempt is a release of this round of its own
+        door = replace(door, memory=door.memory.copied())
+    return door.release_sum(sealed, plan, snapshot.progress.round, _denominator(snapshot, sealed))
 
 
 def _known(snapshot: Snapshot, rest: Sequence[Contribution], sent: release.Upload) -> Tensor:
@@ -163,7 +167,8 @@ def _known(snapshot: Snapshot, rest: Sequence[Contribution], sent: release.Uploa
     total = torch.stack([contribution.sealed for contribution in rest]).sum(0)
     if sent.integers is None:
         return total
-    return snapshot.federation.context.door.opened(sent, total, sent.plan).vector
+    parts, shift = snapshot.federation.context.door.parts, sent.plan.mechanism.shift
+    return parts.parted(from_grid(total.numpy(), [(part, k + shift) for part, k in parts.grid(sent.plan)]))[0]
 
 
 def _denominator(snapshot: Snapshot, sealed: Sequence[Contribution]) -> float:

@@ -24,6 +24,7 @@ from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.release.noise import Randomness
+from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
 from fedveil.release.plan import Fixed, Plan, Released
 from fedveil.run.assembly import Prepared, build_model, federation, prepare
 from fedveil.run.resume import identity, run_id_of
@@ -95,7 +96,8 @@ class Snapshot:
         """The same place and noise, where a client takes one step on one example, and the method plans for that."""
         training = self.config.training.model_copy(update={"local_steps": 1, "batch_size": 1})
         config = self.config.model_copy(update={"training": training})
-        job = _uncharged(config, self.prepared, self.federation.context.randomness)
+        door = self.federation.context.door
+        job = _with_door(_uncharged(config, self.prepared, door.randomness), memory=door.memory)
         return replace(self, config=config, federation=job)
 
     @property
@@ -170,6 +172,7 @@ def snapshot_of(
         progress = _trained(config, job, job.setting.rounds if round is None else round, on_round)
     else:
         progress = _saved(run, identity(run_id_of(run), prepared, config.run.plugins), round)
+        job = _with_door(job, memory=NoiseMemory(run / STATE_FILE).copied())
     return Snapshot(config, prepared, job, progress)
 
 
@@ -203,5 +206,10 @@ def uncharged(config: Config, seed: int) -> tuple[Federation, Prepared]:
 def _uncharged(config: Config, prepared: Prepared, randomness: Randomness) -> Federation:
     """On the CPU, wherever the run was trained: an attack looks at few clients, and a snapshot holds plain tensors."""
     job = federation(config, prepared, Path("no-ledger"), "attack")
-    door = replace(job.context.door, ledger=NullLedger(), randomness=randomness)
-    return replace(job, context=replace(job.context, door=door, randomness=randomness))
+    job = _with_door(job, ledger=NullLedger(), randomness=randomness, memory=NoiseMemory())
+    return replace(job, context=replace(job.context, randomness=randomness))
+
+
+def _with_door(job: Federation, **changes: Any) -> Federation:
+    """The federation with its door changed."""
+    return replace(job, context=replace(job.context, door=replace(job.context.door, **changes)))

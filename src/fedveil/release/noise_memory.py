@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     Arrays = dict[str, NDArray[Any]]
 
 
+STATE_FILE = "noise-state.safetensors"
+"""Its name in a run directory."""
+
+
 class NoiseMemory:
     """Named arrays that a mechanism keeps from one round to the next, with the round that wrote them.
 
@@ -44,6 +48,12 @@ class NoiseMemory:
             except (OSError, SafetensorError) as problem:
                 raise LedgerError(f"{self.path}: the state of the noise cannot be read ({problem}); start anew") from problem
         return self._held
+
+    def copied(self) -> NoiseMemory:
+        """The same state in memory alone, for whoever looks at a release without making one."""
+        copy = NoiseMemory()
+        copy._held = dict(self.read())
+        return copy
 
     def write(self, arrays: Arrays) -> None:
         """Replace what is kept; when this returns it survives a crash.

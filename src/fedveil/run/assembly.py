@@ -29,7 +29,7 @@ from fedveil.models import model_registry as models
 from fedveil.models.mixing import mixing_layer
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
-from fedveil.release.noise_memory import NoiseMemory
+from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
 from fedveil.training.local import HasPersonalModel, Objective, Trained
 from fedveil.training.params import FlatModel
 
@@ -116,7 +116,7 @@ def federation(
         max_norm=config.training.max_update_norm,
         colluders=setting.colluders,
         extras=method.extras(setting),
-        memory=NoiseMemory(ledger.with_name("noise-state.safetensors")),
+        memory=NoiseMemory(ledger.with_name(STATE_FILE)),
     )
     context = Context(
         model,

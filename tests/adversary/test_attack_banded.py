@@ -1,0 +1,69 @@
+"""Attacks on runs with correlated noise: each attempt is a release of its own, and the run's secret state is only read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedveil.adversary.attack_options import AttackOptions
+from fedveil.adversary.attacked_release import interceptions
+from fedveil.adversary.audit_canaries import audit_canaries
+from fedveil.adversary.snapshot import Snapshot, snapshot_of
+from fedveil.configuration.config import Config, parse
+from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
+from fedveil.run.run import run
+
+
+def config(noise: float) -> Config:
+    return parse(
+        {
+            "data": {"name": "digits", "partition": {"kind": "iid", "clients": 8}},
+            "model": {"name": "linear"},
+            "method": {"name": "banded-mf", "clip": 0.5, "separation": 2},
+            "training": {"rounds": 3, "clients_per_round": 4, "sampling": "fixed", "optimizer": {"lr": 0.1}},
+            "privacy": {"noise_multiplier": noise, "delta": 1e-3, "view": "aggregate"},
+            "run": {"engine": "inline"},
+        }
+    )
+
+
+def attempts(snapshot: Snapshot, count: int = 3) -> list[tuple[torch.Tensor, float]]:
+    """What one who knows all others reads of each victim, and the norm of that victim's clipped update."""
+    found: list[Any] = [i.upload for i in interceptions(snapshot, AttackOptions(knows=("others",), seed=1), count, 4)]
+    return [(torch.cat([part.flatten() for part in upload.tensors.values()]), upload.signal_norm) for upload in found]
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_each_attempt_reads_its_own_release_and_leaves_the_state_alone(last: bool, tmp_path: Path, elsewhere: Path) -> None:
+    """Who knows all others reads off one client's update, where noise is next to nothing: another one for each victim."""
+    given = config(1e-6)
+    path = run(given, tmp_path / "run").path
+    before = (path / STATE_FILE).read_bytes()
+    snapshot = snapshot_of(given, path, last=last, seed=0)
+    assert snapshot.progress.round == (3 if last else 0)
+    read = attempts(snapshot)
+    assert len({norm for _, norm in read}) == 3
+    for update, norm in read:
+        assert float(update.norm()) == pytest.approx(norm, rel=1e-3)
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(read, attempts(snapshot), strict=True))
+    assert (path / STATE_FILE).read_bytes() == before
+    assert int(NoiseMemory(path / STATE_FILE).read()["round"][0]) == 2
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.heavy
+def test_canaries_leave_no_state_behind(elsewhere: Path) -> None:
+    for _ in range(2):  # the second run begins anew
+        assert [audit.n for audit in audit_canaries(config(1.0), 4)] == [4, 4]
+    assert list(elsewhere.iterdir()) == []

@@ -109,6 +109,7 @@ def test_replace_one_costs_at_least_what_opposite_contributions_show(rate: float
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 10, 49, 97, 1000, 12345])
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-5), (0.3, 1e-9), (20.0, 0.01)])
+@pytest.mark.heavy
 def test_equal_shares_fit_exactly(count: int, epsilon: float, delta: float) -> None:
     rule = GdpFilter(epsilon, delta)
     assert accepted(rule, Gaussian(rule.share(count))) == count

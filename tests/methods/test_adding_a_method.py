@@ -51,6 +51,7 @@ def test_the_configuration_on_the_page_is_certified_at_its_epsilon() -> None:
 
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])
+@pytest.mark.heavy
 def test_nothing_private_shows_but_through_the_noise(view: str) -> None:
     assert replay(h.at_epsilon_8({"name": "following-clip"}, f"privacy.view={view}", "privacy.epsilon=20000")).findings == {}
 

@@ -380,6 +380,7 @@ def test_the_ledger_adds_up_to_the_configured_epsilon(view: str) -> None:
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 @pytest.mark.parametrize("level", [{"noise_multiplier": 5.0}, {"epsilon": 4.0}])
+@pytest.mark.heavy
 def test_the_preset_cap_admits_every_round_to_the_last(view: str, level: dict[str, float], tmp_path: Path) -> None:
     sections = {"privacy": {**level, "view": view, "delta": 1e-3}, "run": {"engine": "inline"}}
     config = h.at_epsilon_8(FAST, f"privacy.view={view}").model_dump(mode="json") | sections

@@ -289,6 +289,7 @@ def test_contributions_that_promise_nothing_stay_out_of_a_sum_that_does(sealed_u
 
 @pytest.mark.parametrize("place", ["upload", "sum"])
 @given(order=st.permutations(range(9)))
+@pytest.mark.heavy
 def test_the_order_of_clients_changes_no_bit_of_a_sum(place: str, order: list[int]) -> None:
     """In float32 it does: the same vectors, added up in these orders, give other sums."""
     d = door(View.AGGREGATE)

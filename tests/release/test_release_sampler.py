@@ -72,6 +72,7 @@ def test_law_tells_a_std_off_by_a_thousandth(histogram: tuple[float, Integers, I
     assert power_test(std * off, values, counts) < 1e-4
 
 
+@pytest.mark.heavy
 def test_tails(histogram: tuple[float, Integers, Integers]) -> None:
     std, values, counts = histogram
     for sigmas in (3.0, 4.0, 4.8):
@@ -211,6 +212,7 @@ def test_assumption_a_sees_a_larger_error(with_error: Callable[[float], None]) -
 
 
 @pytest.mark.parametrize("std", [13.7, 2.0**24, 1.9 * 2**24, 2.0**33])
+@pytest.mark.heavy
 def test_errors_within_a_change_nothing(std: float, with_error: Callable[[float], None], monkeypatch: pytest.MonkeyPatch) -> None:
     many = rounded_normal(std, 200_000, KEY)
     with_error(2.0**-47)

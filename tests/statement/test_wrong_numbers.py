@@ -208,6 +208,7 @@ def skipping(others: float, least: int) -> list[Pair]:
 
 
 @pytest.mark.parametrize(("others", "least", "true"), [(0.0, 1, 8.92), (0.0, 2, 8.90), (-1.0, 2, 13.53)])
+@pytest.mark.heavy
 def test_min_survivors_ends_amplification(others: float, least: int, true: float) -> None:
     old, _ = bound([SampledGaussian(0.1, 1.0, 100)], 1e-5, adjacency=ZERO)
     assert old == pytest.approx(7.05, rel=1e-3)

@@ -17,15 +17,15 @@ from fedveil.configuration.config import Config, configure
 from fedveil.data.load import load
 from fedveil.errors import ConfigError
 from fedveil.federation.round import Task, client_round
-from fedveil.ledger.ledger import Ledger
 from fedveil.pages.figures.run_figures import plot_run
 from fedveil.pages.report_page import page_values
 from fedveil.release.door import Contribution
 from fedveil.release.plan import Released
-from fedveil.run.assembly import build_model, federation, prepare
+from fedveil.run.assembly import build_model, prepare
 from fedveil.run.recorded_run import read_run
 from fedveil.run.run_directory import present
 from fedveil.studies.twin import neighbour, twin_sensitivity
+from method_kit import job_of
 
 
 def config(**sections: Any) -> Config:
@@ -40,14 +40,15 @@ def config(**sections: Any) -> Config:
     )
 
 
-def test_first_round_of_an_absent_client_is_its_share_of_the_mean(tmp_path: Path) -> None:
+def test_first_round_of_an_absent_client_is_its_share_of_the_mean() -> None:
     """After one round the models differ by that client's update / 20: a client without data still adds its noise."""
     c = config(training={"rounds": 1}, method={"name": "noisy-fedavg", "sigma": 1e-6})
-    Ledger.create(tmp_path / "l", "r", {}).close()
-    job = federation(c, prepare(c), tmp_path / "l", "r")
-    release = client_round(job.context, Task(7, Released(0, job.context.model.vector.clone(), None), 1.0)).release
+    job = job_of(c)
+    released, policy = Released(0, job.context.model.vector.clone(), None), job.context.policy
+    release = client_round(job.context, Task(7, released, 1.0)).release
     assert isinstance(release, Contribution)
-    assert twin_sensitivity(c, 7, "absent") == [pytest.approx(float(release.sealed.norm()) / 20, rel=1e-3)]
+    share = job.context.door.release_sum([release], policy.plan(released, policy.start()), 0, 20.0).vector
+    assert twin_sensitivity(c, 7, "absent") == [pytest.approx(float(share.norm()), rel=1e-3)]
 
 
 def test_known_distance_of_steps_that_never_turn() -> None:

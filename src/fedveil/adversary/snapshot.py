@@ -24,6 +24,7 @@ from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.release.noise import Randomness
+from fedveil.release.noise_memory import NoiseMemory
 from fedveil.release.plan import Fixed, Plan, Released
 from fedveil.run.assembly import Prepared, build_model, federation, prepare
 from fedveil.run.resume import identity, run_id_of
@@ -203,5 +204,5 @@ def uncharged(config: Config, seed: int) -> tuple[Federation, Prepared]:
 def _uncharged(config: Config, prepared: Prepared, randomness: Randomness) -> Federation:
     """On the CPU, wherever the run was trained: an attack looks at few clients, and a snapshot holds plain tensors."""
     job = federation(config, prepared, Path("no-ledger"), "attack")
-    door = replace(job.context.door, ledger=NullLedger(), randomness=randomness)
+    door = replace(job.context.door, ledger=NullLedger(), randomness=randomness, memory=NoiseMemory())
     return replace(job, context=replace(job.context, door=door, randomness=randomness))

@@ -21,7 +21,8 @@ from fedveil.ledger.ledger import Ledger
 from fedveil.pages.figures.run_figures import plot_run
 from fedveil.pages.report_page import page_values
 from fedveil.release.door import Contribution
-from fedveil.release.plan import Released
+from fedveil.release.grid import from_grid
+from fedveil.release.plan import Plan, Released
 from fedveil.run.assembly import build_model, federation, prepare
 from fedveil.run.recorded_run import read_run
 from fedveil.run.run_directory import present
@@ -47,7 +48,11 @@ def test_first_round_of_an_absent_client_is_its_share_of_the_mean(tmp_path: Path
     job = federation(c, prepare(c), tmp_path / "l", "r")
     release = client_round(job.context, Task(7, Released(0, job.context.model.vector.clone(), None), 1.0)).release
     assert isinstance(release, Contribution)
-    assert twin_sensitivity(c, 7, "absent") == [pytest.approx(float(release.sealed.norm()) / 20, rel=1e-3)]
+    context = job.context
+    plan = context.policy.plan(Released(0, context.model.vector, None), context.policy.start())
+    assert isinstance(plan, Plan)
+    update = from_grid(release.sealed.numpy(), context.door.parts.grid(plan))
+    assert twin_sensitivity(c, 7, "absent") == [pytest.approx(float(update.norm()) / 20, rel=1e-3)]
 
 
 def test_known_distance_of_steps_that_never_turn() -> None:

@@ -43,6 +43,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver_path))
+    driver.set_script_timeout(180)  # a page draws all of its families in one script; a busy machine takes its time
     yield driver
     driver.quit()
 

@@ -17,6 +17,7 @@ from fedveil.ledger.ledger import Entry
 from fedveil.methods.base import Method, Setting
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
+from fedveil.release.noise_memory import NoiseMemory
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from fedveil.training.params import FlatModel
 
@@ -33,6 +34,9 @@ class Book:
     def charge(self, entry: Entry) -> int:
         self.entries.append(entry)
         return len(self.entries)
+
+    def charge_once(self, entry: Entry, *, digest: str) -> int:
+        return self.charge(entry)
 
     def mu2(self, client: int) -> float:
         """Sum of mu^2 of one client's rows (-1: the sums)."""
@@ -72,9 +76,11 @@ def federation(
     local = spec or LocalSpec(batch_size=100, optimizer=OptimizerSpec(lr=0.5))
     setting = Setting(len(parts), n, rounds, sampling, local, model.layout, 2, 2, scope, 1e-3, noise_multiplier=z, **more)  # type: ignore[arg-type]
     randomness = Randomness(seed, True)
-    door = Door(model.layout, scope, "r", book or Book(), randomness, setting.rate if sampling == "poisson" else None)
+    rate = setting.rate if sampling == "poisson" else None
+    shapes, memory = method.extras(setting), NoiseMemory()
+    door = Door(model.layout, scope, "r", book or Book(), randomness, rate, extras=shapes, memory=memory)
     summed = view is not View.SERVER
     context = Context(
         model, clients, local, method.objective(setting), method.policy(setting), door, randomness, summed, model.buffers()
     )
-    return Federation(setting, method, context, (clients.x, clients.y))
+    return Federation(setting, method, context, (clients.x, clients.y), participation=method.participation(setting))

@@ -24,6 +24,7 @@ from fedveil.methods.base import Method, Setting
 from fedveil.papers.paper_files import paper_files
 from fedveil.release.door import AGGREGATE, Contribution, Door
 from fedveil.release.noise import Randomness
+from fedveil.release.noise_memory import NoiseMemory
 from fedveil.release.plan import Plan, Raw, Released, Upload, same_plan
 from fedveil.run.assembly import federation, prepare
 from fedveil.training.local import LocalSpec, OptimizerSpec
@@ -76,7 +77,7 @@ def job_of(config: Config, path: Path | None = None) -> Federation:
     if path is not None:
         Ledger.create(path, "r", {}).close()
         return federation(config, prepare(config), path, "r")
-    return with_door(federation(config, prepare(config), Path("ledger"), "r"), ledger=Book())
+    return with_door(federation(config, prepare(config), Path("ledger"), "r"), ledger=Book(), memory=NoiseMemory())
 
 
 def with_door(job: Federation, door: Any = None, **changes: Any) -> Federation:

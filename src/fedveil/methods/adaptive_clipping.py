@@ -76,7 +76,7 @@ class QuantileClip:
     def observe(self, state: State, upload: Upload) -> State:
         """One geometric step; the clip stays between a millionth and a million times the first."""
         within = _HALF + float(upload.extras["within"])
-        step = math.exp(-self.method.rate * min(max(within - self.method.quantile, -10.0), 10.0))
+        step = math.exp(-min(max(self.method.rate * (within - self.method.quantile), -20.0), 20.0))
         return {"clip": min(max(state["clip"] * step, 1e-6 * self.method.clip), 1e6 * self.method.clip)}
 
 

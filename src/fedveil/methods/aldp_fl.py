@@ -8,7 +8,7 @@ a round at the door, and the bound is a clamp afterwards, which costs nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 from fedveil.accounting.gaussian import classical_noise_multiplier
 from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
 from fedveil.methods.adaptive import debiased_norms, layered_plan, paper_epsilon, refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_releases, mean, sum_noise
+from fedveil.methods.base import MethodConfig, Setting, Variant, calibrated, gaussian_releases, sum_noise
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
 from fedveil.training.local import Local, Objective, Plain, State
 
@@ -62,11 +62,6 @@ class ALDPFL(MethodConfig):
             raise ValueError(f"give [lowest, highest] with 0 < lowest <= highest, not {list(value)}")
         return value
 
-    @property
-    def weighting(self) -> Weighting:
-        """The arithmetic mean of the updates."""
-        return "uniform"
-
     def calibrate(self, s: Setting) -> Setting:
         """Proven: noise for the configured epsilon. Published: noise from the paper's formula."""
         refuse_dp_sgd(s, self.name)
@@ -85,10 +80,6 @@ class ALDPFL(MethodConfig):
             return Plain()
         return BoundedNoise(self, paper_epsilon(s, self.name), s.delta)
 
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
-        """The arithmetic mean."""
-        return mean(uploads)
-
     def releases(self, s: Setting, view: View) -> list[Event]:
         """mu^2 = sum_l (f C_l / sigma_l)^2 = (f / z)^2 a round, whatever the clips; nothing for the published variant."""
         return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASON)]
@@ -103,10 +94,6 @@ class ALDPFL(MethodConfig):
     def clip_norm(self, s: Setting) -> float | None:
         """The clip of the first round."""
         return self.clip if self.variant == "proven" else None
-
-    def assumptions(self, s: Setting) -> tuple[str, ...]:
-        """Nothing beyond what every run rests on."""
-        return ()
 
 
 @dataclass(frozen=True)

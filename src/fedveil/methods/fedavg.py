@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from fedveil.accounting.types import Claim, Event, Unbounded, View
+from fedveil.accounting.types import Event, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.methods.base import (
     MethodConfig,
@@ -17,13 +16,12 @@ from fedveil.methods.base import (
     check_weights,
     gaussian_plan,
     gaussian_releases,
-    mean,
 )
-from fedveil.release.plan import Fixed, Plan, Policy, Upload
+from fedveil.release.plan import Fixed, Plan, Policy
 from fedveil.training.local import Local, Objective, Plain
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 
 class FedAvg(MethodConfig):
@@ -59,23 +57,11 @@ class FedAvg(MethodConfig):
         """Plain or proximal local training."""
         return Plain(proximal(self.proximal) if self.proximal else None)
 
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
-        """The weighted mean."""
-        return mean(uploads)
-
     def releases(self, s: Setting, view: View) -> list[Event]:
         """Nothing can be proven without clip and noise."""
         if s.example_clip is not None:
             return gaussian_releases(s, view)
         return [Unbounded("fedavg neither clips nor adds noise")]
-
-    def claim(self, s: Setting) -> Claim | None:
-        """FedAvg claims no privacy."""
-        return None
-
-    def clip_norm(self, s: Setting) -> float | None:
-        """Updates are not clipped."""
-        return None
 
     def assumptions(self, s: Setting) -> tuple[str, ...]:
         """DP-SGD counts records per client by their nominal number; only the weights show the true one."""

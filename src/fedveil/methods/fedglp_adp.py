@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
 from fedveil.errors import ConfigError
-from fedveil.methods.base import Setting, Weighting, calibrated, gaussian_releases, sum_noise
+from fedveil.methods.base import Setting, calibrated, gaussian_releases, sum_noise
 from fedveil.methods.fedglp_options import FedGLPOptions
 from fedveil.methods.fedglp_parts import ClipWeights, TwoLosses
 from fedveil.methods.sparse import NonZero, coverage_mean
@@ -31,11 +31,6 @@ _REASON = "clip weights, and with them the noise, follow raw layer norms of earl
 
 class FedGLPADP(FedGLPOptions):
     __doc__ = FedGLPOptions.__doc__
-
-    @property
-    def weighting(self) -> Weighting:
-        """Clients weigh the same."""
-        return "uniform"
 
     @property
     def coverage(self) -> bool:
@@ -83,10 +78,6 @@ class FedGLPADP(FedGLPOptions):
         scope = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.AGGREGATE)
         note = f"sigma = {sigma(self, s):.4g}, of which each upload carries the share 1/sqrt({s.cohort})"
         return Claim(formula(sigma(self, s), s.rounds, s.delta), s.delta, scope, "FedGLP-ADP, Theorem 1", note)
-
-    def clip_norm(self, s: Setting) -> float | None:
-        """C."""
-        return self.clip
 
 
 def sigma(method: FedGLPADP, s: Setting) -> float:

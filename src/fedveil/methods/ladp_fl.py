@@ -7,7 +7,6 @@ round's exact share of the budget, and layers that are not chosen are not sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -17,10 +16,10 @@ from fedveil.accounting.gaussian import noise_std_for
 from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.methods.adaptive import noise_at_share, paper_epsilon, refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_releases, mean, sum_noise
+from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_releases, sum_noise
 from fedveil.papers.ladp_fl.ladp_claim import claimed_total, constant_as_printed, sensitivity_theorem2
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
-from fedveil.training.local import Objective, Plain, State
+from fedveil.training.local import State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,14 +75,6 @@ class LaDPFL(MethodConfig):
         """The noise of each layer, from released or from raw weights."""
         return Estimated(self, s) if self.variant == "proven" else RawEstimated(self, s, self.unit_std(s))
 
-    def objective(self, s: Setting) -> Objective:
-        """Plain local training; batch gradients are clipped where `training.batch_clip` is set."""
-        return Plain()
-
-    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
-        """The (weighted) mean; where no layer was sent the server keeps its own."""
-        return mean(uploads)
-
     def releases(self, s: Setting, view: View) -> list[Event]:
         """f / z a round, whatever the estimates; nothing for the published variant."""
         return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASON)]
@@ -103,10 +94,6 @@ class LaDPFL(MethodConfig):
     def clip_norm(self, s: Setting) -> float | None:
         """C of the proven variant."""
         return self.clip if self.variant == "proven" else None
-
-    def assumptions(self, s: Setting) -> tuple[str, ...]:
-        """Nothing beyond what every run rests on."""
-        return ()
 
     def unit_std(self, s: Setting) -> float:
         """c Delta / (epsilon B), the noise std at P = B, the least that a chosen layer gets (Theorems 2 and 3)."""

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
-from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting
+from fedveil.methods.base import MethodConfig, Setting, Variant
 from fedveil.methods.trajectory import (
     Ball,
     Trajectory,
@@ -27,7 +27,6 @@ from fedveil.methods.trajectory import (
 )
 from fedveil.papers.convergent_dp.convergent_claim import claim_fedavg
 from fedveil.release.plan import Policy, Upload
-from fedveil.training.local import Objective, Plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,11 +57,6 @@ class NoisyFedAvg(MethodConfig):
     assumed_smoothness: float | None = Field(None, ge=0, allow_inf_nan=False)
 
     @property
-    def weighting(self) -> Weighting:
-        """The plain mean."""
-        return "uniform"
-
-    @property
     def ball(self) -> Ball:
         """Where the global model is kept."""
         return Ball(self.project_to, self.assumed_smoothness)
@@ -74,10 +68,6 @@ class NoisyFedAvg(MethodConfig):
     def policy(self, s: Setting) -> Policy:
         """Each round's clip is the longest way that K clipped steps can go."""
         return Trajectory(trajectory(s), upload_std(s, trajectory(s)))
-
-    def objective(self, s: Setting) -> Objective:
-        """Plain local training."""
-        return Plain()
 
     def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
         """The plain mean, projected where asked."""

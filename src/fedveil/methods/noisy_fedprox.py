@@ -13,7 +13,7 @@ from pydantic import Field
 
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
-from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting
+from fedveil.methods.base import MethodConfig, Setting, Variant
 from fedveil.methods.fedavg import proximal
 from fedveil.methods.trajectory import (
     Ball,
@@ -54,11 +54,6 @@ class NoisyFedProx(MethodConfig):
     smoothness: float = Field(10.0, gt=0, allow_inf_nan=False)
     project_to: float | None = Field(None, gt=0, allow_inf_nan=False)
     assumed_smoothness: float | None = Field(None, ge=0, allow_inf_nan=False)
-
-    @property
-    def weighting(self) -> Weighting:
-        """The plain mean."""
-        return "uniform"
 
     @property
     def ball(self) -> Ball:

@@ -107,7 +107,7 @@ def _twins(
 ) -> tuple[list[float], list[Record]]:
     with tempfile.TemporaryDirectory() as folder:
         calibrated = calibrated_setting(config, prepared.population)
-        first, second = (_job(config, prepared, calibrated, Path(folder) / f"{name}.sqlite") for name in ("first", "second"))
+        first, second = (_job(config, prepared, calibrated, Path(folder) / name) for name in ("first", "second"))
         second = replace(second, context=replace(second.context, clients=other))
         return _distances(first, second, on_round)
 
@@ -132,9 +132,11 @@ def neighbour(prepared: Prepared, client: int, change: Change) -> Clients:
     return Clients(x, y, clients.offsets)
 
 
-def _job(config: Config, prepared: Prepared, calibrated: tuple[Method, Setting], path: Path) -> Federation:
-    Ledger.create(path, "twin", {}).close()
-    job = federation(config, prepared, path, "twin", calibrated=calibrated)
+def _job(config: Config, prepared: Prepared, calibrated: tuple[Method, Setting], folder: Path) -> Federation:
+    """One of the two runs, in a folder of its own: the state of correlated noise lies beside the ledger."""
+    folder.mkdir()
+    Ledger.create(folder / "ledger.sqlite", "twin", {}).close()
+    job = federation(config, prepared, folder / "ledger.sqlite", "twin", calibrated=calibrated)
     return replace(job, client_tests=None, evaluate_every=config.training.rounds)
 
 

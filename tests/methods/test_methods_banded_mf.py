@@ -1,0 +1,339 @@
+"""Banded matrix factorisation: its sensitivity through the real door, its price, its participation rule, and its gain."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import pld_privacy_accountant
+from numpy.typing import NDArray
+from scipy.stats import norm
+from torch import Tensor
+
+import fedveil.federation.fit as fitting
+import method_kit as h
+from by_hand import Book, federation
+from federation_runs import config as small_config
+from fedveil.accounting.accountant import bound
+from fedveil.accounting.matrix_factorisation import prefix_sum_error
+from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
+from fedveil.adversary.snapshot import uncharged
+from fedveil.configuration.config import Config
+from fedveil.engines.inline import Inline
+from fedveil.errors import ConfigError
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import start
+from fedveil.federation.round import Outcome, Task
+from fedveil.ledger.ledger import Ledger
+from fedveil.methods.banded_mf import BandedMF
+from fedveil.release.banded import Banded
+from fedveil.release.door import Door
+from fedveil.release.noise import Randomness
+from fedveil.release.noise_memory import NoiseMemory
+from fedveil.release.plan import Plan
+from fedveil.studies.twin import twin_sensitivity
+from fedveil.training.params import Layout
+from resumed_runs import go, interrupted
+
+Vector = NDArray[np.float64]
+Z = 1.5
+LAYOUT = Layout(("a",), ((3,),))
+
+
+def plan_of(method: BandedMF, rounds: int, z: float = Z, clients: int = 1000) -> Plan:
+    s = h.setting(View.AGGREGATE, LAYOUT, clients=clients, cohort=10, rounds=rounds, noise_multiplier=z)
+    plan = method.policy(s).plan(h.released([0.0] * 3), {})
+    assert isinstance(plan, Plan)
+    return plan
+
+
+# --- sensitivity ---------------------------------------------------------------------------------------------------------
+
+
+def patterns(rounds: int, separation: int) -> Iterator[tuple[int, ...]]:
+    """All sets of rounds that the rule allows a client, but the empty one."""
+    for size in range(1, rounds + 1):
+        for chosen in itertools.combinations(range(rounds), size):
+            if all(b - a >= separation for a, b in itertools.pairwise(chosen)):
+                yield chosen
+
+
+def left(plan: Plan, rounds: int, updates: dict[int, Tensor]) -> Vector:
+    """Everything that leaves in a run [T, 3], in the model's units: another client gives 0.3, ours gives `updates`.
+
+    The noise is seeded, so that it is the same in every run of this door and falls out of differences.
+    """
+    scope = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.AGGREGATE)
+    door = Door(LAYOUT, scope, "r", Book(), Randomness(7, True), memory=NoiseMemory())
+    ((_, k),) = door.parts.grid(plan)
+    found = []
+    for t in range(rounds):
+        parts = [door.seal(updates.get(t, torch.zeros(3)), plan, 0, t), door.seal(torch.full((3,), 0.3), plan, 1, t)]
+        integers = door.release_sum(parts, plan, t, 2.0).integers
+        assert integers is not None
+        found.append(integers.numpy() * 2.0**k)
+    return np.array(found)
+
+
+@pytest.mark.parametrize("rounds", range(1, 9))
+def test_the_sensitivity_is_what_the_door_lets_one_client_move(rounds: int) -> None:
+    """Every pattern that the rule allows, updates of the clip's norm in one or another direction: never more, and reached."""
+    generator = torch.Generator().manual_seed(rounds)
+    for separation in range(1, rounds + 1):
+        method = BandedMF(clip=0.8, separation=separation)
+        plan = plan_of(method, rounds)
+        assert isinstance(plan.mechanism, Banded)
+        nothing, largest = left(plan, rounds, {}), 0.0
+        for chosen in patterns(rounds, separation):
+            one = torch.tensor([0.8, 0.0, 0.0])
+            other = torch.nn.functional.normalize(torch.randn(3, generator=generator), dim=0) * 5.0  # the door clips it
+            for update in (one, other):
+                moved = np.linalg.norm(left(plan, rounds, dict.fromkeys(chosen, update)) - nothing)
+                assert moved <= 0.8 * plan.mechanism.sensitivity
+                largest = max(largest, float(moved))
+        assert largest == pytest.approx(0.8 * plan.mechanism.sensitivity, rel=1e-5)
+
+
+def test_one_round_too_close_would_move_more() -> None:
+    """What the rule is for: with a client in rounds 0 and 2 at separation 3, the charged sensitivity would be too small."""
+    plan = plan_of(BandedMF(clip=1.0, separation=3), 4)
+    assert isinstance(plan.mechanism, Banded)
+    too_close = left(plan, 4, dict.fromkeys((0, 2), torch.tensor([1.0, 0.0, 0.0]))) - left(plan, 4, {})
+    assert np.linalg.norm(too_close) > 1.05 * plan.mechanism.sensitivity
+
+
+def test_the_coefficients_and_the_sensitivity_by_hand() -> None:
+    """c = 1, 1/2, 3/8 exactly; T = 5, b = 3: rounds 0 and 3, whose second column is cut after two rounds."""
+    plan = plan_of(BandedMF(separation=3), 5)
+    assert isinstance(plan.mechanism, Banded)
+    assert plan.mechanism.coefficients == (1.0, 0.5, 0.375)
+    assert plan.mechanism.sensitivity == pytest.approx(math.sqrt((1 + 1 / 4 + 9 / 64) + (1 + 1 / 4)))
+    assert (plan.mechanism.participation.times, plan.mechanism.participation.separation) == (2, 3)
+    narrow = plan_of(BandedMF(separation=3, band=1), 5).mechanism
+    assert isinstance(narrow, Banded)
+    assert narrow.sensitivity == pytest.approx(math.sqrt(2))
+
+
+# --- price ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("adjacency", "factor"), [("zero_out", 1), ("replace_one", 2)])
+def test_the_run_costs_one_gaussian_of_its_sensitivity(adjacency: str, factor: int) -> None:
+    """T = 60, b = 10, z = 8: mu = 3.278 / 8 (docs/privacy.md); replace-one doubles it; epsilon three times."""
+    kind = Adjacency(adjacency)
+    s = h.setting(View.AGGREGATE, clients=1000, cohort=10, rounds=60, noise_multiplier=8.0, adjacency=kind)
+    method = BandedMF(separation=10)
+    (event,) = method.releases(s, View.AGGREGATE)
+    assert isinstance(event, Gaussian)
+    plan = method.policy(s).plan(h.released([0.0] * 7), {})
+    assert isinstance(plan, Plan)
+    assert isinstance(plan.mechanism, Banded)
+    mu = factor * plan.mechanism.sensitivity / 8
+    assert plan.mechanism.sensitivity == pytest.approx(3.27842, abs=2e-4)  # rounded to 2^-10
+    assert event.mu * math.sqrt(event.count) == pytest.approx(mu, rel=1e-12)
+    epsilon = bound([event], 1e-5)[0]
+    by_hand = norm.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon) * norm.cdf(-epsilon / mu - mu / 2)
+    assert by_hand == pytest.approx(1e-5, rel=1e-6)
+    accountant = pld_privacy_accountant.PLDAccountant(value_discretization_interval=1e-4)
+    accountant.compose(dp_event.GaussianDpEvent(1 / mu))
+    assert accountant.get_epsilon(1e-5) == pytest.approx(epsilon, rel=1e-3)
+
+
+def spaced(*overrides: str, **more: Any) -> Config:
+    """Twelve rounds of 5 of 40 digits clients, each in every fourth round at most."""
+    method = {"name": "banded-mf", "separation": 4}
+    sections = {"training": {"clients_per_round": 5, "batch_size": 32}, "privacy": {"epsilon": 8.0}}
+    return h.digits(method, *overrides, clients=40, rounds=12, **{**sections, **more})
+
+
+def test_its_ledger_holds_the_whole_price_in_its_first_row(tmp_path: Path) -> None:
+    job = h.job_of(spaced(), tmp_path / "l")
+    h.trained(job)
+    with Ledger.open(tmp_path / "l") as ledger:
+        events = [entry.event for _, _, entry in ledger.entries()]
+    assert [e for e in events[1:] if e != Gaussian(0.0)] == []
+    assert len(events) == 12
+    assert isinstance(events[0], Gaussian)
+    assert 0.999 * 8.0 < bound([events[0]], 1e-3)[0] <= 8.0
+
+
+# --- the participation rule ----------------------------------------------------------------------------------------------
+
+
+def check_rule(cohorts: dict[int, list[int]], times: int, separation: int) -> None:
+    """No client more often than `times` or closer than `separation`; and not for want of being asked."""
+    taken: dict[int, list[int]] = defaultdict(list)
+    for t in sorted(cohorts):
+        for client in cohorts[t]:
+            taken[client].append(t)
+    assert max(len(rounds) for rounds in taken.values()) == times
+    assert min(b - a for rounds in taken.values() for a, b in itertools.pairwise(rounds)) == separation
+
+
+def sampled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int]]]:
+    """(round, clients) of each sample that is drawn from now on."""
+    drawn: list[tuple[int, list[int]]] = []
+    real = fitting.sample
+
+    def noted(job: Any, progress: Any) -> list[int]:
+        drawn.append((progress.round, real(job, progress)))
+        return drawn[-1][1]
+
+    monkeypatch.setattr(fitting, "sample", noted)
+    return drawn
+
+
+@pytest.mark.parametrize(("clients", "separation"), [(20, 4), (23, 4), (60, 10)])
+def test_the_sampler_enforces_the_rule(clients: int, separation: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = sampled(monkeypatch)
+    rounds = 4 * separation
+    job = federation(BandedMF(separation=separation), [([[0.0, 0.0]], [0])] * clients, rounds=rounds, z=1.0, cohort=5)
+    fit(job, Inline(job.context), start(job))
+    assert all(len(set(cohort)) == 5 for _, cohort in drawn)
+    check_rule(dict(drawn), 4, separation)
+
+
+class Losing:
+    """An engine whose process of client 0 vanishes each time."""
+
+    def __init__(self, real: Inline) -> None:
+        self.real = real
+
+    def __enter__(self) -> Losing:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def map(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+        for task in tasks:
+            gone = Outcome(task.client, None, task.policy_state, task.private, error="its worker process died")
+            yield gone if task.client == 0 else next(iter(self.real.map([task])))
+
+
+def test_a_client_that_vanished_counts_as_having_taken_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it came is not the sampler's to use: it is chosen no sooner again."""
+    drawn = sampled(monkeypatch)
+    job = federation(BandedMF(separation=4), [([[0.0, 0.0]], [0])] * 20, rounds=16, z=1.0, cohort=5)
+    fit(job, Losing(Inline(job.context)), start(job))
+    assert sum(0 in cohort for _, cohort in drawn) == 4
+    check_rule(dict(drawn), 4, 4)
+
+
+@pytest.mark.parametrize("at", [1, 2, 5])
+@pytest.mark.parametrize("seeded", [False, True])
+def test_the_rule_holds_over_resumes_and_a_round_that_is_done_again_has_the_same_clients(
+    at: int, seeded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = small_config(
+        {"name": "banded-mf", "separation": 3},
+        training={"rounds": 9, "clients_per_round": 4},
+        data={"partition": {"kind": "iid", "clients": 12}},
+        run={"seeded_noise": seeded},
+    )
+    drawn = sampled(monkeypatch)
+    interrupted(given, tmp_path / "a", at)
+    assert go(given, tmp_path / "a", resume=True).ended == ""
+    first, again = (cohort for t, cohort in drawn if t == at - 1)
+    assert first == again
+    assert [t for t, _ in drawn] == [*range(at), at - 1, *range(at, 9)]
+    check_rule(dict(drawn), 3, 3)
+
+
+# --- what it is good for -------------------------------------------------------------------------------------------------
+
+
+def walk(method: BandedMF, rounds: int, seed: int) -> tuple[float, float]:
+    """Noise multiplier at epsilon 4, and the root-mean-square of what noise alone moves the model by over the rounds.
+
+    In the model's units; clients have no examples, so that all that moves the model is noise.
+    """
+    empty: Any = ([], [])
+    known = federation(method, [empty] * 60, rounds=rounds, cohort=6, z=1.0).setting
+    z = method.calibrate(replace(known, noise_multiplier=None, epsilon=4.0)).z
+    wide = torch.nn.Linear(2, 2000)
+    job = federation(method, [empty] * 60, rounds=rounds, cohort=6, z=z, seed=seed, module=wide)
+    progress, power, begin = start(job), [], job.context.model.vector.clone()
+    fit(job, Inline(job.context), progress, lambda p: power.append(float((p.model - begin).square().mean())))
+    return z, math.sqrt(np.mean(power))
+
+
+def test_prefix_sums_carry_less_noise_than_independent_noise_at_the_same_epsilon() -> None:
+    """T = 40, b = 10, each client at most 4 times under both; both errors are the predicted ones."""
+    rounds, times = 40, 4
+    z, error = walk(BandedMF(clip=1.0, separation=10), rounds, 5)
+    s = federation(BandedMF(separation=10), [([[0.0, 0.0]], [0])] * 60, rounds=rounds, cohort=6, z=z).setting
+    plan = BandedMF(separation=10).policy(s).plan(h.released([0.0] * 6), {})
+    assert isinstance(plan, Plan)
+    assert isinstance(plan.mechanism, Banded)
+    assert error == pytest.approx(z / 6 * prefix_sum_error(plan.mechanism.coefficients, rounds) / math.sqrt(rounds), rel=0.02)
+    z_plain, plain = walk(BandedMF(clip=1.0, separation=10, band=1), rounds, 5)  # C = I: independent noise under the same rule
+    assert plain == pytest.approx(z_plain / 6 * math.sqrt((rounds + 1) / 2), rel=0.02)
+    assert z == pytest.approx(z_plain * plan.mechanism.sensitivity / math.sqrt(times), rel=1e-4)  # the same mu
+    assert error < 0.75 * plain
+
+
+def test_it_learns_better_than_independent_noise_at_the_same_epsilon() -> None:
+    """Digits, 180 clients, each in at most 3 of 30 rounds under both: mean accuracy of three seeds."""
+    accuracy = []
+    shared = ("training.clients_per_round=18", "training.batch_size=8", "training.local_epochs=2", "privacy.epsilon=6")
+    for band in (10, 1):  # of width 1 the noise is independent
+        method, runs = {"name": "banded-mf", "separation": 10, "band": band, "clip": 0.5}, []
+        for seed in (1, 2, 3):
+            given = h.at_epsilon_8(method, *shared, f"run.seed={seed}", clients=180, rounds=30)
+            runs.append(h.trained(replace(h.job_of(given), evaluate_every=30)).history[-1]["test_accuracy"])
+        accuracy.append(float(np.mean(runs)))
+    assert accuracy[0] > 0.6
+    assert accuracy[0] > accuracy[1]
+
+
+def test_its_plans_are_the_same_whatever_the_data() -> None:
+    pairs = h.swapped_plans(h.at_epsilon_8({"name": "banded-mf", "separation": 1}))
+    assert h.all_same(pairs)
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "twin"])
+def test_what_is_trained_beside_a_run_leaves_no_state_behind(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attack or a twin trains rounds of its own: its noise has nothing to do with the state of a run, twice neither."""
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        if kind == "snapshot":
+            job, _ = uncharged(spaced(), 0)
+            fitting.one_round(job, Inline(job.context), start(job))
+        else:
+            moved = twin_sensitivity(h.at_epsilon_8({"name": "banded-mf", "separation": 1}), 0)
+            assert 0 < min(moved) <= max(moved) < 1  # the same noise in both runs, and other data
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "word"),
+    [
+        (("privacy.view=server",), "set privacy.view = 'aggregate' or 'final'"),
+        (("training.sampling=poisson",), "set training.sampling = 'fixed'"),
+        (("privacy.min_survivors=3",), "leave privacy.min_survivors and privacy.max_participations out"),
+        (("training.clients_per_round=11",), "need 44 clients, and there are 40: lower one of them"),
+        (("method.band=5",), "method.band = 5 must be at most method.separation = 4"),
+        (("training.local=dp-sgd", "privacy.unit=record"), "banded-mf adds its own noise to whole updates"),
+        (("method.separation=0",), r"method\.separation"),
+    ],
+)
+def test_refused(overrides: tuple[str, ...], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        h.job_of(spaced(*overrides))
+
+
+def test_a_bound_on_participations_beside_the_rule_is_refused() -> None:
+    with pytest.raises(ConfigError, match="banded-mf has a participation rule of its own"):
+        BandedMF().calibrate(h.setting(View.AGGREGATE, clients=1000, max_participations=3))

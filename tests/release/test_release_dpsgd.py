@@ -125,13 +125,16 @@ def test_poisson_batches_have_the_planned_rate_and_number() -> None:
     assert abs(float(np.mean(sizes)) - 60) < 5.5
 
 
-def test_a_batch_never_exceeds_its_cap() -> None:
+def test_a_batch_holds_whoever_s_coin_fell_among_the_first_examples_whatever_the_others_do() -> None:
+    """With a cap on the batch instead, an example that comes would take another one's place, which sampling does not price."""
     model, x, y = small(n=6)
     x, y = x.repeat(50, 1, 1, 1), y.repeat(50)
-    local, source = local_with(plan_of(1.0, 1.0, 0.9, 5, cap=100), model)
+    x[:, 0, 0, 0] = torch.arange(300.0)
+    local, source = local_with(plan_of(1.0, 1.0, 0.9, 20, cap=100), model)
+    coins = source.randomness.secret("examples", *source.key)
     for _ in source.batches(local, x, y):
         assert source._batch is not None
-        assert len(source._batch[1]) == 100
+        assert source._batch[0][:, 0, 0, 0].tolist() == np.flatnonzero(coins.random(100) < 0.9).tolist()
         source(local, x[:0], y[:0])
 
 
@@ -189,7 +192,9 @@ def test_so_little_noise_that_a_batch_would_overflow_the_grid() -> None:
     (seen,) = gradients(plan, model, x, y)
     (bare,) = gradients(plan_of(0.5, 0.0, 1.0, 1), model, x, y)
     torch.testing.assert_close(seen, bare, rtol=1e-5, atol=1e-9)
-    assert step_sensitivity(plan, model.layout.dimension, Adjacency.ZERO_OUT) == pytest.approx(0.5, rel=1e-5)
+    alone = step_sensitivity(plan, model.layout.dimension, Adjacency.ZERO_OUT)
+    assert alone == pytest.approx(0.5, rel=1e-5)
+    assert step_sensitivity(plan, model.layout.dimension, Adjacency.REPLACE_ONE) >= 2 * alone  # each is compared with neither
 
 
 # --- what an objective can do ---

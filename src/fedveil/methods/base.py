@@ -119,7 +119,7 @@ class Setting:
         records = max(self.records, 1)
         rate = min(1.0, self.local.batch_size / records)
         expected = rate * records
-        cap = math.ceil(expected + 10 * math.sqrt(expected) + 10)
+        cap = max(records, min(100 * records, 2**17))
         return DpSgd(self.example_clip, self.z, rate, self.steps, expected, cap)
 
 

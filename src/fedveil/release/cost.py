@@ -109,17 +109,18 @@ def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, no
 def step_sensitivity(step: DpSgd, dimension: int, adjacency: Adjacency) -> float:
     """Bound on what one example moves the gridded sum of a batch by, L2: the clip, and the errors of norms, sums and rounding.
 
-    C (1 + e_n) (f + 2 B gamma) + h sqrt(d), with norms and sums in float64 and the grid step h of the noise.
+    f (C (1 + e_n) (1 + 2 B gamma) + h sqrt(d)), with norms and sums in float64 and the grid step h of the noise. For replace-one,
+    f = 2, the price of a Poisson sample needs each example that close to its own absence, and two examples within twice that.
 
     Args:
         dimension: d of the gradient.
 
-    Source: `fedveil.accounting.float_sensitivity`.
+    Source: `fedveil.accounting.float_sensitivity`; docs/exact-release.md, "DP-SGD to the bit".
     """
     each = step.clip * (1 + norm_excess(dimension, "float64"))
-    moved = adjacency.factor + sum_error(step.cap + 2, "float64", weighted=True)
+    moved = 1 + sum_error(step.cap + 2, "float64", weighted=True)
     grid_step = 2.0 ** step_exponent(step)
-    return (each * moved + grid_step * math.sqrt(dimension)) * (1 + 1e-12)
+    return adjacency.factor * (each * moved + grid_step * math.sqrt(dimension)) * (1 + 1e-12)
 
 
 def step_exponent(step: DpSgd) -> int:

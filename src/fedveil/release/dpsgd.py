@@ -50,8 +50,7 @@ class PerExampleGradient:
     def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Poisson batches, sealed: each example joins each of the planned steps with the planned rate.
 
-        What is handed out is empty; the examples stay here until the gradient is asked for. A batch above the cap is cut
-        without looking at the examples.
+        Examples beyond the cap never join. What is handed out is empty; the examples stay here until the gradient is asked for.
 
         Raises:
             ConfigError: the objective did not ask for exactly one gradient a step.
@@ -59,7 +58,7 @@ class PerExampleGradient:
         local.steps = self.plan.steps
         draw = self.randomness.secret("examples", *self.key)
         for step in range(self.plan.steps):
-            chosen = np.flatnonzero(draw.random(len(y)) < self.plan.rate)[: self.plan.cap]
+            chosen = np.flatnonzero(draw.random(min(len(y), self.plan.cap)) < self.plan.rate)
             self._batch = x[torch.from_numpy(chosen)], y[torch.from_numpy(chosen)]
             yield x.new_empty(0, *x.shape[1:]), y.new_empty(0)  # of their own: views would still hold all examples
             if self._batch is not None:

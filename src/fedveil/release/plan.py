@@ -34,7 +34,8 @@ class DpSgd:
         rate: probability with which each example joins a batch.
         steps: batches in one round.
         expected: examples that the noisy sum is divided by: rate x the public nominal size, the same for every client.
-        cap: examples that a batch may hold; what exceeds it is dropped without looking at the data.
+        cap: examples of a client that take part, the first ones, so that a batch holds no more; who is in a batch depends on
+            nobody else's coin.
     """
 
     clip: float

@@ -8,8 +8,8 @@ up to B gamma_m of that, and rounding to the grid by up to h sqrt(d) / 2:
 
 Truncating each contribution towards zero to the grid and adding whole numbers instead has no error of the sum and of the grid.
 
-For the caller to enforce: B is a cap (what exceeds it is dropped by a rule that reads no data), the clip is rounded down to a
-float32, and a contribution that is not finite counts as zero.
+For the caller to enforce: B is a cap (what exceeds it is dropped by a rule that reads no data; under sampling, a rule on who may
+take part, not on who came), the clip is rounded down to a float32, and a contribution that is not finite counts as zero.
 """
 
 from __future__ import annotations

@@ -69,7 +69,9 @@ globalThis.veilFamilies = (() => {
     if (isSgd(p)) {
       if (p.unit !== "record") return { kind: "none", reason: familyOf(p).reason };
       const grid = 2 ** (Math.floor(Math.log2(z * p.clip)) - ROUNDING.bits); // step of the sums of gradients that are noised
-      const moved = f * (1 + ROUNDING.excess) + (grid * Math.sqrt(p.dim)) / p.clip; // by one record, in clips
+      const batch = Math.max(p.records, Math.min(100 * p.records, 2 ** 17)) + 2; // the most terms of a sum, whose rounding counts
+      const summed = (1 + ROUNDING.excess) * (1 + 2 * batch * (batch + 1) * 2 ** -53);
+      const moved = f * (summed + (grid * Math.sqrt(p.dim)) / p.clip); // by one record, in clips
       return { kind: "sampled", rate: localRate(p), multiplier: z / moved, perRound: p.steps };
     }
     if (isNoisy(p)) return { kind: "gaussian", mu: f / (view === "server" ? perUpload(p, z) : onTheSum(p, z)) }; // uploads carry shares

@@ -23,6 +23,7 @@ from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian
 from fedveil.errors import ConfigError, LedgerError
 from fedveil.ledger.entry import COLUMNS, Entry, from_row, to_row
 from fedveil.ledger.ledger import Ledger, Total, summary
+from fedveil.ledger.publish import publish_ledger
 
 UPLOAD = Entry(
     run="r1",
@@ -108,8 +109,52 @@ def test_the_chain_is_the_documented_one(ledger: Ledger) -> None:
         meta = [text for pair in db.execute("SELECT key, value FROM meta ORDER BY key") for text in pair]
         chain = hashlib.sha256(("\n" + json.dumps(meta)).encode()).hexdigest()
         for *values, digest in db.execute("SELECT * FROM release ORDER BY seq"):
-            chain = hashlib.sha256((chain + "\n" + json.dumps(values)).encode()).hexdigest()
+            row = dict(zip(COLUMNS, values, strict=True))
+            time, participants, nonce = (row.pop(name) for name in ("time", "participants", "nonce"))
+            assert row["sealed"] == hashlib.sha256((nonce + "\n" + json.dumps([time, participants])).encode()).hexdigest()
+            chain = hashlib.sha256((chain + "\n" + json.dumps(list(row.values()))).encode()).hexdigest()
             assert digest == chain
+        closing_digest = ledger.conclude({"files": {"config.toml": "0" * 64}})
+        assert (
+            closing_digest
+            == hashlib.sha256(
+                (chain + "\n" + json.dumps(["closing", 3, '{"files": {"config.toml": "' + "0" * 64 + '"}}'])).encode()
+            ).hexdigest()
+        )
+
+
+def test_a_concluded_ledger_takes_nothing_more(ledger: Ledger) -> None:
+    ledger.charge(UPLOAD)
+    assert ledger.closing is None
+    digest = ledger.conclude({"rounds": 1})
+    for write in (lambda: ledger.charge(UPLOAD), lambda: ledger.conclude({"rounds": 1})):
+        with pytest.raises(LedgerError, match=r"append-only|UNIQUE"):
+            write()
+    ledger.close()
+    with Ledger.open(ledger.path) as again:
+        assert again.closing == ({"rounds": 1}, digest)
+        assert len(again) == 1
+
+
+def test_a_published_ledger_tells_neither_times_nor_counts_and_has_the_same_digests(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.charge_many([SUM, replace(SUM, round=9, participants=77)])
+    target = tmp_path / "published.sqlite"
+    with pytest.raises(LedgerError, match="not concluded"):
+        publish_ledger(ledger.path, target)
+    closing_entry = ledger.conclude({"rounds": 2})
+    publish_ledger(ledger.path, target)
+    with Ledger.open(target) as copy:
+        assert copy.closing == ({"rounds": 2}, closing_entry)
+        assert [(time, entry) for _, time, entry in copy.entries()] == [
+            (None, replace(entry, participants=None)) for _, _, entry in ledger.entries()
+        ]
+        assert copy.last_digest == ledger.last_digest
+    content = target.read_bytes() + Path(f"{target}-head").read_bytes()
+    with closing(sqlite3.connect(ledger.path)) as db:
+        nonces = [nonce for (nonce,) in db.execute("SELECT nonce FROM release")]
+    assert not any(nonce.encode() in content for nonce in nonces)
+    with pytest.raises(LedgerError, match="never overwritten"):
+        publish_ledger(ledger.path, target)
 
 
 @pytest.mark.parametrize(

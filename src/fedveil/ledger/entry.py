@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import operator
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,10 +37,14 @@ COLUMNS = (
     *("event", "mu", "rate", "noise_multiplier", "count", "reason"),
     *("clip", "noise_std", "coordinates", "dimension", "participants", "reads", "note"),
     *("grid", "mechanism", "extras"),
+    *("nonce", "sealed"),
 )
-"""The columns of a release, in the order in which they enter the digest; the last three came with schema 2."""
-COLUMNS_1 = COLUMNS[:-3]
-"""Those of schema 1, when what left was floats."""
+"""The columns of a release, in the order of a row; the last five came with schema 2."""
+COLUMNS_1 = COLUMNS[:-5]
+"""Those of schema 1, when what left was floats; all of them enter the digest."""
+PRIVATE = ("time", "participants", "nonce")
+"""What a published ledger leaves out: times and counts tell more than the plan, where who takes part is secret. `sealed` is the
+SHA-256 of the three, and enters the digest in their place, so that the chain still holds without them."""
 
 _LARGEST = 2**63 - 1
 _KNOWN = (Gaussian, SampledGaussian, SeenCountGaussian, FixedSampleGaussian, UserRecordsGaussian, Unbounded)
@@ -50,8 +55,9 @@ class Entry:
     """One noisy vector that leaves, and what it costs.
 
     run, round (>= 0), client (>= 0, or -1 for the aggregate); unit, adjacency, view: whom the cost protects from whom.
-    event: the cost. clip: clip norm per layer (inf when unclipped, 0 for a layer that is not sent). noise_std: standard deviation
-    per layer on what leaves. coordinates: how many numbers are sent, of `dimension`. participants: clients in this round's sum.
+    event: the cost. clip: clip norm per layer (inf when unclipped, 0 for a layer that is not sent).
+    noise_std: standard deviation per layer on what leaves. coordinates: how many numbers are sent, of `dimension`.
+    participants: clients in this round's sum (None in a published ledger).
     reads: what the policy read of raw data; with anything in it nothing can be proven and the event must be `Unbounded`.
     extras: names of what left beside the update; clip, noise_std and grid have a number for each, after those of the layers.
     grid: exponents k of the grid steps 2^k of the integers that left, or None where floats left. mechanism: how the noise came
@@ -72,7 +78,7 @@ class Entry:
     noise_std: tuple[float, ...]
     coordinates: int
     dimension: int
-    participants: int
+    participants: int | None
     reads: tuple[str, ...] = ()
     note: str = ""
     grid: tuple[int, ...] | None = None
@@ -96,8 +102,10 @@ def _normalise(entry: Entry) -> None:
         if not isinstance(getattr(entry, name), tuple):
             raise ConfigError(f"{name} must be a tuple of names, got {getattr(entry, name)!r}")
     try:
-        for name in ("round", "client", "coordinates", "dimension", "participants"):
+        for name in ("round", "client", "coordinates", "dimension"):
             object.__setattr__(entry, name, operator.index(getattr(entry, name)))
+        if entry.participants is not None:
+            object.__setattr__(entry, "participants", operator.index(entry.participants))
         for name in ("clip", "noise_std"):
             object.__setattr__(entry, name, tuple(float(x) for x in getattr(entry, name)))
         if entry.grid is not None:
@@ -118,7 +126,7 @@ def _check_ranges(entry: Entry) -> None:
     if not 0 <= entry.coordinates <= entry.dimension <= _LARGEST:
         raise ConfigError(f"need 0 <= coordinates <= dimension, got {entry.coordinates} of {entry.dimension}")
     least = 0 if entry.client == AGGREGATE else 1  # an empty Poisson round still releases its noise
-    if not least <= entry.participants <= _LARGEST:
+    if entry.participants is not None and not least <= entry.participants <= _LARGEST:
         raise ConfigError(f"participants must be >= {least}, got {entry.participants}")
     if not entry.clip or len(entry.clip) != len(entry.noise_std):
         raise ConfigError(f"need one clip and one noise_std per layer, got {len(entry.clip)} and {len(entry.noise_std)}")
@@ -179,16 +187,21 @@ def to_row(seq: int, time: float, entry: Entry) -> tuple[Value, ...]:
     clip = json.dumps([None if math.isinf(c) else c for c in entry.clip])
     noise_std, reads, extras = map(json.dumps, (entry.noise_std, entry.reads, entry.extras))
     grid = None if entry.grid is None else json.dumps(entry.grid)
+    nonce = os.urandom(16).hex()
     return (
         *(seq, time, entry.run, entry.round, entry.client, str(entry.unit), str(entry.adjacency), str(entry.view)),
         *(kind, mu, rate, noise_multiplier, count, reason),
         *(clip, noise_std, entry.coordinates, entry.dimension, entry.participants, reads, entry.note),
         *(grid, entry.mechanism, extras),
+        *(nonce, seal(time, entry.participants, nonce)),
     )
 
 
-def from_row(row: Sequence[Value]) -> tuple[int, float, Entry]:
-    """Sequence number, Unix time and entry of a row of `COLUMNS` or `COLUMNS_1`; raises LedgerError when it is none."""
+def from_row(row: Sequence[Value]) -> tuple[int, float | None, Entry]:
+    """Sequence number, Unix time (None in a published ledger) and entry of a row of `COLUMNS` or `COLUMNS_1`.
+
+    Raises LedgerError when it is no release.
+    """
     f: dict[str, Any] = dict(zip(COLUMNS_1 if len(row) == len(COLUMNS_1) else COLUMNS, row, strict=True))
     try:
         entry = Entry(
@@ -234,6 +247,27 @@ def _event(f: dict[str, Any]) -> Event:
     raise ValueError(f"unknown event {f['event']!r}")
 
 
+_CHAINED = operator.itemgetter(*(i for i, name in enumerate(COLUMNS) if name not in PRIVATE))
+
+
 def link(previous: str, values: Sequence[Value]) -> str:
     """SHA-256, in hex, of the previous digest, a line feed and the values as JSON: a link of the chain."""
     return hashlib.sha256(f"{previous}\n{json.dumps(list(values))}".encode()).hexdigest()
+
+
+def chained(values: Sequence[Value]) -> Sequence[Value]:
+    """Those values of a row (of `COLUMNS` or `COLUMNS_1`) that enter its digest."""
+    return values if len(values) == len(COLUMNS_1) else _CHAINED(values)
+
+
+def seal(time: float, participants: int | None, nonce: str) -> str:
+    """The SHA-256, in hex, that stands for the private columns of a row."""
+    return hashlib.sha256(f"{nonce}\n{json.dumps([time, participants])}".encode()).hexdigest()
+
+
+def sealed_rightly(values: Sequence[Value]) -> bool:
+    """Whether the private columns of a row are those that were sealed, or are all left out."""
+    f = dict(zip(COLUMNS, values, strict=False))
+    if "sealed" not in f or (f["time"], f["participants"], f["nonce"]) == (None, None, None):
+        return True
+    return isinstance(f["nonce"], str) and f["sealed"] == seal(f["time"], f["participants"], f["nonce"])  # type: ignore[arg-type]

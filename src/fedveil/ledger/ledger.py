@@ -21,13 +21,13 @@ from weakref import WeakSet
 from fedveil.accounting.types import Adjacency, Unit, View
 from fedveil.errors import LedgerError
 from fedveil.ledger import ledger_store as store
-from fedveil.ledger.entry import AGGREGATE, Entry, from_row, link, to_row
+from fedveil.ledger.entry import AGGREGATE, Entry, chained, from_row, link, to_row
 from fedveil.ledger.ledger_head import head_path, raise_head, read_head
 
 __all__ = ["AGGREGATE", "Entry", "Ledger", "Row", "Total", "summary"]
 
-Row = tuple[int, float, Entry]
-"""Sequence number (from 1), Unix time in seconds, and the release."""
+Row = tuple[int, float | None, Entry]
+"""Sequence number (from 1), Unix time in seconds (None in a published ledger), and the release."""
 
 _PAGE = 1000
 
@@ -122,7 +122,7 @@ class Ledger:
             for entry in entries:
                 seq += 1
                 values = to_row(seq, now, entry)
-                chain = link(chain, values)
+                chain = link(chain, chained(values))
                 self._connection.execute(store.INSERT, (*values, chain))
             self._connection.execute("COMMIT")
         except BaseException:
@@ -130,6 +130,42 @@ class Ledger:
                 self._connection.execute("ROLLBACK")
             raise
         return seq, chain
+
+    def conclude(self, content: Mapping[str, Any]) -> str:
+        """Close the book: nothing can be charged afterwards. Returns the closing digest, 64 hex digits, that may be pinned.
+
+        Args:
+            content: what a run says at its end (plain JSON values), such as the digests of its files.
+
+        Raises:
+            LedgerError: it is concluded already, or cannot be written.
+        """
+        text = json.dumps(dict(content), allow_nan=False, sort_keys=True)
+        with self._lock:
+            self._check_usable()
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                seq, chain = self._last()
+                digest = store.closing_digest(chain, seq, text)
+                self._connection.execute("INSERT INTO closing VALUES (1, ?, ?, ?)", (seq, text, digest))
+                self._connection.execute("COMMIT")
+            except sqlite3.Error as problem:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise LedgerError(
+                    f"cannot conclude the ledger {self.path} ({problem}): it must be open and writable"
+                ) from problem
+        return digest
+
+    @property
+    def closing(self) -> tuple[dict[str, Any], str] | None:
+        """What the run said at its end, and the closing digest; None while the ledger is open for releases."""
+        if self.schema != store.SCHEMA:
+            return None
+        with self._lock:
+            self._check_usable()
+            row = self._connection.execute(store.CLOSING).fetchone()
+        return None if row is None else (json.loads(row[1]), row[2])
 
     def entries(self, since: int = 0) -> Iterator[Row]:
         """The releases with a sequence number above `since`, in order; rows that other processes add meanwhile are included."""
@@ -144,6 +180,13 @@ class Ledger:
             if len(page) < _PAGE:
                 return
             since = page[-1][0]
+
+    @property
+    def last_digest(self) -> str:
+        """The digest of the last release, or of the table `meta` before the first."""
+        with self._lock:
+            self._check_usable()
+            return self._last()[1]
 
     def __len__(self) -> int:
         with self._lock:

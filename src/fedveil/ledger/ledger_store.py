@@ -16,19 +16,20 @@ from urllib.parse import quote
 
 from fedveil import __version__
 from fedveil.errors import LedgerError
-from fedveil.ledger.entry import COLUMNS, COLUMNS_1, link
+from fedveil.ledger.entry import COLUMNS, COLUMNS_1, chained, link, sealed_rightly
 from fedveil.ledger.ledger_head import head_path, head_record, read_head
 
 SCHEMA = 2
 APPLICATION_ID = 0x46564C47  # "FVLG"
 BUSY_SECONDS = 60.0
 SELECT = {n: f"SELECT {', '.join(columns)}, digest FROM release" for n, columns in ((1, COLUMNS_1), (SCHEMA, COLUMNS))}
+CLOSING = "SELECT seq, content, digest FROM closing"
 INSERT = f"INSERT INTO release VALUES ({', '.join('?' * (len(COLUMNS) + 1))})"
 
 _META = """CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL)"""
 _RELEASE = """CREATE TABLE release (
   seq INTEGER PRIMARY KEY AUTOINCREMENT,
-  time REAL NOT NULL,
+  time REAL{needed},
   run TEXT NOT NULL,
   round INTEGER NOT NULL,
   client INTEGER NOT NULL,
@@ -45,15 +46,24 @@ _RELEASE = """CREATE TABLE release (
   noise_std TEXT NOT NULL,
   coordinates INTEGER NOT NULL,
   dimension INTEGER NOT NULL,
-  participants INTEGER NOT NULL,
+  participants INTEGER{needed},
   reads TEXT NOT NULL,
   note TEXT NOT NULL,{more}
   digest TEXT NOT NULL
 )"""
-_SINCE_2 = "\n  grid TEXT,\n  mechanism TEXT NOT NULL,\n  extras TEXT NOT NULL,"
-_TABLES = {n: (_META, _RELEASE.format(more=more)) for n, more in ((1, ""), (SCHEMA, _SINCE_2))}
+_SINCE_2 = "\n  grid TEXT,\n  mechanism TEXT NOT NULL,\n  extras TEXT NOT NULL,\n  nonce TEXT,\n  sealed TEXT NOT NULL,"
+_CLOSING = """CREATE TABLE closing (
+  one INTEGER PRIMARY KEY CHECK (one = 1),
+  seq INTEGER NOT NULL,
+  content TEXT NOT NULL,
+  digest TEXT NOT NULL
+)"""
+_TABLES = {
+    1: (_META, _RELEASE.format(more="", needed=" NOT NULL")),
+    SCHEMA: (_META, _RELEASE.format(more=_SINCE_2, needed=""), _CLOSING),
+}
 _NEVER = "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
-_TRIGGERS = (
+_TRIGGERS_1 = (
     f"CREATE TRIGGER meta_no_insert BEFORE INSERT ON meta {_NEVER}",
     f"CREATE TRIGGER meta_no_update BEFORE UPDATE ON meta {_NEVER}",
     f"CREATE TRIGGER meta_no_delete BEFORE DELETE ON meta {_NEVER}",
@@ -62,6 +72,17 @@ _TRIGGERS = (
     "CREATE TRIGGER release_only_next BEFORE INSERT ON release "
     f"WHEN NEW.seq IS NOT (SELECT coalesce(max(seq), 0) + 1 FROM release) {_NEVER}",
 )
+_TRIGGERS = {
+    1: _TRIGGERS_1,
+    SCHEMA: (
+        *_TRIGGERS_1,
+        f"CREATE TRIGGER closing_no_update BEFORE UPDATE ON closing {_NEVER}",
+        f"CREATE TRIGGER closing_no_delete BEFORE DELETE ON closing {_NEVER}",
+        "CREATE TRIGGER closing_only_last BEFORE INSERT ON closing "
+        f"WHEN NEW.seq IS NOT (SELECT coalesce(max(seq), 0) FROM release) {_NEVER}",
+        f"CREATE TRIGGER release_not_closed BEFORE INSERT ON release WHEN EXISTS (SELECT 1 FROM closing) {_NEVER}",
+    ),
+}
 _CIRCUMSTANCES = frozenset(
     getattr(sqlite3, f"SQLITE_{name}")
     for name in (
@@ -103,9 +124,10 @@ def create(path: Path, run: str, meta: Mapping[str, Any]) -> None:
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
             draft, head = Path(folder, "ledger"), Path(folder, "head")
-            _write_empty(draft, rows)
+            write_empty(draft, rows)
             if not head_path(path).exists():
                 head.write_bytes(head_record(0))
+                head.chmod(0o600)
                 _sync(head)
                 os.link(head, head_path(path))
             os.link(draft, path)
@@ -125,7 +147,8 @@ def _refuse_leftovers(path: Path) -> None:
         raise LedgerError(f"{head_path(path)} says that {path.name} held {seq} releases: restore it, or choose another path")
 
 
-def _write_empty(draft: Path, rows: Mapping[str, str]) -> None:
+def write_empty(draft: Path, rows: Mapping[str, str]) -> None:
+    """A ledger without releases; `rows` are those of the table `meta`."""
     with closing(sqlite3.connect(draft, isolation_level=None)) as connection:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
@@ -133,10 +156,11 @@ def _write_empty(draft: Path, rows: Mapping[str, str]) -> None:
         for statement in _TABLES[SCHEMA]:
             connection.execute(statement)
         connection.executemany("INSERT INTO meta VALUES (?, ?)", rows.items())
-        for statement in _TRIGGERS:
+        for statement in _TRIGGERS[SCHEMA]:
             connection.execute(statement)
         connection.execute("COMMIT")
         connection.execute("PRAGMA journal_mode = WAL")
+    draft.chmod(0o600)
     _sync(draft)
 
 
@@ -174,7 +198,10 @@ def verify(path: Path) -> dict[str, str]:
             meta = dict(connection.execute("SELECT key, value FROM meta"))
             if meta.get("schema") != str(schema):
                 raise _Damage(f"its header says schema {schema}, its content {meta.get('schema')}")
-            seq = _verify_chain(genesis(meta), connection.execute(f"{SELECT[schema]} ORDER BY seq"), head, digest)
+            rows = connection.execute(f"{SELECT[schema]} ORDER BY seq")
+            seq, chain = _verify_chain(genesis(meta), rows, head, digest)
+            if schema == SCHEMA:
+                _verify_closing(connection.execute(CLOSING).fetchone(), seq, chain)
             counted = connection.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence").fetchone()[0]
     except (sqlite3.Error, UnicodeDecodeError, TypeError, ValueError, _Damage) as problem:
         if getattr(problem, "sqlite_errorcode", None) in _CIRCUMSTANCES:
@@ -254,21 +281,33 @@ def _verify_structure(connection: sqlite3.Connection, schema: int) -> None:
     if (mode := connection.execute("PRAGMA journal_mode").fetchone()[0]) != "wal":
         raise _Damage(f"its journal mode was changed from wal to {mode}")
     found = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite%'")}
-    if found != {*_TABLES[schema], *_TRIGGERS}:
+    if found != {*_TABLES[schema], *_TRIGGERS[schema]}:
         raise _Damage("its tables, or the triggers that keep it append-only, were changed")
     report = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if report != "ok":
         raise _Damage(f"SQLite's integrity check says {report}")
 
 
-def _verify_chain(chain: str, rows: Iterable[tuple[Any, ...]], head: int, digest: str) -> int:
-    """Recompute the digest of every row, starting from `chain`; returns the number of rows."""
+def _verify_chain(chain: str, rows: Iterable[tuple[Any, ...]], head: int, digest: str) -> tuple[int, str]:
+    """Recompute the digest of every row, starting from `chain`; returns the number of rows and the last digest."""
     seq = 0
     for *values, stored in rows:
         seq += 1
-        chain = link(chain, values)
+        chain = link(chain, chained(values))
         if values[0] != seq or stored != chain:
             raise _Damage(f"release {seq} does not continue the hash chain")
+        if not sealed_rightly(values):
+            raise _Damage(f"time and participants of release {seq} are not those that were recorded")
         if seq == head and chain != digest:
             raise _Damage(f"release {seq} is not the one that was charged (the head file holds another digest)")
-    return seq
+    return seq, chain
+
+
+def closing_digest(chain: str, seq: int, content: str) -> str:
+    """The digest that closes a ledger: it binds the last release's digest and what the run says at its end."""
+    return link(chain, ["closing", seq, content])
+
+
+def _verify_closing(row: tuple[int, str, str] | None, seq: int, chain: str) -> None:
+    if row is not None and (row[0] != seq or row[2] != closing_digest(chain, seq, row[1])):
+        raise _Damage("its closing entry does not continue the hash chain")

@@ -36,11 +36,11 @@ COLUMNS = (
     *("seq", "time", "run", "round", "client", "unit", "adjacency", "view"),
     *("event", "mu", "rate", "noise_multiplier", "count", "reason"),
     *("clip", "noise_std", "coordinates", "dimension", "participants", "reads", "note"),
-    *("grid", "mechanism", "extras"),
+    *("grid", "mechanism", "extras", "whole_clip"),
     *("nonce", "sealed"),
 )
-"""The columns of a release, in the order of a row; the last five came with schema 2."""
-COLUMNS_1 = COLUMNS[:-5]
+"""The columns of a release, in the order of a row; the last six came with schema 2."""
+COLUMNS_1 = COLUMNS[:-6]
 """Those of schema 1, when what left was floats; all of them enter the digest."""
 PRIVATE = ("time", "participants", "nonce")
 """What a published ledger leaves out: times and counts tell more than the plan, where who takes part is secret. `sealed` is the
@@ -61,7 +61,8 @@ class Entry:
     reads: what the policy read of raw data; with anything in it nothing can be proven and the event must be `Unbounded`.
     extras: names of what left beside the update; clip, noise_std and grid have a number for each, after those of the layers.
     grid: exponents k of the grid steps 2^k of the integers that left, or None where floats left. mechanism: how the noise came
-    about: "independent", "banded", or "none" where the door added none; "" in a ledger of schema 1.
+    about: "independent", "banded", or "none" where the door added none; "" in a ledger of schema 1. whole_clip: clip norm of all
+    layers together (inf where there is none), from which, with the others, the cost of a plain release follows.
 
     Raises ConfigError for values out of range and for combinations whose cost would be a wrong number: amplification by sampling
     clients in the server view, a server view without a client, a finite cost without noise or with a policy that read raw data.
@@ -84,6 +85,7 @@ class Entry:
     grid: tuple[int, ...] | None = None
     mechanism: str = ""
     extras: tuple[str, ...] = ()
+    whole_clip: float = math.inf
 
     def __post_init__(self) -> None:
         _normalise(self)
@@ -106,6 +108,7 @@ def _normalise(entry: Entry) -> None:
             object.__setattr__(entry, name, operator.index(getattr(entry, name)))
         if entry.participants is not None:
             object.__setattr__(entry, "participants", operator.index(entry.participants))
+        object.__setattr__(entry, "whole_clip", float(entry.whole_clip))
         for name in ("clip", "noise_std"):
             object.__setattr__(entry, name, tuple(float(x) for x in getattr(entry, name)))
         if entry.grid is not None:
@@ -132,8 +135,8 @@ def _check_ranges(entry: Entry) -> None:
         raise ConfigError(f"need one clip and one noise_std per layer, got {len(entry.clip)} and {len(entry.noise_std)}")
     if entry.grid is not None and len(entry.grid) != len(entry.clip):
         raise ConfigError(f"need one exponent of the grid per layer, got {len(entry.grid)} for {len(entry.clip)} layers")
-    if not all(c >= 0 for c in entry.clip):
-        raise ConfigError(f"clip must be >= 0 (inf when unclipped), got {entry.clip}")
+    if not all(c >= 0 for c in (*entry.clip, entry.whole_clip)):
+        raise ConfigError(f"clip must be >= 0 (inf when unclipped), got {entry.clip} and {entry.whole_clip} of the whole")
     if not all(s >= 0 and math.isfinite(s) for s in entry.noise_std):
         raise ConfigError(f"noise_std must be finite and >= 0, got {entry.noise_std}")
 
@@ -192,7 +195,7 @@ def to_row(seq: int, time: float, entry: Entry) -> tuple[Value, ...]:
         *(seq, time, entry.run, entry.round, entry.client, str(entry.unit), str(entry.adjacency), str(entry.view)),
         *(kind, mu, rate, noise_multiplier, count, reason),
         *(clip, noise_std, entry.coordinates, entry.dimension, entry.participants, reads, entry.note),
-        *(grid, entry.mechanism, extras),
+        *(grid, entry.mechanism, extras, None if math.isinf(entry.whole_clip) else entry.whole_clip),
         *(nonce, seal(time, entry.participants, nonce)),
     )
 
@@ -214,6 +217,7 @@ def from_row(row: Sequence[Value]) -> tuple[int, float | None, Entry]:
             grid=None if f.get("grid") is None else tuple(json.loads(f["grid"])),
             mechanism=f.get("mechanism", ""),
             extras=tuple(json.loads(f.get("extras", "[]"))),
+            whole_clip=math.inf if f.get("whole_clip") is None else f["whole_clip"],
         )
     except (TypeError, ValueError, IndexError) as problem:
         raise LedgerError(f"the ledger holds a row that is no release ({problem}): it is damaged; restore a backup") from problem

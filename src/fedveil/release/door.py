@@ -351,6 +351,7 @@ class Door:
             grid=None if reads or not _exact(plan, plan.unproven, self.layout) else self._exponents(plan),
             mechanism=type(plan.mechanism).__name__.lower() if noised else "none",
             extras=tuple(self.extras) if extras else (),
+            whole_clip=plan.clip if plan.dp_sgd is None else plan.dp_sgd.clip,
         )
 
     def _exponents(self, plan: Plan) -> tuple[int, ...]:

@@ -51,7 +51,13 @@ _RELEASE = """CREATE TABLE release (
   note TEXT NOT NULL,{more}
   digest TEXT NOT NULL
 )"""
-_SINCE_2 = "\n  grid TEXT,\n  mechanism TEXT NOT NULL,\n  extras TEXT NOT NULL,\n  whole_clip REAL,\n  nonce TEXT,\n  sealed TEXT NOT NULL,"
+_SINCE_2 = """
+  grid TEXT,
+  mechanism TEXT NOT NULL,
+  extras TEXT NOT NULL,
+  whole_clip REAL,
+  nonce TEXT,
+  sealed TEXT NOT NULL,"""
 _CLOSING = """CREATE TABLE closing (
   one INTEGER PRIMARY KEY CHECK (one = 1),
   seq INTEGER NOT NULL,

@@ -28,7 +28,7 @@ from fedveil.release.cost import plan_mu
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import Plan
 from fedveil.release.sampler import rounded_normal
-from fedveil.statement.statement_json import to_dict
+from fedveil.statement.statement_json import read_statement, to_dict
 from fedveil.training.params import Layout
 
 RECORD = {"unit": "record", "adjacency": "replace_one", "view": "server"}
@@ -209,13 +209,15 @@ def test_a_run_gets_its_audit(tmp_path: Path) -> None:
 
     config = small({"name": "dp-fedavg"}, view="server")
     write_config(tmp_path / "config.toml", config)
-    (tmp_path / "statement.json").write_text(json.dumps(to_dict(certify_config(config))))
-    audit_run(tmp_path, n=40)
-    written = json.loads((tmp_path / "statement.json").read_text())
-    assert len(written["views"][0]["audits"]) == 3
+    before = json.dumps(to_dict(certify_config(config)))
+    (tmp_path / "statement.json").write_text(before)
+    made = audit_run(tmp_path, n=40)
+    written = json.loads((tmp_path / "audits.json").read_text())
+    assert len(written) == 3
     assert "that the two worlds' bits have one law" in json.dumps(written)
     assert "canary in 4 of 4 rounds" in json.dumps(written)
-    assert (tmp_path / "statement.md").exists()
+    assert (tmp_path / "statement.json").read_text() == before, "the run's digests bind the statement"
+    assert read_statement(tmp_path) == made
 
 
 def test_a_second_audit_of_a_run_replaces_the_first(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def audit_config(
 
 
 def audit_run(run: Path, *, n: int = 1000, confidence: float = 0.95, canaries: int = 0, on_step: Step | None = None) -> Statement:
-    """Audit the mechanism of a run and write the result into its statement (`statement.json`, `statement.md`).
+    """Audit the mechanism of a run and write what was found beside its statement (`audits.json`).
 
     They replace earlier ones of the same unit, adjacency and view (estimates replace estimates): what is shown is what one call
     found, not the luckiest of many.
@@ -155,26 +155,18 @@ def audit_run(run: Path, *, n: int = 1000, confidence: float = 0.95, canaries: i
     Raises:
         ConfigError: no run directory, one of an earlier version, or with canaries one whose data the configuration does not make.
     """
-    import json
-
     from fedveil.adversary.snapshot import configured
     from fedveil.configuration.config import load_config
     from fedveil.run import run_directory as rundir
     from fedveil.run.resume import refuse_earlier
-    from fedveil.statement.statement_json import from_dict, to_dict
-    from fedveil.statement.statement_markdown import to_markdown
+    from fedveil.statement.statement_json import AUDITS, audits_to_list, read_statement
 
     refuse_earlier(run)
-    file = run / "statement.json"
-    try:
-        before = from_dict(json.loads(file.read_text()))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{run} is not a run directory with a readable statement.json: {error}") from None
+    before = read_statement(run)
     config = configured(run) if canaries else load_config(run / "config.toml")
     found = audit(config, n=n, confidence=confidence, canaries=canaries, on_step=on_step)
     again = {(one.scope, one.rigorous) for one in found}
     kept = (replace(v, audits=tuple(a for a in v.audits if (a.scope, a.rigorous) not in again)) for v in before.views)
     statement = replace(before, views=tuple(kept)).with_audits(found)
-    rundir.write_json(file, to_dict(statement))
-    rundir.write_text(run / "statement.md", to_markdown(statement))
+    rundir.write_json(run / AUDITS, audits_to_list(statement))
     return statement

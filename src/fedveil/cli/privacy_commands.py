@@ -24,12 +24,12 @@ def certify(
     """Print the privacy statement of a configuration, without training, or of a run directory, with its audits."""
     from fedveil.configuration.config import load_config
     from fedveil.configuration.presets import chosen
-    from fedveil.statement.certify import certify_config, saved
-    from fedveil.statement.statement_json import to_dict
+    from fedveil.statement.certify import certify_config
+    from fedveil.statement.statement_json import read_statement, to_dict
     from fedveil.statement.statement_markdown import to_markdown
 
     source = chosen(config, preset)
-    statement = saved(source) if source.is_dir() else certify_config(load_config(source, with_seed(overrides, seed)))
+    statement = read_statement(source) if source.is_dir() else certify_config(load_config(source, with_seed(overrides, seed)))
     if as_json:
         print_json(to_dict(statement))
     elif markdown:

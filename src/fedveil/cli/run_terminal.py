@@ -83,6 +83,7 @@ def _summary(result: Result, console: Console) -> None:
         console.print(f"Learning curve: {picture}", highlight=False, soft_wrap=True)
         console.print(f"Report: {report} (open it in a browser; it needs no network)", highlight=False, soft_wrap=True)
     console.print(f"Run directory: {result.path}", highlight=False, soft_wrap=True)
+    console.print(f"Closing digest (pin it with fedveil verify --pin): {result.closing}", highlight=False, soft_wrap=True)
 
 
 def sparkline(values: list[float], width: int = 40) -> str:

@@ -178,26 +178,26 @@ def _check_sense(entry: Entry) -> None:
 
 def to_row(seq: int, time: float, entry: Entry) -> tuple[Value, ...]:
     """The values of `COLUMNS`; lists are JSON text, in which an infinite clip is null; `grid` is null where floats left."""
-    event = entry.event
-    mu = rate = noise_multiplier = reason = None
-    count = 1 if isinstance(event, Unbounded) else operator.index(event.count)
-    if isinstance(event, Gaussian):
-        kind, mu = "gaussian", float(event.mu)
-    elif isinstance(event, Unbounded):
-        kind, reason = "unbounded", event.reason
-    else:
-        kind, rate, noise_multiplier = _kind(event), rate_of(event), float(event.noise_multiplier)
     clip = json.dumps([None if math.isinf(c) else c for c in entry.clip])
     noise_std, reads, extras = map(json.dumps, (entry.noise_std, entry.reads, entry.extras))
     grid = None if entry.grid is None else json.dumps(entry.grid)
     nonce = os.urandom(16).hex()
     return (
         *(seq, time, entry.run, entry.round, entry.client, str(entry.unit), str(entry.adjacency), str(entry.view)),
-        *(kind, mu, rate, noise_multiplier, count, reason),
+        *event_columns(entry.event),
         *(clip, noise_std, entry.coordinates, entry.dimension, entry.participants, reads, entry.note),
         *(grid, entry.mechanism, extras, None if math.isinf(entry.whole_clip) else entry.whole_clip),
         *(nonce, seal(time, entry.participants, nonce)),
     )
+
+
+def event_columns(event: Event) -> tuple[str, float | None, float | None, float | None, int, str | None]:
+    """An event as the columns event, mu, rate, noise_multiplier, count and reason."""
+    if isinstance(event, Gaussian):
+        return "gaussian", float(event.mu), None, None, operator.index(event.count), None
+    if isinstance(event, Unbounded):
+        return "unbounded", None, None, None, 1, event.reason
+    return _kind(event), None, rate_of(event), float(event.noise_multiplier), operator.index(event.count), None
 
 
 def from_row(row: Sequence[Value]) -> tuple[int, float | None, Entry]:

@@ -14,7 +14,7 @@ from fedveil.errors import ConfigError
 from fedveil.federation.history import Columns
 from fedveil.run.history_files import DECLARED, Row, parse_columns, parse_table
 from fedveil.statement.statement import Statement
-from fedveil.statement.statement_json import from_dict
+from fedveil.statement.statement_json import read_statement
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ def read_run(path: str | Path) -> RunData:
         path=folder,
         config=_parsed(folder / "config.toml", text),
         config_text=text,
-        statement=_read(folder / "statement.json", lambda t: from_dict(json.loads(t)), None),
+        statement=read_statement(folder) if (folder / "statement.json").is_file() else None,
         history=history,
         layers=_table(folder, "layers.csv", declared),
         clients=_table(folder, "clients.csv", declared),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import Prepared, federation, new_run_id, prepare
+from fedveil.run.binding import conclude, opening
 from fedveil.run.history_files import append_history, write_history
 from fedveil.run.resume import count_spent, identity, resumable, run_id_of, same_run
 from fedveil.run.run_lock import claimed
@@ -44,6 +45,7 @@ class Result:
     Args:
         model: the final model. history: one record a round. privacy: the statement. path: the run directory.
         ended: why the run stopped before its last round, or an empty string.
+        closing: the closing digest of its ledger, 64 hex digits, which stands for all of the run and can be pinned elsewhere.
     """
 
     model: FlatModel
@@ -51,6 +53,7 @@ class Result:
     privacy: Statement
     path: Path
     ended: str = ""
+    closing: str = ""
 
     @property
     def accuracy(self) -> float:
@@ -147,8 +150,10 @@ def _train(
     with _safe(path):
         write_history(path, progress.history, layout, columns)
         rundir.write_model(path / "model.safetensors", progress.model, layout)
-        rundir.write_json(path / "summary.json", summary(result, begun.run))
-    return result
+        last = rundir.json_text(summary(result, begun.run)).encode()
+        closing = conclude(path, len(progress.history), ended, {"summary.json": last})
+        rundir.write_bytes(path / "summary.json", last)
+    return replace(result, closing=closing)
 
 
 def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement, run_id: str, supplied: bool) -> None:
@@ -160,7 +165,7 @@ def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement,
         _write_statement(path, statement)
         labels, classes = prepared.dataset.y_train, prepared.dataset.info.classes
         rundir.write_partition(path / "partition.json", prepared.partition, labels, classes, supplied=supplied)
-    Ledger.create(path / "ledger.sqlite", run_id, {"method": config.method.name}).close()
+    Ledger.create(path / "ledger.sqlite", run_id, opening(path, config.method.name)).close()
 
 
 @contextmanager

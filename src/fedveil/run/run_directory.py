@@ -76,7 +76,12 @@ def write_config(path: Path, config: Config) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Strict JSON: infinities and NaN become strings."""
-    write_text(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """The text of a JSON file."""
+    return json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
 
 
 def write_versions(path: Path, plugins: Mapping[str, str] | None = None) -> None:

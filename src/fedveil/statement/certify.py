@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from fedveil.accounting.power import exact_mu, largest_tpr
 from fedveil.accounting.types import Event, Guarantee, Unbounded, View
 from fedveil.errors import ConfigError
+from fedveil.ledger.entry import event_columns
 from fedveil.methods.base import check_weights, releases_to
 from fedveil.statement import caveats
 from fedveil.statement import scope_checks as sense
 from fedveil.statement.advice import learnability
 from fedveil.statement.sampler_error import charged_bound, ideal_noise, run_variation
 from fedveil.statement.sampling_notes import seen_count_epsilon
-from fedveil.statement.statement import FPR, VIEWS, Assumption, Statement, ViewNumbers
-from fedveil.statement.statement_json import from_dict
+from fedveil.statement.statement import FPR, VIEWS, Assumption, PlannedRelease, Statement, ViewNumbers
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
@@ -47,20 +45,6 @@ def certify_config(config: Config) -> Statement:
         allow_vacuous_delta=config.privacy.allow_vacuous_delta,
         batch_norm=config.model.keeps_statistics,
     )
-
-
-def saved(run: Path) -> Statement:
-    """The statement that lies in a run directory, with the audits made of it since.
-
-    Raises:
-        ConfigError: no readable statement there.
-    """
-    try:
-        return from_dict(json.loads((run / "statement.json").read_text()))
-    except (OSError, json.JSONDecodeError) as error:
-        raise ConfigError(
-            f"{run} holds no readable statement.json ({error}): give a run directory or a configuration file"
-        ) from None
 
 
 def certify(
@@ -160,7 +144,8 @@ def _proven(method: Method, s: Setting, view: View, events: list[Event]) -> tupl
     proven = Guarantee(epsilon, s.delta, replace(s.scope, view=view), accountant, tuple(a.what for a in assumed), reason)
     tpr = largest_tpr(events, epsilon, s.delta, FPR, adjacency=pair)
     seen = seen_count_epsilon(s, events, epsilon) if epsilon < math.inf else None
-    return ViewNumbers(proven, mu=exact_mu(events), tpr=tpr, seen_count=seen), accountant
+    planned = tuple(PlannedRelease(*event_columns(event)) for event in events)
+    return ViewNumbers(proven, mu=exact_mu(events), tpr=tpr, seen_count=seen, releases=planned), accountant
 
 
 def _assumptions(method: Method, s: Setting, view: View, events: list[Event], epsilon: float) -> list[Assumption]:

@@ -26,6 +26,18 @@ class Assumption:
 
 
 @dataclass(frozen=True)
+class PlannedRelease:
+    """What a view sees by the plan, as the columns of a ledger (docs/ledger.md): the proven epsilon follows from these."""
+
+    event: str
+    mu: float | None
+    rate: float | None
+    noise_multiplier: float | None
+    count: int
+    reason: str | None
+
+
+@dataclass(frozen=True)
 class ViewNumbers:
     """The three numbers of one view.
 
@@ -34,6 +46,7 @@ class ViewNumbers:
         mu: exact Gaussian-DP parameter when all releases are plain Gaussians, else None.
         tpr: largest true-positive rate of any test for one unit at a false-positive rate of 5 %.
         seen_count: epsilon where the number of participants of each round is seen, if that is over 1 % more than proven.
+        releases: what the proven epsilon is computed from.
     """
 
     proven: Guarantee
@@ -42,6 +55,7 @@ class ViewNumbers:
     mu: float | None = None
     tpr: float = 1.0
     seen_count: float | None = None
+    releases: tuple[PlannedRelease, ...] = ()
 
     @property
     def view(self) -> View:

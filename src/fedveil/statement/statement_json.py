@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
+from fedveil.accounting.types import Audit
 from fedveil.errors import ConfigError
 from fedveil.statement.plain_words import in_words
 from fedveil.statement.statement import Statement
 
 FORMAT = "fedveil-statement/1"
+AUDITS = "audits.json"
+"""Audits made of a run since; the statement itself is bound by the run's digests and never written again."""
 _WRITTEN_ONLY = ("format", "in_words", "contradictions")
 
 
@@ -36,6 +41,30 @@ def from_dict(values: Mapping[str, Any]) -> Statement:
     built = _build(Statement, kept, "statement")
     assert isinstance(built, Statement)
     return built
+
+
+def audits_to_list(statement: Statement) -> list[dict[str, Any]]:
+    """The audits of all views, as `audits.json` holds them."""
+    return [_plain(audit) for numbers in statement.views for audit in numbers.audits]
+
+
+def read_statement(run: Path) -> Statement:
+    """The statement of a run directory (`statement.json`), with the audits made of the run since (`audits.json`).
+
+    Raises:
+        ConfigError: no readable statement there.
+    """
+    try:
+        statement = from_dict(json.loads((run / "statement.json").read_text()))
+        made = json.loads((run / AUDITS).read_text()) if (run / AUDITS).exists() else []
+        if not made:
+            return statement
+        views = tuple(replace(numbers, audits=()) for numbers in statement.views)
+        return replace(statement, views=views).with_audits(_build(Audit, audit, "audits") for audit in made)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{run} is not a run directory with a readable statement.json ({error}): give one that `fedveil run` left"
+        ) from None
 
 
 def _plain(value: Any) -> Any:

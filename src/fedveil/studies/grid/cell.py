@@ -13,7 +13,7 @@ from fedveil.errors import ConfigError
 from fedveil.run.recorded_run import read_run
 from fedveil.run.resume import begun, refuse_earlier, same_run
 from fedveil.statement.statement import Statement
-from fedveil.statement.statement_json import from_dict
+from fedveil.statement.statement_json import read_statement
 
 State = Literal["waiting", "running", "done", "failed"]
 
@@ -101,7 +101,7 @@ def state_of(cell: Cell, out: str | Path) -> CellState:
 def _finished(state: CellState) -> CellState:
     try:
         summary = json.loads((state.path / "summary.json").read_text())
-        statement = from_dict(json.loads((state.path / "statement.json").read_text()))
+        statement = read_statement(state.path)
     except (OSError, ValueError) as problem:
         raise ConfigError(f"cannot read the finished run in {state.path}: {problem}; move it away to run it anew") from problem
     return replace(state, state="done", summary=summary, statement=statement)

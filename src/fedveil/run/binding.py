@@ -1,0 +1,54 @@
+"""What binds the files of a run together: their digests in the ledger, at its opening and at its closing.
+
+The opening is part of the ledger's first digest, the closing of its last; `fedveil verify` compares. What changes after the end
+(reports, audits), what is secret and not shown (checkpoints, noise state) and the ledger itself are not covered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import LedgerError
+from fedveil.ledger.ledger import Ledger
+
+FOLDERS = (".", "private")
+"""Folders of a run directory whose files are bound."""
+_UNBOUND = ("ledger.sqlite", ".", "noise-state", "report.html", "audits.json")
+
+
+def digests_of(run: Path) -> dict[str, str]:
+    """SHA-256 of each file that is bound, by its path in the run directory."""
+    files = [file for folder in FOLDERS for file in sorted((run / folder).glob("*")) if file.is_file()]
+    bound = [file for file in files if not file.name.startswith(_UNBOUND)]
+    return {file.relative_to(run).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in bound}
+
+
+def opening(run: Path, method: str) -> dict[str, Any]:
+    """What a ledger says at its opening: the digests of the files that a run writes before it trains."""
+    return {"method": method, "files": digests_of(run)}
+
+
+def conclude(run: Path, rounds: int, ended: str, last: Mapping[str, bytes]) -> str:
+    """Close the ledger over everything that lies there since its opening; returns the closing digest, 64 hex digits.
+
+    Args:
+        rounds: number of finished rounds. ended: why the run stopped early, or an empty string.
+        last: files that are written once the ledger is closed, so that they tell that the run has ended.
+
+    Raises:
+        LedgerError: it is closed over something else already.
+    """
+    with Ledger.open(run / "ledger.sqlite") as ledger:
+        opened = ledger.meta["files"]
+        files = {name: digest for name, digest in digests_of(run).items() if name not in opened and name not in last}
+        files |= {name: hashlib.sha256(content).hexdigest() for name, content in last.items()}
+        content = {"files": dict(sorted(files.items())), "rounds": rounds, "ended": ended}
+        if ledger.closing is None:
+            return ledger.conclude(content)
+        held, digest = ledger.closing
+        if held != content:
+            raise LedgerError(f"the ledger of {run} is closed over other files: move the run away and keep it as it is")
+        return digest

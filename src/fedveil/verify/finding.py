@@ -1,0 +1,45 @@
+"""What a verification found: one line a finding, and the outcome of all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Kind = Literal["verified", "contradicted", "unknown", "trust"]
+"""Checked and right; checked and wrong; could not be checked here; what no file of a run can show."""
+
+
+class Finding(NamedTuple):
+    """One check: what was expected, and what is there."""
+
+    kind: Kind
+    subject: str
+    text: str
+
+
+class Findings(list[Finding]):
+    """Findings so far."""
+
+    def check(self, right: bool, subject: str, expected: object, found: object) -> None:
+        """Add the outcome of one check."""
+        text = f"{found}" if right else f"expected {expected}, found {found}"
+        self.append(Finding("verified" if right else "contradicted", subject, text))
+
+
+@dataclass(frozen=True)
+class Verification:
+    """All findings about a run, and its closing digest (empty where there is none)."""
+
+    findings: tuple[Finding, ...]
+    closing: str = ""
+
+    @property
+    def exit_status(self) -> int:
+        """1 if anything is contradicted, else 2 if a check could not be made, else 0."""
+        kinds = {finding.kind for finding in self.findings}
+        return 1 if "contradicted" in kinds else 2 if "unknown" in kinds else 0
+
+    @property
+    def outcome(self) -> str:
+        """`verified`, `contradicted` or `cannot tell`."""
+        return ("verified", "contradicted", "cannot tell")[self.exit_status]

@@ -15,7 +15,7 @@ from fedveil.engines.select_engine import engine, place
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.fit import fit
-from fedveil.federation.history import Record, declared
+from fedveil.federation.history import Columns, Record, declared, hidden
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
@@ -110,6 +110,7 @@ def run(
         progress = saved.load()
         job = federation(config, prepared, path / "ledger.sqlite", run_id, device, (method, setting))
         history, columns = progress.history if progress is not None else [], declared(job.context.objective, job.context.policy)
+        columns = columns.hiding(hidden(method, setting, columns))
         begun = Begun(run_id, path, config, statement, setting.layout.names, history, columns)
         with following(trackers, begun) as tracked:
             return _train(job, begun, saved, progress, [tracked] if on_round is None else [tracked, on_round])
@@ -150,7 +151,9 @@ def _train(
     with _safe(path):
         write_history(path, progress.history, layout, columns)
         rundir.write_model(path / "model.safetensors", progress.model, layout)
-        last = rundir.json_text(summary(result, begun.run)).encode()
+        whole, shown = summaries(result, begun.run, columns)
+        rundir.write_json(rundir.private_folder(path) / "summary.json", whole)
+        last = rundir.json_text(shown).encode()
         closing = conclude(path, len(progress.history), ended, {"summary.json": last})
         rundir.write_bytes(path / "summary.json", last)
     return replace(result, closing=closing)
@@ -164,7 +167,8 @@ def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement,
         rundir.write_config(path / "config.toml", config)
         _write_statement(path, statement)
         labels, classes = prepared.dataset.y_train, prepared.dataset.info.classes
-        rundir.write_partition(path / "partition.json", prepared.partition, labels, classes, supplied=supplied)
+        private = rundir.private_folder(path)
+        rundir.write_partition(private / "partition.json", prepared.partition, labels, classes, supplied=supplied)
     Ledger.create(path / "ledger.sqlite", run_id, opening(path, config.method.name)).close()
 
 
@@ -188,16 +192,18 @@ def _safe(path: Path) -> Iterator[None]:
         ) from problem
 
 
-def summary(result: Result, run_id: str) -> dict[str, Any]:
-    """The run in a few numbers (`summary.json`)."""
+def summaries(result: Result, run_id: str, columns: Columns) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The run in a few numbers (`private/summary.json`), and the public ones among them (`summary.json`)."""
     last = {k: v for k, v in result.history[-1].items() if not isinstance(v, list | dict)} if result.history else {}
-    return {
+    whole = {
         "run": run_id,
         "rounds": len(result.history),
         "ended": result.ended or "after its last round",
         "seconds": sum(r["seconds"] for r in result.history),
         "final": last,
     }
+    public = {k: v for k, v in last.items() if columns[k].public or k.startswith("test_")}  # of the last model, which is released
+    return whole, {k: v for k, v in whole.items() if k != "seconds" or columns[k].public} | {"final": public}
 
 
 def _write_statement(path: Path, statement: Statement) -> None:

@@ -79,7 +79,7 @@ def twin_runs(
 def twin_directory(
     config: Config, client: int, change: Change, out: Path, on_round: Callable[[Record], None] | None = None
 ) -> Path:
-    """Run twins and leave a directory whose `history.csv` has `sensitivity`, for `fedveil plot` and `fedveil report`.
+    """Run twins and leave a directory whose `private/history.csv` has `sensitivity`, for `fedveil plot` and `fedveil report`.
 
     It holds no ledger and no model: it is a measurement of a simulation, not a run that could go on.
 

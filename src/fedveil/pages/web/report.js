@@ -157,7 +157,7 @@
     ["Run", (g) => g.name, (g, i) => [el(`span.swatch.veil-c${i % 8}`), g.name]],
     ...["proven", "accuracy", "claimed", "audited"].map(ofCard).filter(([title]) => title),
     ["Rounds", (g) => Math.max(...g.rounds), (g) => [String(Math.max(...g.rounds))]],
-    ["Time", (g) => g.seconds, (g) => [`${format(g.seconds)} s`]],
+    ["Time", (g) => g.seconds, (g) => [g.seconds === null ? "–" : `${format(g.seconds)} s`]],
   ];
 
   function comparison() {
@@ -230,7 +230,7 @@
   // --- training -------------------------------------------------------------------------------------------------------
 
   function training() {
-    section("training", "Training", columnCharts(data.charts.training), el("p.about", {}, data.charts.private));
+    section("training", "Training", columnCharts(data.charts.training), data.charts.private && el("p.about", {}, data.charts.private));
   }
 
   function methodColumns() {

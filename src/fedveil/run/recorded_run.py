@@ -57,6 +57,12 @@ class RunData:
         return [(row["round"] + 1, row[column]) for row in self.history if row.get(column) is not None]
 
     @property
+    def handed_over(self) -> bool:
+        """Whether a program handed over data or partition, so that the configuration alone does not make them again."""
+        before = (self.partition or {}).get("given")  # as version 0.1 recorded it
+        return bool(self.config.get("data", {}).get("handed_over") or before)
+
+    @property
     def seed(self) -> int | None:
         """The seed of the run."""
         seed: int | None = self.config.get("run", {}).get("seed")

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 PRIVATE = "private"
 """The subfolder of what is computed from private data without noise: mode 700, its files 600."""
-_FIRST = ("versions.json", "config.toml", "statement.json", "statement.md", PRIVATE)
+_FIRST = ("versions.json", "config.toml", "statement.json", "statement.md", PRIVATE, "data.json")
 """What a run writes before its ledger, with which it can be resumed."""
-_FIRST_PRIVATE = ("partition.json",)
+_FIRST_PRIVATE = ("salt", "partition.json")
 LISTED_CLIENTS = 5000
 """The largest number of clients that `partition.json` lists."""
 PACKAGES = ("fedveil", "torch", "numpy", "scipy", "pydantic", "safetensors")
@@ -106,16 +106,12 @@ def write_versions(path: Path, plugins: Mapping[str, str] | None = None) -> None
     write_json(path, {"python": sys.version.split()[0], "platform": platform.platform(), **known, **own})
 
 
-def write_partition(path: Path, partition: Partition, labels: NDArray[np.int64], classes: int, *, supplied: bool) -> None:
-    """Who holds how much of what (`partition.json`): a row of label counts a client, for evenly spaced ones if there are many.
-
-    supplied: the data or the partition were handed over by a program, so that the configuration alone does not make them again.
-    """
+def write_partition(path: Path, partition: Partition, labels: NDArray[np.int64], classes: int) -> None:
+    """Who holds how much of what (`partition.json`): a row of label counts a client, for evenly spaced ones if there are many."""
     counts, clients = partition.label_counts(labels, classes), len(partition)
     listed = np.unique(np.linspace(0, clients - 1, min(clients, LISTED_CLIENTS)).round().astype(np.int64)).tolist()
     value = {
         "kind": partition.kind,
-        "given": supplied,
         "clients": clients,
         "sha256": partition.fingerprint(),
         "listed": listed,

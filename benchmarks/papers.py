@@ -10,7 +10,6 @@ overrides below, and in docs/methods.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -148,14 +147,10 @@ def measure_twin(preset: str, path: Path, overrides: list[str]) -> None:
     measured(path).write_text(json.dumps(distances))
 
 
-def history(path: Path) -> list[dict[str, str]]:
-    """The rows of a run's history."""
-    with (path / "history.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
 def collected() -> dict[str, Any]:
     """Every finished run in numbers: final and, where recorded, per round."""
+    from fedveil.run.recorded_run import read_run
+
     found: dict[str, Any] = {}
     keep = ("test_accuracy", "mean_personal_accuracy", "test_f1", "noise_norm", "beta", "gamma", "uplink_bits", "mask_share")
     for job in (job for group in GROUPS.values() for job in group()):
@@ -163,9 +158,9 @@ def collected() -> dict[str, Any]:
         if job.twin and measured(path).exists():
             found.setdefault(job.group, {})[job.name] = json.loads(measured(path).read_text())
         elif (path / "summary.json").exists():
-            rows = history(path)
-            last = {k: float(rows[-1][k]) for k in keep if rows[-1].get(k)}
-            curves = {k: [float(r[k]) for r in rows if r.get(k)] for k in ("test_accuracy", "beta", "gamma")}
+            rows = read_run(path).history
+            last = {k: rows[-1][k] for k in keep if rows[-1].get(k) is not None}
+            curves = {k: [r[k] for r in rows if r.get(k) is not None] for k in ("test_accuracy", "beta", "gamma")}
             statement = json.loads((path / "statement.json").read_text())
             own = next(v for v in statement["views"] if v["proven"]["scope"]["view"] == statement["scope"]["view"])
             found.setdefault(job.group, {})[job.name] = {

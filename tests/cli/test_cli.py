@@ -80,7 +80,7 @@ def test_run_leaves_a_complete_directory_and_the_same_seed_gives_the_same_bits(
     names = {p.name for p in first.iterdir()}
     assert names >= {
         *("config.toml", "versions.json", "statement.json", "statement.md", "ledger.sqlite", "history.csv"),
-        *("layers.csv", "clients.csv", "summary.json", "model.safetensors", "curves.png"),
+        *("layers.csv", "private/clients.csv", "summary.json", "model.safetensors", "curves.png"),
     }
     assert tomllib.loads((first / "config.toml").read_text())["run"]["seed"] == 4
     with (first / "history.csv").open() as file:

@@ -158,7 +158,7 @@ def test_every_fault_is_released_as_zero_with_noise_and_nobody_can_tell(view: st
         assert [(e.round, e.client, e.participants) for e in entries] == [(t, -1, 6) for t in range(ZERO)]
     assert {e.event for e in entries} == {Gaussian(2.0)}
     write_history(tmp_path, progress.history, run.context.door.layout)
-    with (tmp_path / "history.csv").open() as file:
+    with (tmp_path / "private" / "history.csv").open() as file:
         rows = list(csv.DictReader(file))
     for written, (name, _, reason) in zip(rows, FAULTS, strict=False):
         assert re.search(f"^{victim}: .*{reason}", written["failures"]), name

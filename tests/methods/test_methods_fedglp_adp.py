@@ -362,7 +362,7 @@ def test_learns_and_personal_models_serve_skewed_clients_better(tmp_path: Path) 
         assert own > 0.55
         assert own > sum(common) / len(common) + 0.1
     assert sum(accuracies) / 3 > 0.3  # of one run 0.29 to 0.5
-    with (tmp_path / "2" / "clients.csv").open() as file:
+    with (tmp_path / "2" / "private" / "clients.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [r["personal"] for r in rows[:3]] == ["" if a is None else str(a) for a in last["personal_accuracy"][:3]]
 

@@ -119,14 +119,13 @@ def test_spending_of_a_run_ends_at_what_is_proven(made: Made) -> None:
 
 
 def test_a_run_leaves_who_holds_what(made: Made) -> None:
-    stored = json.loads((made["one"] / "partition.json").read_text())
+    stored = json.loads((made["one"] / "private" / "partition.json").read_text())
     counts = np.array(stored["counts"])
     assert counts.shape == (runs.CLIENTS, 10)
     assert stored["listed"] == list(range(runs.CLIENTS))
     labels = np.bincount(load("digits").y_train, minlength=10)
     assert (counts.sum(axis=0) <= labels).all()
     assert 0.75 < counts.sum() / labels.sum() < 0.85  # a fifth of each client's examples is its own test
-    assert stored["given"] is False
 
 
 def test_seeds_are_one_group_with_mean_and_its_confidence_interval(made: Made) -> None:
@@ -180,7 +179,7 @@ def test_long_curves_are_thinned_and_keep_both_ends() -> None:
 
 def test_fairness_is_over_the_clients_of_the_last_evaluated_round(made: Made) -> None:
     (group,) = page_values([read_run(made["one"])])["groups"]
-    rows = [r for r in runs.table(made["one"] / "clients.csv") if r["round"] == "3" and r["accuracy"]]
+    rows = [r for r in runs.table(made["one"] / "private" / "clients.csv") if r["round"] == "3" and r["accuracy"]]
     want = sorted(float(r["accuracy"]) for r in rows)
     assert group["clients"]["final"] == pytest.approx(want)
     assert group["clients"]["points"][-1] == [4, pytest.approx(np.median(want))]
@@ -215,7 +214,7 @@ def test_errors_say_what_to_give(made: Made, tmp_path: Path) -> None:
 
 def test_page_is_small_closed_and_cannot_be_broken_by_what_a_run_says(made: Made, tmp_path: Path) -> None:
     run = copied(made["one"], tmp_path / "run")
-    (run / "failures.csv").write_text('round,client,failure\n0,1,"</script><script>alert(1)</script>"\n')
+    (run / "private" / "failures.csv").write_text('round,client,failure\n0,1,"</script><script>alert(1)</script>"\n')
     (run / "attack-large.png").write_bytes(b"\x89PNG" + b"0" * 4_000_000)
     path = write_report([run])
     page = path.read_text(encoding="utf-8")

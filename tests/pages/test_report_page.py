@@ -35,7 +35,8 @@ def single(made: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> P
     run = Path(shutil.copytree(made["one"], tmp_path_factory.mktemp("single") / "run"))
     plot_run(run, ["clip"], run / "attack-strip.png")
     (run / "attack-dlg.json").write_text('{"attack": "dlg", "psnr": {"mean": 11.25}, "each": [1, 2]}')
-    (run / "failures.csv").write_text("round,client,failure\n0,3,<b>NaN</b> in the update\n2,5,<b>NaN</b> in the update\n")
+    failures = "round,client,failure\n0,3,<b>NaN</b> in the update\n2,5,<b>NaN</b> in the update\n"
+    (run / "private" / "failures.csv").write_text(failures)
     return write_report([run])
 
 

@@ -49,9 +49,12 @@ def in_a_child(work: Callable[[], object]) -> str:
 def same_end(path: Path, calm: Path) -> None:
     """Model, history and ledger are those of a run that nothing disturbed."""
     assert (path / "model.safetensors").read_bytes() == (calm / "model.safetensors").read_bytes()
-    for name in ("history.csv", "layers.csv"):
-        assert len((path / name).read_text().splitlines()) == len((calm / name).read_text().splitlines())
-    assert (path / "layers.csv").read_bytes() == (calm / "layers.csv").read_bytes()
+    tables = sorted(table.relative_to(calm) for table in calm.rglob("*.csv"))
+    assert tables == sorted(table.relative_to(path) for table in path.rglob("*.csv"))
+    assert {"history.csv", "layers.csv"} <= {table.name for table in tables}
+    for table in tables:
+        assert len((path / table).read_text().splitlines()) == len((calm / table).read_text().splitlines())
+        assert table.name != "layers.csv" or (path / table).read_bytes() == (calm / table).read_bytes()
     one, other = ([{**e.__dict__, "run": ""} for e in entries(p)] for p in (path, calm))
     assert one == other
     assert not list(path.rglob("*.part"))
@@ -88,7 +91,8 @@ STATES = {"states-3.safetensors", "global-3.safetensors", "head.json"}
 @pytest.mark.parametrize(
     "file",
     [
-        *("history.csv", "layers.csv", "model.safetensors", "summary.json"),
+        *("history.csv", "private/history.csv", "private/layers.csv", "private/summary.json"),
+        *("model.safetensors", "summary.json"),
         *(f"checkpoint/{name}" for name in sorted(STATES)),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +75,20 @@ def test_every_column_of_a_method_is_declared_and_its_words_lie_beside_the_table
     assert (data.path / DECLARED).is_file() == bool(data.declared.own)
 
 
-def test_what_an_objective_measures_is_private_and_what_a_policy_does_is_not(published: Result) -> None:
+def test_an_own_column_is_public_only_if_a_policy_declares_it_and_no_objective_measures_it(published: Result) -> None:
     class Has:
-        columns = (Column("beta", "Beta"),)
+        columns = (Column("beta", "Beta", public=True), Column("gamma", "Gamma"))
 
-    assert [c.private for c in declared(Has(), Has()).own] == [True, False]  # type: ignore[arg-type]
-    assert read_run(published.path).declared["mask_share"].private
+    class Nothing:
+        pass
+
+    def public(objective: object, policy: object) -> set[str]:
+        return {name for name, column in declared(objective, policy).items() if column.public} & {"beta", "gamma"}  # type: ignore[arg-type]
+
+    assert public(Nothing(), Has()) == {"beta"}
+    assert public(Has(), Nothing()) == public(Has(), Has()) == set()
+    assert not declared(Nothing(), Nothing())["anything"].public  # type: ignore[arg-type]
+    assert not read_run(published.path).declared["mask_share"].public
 
 
 def test_a_run_directory_without_declarations_still_reads_with_defaults(published: Result, tmp_path: Path) -> None:
@@ -88,6 +97,7 @@ def test_a_run_directory_without_declarations_still_reads_with_defaults(publishe
     now, then = read_run(published.path), read_run(old)
     assert (then.history, then.layers, then.participants) == (now.history, now.layers, now.participants)
     assert then.declared["mask_share"] == Column("mask_share")
+    assert not then.declared["mask_share"].public
     assert (then.declared["mask_share"].words, then.declared["mask_share"].axis) == ("Mask share", "mask share")
 
 
@@ -112,7 +122,7 @@ def test_a_cell_of_another_type_is_an_error_that_names_the_file(
 
 def test_texts_keep_their_line_breaks(published: Result, tmp_path: Path) -> None:
     run = _copied(published.path, tmp_path / "run")
-    (run / "failures.csv").write_text('round,client,failure\n0,1,"1e5"\n2,3,"first\nsecond, ""quoted"""\n')
+    (run / "private" / "failures.csv").write_text('round,client,failure\n0,1,"1e5"\n2,3,"first\nsecond, ""quoted"""\n')
     assert read_run(run).failures == [
         {"round": 0, "client": 1, "failure": "1e5"},
         {"round": 2, "client": 3, "failure": 'first\nsecond, "quoted"'},
@@ -124,7 +134,7 @@ def test_one_name_with_two_meanings_has_two_charts(published: Result) -> None:
 
     def group(name: str, data: RunData, columns: Columns) -> dict[str, Any]:
         words = {"title": columns["beta"].words, "axis": columns["beta"].axis, "share": columns["beta"].share, "private": False}
-        return {"name": name, "columns": {"beta": words}, "curves": {}, "clients": None}
+        return {"name": name, "columns": {"beta": words}, "curves": {}, "clients": None, "partition": None}
 
     data = read_run(published.path)
     groups = [group("a", data, data.declared), group("b", data, other), group("c", data, other)]
@@ -136,9 +146,6 @@ def test_one_name_with_two_meanings_has_two_charts(published: Result) -> None:
 
 
 def _copied(path: Path, to: Path) -> Path:
-    to.mkdir()
-    for file in path.iterdir():
-        if file.is_file():
-            (to / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(path, to, ignore=shutil.ignore_patterns("checkpoint", "ledger*"))
     assert json.loads((to / DECLARED).read_text())
     return to

@@ -27,7 +27,7 @@ HISTORY = [
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.csv")}
 
 
 def test_adding_round_by_round_is_writing_whole(tmp_path: Path) -> None:
@@ -38,14 +38,19 @@ def test_adding_round_by_round_is_writing_whole(tmp_path: Path) -> None:
         append_history(added, HISTORY[:rounds], LAYOUT)
         write_history(whole, HISTORY[:rounds], LAYOUT)
         assert contents(added) == contents(whole)
-    assert set(contents(added)) == {"history.csv", "layers.csv", "clients.csv", "failures.csv"}
+    public, private = ("history.csv", "layers.csv"), ("history.csv", "clients.csv", "failures.csv")
+    assert set(contents(added)) == {*public, *(f"private/{name}" for name in private)}
     with (added / "history.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["round", "participants", "test_accuracy", "skipped"]
+    assert rows[5]["skipped"].startswith("2 of the 4")
+    with (added / "private" / "history.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["round", "failed", "failures"]
     assert [r["failures"] for r in rows] == [
         *("", "", "", '2: ValueError: a "quoted", odd\nreason; 5: no answer within 3 seconds', ""),
         "1: its worker process died (tried 2 times)",
     ]
-    assert rows[5]["skipped"].startswith("2 of the 4")
 
 
 def test_a_round_does_not_write_the_rounds_before_again(tmp_path: Path) -> None:

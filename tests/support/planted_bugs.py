@@ -31,6 +31,7 @@ from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import Extra, Fixed, Plan, Policy, Released, Upload
 from fedveil.run.assembly import Prepared, federation, prepare
+from fedveil.training.column import Column
 from fedveil.training.local import Local, Plain, State
 from fedveil.training.optimizer import Optimizer, OptimizerSpec
 from method_kit import digits
@@ -217,7 +218,9 @@ class Listening(Own):
 
 
 class Showing(Own):
-    """A figure of the policy, and so for publication, that is the raw loss."""
+    """A figure of the policy, declared public, that is the raw loss."""
+
+    columns = (Column("quality", public=True),)
 
     def observe(self, state: State, upload: Upload) -> State:
         return {"rounds": upload.round}

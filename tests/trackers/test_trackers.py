@@ -162,8 +162,10 @@ def test_mlflow_holds_settings_rounds_guarantees_and_files(tmp_path: Path, store
     there = {artifact.path for artifact in client.list_artifacts(found.info.run_id)}
     assert there == {
         *("report.html", "statement.json", "statement.md", "config.toml", "versions.json", "summary.json"),
-        *("history.csv", "layers.csv", "clients.csv", "participants.csv"),
+        *("history.csv", "private"),
     }
+    private = {artifact.path for artifact in client.list_artifacts(found.info.run_id, "private")}
+    assert private == {f"private/{name}" for name in ("history.csv", "layers.csv", "clients.csv", "participants.csv")}
     copy = Path(client.download_artifacts(found.info.run_id, "statement.json"))
     assert json.loads(copy.read_text()) == json.loads((tmp_path / "first" / "statement.json").read_text())
 
@@ -375,12 +377,18 @@ def tables(tmp_path: Path) -> Path:
 def test_the_tables_open_in_pandas_with_the_right_types(tables: Path) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.read_csv(tables / "history.csv")
-    kinds = {name: frame[name].dtype.kind for name in ("round", "participants", "clip", "loss", "test_accuracy")}
-    assert kinds == {"round": "i", "participants": "i", "clip": "f", "loss": "f", "test_accuracy": "f"}
+    kinds = {name: frame[name].dtype.kind for name in ("round", "participants", "clip", "test_accuracy")}
+    assert kinds == {"round": "i", "participants": "i", "clip": "f", "test_accuracy": "f"}
+    assert pandas.read_csv(tables / "private" / "history.csv")["loss"].dtype.kind == "f"
     assert frame["clip"].tolist() == [math.inf, math.inf]
     assert frame["test_accuracy"].isna().tolist() == [True, False]
     assert pandas.read_csv(tables / "layers.csv")["clip"].tolist() == [math.inf, 1.5, math.inf, 2.0]
-    assert pandas.read_csv(tables / "clients.csv")["accuracy"].tolist() == [0.5, pytest.approx(math.nan, nan_ok=True), 1.0]
+    tables /= "private"
+    assert pandas.read_csv(tables / "clients.csv")["accuracy"].tolist() == [
+        0.5,
+        pytest.approx(math.nan, nan_ok=True),
+        1.0,
+    ]
     assert pandas.read_csv(tables / "failures.csv")["failure"].tolist() == ['it said "no",\nand left']
 
 
@@ -390,14 +398,15 @@ def test_the_tables_open_in_duckdb_with_the_right_types(tables: Path) -> None:
     def types(name: str) -> dict[str, str]:
         return {row[0]: row[1] for row in duckdb.sql(f"describe from '{tables / name}'").fetchall()}
 
-    wanted = {"round": "BIGINT", "clip": "DOUBLE", "loss": "DOUBLE", "test_accuracy": "DOUBLE", "skipped": "VARCHAR"}
+    wanted = {"round": "BIGINT", "clip": "DOUBLE", "test_accuracy": "DOUBLE", "skipped": "VARCHAR"}
     assert types("history.csv").items() >= wanted.items()
+    assert types("private/history.csv").items() >= {"round": "BIGINT", "loss": "DOUBLE"}.items()
     assert types("layers.csv") == {"round": "BIGINT", "layer": "VARCHAR", "clip": "DOUBLE"}
-    assert types("clients.csv") == {"round": "BIGINT", "client": "BIGINT", "accuracy": "DOUBLE"}
-    assert types("failures.csv") == {"round": "BIGINT", "client": "BIGINT", "failure": "VARCHAR"}
+    assert types("private/clients.csv") == {"round": "BIGINT", "client": "BIGINT", "accuracy": "DOUBLE"}
+    assert types("private/failures.csv") == {"round": "BIGINT", "client": "BIGINT", "failure": "VARCHAR"}
     rows = duckdb.sql(f"select round, clip, test_accuracy, skipped from '{tables / 'history.csv'}'").fetchall()
     assert rows == [(0, math.inf, None, "1 of the 2 clients"), (1, math.inf, 0.5, None)]
-    assert duckdb.sql(f"select failure from '{tables / 'failures.csv'}'").fetchall() == [('it said "no",\nand left',)]
+    assert duckdb.sql(f"select failure from '{tables / 'private' / 'failures.csv'}'").fetchall() == [('it said "no",\nand left',)]
 
 
 def test_the_history_of_a_result_is_a_frame_as_it_is_and_duckdb_asks_it(tmp_path: Path) -> None:

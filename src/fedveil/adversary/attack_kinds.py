@@ -16,6 +16,8 @@ from fedveil.adversary.reconstruction import reconstruction
 from fedveil.adversary.snapshot import Snapshot, snapshot_of, target_of
 from fedveil.configuration.config import Config, override
 from fedveil.errors import ConfigError, nearest
+from fedveil.run.assembly import Prepared, prepare
+from fedveil.run.data_card import NOTHING, HandedOver, prepared_again
 
 Run = Callable[[str, Snapshot, AttackOptions, OnProgress], AttackOutcome]
 Place = Literal["first", "last", "watched"]
@@ -74,15 +76,18 @@ def attack(
     overrides: Sequence[str] = (),
     out: str | Path | None = None,
     on_progress: OnProgress = silent,
+    handed_over: HandedOver = NOTHING,
 ) -> FinishedAttack:
     """Attack a configuration file or a run directory and write attack-<kind>.json and, for pictures, .png.
 
     Args:
         overrides: section.key=value for a configuration; attack.key=value for a setting of the attack itself.
         out: folder to write to; by default the run directory, or runs/attacks-<configuration>.
+        handed_over: data and partition, where a program handed them to the run.
 
     Raises:
-        ConfigError: an unknown kind, an option that the kind does not take, or an attack that does not fit the view.
+        ConfigError: an unknown kind, an option that the kind does not take, an attack that does not fit the view, or data that
+            are not those of the run.
     """
     target, options = Path(target), options or AttackOptions()
     own, rest = _own_settings(overrides)
@@ -94,7 +99,8 @@ def attack(
             f"this attack watches every round, and a run keeps its first and last model only: attack {target / 'config.toml'}"
         )
     config, run = target_of(target, rest)
-    snapshot, outcome = attacked(kind, options, config, run, on_progress=on_progress)
+    prepared = prepare(config, handed_over.data, handed_over.partition) if run is None else prepared_again(run, handed_over)[1]
+    snapshot, outcome = attacked(kind, options, config, run, on_progress=on_progress, prepared=prepared)
     record = record_of(kind, target, snapshot, options, outcome, chosen.place == "first", "knows" in chosen.takes)
     folder = Path(out) if out is not None else (target if target.is_dir() else Path("runs") / f"attacks-{target.stem}")
     return FinishedAttack(kind, outcome, record, write(folder, name_of(kind, options), record, outcome))
@@ -108,11 +114,13 @@ def attacked(
     *,
     last: bool | None = None,
     on_progress: OnProgress = silent,
+    prepared: Prepared | None = None,
 ) -> tuple[Snapshot, AttackOutcome]:
     """Attack a configuration, or a run of it with the states that it saved, and write nothing.
 
     Args:
         last: whether the place is after the last round where the options give no round; by default what the kind says.
+        prepared: the data, if they are at hand or are not those that the configuration makes.
 
     Raises:
         ConfigError: as `attack`.
@@ -121,7 +129,13 @@ def attacked(
     round = 0 if chosen.place == "watched" else options.round
     at_the_end = chosen.place == "last" if last is None else last
     snapshot = snapshot_of(
-        config, run, round=round, last=at_the_end, seed=options.seed, on_round=lambda t, n: on_progress(t, n, "training")
+        config,
+        run,
+        round=round,
+        last=at_the_end,
+        seed=options.seed,
+        on_round=lambda t, n: on_progress(t, n, "training"),
+        prepared=prepared,
     )
     if options.examples == "test" and chosen.place == "first":
         snapshot = snapshot.one_step()

@@ -16,19 +16,22 @@ if TYPE_CHECKING:
     from fedveil.configuration.config import Config
     from fedveil.federation.engine import Engine
     from fedveil.federation.round import Context
+    from fedveil.run.assembly import Prepared
 
 
-def audit_canaries(config: Config, canaries: int, on_step: Callable[[str], None] | None = None) -> list[Audit]:
+def audit_canaries(
+    config: Config, canaries: int, on_step: Callable[[str], None] | None = None, prepared: Prepared | None = None
+) -> list[Audit]:
     """Train the configuration once with that many of its clients as canaries: estimates for the final and the aggregate view.
 
     Args:
         canaries: from 2 up to the number of clients; half of them is a fair share in small federations.
-        on_step: called after each round.
+        on_step: called after each round. prepared: the data, if they are not those that the configuration makes.
 
     Raises:
         ConfigError: see `run_with_canaries`.
     """
-    job, _ = uncharged(config, config.run.seed)
+    job, _ = uncharged(config, config.run.seed, prepared)
     rounds, delta = job.setting.rounds, job.setting.delta
 
     def make(context: Context) -> Engine:

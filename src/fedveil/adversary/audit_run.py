@@ -22,10 +22,12 @@ from fedveil.audit.two_world import many_runs
 from fedveil.errors import ConfigError
 from fedveil.methods.base import releases_to
 from fedveil.release.plan import Plan
+from fedveil.run.data_card import NOTHING, HandedOver, prepared_again
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
     from fedveil.methods.base import Method, Setting
+    from fedveil.run.assembly import Prepared
     from fedveil.statement.statement import Statement
 
 ROUNDS = 10
@@ -41,14 +43,24 @@ Step = Callable[[str], None]
 
 
 def audit(
-    config: Config, *, n: int = 1000, confidence: float = 0.95, canaries: int = 0, on_step: Step | None = None
+    config: Config,
+    *,
+    n: int = 1000,
+    confidence: float = 0.95,
+    canaries: int = 0,
+    on_step: Step | None = None,
+    prepared: Prepared | None = None,
 ) -> list[Audit]:
-    """Audit a configuration in the view that it promises (see `audit_setting`); with canaries also in one run on its data."""
+    """Audit a configuration in the view that it promises (see `audit_setting`); with canaries also in one run on its data.
+
+    Args:
+        prepared: the data, if they are not those that the configuration makes.
+    """
     from fedveil.adversary.audit_canaries import audit_canaries
     from fedveil.configuration.config import calibrated_setting
 
-    estimates = audit_canaries(config, canaries, on_step) if canaries else []
-    method, setting = calibrated_setting(config)
+    estimates = audit_canaries(config, canaries, on_step, prepared) if canaries else []
+    method, setting = calibrated_setting(config, None if prepared is None else prepared.population)
     return [*audit_setting(method, setting, n=n, confidence=confidence, seed=config.run.seed, on_step=on_step), *estimates]
 
 
@@ -146,16 +158,26 @@ def audit_config(
     return certify_config(config).with_audits(audit(config, n=n, confidence=confidence, canaries=canaries, on_step=on_step))
 
 
-def audit_run(run: Path, *, n: int = 1000, confidence: float = 0.95, canaries: int = 0, on_step: Step | None = None) -> Statement:
+def audit_run(
+    run: Path,
+    *,
+    n: int = 1000,
+    confidence: float = 0.95,
+    canaries: int = 0,
+    on_step: Step | None = None,
+    handed_over: HandedOver = NOTHING,
+) -> Statement:
     """Audit the mechanism of a run and write what was found beside its statement (`audits.json`).
 
     They replace earlier ones of the same unit, adjacency and view (estimates replace estimates): what is shown is what one call
     found, not the luckiest of many.
 
+    Args:
+        handed_over: data and partition, where a program handed them to the run.
+
     Raises:
-        ConfigError: no run directory, one of an earlier version, or with canaries one whose data the configuration does not make.
+        ConfigError: no run directory, one of an earlier version, or data that are not those of the run.
     """
-    from fedveil.adversary.snapshot import configured
     from fedveil.configuration.config import load_config
     from fedveil.run import run_directory as rundir
     from fedveil.run.resume import refuse_earlier
@@ -163,8 +185,10 @@ def audit_run(run: Path, *, n: int = 1000, confidence: float = 0.95, canaries: i
 
     refuse_earlier(run)
     before = read_statement(run)
-    config = configured(run) if canaries else load_config(run / "config.toml")
-    found = audit(config, n=n, confidence=confidence, canaries=canaries, on_step=on_step)
+    config, prepared = load_config(run / "config.toml"), None
+    if canaries or config.data.handed_over or handed_over.names:
+        config, prepared = prepared_again(run, handed_over)
+    found = audit(config, n=n, confidence=confidence, canaries=canaries, on_step=on_step, prepared=prepared)
     again = {(one.scope, one.rigorous) for one in found}
     kept = (replace(v, audits=tuple(a for a in v.audits if (a.scope, a.rigorous) not in again)) for v in before.views)
     statement = replace(before, views=tuple(kept)).with_audits(found)

@@ -5,7 +5,6 @@ An attack is a simulation, so its noise comes from the attack's seed and its rel
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -117,7 +116,7 @@ def target_of(target: Path, overrides: Sequence[str]) -> tuple[Config, Path | No
     """The configuration of a file, or of a run directory, and that directory.
 
     Raises:
-        ConfigError: overrides for a run, or a run whose data the configuration does not make.
+        ConfigError: overrides for a run, or not a run directory.
     """
     if not target.is_dir():
         return load_config(target, overrides), None
@@ -126,24 +125,9 @@ def target_of(target: Path, overrides: Sequence[str]) -> tuple[Config, Path | No
             f"--set does not go with a run directory, which is attacked as it was configured: attack {target / 'config.toml'} "
             "instead (settings of the attack itself, attack.NAME=VALUE, are fine)"
         )
-    return configured(target), target
-
-
-def configured(run: Path) -> Config:
-    """The configuration of a run directory.
-
-    Raises:
-        ConfigError: not a run directory, or one whose data the configuration does not make.
-    """
-    try:
-        handed_over = json.loads((run / "partition.json").read_text())["given"]
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{run} is not a run directory with a readable partition.json: {error}") from None
-    if handed_over:
-        raise ConfigError(
-            f"the data or the partition of {run} were handed over by a program: its configuration does not make them"
-        )
-    return load_config(run / "config.toml")
+    if not (target / "config.toml").is_file():
+        raise ConfigError(f"{target} is not a run directory (it has no config.toml): give one that `fedveil run` left")
+    return load_config(target / "config.toml"), target
 
 
 def snapshot_of(
@@ -154,17 +138,19 @@ def snapshot_of(
     last: bool = False,
     seed: int = 0,
     on_round: OnRound | None = None,
+    prepared: Prepared | None = None,
 ) -> Snapshot:
     """A configuration trained up to a round, or a run of it, whose saved models and states are only read.
 
     Args:
         round: 0, the first, unless it is given. A run keeps its beginning and its end only: 0 or its number of finished rounds.
         last: by default the model after the last round instead. seed: of everything random in the attack.
+        prepared: the data, if they are at hand or are not those that the configuration makes.
 
     Raises:
         ConfigError: a round that there is not.
     """
-    job, prepared = uncharged(config, seed)
+    job, prepared = uncharged(config, seed, prepared)
     begin = round == 0 or (round is None and not last)
     if begin:
         progress = start(job)
@@ -196,9 +182,9 @@ def _saved(run: Path, identity: dict[str, Any], round: int | None) -> Progress:
     return progress
 
 
-def uncharged(config: Config, seed: int) -> tuple[Federation, Prepared]:
+def uncharged(config: Config, seed: int, prepared: Prepared | None = None) -> tuple[Federation, Prepared]:
     """The configured federation with its noise from the attack's seed and a door that charges nobody."""
-    prepared = prepare(config)
+    prepared = prepared or prepare(config)
     randomness = Randomness(Randomness(config.run.seed).derive("attack", seed), seeded_noise=True)
     return _uncharged(config, prepared, randomness), prepared
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedveil.attacks.metrics import score
 from fedveil.errors import ConfigError
+from fedveil.ledger.owner_only import owner_only
 
 
 def save_comparison(
@@ -40,7 +41,8 @@ def save_comparison(
             axis.set_xlabel(caption, fontsize=8)
         line[0].set_ylabel(name, fontsize=8)
     target = Path(path)
-    figure.savefig(target, dpi=120)
+    with open(target, "wb", opener=owner_only) as file:  # it shows examples
+        figure.savefig(file, dpi=120, format=target.suffix[1:] or None)
     return target
 
 

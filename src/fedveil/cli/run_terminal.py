@@ -70,7 +70,7 @@ def _summary(result: Result, console: Console) -> None:
         console.print(f"\n[bold]Test accuracy {curve[-1]:.1%}[/] after {len(result.history)} rounds   {sparkline(curve)}")
     failed = sum(int(r["failed"]) for r in result.history)
     if failed:
-        console.print(f"{failed} client updates were left out; see {result.path / 'failures.csv'}")
+        console.print(f"{failed} client updates were left out; see {result.path / 'private' / 'failures.csv'}")
     console.print()
     render_brief(result.privacy, console)
     console.print(f"\nAssumptions, limits and advice: {result.path / 'statement.md'}", highlight=False, soft_wrap=True)

@@ -139,6 +139,22 @@ def method_of(config: Config) -> Method:
     return method_from(given_keys(method)) if isinstance(method, PluginMethod) else method
 
 
+def require_handed_over(config: Config, data: object = None, partition: object = None) -> None:
+    """Refuse a configuration whose data or partition a program handed over, unless they are handed over again.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    now = {"data": data, "partition": partition}
+    missing = [name for name in config.data.handed_over if now[name] is None]
+    if missing:
+        arguments = ", ".join(f"{name}=..." for name in missing)
+        raise ConfigError(
+            f"data.handed_over = {list(config.data.handed_over)}: a program handed the {' and the '.join(missing)} of this run "
+            f"over, and its configuration does not make them: hand them over again in Python, as in fv.train(config, {arguments})"
+        )
+
+
 @dataclass(frozen=True)
 class Population:
     """Whose data: what is public about the data set and its clients.
@@ -155,6 +171,7 @@ class Population:
 def population_of(config: Config) -> Population:
     """The population of a configuration, from the catalogue alone."""
     method_of(config)  # its plugins may bring the data set
+    require_handed_over(config)
     data, options = info(config.data.name), checked_options(config.data.partition)
     clients = int(getattr(options, "clients", None) or data.users)
     total: float = data.train_size

@@ -33,7 +33,8 @@ class DataSection(Section):
 
     client_test_fraction: share of each client's examples kept for its own test. public_fraction: share of the training set
     that is public and belongs to no client. user_test_fraction: with natural users as clients, official splits that separate the
-    users are pooled, and this share of each user's examples becomes the test set.
+    users are pooled, and this share of each user's examples becomes the test set. handed_over: written by a run whose data or
+    partition a program handed over; what the other keys say of them is only their description then.
     """
 
     name: str = "digits"
@@ -43,6 +44,7 @@ class DataSection(Section):
     client_test_fraction: float = Field(0.0, ge=0, lt=1)
     public_fraction: float = Field(0.0, ge=0, lt=1)
     user_test_fraction: float = Field(0.2, gt=0, lt=1)
+    handed_over: tuple[Literal["data", "partition"], ...] = ()
 
 
 class OptimizerSection(Section):

@@ -5,6 +5,7 @@
     global-R.safetensors models, buffers, server optimiser and common policy state after round R
     states-R.safetensors states of the clients whose states changed in round R, kept while one of them is still current
 
+They hold private states, so they are for their owner alone (modes 700 and 600).
 What a round did not change is not written again, so a round costs the same with any number of clients.
 """
 
@@ -24,6 +25,7 @@ from safetensors.torch import save
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.progress import Progress
 from fedveil.ledger.ledger_head import read_head
+from fedveil.ledger.owner_only import owner_only, owner_only_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,7 +94,7 @@ class Checkpoints:
     # --- writing ---
 
     def _save(self, progress: Progress) -> None:
-        self.folder.mkdir(exist_ok=True)
+        owner_only_folder(self.folder)
         took_part = [c for c, k in progress.seen.items() if self._seen.get(c) != k]
         changed = [c for c in took_part if c in progress.policies or c in progress.privates]
         r = progress.round
@@ -132,7 +134,7 @@ class Checkpoints:
 
     def _append(self, lines: bytes) -> int:
         path = self.folder / _JOURNAL
-        with path.open("r+b" if path.exists() else "w+b") as file:
+        with open(path, "r+b" if path.exists() else "w+b", opener=owner_only) as file:
             file.truncate(self._length)
             file.seek(self._length)
             file.write(lines)
@@ -251,7 +253,7 @@ def decode(value: Any, tensors: dict[str, Tensor]) -> Any:
 def _write(path: Path, content: bytes) -> None:
     draft = path.with_name(path.name + ".part")
     try:
-        with draft.open("wb") as file:
+        with open(draft, "wb", opener=owner_only) as file:
             file.write(content)
             file.flush()
             _sync(file.fileno())

@@ -39,10 +39,10 @@ class Budgeted:
     method: FedANCOptions
     setting: Setting
     columns = (
-        Column("beta", "Noise std / clip"),
-        Column("gamma", "Coordinates that may be sent", "coordinates", share=True),
-        Column("controller_beta", "The controller's own noise std / clip"),
-        Column("mu2_spent", "Spent of the budget in μ²", "μ²"),
+        Column("beta", "Noise std / clip", public=True),
+        Column("gamma", "Coordinates that may be sent", "coordinates", share=True, public=True),
+        Column("controller_beta", "The controller's own noise std / clip", public=True),
+        Column("mu2_spent", "Spent of the budget in μ²", "μ²", public=True),
     )
 
     def start(self) -> State:

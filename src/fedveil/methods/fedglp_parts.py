@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedveil.training.params import Layout
 
 
-BETA = Column("beta", "Most that a layer may keep personal", "coordinates", share=True)
+BETA = Column("beta", "Most that a layer may keep personal", "coordinates", share=True, public=True)
 
 # --- clip weights (Algorithm 1) ----------------------------------------------------------------------------------------
 
@@ -56,7 +56,7 @@ class ClipWeights:
     method: FedGLPOptions
     setting: Setting
     beta: float
-    columns = (BETA, Column("clip_weights", "Share of the squared clip", kind="layer", share=True))
+    columns = (BETA, Column("clip_weights", "Share of the squared clip", kind="layer", share=True, public=True))
 
     def start(self) -> State:
         """Log-odds of the layers' shares; nothing personal."""

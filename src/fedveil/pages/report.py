@@ -30,7 +30,8 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     if len({p.resolve() for p in paths}) < len(paths):
         raise ConfigError(f"a run is given twice: {', '.join(map(str, paths))}; give each run directory once")
     target = Path(out) if out is not None else (paths[0] / "report.html" if len(paths) == 1 else Path("report.html"))
-    return write_html(target, render_page(page_values([read_run(p) for p in paths])), "report")
+    values = page_values([read_run(p) for p in paths])
+    return write_html(target, render_page(values), "report", private=bool(values["charts"]["private"]))
 
 
 def render_page(values: dict[str, Any]) -> str:

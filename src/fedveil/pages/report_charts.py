@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fedveil.accounting.formatting import joined
 from fedveil.federation.history import TOGETHER
 from fedveil.run.recorded_run import RunData
 from fedveil.training.column import Column
@@ -67,8 +68,11 @@ def _private(groups: Sequence[Values]) -> str:
     drawn = (words for g in groups for name, words in g["columns"].items() if name in g["curves"])
     titles = dict.fromkeys(words["private"] for words in drawn if words["private"])
     clients = ["accuracy by client"] if any(g["clients"] for g in groups) else []
-    named = ", ".join([*titles, *clients])
-    said = f"{named} and the partition are" if named else "the partition is"
+    partition = ["the partition"] if any(g["partition"] for g in groups) else []
+    named = [*titles, *clients, *partition]
+    if not named:
+        return ""
+    said = f"{joined(named)} {'is' if len(named) == 1 else 'are'}"
     return f"{said[0].upper()}{said[1:]} computed from private data without noise: figures of a simulation, not for publication."
 
 
@@ -79,5 +83,5 @@ def _words(column: Column) -> Values:
         "axis": column.axis,
         "share": column.share,
         "whole": scored,
-        "private": column.phrase if column.private else "",
+        "private": "" if column.public else column.phrase,
     }

@@ -37,7 +37,7 @@ def page_values(runs: Sequence[RunData]) -> dict[str, Any]:
 def _group(name: str, runs: list[RunData], room: list[int]) -> dict[str, Any]:
     first, privacy = runs[0], privacy_values(runs)
     accuracy = spread([last(run.history, "test_accuracy") for run in runs])
-    columns = list(dict.fromkeys(c for run in runs for c in run.columns))
+    columns, seconds = list(dict.fromkeys(c for run in runs for c in run.columns)), [p for r in runs for p in r.points("seconds")]
     curves = {c: curve([[(r["round"], r.get(c)) for r in run.history] for run in runs]) for c in columns}
     return {
         "name": name,
@@ -46,7 +46,7 @@ def _group(name: str, runs: list[RunData], room: list[int]) -> dict[str, Any]:
         "rounds": [len(run.history) for run in runs],
         "planned": first.config.get("training", {}).get("rounds"),
         "ended": [run.summary.get("ended", "unfinished") for run in runs],
-        "seconds": sum(r.get("seconds") or 0.0 for run in runs for r in run.history) / len(runs),
+        "seconds": sum(t for _, t in seconds) / len(runs) if seconds else None,
         "accuracy": accuracy,
         "curves": {c: v for c, v in curves.items() if not constant(runs, c)},
         "constant": {c: last(first.history, c) for c in columns if constant(runs, c)},
@@ -61,8 +61,8 @@ def _group(name: str, runs: list[RunData], room: list[int]) -> dict[str, Any]:
         "settings": {k: v for k, v in experiment_of(first).items() if not isinstance(v, dict)},
         "versions": first.versions,
         "seeded": bool(first.config.get("run", {}).get("seeded_noise")),
-        "given": bool((first.partition or {}).get("given")),
-        "commands": [_command(run) for run in runs],
+        "handed_over": any(run.handed_over for run in runs),
+        "commands": [_command(run) for run in runs if not run.handed_over],
         **privacy,
         "cards": {"accuracy": _accuracy(runs, accuracy), **privacy["cards"]},
         "sentence": [*_reached(name, runs, accuracy), *privacy["promise"]],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import ConfigError
+from fedveil.ledger.owner_only import owner_only
 from fedveil.run.run_directory import plain
 
 _PLACE = re.compile(r"\{\{([a-z]+\.(?:css|js))\}\}")
@@ -44,18 +45,19 @@ def render(script: str, values: dict[str, Any], template: str = "page.html") -> 
     return inline(web_file(template).replace("[[script]]", f"{{{{{script}}}}}")).replace("[[data]]", safe)
 
 
-def write_html(path: Path, page: str, what: str) -> Path:
+def write_html(path: Path, page: str, what: str, *, private: bool = False) -> Path:
     """Write a page, with the folders above it, and return its path.
 
     Args:
-        what: the page's name in the message of an error.
+        what: the page's name in the message of an error. private: it shows private figures, so a new file has mode 600.
 
     Raises:
         ConfigError: the file cannot be written there.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
+        with open(path, "w", encoding="utf-8", opener=owner_only if private else None) as file:
+            file.write(page)
     except OSError as error:
         raise ConfigError(f"cannot write the {what} to {path}: {error.strerror}; choose a path you may write to") from error
     return path

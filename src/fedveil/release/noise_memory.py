@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedveil.errors import LedgerError
+from fedveil.ledger.owner_only import owner_only
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,8 +67,7 @@ class NoiseMemory:
         if self.path is not None:
             draft = self.path.with_name(self.path.name + ".part")
             try:
-                descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-                with os.fdopen(descriptor, "wb") as file:
+                with open(draft, "wb", opener=owner_only) as file:
                     file.write(save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
                     file.flush()
                     os.fsync(file.fileno())

@@ -14,7 +14,7 @@ import torch
 
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded, View
-from fedveil.configuration.config import Config, Population, calibrated_setting, method_of
+from fedveil.configuration.config import Config, Population, calibrated_setting, method_of, require_handed_over
 from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options
 from fedveil.data.split import client_test_split, public_split, split_within_users
@@ -57,9 +57,14 @@ class Prepared:
 
 
 def prepare(config: Config, dataset: Dataset | None = None, partition: Partition | None = None) -> Prepared:
-    """Load the data and partition them, unless a program hands them over; tensors are made once."""
+    """Load the data and partition them, unless a program hands them over; tensors are made once.
+
+    Raises:
+        ConfigError, DataError: as `load` and `from_options`; or a program handed them over before, and does not now.
+    """
     section, seed = config.data, config.run.seed
     method_of(config)  # its plugins may bring the data set
+    require_handed_over(config, dataset, partition)
     if dataset is None:
         dataset = load(section.name, section.data_dir, section.download)
     if partition is None and section.partition.get("kind") == "users" and dataset.users_test is not None:

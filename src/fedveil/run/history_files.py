@@ -3,6 +3,9 @@
 `history.csv` has one row a round; `layers.csv` one a round and layer; `clients.csv` one an evaluated round and client;
 `participants.csv` one a round and client that took part, where a method measures each of them; `failures.csv` one a client that
 was left out of a round. `columns.json` declares the columns that the method added, so that a report takes their words from it.
+
+Of the first two only the public columns lie at the top; the private ones, and all of the other tables, lie in the folder
+`private` under the same names. They are joined when they are read.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.federation.history import CLIENT_TABLE, Columns
-from fedveil.run.run_directory import headers_of, table_text, write_json, write_text
+from fedveil.run.run_directory import headers_of, private_folder, table_text, write_json, write_text
 from fedveil.training.column import Column
 
 if TYPE_CHECKING:
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 """One line of a table: its indices as int, numbers as float, texts as str, and absent values as None."""
 TABLES = ("history.csv", "layers.csv", "clients.csv", "participants.csv", "failures.csv")
+_SPLIT = {"history.csv": ("round",), "layers.csv": ("round", "layer")}
+"""The tables with public columns, and what their rows are joined by; the others are wholly private."""
 DECLARED = "columns.json"
 
 
@@ -35,21 +40,21 @@ def write_history(folder: Path, history: Sequence[Record], layout: Layout, colum
     columns = columns or Columns()
     if columns.own:
         write_json(folder / DECLARED, [asdict(column) for column in columns.own])
-    for name, rows in _tables(history, layout, columns).items():
-        write_text(folder / name, table_text(rows, headers_of(rows)))
+    for path, rows in _files(folder, history, layout, columns).items():
+        write_text(path, table_text(rows, headers_of(rows)))
 
 
 def append_history(folder: Path, history: Sequence[Record], layout: Layout, columns: Columns | None = None) -> None:
     """Add the last round to the tables, which hold the rounds before it; a table that gets new columns is written anew."""
     columns = columns or Columns()
-    for name, rows in _tables(history[-1:], layout, columns).items():
-        header = _header(folder / name)
+    for path, rows in _files(folder, history[-1:], layout, columns).items():
+        header = _header(path)
         if set(headers_of(rows)) <= set(header):
-            with (folder / name).open("a", newline="") as file:
+            with path.open("a", newline="") as file:
                 file.write(table_text(rows, header, header=False))
         else:
-            whole = _tables(history, layout, columns)[name]
-            write_text(folder / name, table_text(whole, headers_of(whole)))
+            whole = _files(folder, history, layout, columns)[path]
+            write_text(path, table_text(whole, headers_of(whole)))
 
 
 def parse_columns(text: str) -> Columns:
@@ -59,9 +64,17 @@ def parse_columns(text: str) -> Columns:
         ValueError: not a list of columns.
     """
     try:
-        return Columns(Column(**values) for values in json.loads(text))
+        return Columns(_declared(values) for values in json.loads(text))
     except TypeError as error:
         raise ValueError(str(error)) from error
+
+
+def _declared(values: dict[str, Any]) -> Column:
+    """Version 0.1 declared which columns are private, not which are public."""
+    if "private" in values:
+        values = {**values, "public": not values["private"]}
+        del values["private"]
+    return Column(**values)
 
 
 def parse_table(name: str, text: str, columns: Columns) -> list[Row]:
@@ -78,6 +91,18 @@ def parse_table(name: str, text: str, columns: Columns) -> list[Row]:
             raise ValueError(f"line {reader.line_num} has more cells than the header")
         rows.append({header: _parsed(held[header], cell) for header, cell in row.items()})
     return rows
+
+
+def joined(table: str, public: Sequence[Row], private: Sequence[Row]) -> list[Row]:
+    """The rows of a table with what is private of them; every other lies in one place, in version 0.1 at the top."""
+    if table not in _SPLIT or not (public or table == "history.csv"):
+        return [*(private or public)]
+    more = {_key(table, row): row for row in private}
+    return [row | more.get(_key(table, row), {}) for row in public]
+
+
+def _key(table: str, row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in _SPLIT[table])
 
 
 def _column(table: str, header: str, columns: Columns) -> Column:
@@ -100,6 +125,21 @@ def _parsed(column: Column, text: str | None) -> int | float | str | None:
     except ValueError:
         raise ValueError(f"{column.name} is {text!r}, not a number") from None
     return None if math.isnan(number) else number
+
+
+def _files(folder: Path, history: Sequence[Record], layout: Layout, columns: Columns) -> dict[Path, list[Record]]:
+    """The rows of each file that has any: of a table the public and the private part."""
+    found = {}
+    for name, rows in _tables(history, layout, columns).items():
+        index = _SPLIT.get(name, ())
+        shown = {header for header in headers_of(rows) if index and _column(name, header, columns).public}
+        public = [{k: v for k, v in row.items() if k in shown} for row in rows]
+        private = [{k: v for k, v in row.items() if k in index or k not in shown} for row in rows]
+        if name == "history.csv" or shown - set(index):
+            found[folder / name] = public
+        if any(len(row) > len(index) for row in private):
+            found[private_folder(folder) / name] = private
+    return found
 
 
 def _tables(history: Sequence[Record], layout: Layout, columns: Columns) -> dict[str, list[Record]]:

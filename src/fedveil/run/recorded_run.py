@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import tomllib
 from collections.abc import Callable, Sequence
@@ -12,7 +13,8 @@ from typing import Any, TypeVar
 from fedveil.configuration.config import flat, without_free_keys
 from fedveil.errors import ConfigError
 from fedveil.federation.history import Columns
-from fedveil.run.history_files import DECLARED, Row, parse_columns, parse_table
+from fedveil.run.history_files import DECLARED, Row, joined, parse_columns, parse_table
+from fedveil.run.run_directory import PRIVATE
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_json import read_statement
 
@@ -25,7 +27,8 @@ class RunData:
 
     Args:
         config, config_text: the resolved configuration, and its file.
-        history, layers, clients, participants, failures: tables, rows in order. declared: their columns.
+        history, layers, clients, participants, failures: tables, rows in order, with the private figures where the directory
+            has them. declared: their columns.
         statement: None where the directory has none. partition: who holds how much of what, or None.
     """
 
@@ -54,6 +57,12 @@ class RunData:
         return [(row["round"] + 1, row[column]) for row in self.history if row.get(column) is not None]
 
     @property
+    def handed_over(self) -> bool:
+        """Whether a program handed over data or partition, so that the configuration alone does not make them again."""
+        before = (self.partition or {}).get("given")  # as version 0.1 recorded it
+        return bool(self.config.get("data", {}).get("handed_over") or before)
+
+    @property
     def seed(self) -> int | None:
         """The seed of the run."""
         seed: int | None = self.config.get("run", {}).get("seed")
@@ -75,6 +84,7 @@ def read_run(path: str | Path) -> RunData:
         raise ConfigError(f"{folder} is not a run directory (it has no config.toml): give one that `fedveil run` left")
     declared = _read(folder / DECLARED, parse_columns, Columns())
     history = _table(folder, "history.csv", declared)
+    declared = declared.hiding(_headers(folder / PRIVATE / "history.csv"))
     if not history:
         raise ConfigError(f"{folder} has no finished round yet: there is nothing to show")
     text = _read(folder / "config.toml", str, "")
@@ -90,7 +100,8 @@ def read_run(path: str | Path) -> RunData:
         failures=_table(folder, "failures.csv", declared),
         summary=_read(folder / "summary.json", json.loads, {}),
         versions=_read(folder / "versions.json", json.loads, {}),
-        partition=_read(folder / "partition.json", json.loads, None),
+        partition=_read(folder / PRIVATE / "partition.json", json.loads, None)
+        or _read(folder / "partition.json", json.loads, None),
         declared=declared,
     )
 
@@ -155,5 +166,15 @@ def _read(path: Path, parse: Callable[[str], T], absent: T) -> T:
         raise ConfigError(f"cannot read {path}: {error}; the file is damaged or of another version") from None
 
 
+def _headers(table: Path) -> list[str]:
+    """The figures of a table."""
+    header = _read(table, lambda text: next(csv.reader(text.splitlines()), []), list[str]())
+    return [name for name in header if name != "round"]
+
+
 def _table(folder: Path, name: str, columns: Columns) -> list[Row]:
-    return _read(folder / name, lambda text: parse_table(name, text, columns), [])
+    """With what is private of it; version 0.1 had all of it at the top."""
+    public, private = (
+        _read(part / name, lambda text: parse_table(name, text, columns), list[Row]()) for part in (folder, folder / PRIVATE)
+    )
+    return joined(name, public, private)

@@ -15,12 +15,13 @@ from fedveil.engines.select_engine import engine, place
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.fit import fit
-from fedveil.federation.history import Record, declared
+from fedveil.federation.history import Columns, Record, declared, hidden
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import Prepared, federation, new_run_id, prepare
 from fedveil.run.binding import conclude, opening
+from fedveil.run.data_card import HandedOver, check_data, how_to_resume, recorded, same_handed_over, write_card
 from fedveil.run.history_files import append_history, write_history
 from fedveil.run.resume import count_spent, identity, resumable, run_id_of, same_run
 from fedveil.run.run_lock import claimed
@@ -74,7 +75,7 @@ def run(
     """Train as configured.
 
     Args:
-        data, partition: used instead of the configured ones.
+        data, partition: used instead of the configured ones, and recorded so.
         out: the run directory, which must be new, empty, or left by a run that ended before it began to train; by default
             runs/<method>-<data>-<id>.
         on_round: called with the history's new row after each round.
@@ -84,12 +85,15 @@ def run(
     Raises:
         ConfigError, DataError: before anything is trained. FedveilError: the run directory cannot be written.
     """
+    handed_over = HandedOver(data, partition)
     trackers = [*track, *(tracker_named(name) for name in config.run.track)]
     device = place(config.run.engine, config.training.client_timeout)
     if resume:
         if out is None:
             raise ConfigError("resuming needs the run directory: give out")
-        same_run(resumable(Path(out)), config, Path(out))
+        same_handed_over(saved := resumable(Path(out)), handed_over, Path(out))
+        same_run(saved, recorded(config, handed_over), Path(out))
+    config = recorded(config, handed_over)
     prepared = prepare(config, data, partition)
     method, setting = calibrated_setting(config, prepared.population)
     vacuous, seeded = config.privacy.allow_vacuous_delta, config.run.seeded_noise
@@ -103,16 +107,18 @@ def run(
     with claimed(path):
         if resume:
             resumable(path)
+            check_data(path, prepared)
             run_id = run_id_of(path)
         else:
-            _begin(path, config, prepared, statement, run_id, supplied=data is not None or partition is not None)
-        saved = Checkpoints(path / "checkpoint", identity(run_id, prepared, config.run.plugins), path / "ledger.sqlite")
-        progress = saved.load()
+            _begin(path, config, prepared, statement, run_id)
+        checkpoints = Checkpoints(path / "checkpoint", identity(run_id, prepared, config.run.plugins), path / "ledger.sqlite")
+        progress = checkpoints.load()
         job = federation(config, prepared, path / "ledger.sqlite", run_id, device, (method, setting))
         history, columns = progress.history if progress is not None else [], declared(job.context.objective, job.context.policy)
+        columns = columns.hiding(hidden(method, setting, columns))
         begun = Begun(run_id, path, config, statement, setting.layout.names, history, columns)
         with following(trackers, begun) as tracked:
-            return _train(job, begun, saved, progress, [tracked] if on_round is None else [tracked, on_round])
+            return _train(job, begun, checkpoints, progress, [tracked] if on_round is None else [tracked, on_round])
 
 
 def _train(
@@ -126,12 +132,12 @@ def _train(
     if config.privacy.max_participations is not None and not section.seeded_noise:
         count_spent(progress, path)
     layout, columns = job.context.door.layout, begun.columns
-    with _safe(path):
+    with _safe(begun):
         write_history(path, progress.history, layout, columns)
 
     def after(progress: Progress) -> None:
         saved.save(progress)
-        with _safe(path):
+        with _safe(begun):
             append_history(path, progress.history, layout, columns)
         for listener in listeners:
             listener(progress.history[-1])
@@ -139,7 +145,7 @@ def _train(
     try:
         ended = fit(job, runner, progress, after)
     except KeyboardInterrupt as stop:
-        stop.add_note(f"interrupted; {saved.rounds} rounds are saved: fedveil run --resume {path} goes on from there")
+        stop.add_note(f"interrupted; {saved.rounds} rounds are saved: {how_to_resume(path, config)} goes on from there")
         raise
     finally:
         if isinstance(job.context.door.ledger, BudgetedLedger):
@@ -147,16 +153,18 @@ def _train(
     model = job.context.model.to("cpu")
     model.load(progress.model)
     result = Result(model, progress.history, begun.statement, path, ended)
-    with _safe(path):
+    with _safe(begun):
         write_history(path, progress.history, layout, columns)
         rundir.write_model(path / "model.safetensors", progress.model, layout)
-        last = rundir.json_text(summary(result, begun.run)).encode()
+        whole, shown = summaries(result, begun.run, columns)
+        rundir.write_json(rundir.private_folder(path) / "summary.json", whole)
+        last = rundir.json_text(shown).encode()
         closing = conclude(path, len(progress.history), ended, {"summary.json": last})
         rundir.write_bytes(path / "summary.json", last)
     return replace(result, closing=closing)
 
 
-def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement, run_id: str, supplied: bool) -> None:
+def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement, run_id: str) -> None:
     """Make the run directory; the ledger comes last, and with it the run can be resumed."""
     with _writable(path):
         rundir.create(path)
@@ -164,7 +172,8 @@ def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement,
         rundir.write_config(path / "config.toml", config)
         _write_statement(path, statement)
         labels, classes = prepared.dataset.y_train, prepared.dataset.info.classes
-        rundir.write_partition(path / "partition.json", prepared.partition, labels, classes, supplied=supplied)
+        write_card(path, config, prepared)
+        rundir.write_partition(rundir.private_folder(path) / "partition.json", prepared.partition, labels, classes)
     Ledger.create(path / "ledger.sqlite", run_id, opening(path, config.method.name)).close()
 
 
@@ -177,27 +186,30 @@ def _writable(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _safe(path: Path) -> Iterator[None]:
+def _safe(begun: Begun) -> Iterator[None]:
     """Explain a failed write once rounds are saved: nothing is lost."""
     try:
         yield
     except OSError as problem:
         raise FedveilError(
-            f"cannot write {problem.filename or path}: {problem.strerror or problem}; all finished rounds are safe in "
-            f"{path / 'checkpoint'}: make room or give permission, then go on with fedveil run --resume {path}"
+            f"cannot write {problem.filename or begun.path}: {problem.strerror or problem}; all finished rounds are safe in "
+            f"{begun.path / 'checkpoint'}: make room or give permission, then go on with "
+            f"{how_to_resume(begun.path, begun.config)}"
         ) from problem
 
 
-def summary(result: Result, run_id: str) -> dict[str, Any]:
-    """The run in a few numbers (`summary.json`)."""
+def summaries(result: Result, run_id: str, columns: Columns) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The run in a few numbers (`private/summary.json`), and the public ones among them (`summary.json`)."""
     last = {k: v for k, v in result.history[-1].items() if not isinstance(v, list | dict)} if result.history else {}
-    return {
+    whole = {
         "run": run_id,
         "rounds": len(result.history),
         "ended": result.ended or "after its last round",
         "seconds": sum(r["seconds"] for r in result.history),
         "final": last,
     }
+    public = {k: v for k, v in last.items() if columns[k].public or k.startswith("test_")}  # of the last model, which is released
+    return whole, {k: v for k, v in whole.items() if k != "seconds" or columns[k].public} | {"final": public}
 
 
 def _write_statement(path: Path, statement: Statement) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import tomli_w
 
 from fedveil.errors import ConfigError
+from fedveil.ledger.owner_only import owner_only, owner_only_folder
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +29,11 @@ if TYPE_CHECKING:
     from fedveil.data.partition import Partition
     from fedveil.training.params import Layout
 
-_FIRST = ("versions.json", "config.toml", "statement.json", "statement.md", "partition.json")
+PRIVATE = "private"
+"""The subfolder of what is computed from private data without noise: mode 700, its files 600."""
+_FIRST = ("versions.json", "config.toml", "statement.json", "statement.md", PRIVATE, "data.json")
 """What a run writes before its ledger, with which it can be resumed."""
+_FIRST_PRIVATE = ("salt", "partition.json")
 LISTED_CLIENTS = 5000
 """The largest number of clients that `partition.json` lists."""
 PACKAGES = ("fedveil", "torch", "numpy", "scipy", "pydantic", "safetensors")
@@ -37,20 +41,31 @@ PACKAGES = ("fedveil", "torch", "numpy", "scipy", "pydantic", "safetensors")
 
 def create(path: Path) -> Path:
     """Make a run directory; refuses one that holds anything but what a run leaves that ends before its ledger is there."""
-    if path.exists() and not (path.is_dir() and _unbegun({file.name for file in path.iterdir()})):
+    if path.exists() and not (path.is_dir() and _unbegun(path)):
         raise ConfigError(f"{path} exists and is not empty: a run never writes over another; choose another --out")
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
-def _unbegun(names: set[str]) -> bool:
+def _unbegun(path: Path) -> bool:
     """Whether a run that writes _FIRST in this order left them, whole or as drafts; a user's own config.toml alone is none."""
-    known = {name.removesuffix(".part") for name in names if not name.startswith(".ledger.sqlite-")}
-    return known <= set(_FIRST) and (not known or _FIRST[0] in known)
+    known = _names(path)
+    return known <= set(_FIRST) and (not known or _FIRST[0] in known) and _names(path / PRIVATE) <= set(_FIRST_PRIVATE)
+
+
+def _names(folder: Path) -> set[str]:
+    """What lies in a folder, drafts under their names to be; nothing where there is none."""
+    names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    return {name.removesuffix(".part") for name in names if not name.startswith(".ledger.sqlite-")}
+
+
+def private_folder(path: Path) -> Path:
+    """The private part of the run directory `path`, made if it is absent."""
+    return owner_only_folder(path / PRIVATE)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all: beside it, synced, renamed."""
+    """Write a file whole or not at all: beside it, synced, renamed; in the private folder for its owner alone."""
     write_bytes(path, text.encode())
 
 
@@ -58,7 +73,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     """As `write_text`; on failure no draft is left to fill the disk."""
     draft = path.with_name(path.name + ".part")
     try:
-        with draft.open("wb") as file:
+        with open(draft, "wb", opener=owner_only if path.parent.name == PRIVATE else None) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -91,16 +106,12 @@ def write_versions(path: Path, plugins: Mapping[str, str] | None = None) -> None
     write_json(path, {"python": sys.version.split()[0], "platform": platform.platform(), **known, **own})
 
 
-def write_partition(path: Path, partition: Partition, labels: NDArray[np.int64], classes: int, *, supplied: bool) -> None:
-    """Who holds how much of what (`partition.json`): a row of label counts a client, for evenly spaced ones if there are many.
-
-    supplied: the data or the partition were handed over by a program, so that the configuration alone does not make them again.
-    """
+def write_partition(path: Path, partition: Partition, labels: NDArray[np.int64], classes: int) -> None:
+    """Who holds how much of what (`partition.json`): a row of label counts a client, for evenly spaced ones if there are many."""
     counts, clients = partition.label_counts(labels, classes), len(partition)
     listed = np.unique(np.linspace(0, clients - 1, min(clients, LISTED_CLIENTS)).round().astype(np.int64)).tolist()
     value = {
         "kind": partition.kind,
-        "given": supplied,
         "clients": clients,
         "sha256": partition.fingerprint(),
         "listed": listed,

@@ -112,8 +112,8 @@ def not_protected(method: Method, s: Setting, proven: Guarantee, *, batch_norm: 
     ]
     if s.amplified and s.example_clip is None:
         lines.append(
-            "the number of participants: the history and the ledger of a run write it down, so publish neither where the number "
-            "must stay hidden"
+            "the number of participants: the ledger and the folder private of a run write it down, so publish what "
+            "`fedveil publish` copies, which leaves it out"
         )
     weights = ", and each client's own, by which it weighs" if weighting_of(method) == "examples" else ""
     lines.append(f"sizes: the number of clients and the nominal number of examples a client{weights}")
@@ -122,7 +122,7 @@ def not_protected(method: Method, s: Setting, proven: Guarantee, *, batch_norm: 
     lines.append("hyper-parameter tuning: runs made to choose clip, rates or rounds on the same data cost privacy of their own")
     lines.append(
         "figures of a simulation: training loss, per-client accuracy and failures are computed from private data without noise; "
-        "publish none of them"
+        "they lie in the run's folder private: publish none of them"
     )
     if s.scope.unit is Unit.RECORD:
         lines.append("a client as a whole: many records of one client together are protected less, by group privacy")

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import fedveil.run.run_directory as rundir
-from fedveil.configuration.config import calibrated_setting, layout_of
+from fedveil.configuration.config import Config, calibrated_setting, layout_of
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
@@ -25,10 +25,10 @@ from fedveil.federation.fit import one_round
 from fedveil.federation.progress import start
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import Prepared, federation, prepare
+from fedveil.run.data_card import HandedOver, prepared_again
 from fedveil.run.history_files import write_history
 
 if TYPE_CHECKING:
-    from fedveil.configuration.config import Config
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
     from fedveil.federation.history import Record
@@ -39,7 +39,7 @@ Change = Literal["labels", "record", "absent"]
 
 
 def twin_sensitivity(
-    config: Config,
+    config: Config | str | Path,
     client: int,
     change: Change = "labels",
     *,
@@ -49,13 +49,13 @@ def twin_sensitivity(
     """||w_t - w'_t|| after each round t = 1 .. T of twin runs: noise, batch order and sampling of clients are the same.
 
     Args:
-        client: whose data differ.
+        config: a configuration, or a run directory, whose data are then checked. client: whose data differ.
         change: `labels`, each of its labels becomes the next class; `record`, its first example becomes the first test example;
             `absent`, it has no data and contributes zero.
         data, partition: used instead of the configured ones.
 
     Raises:
-        ConfigError: no such client, or one without data.
+        ConfigError: no such client, one without data, or data that are not those of the run.
 
     Source: the Noisy-FedAvg paper, Section 5, "Sensitivity" (which record differs is not stated there).
     """
@@ -63,7 +63,7 @@ def twin_sensitivity(
 
 
 def twin_runs(
-    config: Config,
+    config: Config | str | Path,
     client: int,
     change: Change = "labels",
     *,
@@ -72,14 +72,17 @@ def twin_runs(
     on_round: Callable[[Record], None] | None = None,
 ) -> tuple[list[float], list[Record]]:
     """The distances of `twin_sensitivity`, and the history of the run on unchanged data, with them as `sensitivity`."""
-    prepared = prepare(config, data, partition)
+    if isinstance(config, Config):
+        prepared = prepare(config, data, partition)
+    else:
+        config, prepared = prepared_again(Path(config), HandedOver(data, partition))
     return _twins(_seeded(config), prepared, neighbour(prepared, client, change), on_round)
 
 
 def twin_directory(
     config: Config, client: int, change: Change, out: Path, on_round: Callable[[Record], None] | None = None
 ) -> Path:
-    """Run twins and leave a directory whose `history.csv` has `sensitivity`, for `fedveil plot` and `fedveil report`.
+    """Run twins and leave a directory whose `private/history.csv` has `sensitivity`, for `fedveil plot` and `fedveil report`.
 
     It holds no ledger and no model: it is a measurement of a simulation, not a run that could go on.
 

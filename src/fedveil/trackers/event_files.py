@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tomli_w
 
+from fedveil.ledger.owner_only import owner_only_folder
 from fedveil.run.run_directory import present
 from fedveil.run.tracked_values import Begun, epsilons, numbers, settings
 from fedveil.statement.statement_markdown import to_markdown
@@ -28,6 +29,8 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         folder = begun.path / "tensorboard" if self._path is None else Path(self._path)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        owner_only_folder(folder)  # it holds private figures
         fresh, done = not any(folder.glob("events.*")), len(begun.history)
         self._begun, self._last = begun, dict[str, float]()
         self._writer: Any = SummaryWriter(str(folder), purge_step=None if fresh or not done else done - 1)
@@ -65,5 +68,5 @@ class TensorBoard:
 def _described(columns: Columns) -> str:
     """What the names of the scalars mean, as a Markdown table."""
     numbers = [column for column in columns.values() if column.kind in ("number", "layer")]
-    rows = [f"| {c.name} | {c.words} | {c.axis} | {c.better or ''} | {'private' if c.private else ''} |" for c in numbers]
+    rows = [f"| {c.name} | {c.words} | {c.axis} | {c.better or ''} | {'' if c.public else 'private'} |" for c in numbers]
     return "\n".join(["| name | what | unit | better | |", "| --- | --- | --- | --- | --- |", *rows])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.run.history_files import DECLARED, TABLES
+from fedveil.run.run_directory import PRIVATE
 from fedveil.run.tracked_values import Begun, epsilons, numbers, settings
 
 if TYPE_CHECKING:
@@ -60,9 +61,10 @@ class Mlflow:
                 from fedveil.pages.report import write_report
 
                 write_report([self._begun.path])
-            for name in (*ARTIFACTS, *TABLES, DECLARED):
+            for name in (*ARTIFACTS, *TABLES, DECLARED, *(f"{PRIVATE}/{table}" for table in TABLES)):
                 if (self._begun.path / name).is_file():
-                    self._client.log_artifact(self._run, str(self._begun.path / name))
+                    folder = PRIVATE if name.startswith(PRIVATE) else None
+                    self._client.log_artifact(self._run, str(self._begun.path / name), folder)
         finally:
             self._client.set_terminated(self._run, status)
 

@@ -18,8 +18,9 @@ class Column:
         unit: what its values are, as beside an axis; by default the title.
         better: the direction in which a run is better, or None.
         kind: one `number` a round, or a list of one a `layer` or `client`; `text`, or the `index` of a round or client.
-        share: values from 0 to 1, shown in percent. private: computed from private data without noise, so that it is a figure
-            of a simulation and not for publication.
+        share: values from 0 to 1, shown in percent.
+        public: computed from what was released and from public configuration alone; otherwise it is a figure of a simulation,
+            computed from private data without noise, and not for publication.
     """
 
     name: str
@@ -28,7 +29,7 @@ class Column:
     better: Literal["higher", "lower"] | None = None
     kind: Kind = "number"
     share: bool = False
-    private: bool = False
+    public: bool = False
 
     @property
     def words(self) -> str:

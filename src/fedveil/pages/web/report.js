@@ -157,7 +157,7 @@
     ["Run", (g) => g.name, (g, i) => [el(`span.swatch.veil-c${i % 8}`), g.name]],
     ...["proven", "accuracy", "claimed", "audited"].map(ofCard).filter(([title]) => title),
     ["Rounds", (g) => Math.max(...g.rounds), (g) => [String(Math.max(...g.rounds))]],
-    ["Time", (g) => g.seconds, (g) => [`${format(g.seconds)} s`]],
+    ["Time", (g) => g.seconds, (g) => [g.seconds === null ? "–" : `${format(g.seconds)} s`]],
   ];
 
   function comparison() {
@@ -230,7 +230,7 @@
   // --- training -------------------------------------------------------------------------------------------------------
 
   function training() {
-    section("training", "Training", columnCharts(data.charts.training), el("p.about", {}, data.charts.private));
+    section("training", "Training", columnCharts(data.charts.training), data.charts.private && el("p.about", {}, data.charts.private));
   }
 
   function methodColumns() {
@@ -464,7 +464,9 @@
     const noise = g.seeded
       ? "Noise was taken from the seed: the same version on the same machine gives the same figures, and no privacy."
       : "Noise is secret and new in every run: expect figures of the same size, not the same figures.";
-    const supplied = g.given ? "Data or partition were handed over by a program, so the configuration alone does not make them again." : "";
+    const supplied = g.handed_over
+      ? "A program handed data or partition over, and the configuration alone does not make them: hand them over again in Python, as in fv.train(config, data=..., partition=...)."
+      : "";
     const link = el(
       "a.download",
       { href: `data:text/plain;charset=utf-8,${encodeURIComponent(g.configuration)}`, download: "config.toml" },
@@ -472,7 +474,7 @@
     );
     const versions = facts(Object.entries(g.versions));
     return [
-      el("pre.command", {}, g.commands.join("\n")),
+      g.commands.length ? el("pre.command", {}, g.commands.join("\n")) : null,
       el("p.about", {}, `Seed ${g.seeds.join(", ")}. ${noise} ${supplied}`),
       fold("Configuration", el("pre", {}, g.configuration), el("p", {}, link)),
       fold("Versions", versions),

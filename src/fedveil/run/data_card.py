@@ -1,0 +1,172 @@
+"""The data card of a run (`data.json`): what was trained on, whether configured or handed over by a program.
+
+It is written before training. Everything in it but the digests is treated as public; the digests are keyed with a salt that stays
+in the folder `private`, so that they test nobody's membership, and show later whether the same data are handed over again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedveil.configuration.config import load_config, require_handed_over
+from fedveil.errors import ConfigError
+from fedveil.run.assembly import Prepared, prepare
+from fedveil.run.run_directory import PRIVATE, plain, private_folder, write_bytes, write_json
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fedveil.configuration.config import Config
+    from fedveil.data.dataset import Dataset
+    from fedveil.data.partition import Partition
+
+CARD, SALT = "data.json", "salt"
+FORMAT = "fedveil-data/1"
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """What a program hands over instead of what is configured."""
+
+    data: Dataset | None = None
+    partition: Partition | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """`data`, `partition`, both or neither."""
+        return tuple(name for name in ("data", "partition") if getattr(self, name) is not None)
+
+
+NOTHING = HandedOver()
+
+
+def recorded(config: Config, handed_over: HandedOver) -> Config:
+    """The configuration as it is recorded: it describes what was handed over in the place of what was configured."""
+    data, partition = handed_over.data, handed_over.partition
+    if not handed_over.names:
+        return config
+    changes: dict[str, Any] = {"handed_over": handed_over.names}
+    if data is not None:
+        changes |= {"name": data.info.name, "data_dir": None}
+    if partition is not None:
+        changes["partition"] = {"kind": partition.kind, "clients": len(partition)}
+    return config.model_copy(update={"data": config.data.model_copy(update=changes)})
+
+
+def same_handed_over(saved: Config, handed_over: HandedOver, path: Path) -> None:
+    """Refuse a run directory's configuration unless what was handed over is handed over again, and nothing else is.
+
+    Raises:
+        ConfigError: something is missing, or was not handed over before.
+    """
+    require_handed_over(saved, handed_over.data, handed_over.partition)
+    if handed_over.names and handed_over.names != saved.data.handed_over:
+        before = " and ".join(saved.data.handed_over) or "nothing"
+        raise ConfigError(
+            f"{' and '.join(handed_over.names)} handed over, but the run in {path} was made with {before} handed over: leave out "
+            f"what was configured"
+        )
+
+
+def how_to_resume(path: Path, config: Config) -> str:
+    """What an interrupted run goes on with."""
+    names = config.data.handed_over
+    if not names:
+        return f"fedveil run --resume {path}"
+    return f"fv.train(config, {str(path)!r}, resume=True, {', '.join(f'{name}=...' for name in names)}) in Python"
+
+
+def write_card(path: Path, config: Config, prepared: Prepared) -> None:
+    """Write the card, and a new salt into the private folder."""
+    salt = secrets.token_bytes(32)
+    write_bytes(private_folder(path) / SALT, salt)
+    write_json(path / CARD, card(config, prepared, salt))
+
+
+def card(config: Config, prepared: Prepared, salt: bytes) -> dict[str, Any]:
+    """What the card says of these data."""
+    dataset, section, population = prepared.dataset, config.data, prepared.population
+    info, given = dataset.info, section.handed_over
+    public = {
+        "name": info.name,
+        "source": "handed over by a program" if "data" in given else f"configured: {info.source}",
+        "examples": {"shape": list(info.input_shape), "dtype": str(dataset.x_train.dtype)},
+        "labels": {"shape": [], "dtype": str(dataset.y_train.dtype), "classes": info.classes},
+        "train_examples": len(dataset.y_train),
+        "test_examples": len(dataset.y_test),
+        "normalisation": {"scale": info.scale, "mean": info.mean, "std": info.std},
+        "clients": population.clients,
+        "nominal_examples_per_client": population.records,
+        "partition": {
+            "source": "handed over by a program" if "partition" in given else "configured",
+            "kind": prepared.partition.kind,
+            "options": {} if "partition" in given else {k: v for k, v in section.partition.items() if k != "kind"},
+        },
+        "client_test_fraction": section.client_test_fraction,
+        "public_fraction": section.public_fraction,
+    }
+    keyed = {"algorithm": "HMAC-SHA-256, key in private/salt", **digests(prepared, salt)}
+    return {"format": FORMAT, **plain(public), "digests": keyed, "treated_as_public": list(public)}
+
+
+def digests(prepared: Prepared, salt: bytes) -> dict[str, str]:
+    """Keyed digests of the content of the data and of the partition."""
+    d, clients = prepared.dataset, prepared.partition.clients
+    data = (d.x_train, d.y_train, d.x_test, d.y_test, d.users_train, d.users_test)
+    return {"data": _digest(salt, data), "partition": _digest(salt, (clients.order, clients.offsets))}
+
+
+def _digest(salt: bytes, arrays: Iterable[NDArray[Any] | None]) -> str:
+    """Over type, shape and content of each."""
+    found = hmac.new(salt, digestmod=hashlib.sha256)
+    for array in arrays:
+        found.update(b"none\n" if array is None else f"{array.dtype.str} {array.shape}\n".encode())
+        if array is not None:
+            found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
+
+
+def check_data(path: Path, prepared: Prepared) -> None:
+    """Hold data and partition against the card of the run directory `path`; earlier versions left none.
+
+    Raises:
+        ConfigError: they are others, or the card or the salt cannot be read.
+    """
+    if not (path / CARD).exists():
+        return
+    try:
+        kept = json.loads((path / CARD).read_text(encoding="utf-8"))["digests"]
+        salt = (path / PRIVATE / SALT).read_bytes()
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"cannot check the data against {path} ({error}): it needs {CARD} and {PRIVATE}/{SALT}, so use the run directory "
+            f"itself, not a published copy"
+        ) from None
+    wrong = [name for name, digest in digests(prepared, salt).items() if not hmac.compare_digest(str(kept.get(name)), digest)]
+    if wrong:
+        raise ConfigError(
+            f"other {' and '.join(wrong)} than those of the run in {path} (its {CARD} holds other digests): give what it was "
+            f"trained on"
+        )
+
+
+def prepared_again(path: Path, handed_over: HandedOver = NOTHING) -> tuple[Config, Prepared]:
+    """Configuration and data of the run directory `path`; what was handed over must be handed over again, and is checked.
+
+    Raises:
+        ConfigError: not a run directory, or as `same_handed_over` and `check_data`.
+    """
+    config = load_config(path / "config.toml")
+    same_handed_over(config, handed_over, path)
+    prepared = prepare(config, handed_over.data, handed_over.partition)
+    check_data(path, prepared)
+    return config, prepared

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from source_trees import tree
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "fedveil"
 LANGUAGES = (".py", ".js", ".css", ".html")
@@ -23,10 +25,10 @@ SHARED_NAMES = {"Clients", "Entry", "Pool", "Raw"}
 """Classes whose name another room has too: no new ones."""
 
 
-def imports(text: str, modules: set[str]) -> set[str]:
+def imports(file: ast.Module, modules: set[str]) -> set[str]:
     """Those of `modules` that a file imports anywhere: at its top, in functions, for type checking."""
     found = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(file):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -58,14 +60,14 @@ def graph() -> dict[str, set[str]]:
     own = [path for path in SOURCE.rglob("*.py") if path.parent.name != "templates"]  # those are files of another project
     files = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in own}
     files = {name.removesuffix(".__init__"): path for name, path in files.items()}
-    return {name: imports(path.read_text(), set(files)) for name, path in files.items()}
+    return {name: imports(tree(path), set(files)) for name, path in files.items()}
 
 
 def test_every_room_has_its_place_and_a_sentence() -> None:
     rooms = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in SOURCE.rglob("*.py")}
     assert rooms - {"__init__", "__main__"} == set(ROOMS)
     for init in SOURCE.rglob("__init__.py"):
-        assert ast.get_docstring(ast.parse(init.read_text())), f"{init} does not say what its room is for"
+        assert ast.get_docstring(tree(init)), f"{init} does not say what its room is for"
 
 
 def test_the_page_lists_the_rooms_in_this_order() -> None:
@@ -99,7 +101,7 @@ def test_no_two_files_have_one_name() -> None:
 def test_no_class_has_the_name_of_one_in_another_room() -> None:
     rooms = defaultdict(set)
     for path in SOURCE.rglob("*.py"):
-        for node in ast.parse(path.read_text()).body:
+        for node in tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 rooms[node.name].add(path.relative_to(SOURCE).parts[0])
     assert {name for name, found in rooms.items() if len(found) > 1} <= SHARED_NAMES
@@ -108,7 +110,7 @@ def test_no_class_has_the_name_of_one_in_another_room() -> None:
 def test_imports_are_found_wherever_they_stand() -> None:
     modules = {"fedveil", "fedveil.data.load", "fedveil.errors", "fedveil.run.run"}
     text = "from fedveil.data import load\nif True:\n    from fedveil.errors import E\ndef f():\n    import fedveil.run.run, os"
-    assert imports(text, modules) == {"fedveil.data.load", "fedveil.errors", "fedveil.run.run"}
+    assert imports(ast.parse(text), modules) == {"fedveil.data.load", "fedveil.errors", "fedveil.run.run"}
 
 
 def test_an_arrow_up_and_a_circle_are_found() -> None:

@@ -9,6 +9,7 @@ from functools import cache, reduce
 from pathlib import Path
 
 import fedveil
+from source_trees import tree
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "fedveil"
@@ -24,7 +25,7 @@ WIDTH = 120
 
 def docstrings(path: Path) -> str:
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds))
+    nodes = (node for node in ast.walk(tree(path)) if isinstance(node, kinds))
     return "\n".join(ast.get_docstring(node) or "" for node in nodes)
 
 
@@ -55,7 +56,7 @@ def there(name: str) -> bool:
 def defined(path: Path) -> set[str]:
     """The names at the top of a module."""
     found = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in tree(path).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
@@ -96,7 +97,7 @@ def test_programs_import_only_what_exists() -> None:
     files = {path.stem: path for folder in ("benchmarks", "docs") for path in (ROOT / folder).rglob("*.py")}
     gone = set()
     for path in files.values():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             for name in node.names if isinstance(node, ast.ImportFrom) else ():
                 module = node.module or ""
                 if module.split(".")[0] == "fedveil" and not there(f"{module}.{name.name}"):

@@ -77,6 +77,7 @@ def test_each_client_of_the_server_view_follows_its_own_norm() -> None:
         assert abs(math.log(last[client] / norm)) <= 0.1 + 1e-4
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("quantile", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("clip", [0.2, 8.0])
 def test_the_clip_converges_to_the_configured_quantile_of_the_norms(quantile: float, clip: float) -> None:
@@ -149,12 +150,14 @@ def learned(view: str, *overrides: str) -> Progress:
     return h.trained(replace(h.job_of(config), evaluate_every=20))
 
 
+@pytest.mark.heavy
 def test_it_learns_in_the_aggregate_view() -> None:
     progress = learned("aggregate", "training.sampling=poisson")
     assert progress.history[-1]["test_accuracy"] > 0.6
     assert progress.history[-1]["clip"] > 2 * 0.1  # the first clip was too small
 
 
+@pytest.mark.heavy
 def test_it_learns_in_the_server_view() -> None:
     """With single uploads noised, at an epsilon for which that leaves a signal."""
     assert learned("server", "privacy.epsilon=200").history[-1]["test_accuracy"] > 0.6

@@ -84,7 +84,7 @@ def left(plan: Plan, rounds: int, updates: dict[int, Tensor]) -> Vector:
     return np.array(found)
 
 
-@pytest.mark.parametrize("rounds", range(1, 9))
+@pytest.mark.parametrize("rounds", [*range(1, 7), *(pytest.param(t, marks=pytest.mark.heavy) for t in (7, 8))])
 def test_the_sensitivity_is_what_the_door_lets_one_client_move(rounds: int) -> None:
     """Every pattern that the rule allows, updates of the clip's norm in one or another direction: never more, and reached."""
     generator = torch.Generator().manual_seed(rounds)
@@ -266,6 +266,7 @@ def walk(method: BandedMF, rounds: int, seed: int) -> tuple[float, float]:
     return z, math.sqrt(np.mean(power))
 
 
+@pytest.mark.heavy
 def test_prefix_sums_carry_less_noise_than_independent_noise_at_the_same_epsilon() -> None:
     """T = 40, b = 10, each client at most 4 times under both; both errors are the predicted ones."""
     rounds, times = 40, 4
@@ -281,6 +282,7 @@ def test_prefix_sums_carry_less_noise_than_independent_noise_at_the_same_epsilon
     assert error < 0.75 * plain
 
 
+@pytest.mark.heavy
 def test_it_learns_better_than_independent_noise_at_the_same_epsilon() -> None:
     """Digits, 180 clients, each in at most 3 of 30 rounds under both: mean accuracy of three seeds."""
     accuracy = []

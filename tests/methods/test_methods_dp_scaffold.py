@@ -197,6 +197,7 @@ def test_refused() -> None:
 LEARNING = 'data.partition={kind="iid", clients=180}', "training.clients_per_round=60", "training.local_epochs=2"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("view", "more"), [("aggregate", "training.sampling=poisson"), ("server", "privacy.epsilon=2000")])
 def test_it_learns(view: str, more: str) -> None:
     """With single uploads noised, at an epsilon for which that leaves a signal."""

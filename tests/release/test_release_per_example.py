@@ -110,7 +110,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 BY_HAND = {"linear", "mlp", "lenet5", "strides", "uneven", "rows", "one layer idle"}
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.heavy) if n == "resnet18" else n for n in NETWORKS])
 def test_gradients_equal_one_backward_pass_for_each_example(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     make, shape = NETWORKS[name]

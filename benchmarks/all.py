@@ -183,9 +183,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--page", action="store_true", help="measure nothing")
-    given = parser.parse_args()
+    options = parser.parse_args()
     failed = []
-    for name in [] if given.page else given.only:
+    for name in [] if options.page else options.only:
         script, *arguments = PARTS[name]
         print(f"--- {name}", flush=True)
         if subprocess.run([sys.executable, str(HERE / script), *arguments]).returncode:

@@ -170,11 +170,11 @@ def part_adaptive() -> None:
             std = dict.fromkeys((k for k in names if not k.startswith(clean)), sigma)
             data = images(name, LIMITS[name])
             attack_all(f"IG 500 naive, {name}, {what} left clean", IG(500), module, data, std)
-            attack_all(f"IG 500 adaptive, {name}, {what} left clean", IG(500), module, data, std, _told)
+            attack_all(f"IG 500 adaptive, {name}, {what} left clean", IG(500), module, data, std, _knows_noise)
         _top_noised(name, module)
 
 
-def _told(sent: CapturedUpload) -> Knowledge:
+def _knows_noise(sent: CapturedUpload) -> Knowledge:
     return Knowledge(n=1, noise_std=sent.noise_std)
 
 
@@ -182,14 +182,14 @@ def _top_noised(name: str, module: nn.Module) -> None:
     truth, y = images(name, 5)
     bounds = bounds_of(tuple(truth.shape[1:]))
     x = bounds.inputs(truth)
-    for label, told in (("naive", False), ("drops the largest 10 % received", True)):
+    for label, informed in (("naive", False), ("drops the largest 10 % received", True)):
         scores = []
         for i in range(len(x)):
             clean = upload(module, x[i : i + 1], y[i : i + 1], {}, i).tensors
             keep = withheld_guess(CapturedUpload(clean), 0.1)
             rng = torch.Generator().manual_seed(20_000 + i)
             noisy = {k: v + 0.1 * torch.randn(v.shape, generator=rng) * ~keep[k] for k, v in clean.items()}
-            knowledge = Knowledge(n=1, labels=y[i : i + 1], mask=withheld_guess(CapturedUpload(noisy), 0.1) if told else None)
+            knowledge = Knowledge(n=1, labels=y[i : i + 1], mask=withheld_guess(CapturedUpload(noisy), 0.1) if informed else None)
             rng = torch.Generator().manual_seed(i)
             found = IG(500).run([CapturedUpload(noisy)], lambda: module, module.state_dict(), knowledge, bounds, rng)
             scores += metrics.psnr(found.images, truth[i : i + 1]).tolist()
@@ -297,7 +297,7 @@ def part_picture() -> None:
         ("sigma 0.01", dict.fromkeys(names, 0.01), lambda _: Knowledge(n=1)),
         ("sigma 0.1", dict.fromkeys(names, 0.1), lambda _: Knowledge(n=1)),
         ("all but last\nlayer: naive", only_convolutions, lambda _: Knowledge(n=1)),
-        ("all but last\nlayer: adaptive", only_convolutions, _told),
+        ("all but last\nlayer: adaptive", only_convolutions, _knows_noise),
     ]
     rows = []
     for label, std, knowledge in cases:

@@ -78,7 +78,7 @@ def main() -> None:
     """Measure in turns and print the fastest."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         config = prepared(folder)
@@ -90,7 +90,7 @@ def main() -> None:
             "fedveil run, first round": lambda i: first_round(config, folder / f"run{i}"),
         }
         times: dict[str, list[float]] = {name: [] for name in found}
-        for i in range(given.repeats):
+        for i in range(options.repeats):
             for name, take in found.items():
                 times[name].append(take(i))
     for name, values in times.items():

@@ -56,13 +56,13 @@ def placed(workload: str, method: Method, s: Setting, device: str, precision: Pr
     return replace(job, context=replace(job.context, model=job.context.model.to(device)))
 
 
-def compare(workload: str, given: tuple[Method, Setting], rounds: int, device: str) -> dict[str, Any]:
+def compare(workload: str, method_and_setting: tuple[Method, Setting], rounds: int, device: str) -> dict[str, Any]:
     """All clients of a round at once beside one at a time, in each precision; precision is global, so these take no turns."""
     table = {}
     for precision in PRECISIONS:
         sides = {}
         for name, at_once in (("one at a time", 1), ("at once", None)):
-            job = placed(workload, *given, device, precision)
+            job = placed(workload, *method_and_setting, device, precision)
             engine: Engine = Batched(job.context, at_once)
             sides[name] = ours(job, engine)
         turns = together(sides, rounds)
@@ -109,14 +109,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cpu", action="store_true", help="batched beside inline on W1, without a GPU")
-    given = parser.parse_args()
-    problem = "" if given.cpu else gpu_problem()
+    options = parser.parse_args()
+    problem = "" if options.cpu else gpu_problem()
     if problem:
         raise SystemExit(f"benchmarks/gpu.py needs a GPU, but {problem}; --cpu measures engine batched on the CPU")
-    if given.cpu:
-        save("batched_cpu", on_cpu(given.rounds))
+    if options.cpu:
+        save("batched_cpu", on_cpu(options.rounds))
     else:
-        save("gpu", on_gpu(given.rounds))
+        save("gpu", on_gpu(options.rounds))
 
 
 if __name__ == "__main__":

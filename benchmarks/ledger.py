@@ -32,12 +32,12 @@ def entry(layers: int) -> Entry:
 
 def seconds(action: Callable[[], object], times: int) -> list[float]:
     """Wall time of each of several calls."""
-    taken = []
+    measured = []
     for _ in range(times):
         start = time.perf_counter()
         action()
-        taken.append(time.perf_counter() - start)
-    return taken
+        measured.append(time.perf_counter() - start)
+    return measured
 
 
 def main(folder: Path) -> None:

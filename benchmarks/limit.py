@@ -77,12 +77,12 @@ class LeNet5(nn.Module):
 class Block(nn.Module):
     """Basic residual block with group normalisation."""
 
-    def __init__(self, given: int, out: int, stride: int) -> None:
+    def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(given, out, 3, stride, 1, bias=False), nn.GroupNorm(32, out)
+        self.conv1, self.norm1 = nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.GroupNorm(32, out)
         self.conv2, self.norm2 = nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.GroupNorm(32, out)
-        short = nn.Sequential(nn.Conv2d(given, out, 1, stride, bias=False), nn.GroupNorm(32, out))
-        self.short = nn.Identity() if given == out and stride == 1 else short
+        short = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.GroupNorm(32, out))
+        self.short = nn.Identity() if channels == out and stride == 1 else short
 
     def forward(self, x: Tensor) -> Tensor:
         """Features."""
@@ -93,10 +93,10 @@ class Block(nn.Module):
 def resnet18() -> nn.Module:
     """11,173,962 parameters."""
     blocks: list[nn.Module] = []
-    given = 64
+    channels = 64
     for out, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        blocks += [Block(given, out, stride), Block(out, out, 1)]
-        given = out
+        blocks += [Block(channels, out, stride), Block(out, out, 1)]
+        channels = out
     stem = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.GroupNorm(32, 64), nn.ReLU()]
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
 
@@ -247,29 +247,29 @@ def main() -> None:
     parser.add_argument("--channels-last", action="store_true", help="ResNet-18 and its images in channels_last")
     parser.add_argument("--default-malloc", action="store_true", help="leave glibc's allocator as it is")
     parser.add_argument("--lines", action="store_true", help="one round for each line on standard input")
-    given = parser.parse_args()
+    options = parser.parse_args()
     if not hasattr(os, "fork"):
         sys.exit("limit.py needs os.fork")
-    kept = not given.default_malloc and keep_memory()
+    kept = not options.default_malloc and keep_memory()
     torch.set_num_threads(1)
-    turns = rounds(WORKLOADS[given.workload], given.processes, given.pool_first, given.channels_last)
+    turns = rounds(WORKLOADS[options.workload], options.processes, options.pool_first, options.channels_last)
     next(turns)
-    if given.lines:
+    if options.lines:
         print("ready", flush=True)
         for _ in sys.stdin:
             print(next(turns), flush=True)
         return
-    times = [next(turns) for _ in range(given.rounds)]
+    times = [next(turns) for _ in range(options.rounds)]
     turns.close()
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     report = {
-        "workload": given.workload,
+        "workload": options.workload,
         "seconds": statistics.median(times),
-        "cpu_seconds": (spent.ru_utime + spent.ru_stime) / (given.rounds + 1),
+        "cpu_seconds": (spent.ru_utime + spent.ru_stime) / (options.rounds + 1),
         "rounds": times,
         "mallopt": kept,
     }
-    options = {k: getattr(given, k) for k in ("processes", "pool_first", "channels_last")}
+    options = {k: getattr(options, k) for k in ("processes", "pool_first", "channels_last")}
     print(json.dumps(report | options | {"torch": torch.__version__}))
 
 

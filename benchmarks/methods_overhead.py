@@ -87,14 +87,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--only", default="", help="methods whose name and variant contain this")
     parser.add_argument("--profile", metavar="NAME", help="show where the time of these methods goes instead")
-    given = parser.parse_args()
-    for workload in given.workloads:
-        if given.profile:
-            profile(workload, given.profile)
+    options = parser.parse_args()
+    for workload in options.workloads:
+        if options.profile:
+            profile(workload, options.profile)
             continue
         for view in (View.AGGREGATE, View.SERVER):
-            turns = compare(workload, given.rounds or ROUNDS[workload], given.only, view)
-            if not given.only:
+            turns = compare(workload, options.rounds or ROUNDS[workload], options.only, view)
+            if not options.only:
                 save("methods", {f"{workload} {view.value}": turns.table(REFERENCE)})
             print(f"{workload}, view {view.value}: beside {REFERENCE}")
             for side in turns.seconds:

@@ -177,9 +177,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("groups", nargs="*", default=list(GROUPS), help=", ".join(GROUPS))
     parser.add_argument("--jobs", type=int, default=2)
-    given = parser.parse_args()
-    jobs = [job for group in given.groups for job in GROUPS[group]()]
-    with ThreadPoolExecutor(given.jobs) as pool:
+    options = parser.parse_args()
+    jobs = [job for group in options.groups for job in GROUPS[group]()]
+    with ThreadPoolExecutor(options.jobs) as pool:
         failed = [name for name in pool.map(run, jobs) if name]
     OUT.write_text(json.dumps(collected(), indent=1))
     print(f"{OUT}: {len(jobs) - len(failed)} of {len(jobs)} runs; failed: {', '.join(failed) or 'none'}")

@@ -63,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--without-opacus", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
 
@@ -80,11 +80,11 @@ def main() -> None:
         "plain, our pooling": steps(own(), BatchGradient()),
         "fedveil, our pooling": steps(own(), private()),
     }
-    if not given.without_opacus:
+    if not options.without_opacus:
         command = [interpreter("opacus"), HERE / "peers" / "opacus_steps.py", "--mode"]
         one = {"OMP_NUM_THREADS": "1"}
         sides |= {f"opacus {mode}": program([*command, mode], one) for mode in ("plain", "hooks", "ghost")}
-    turns = together(sides, given.rounds)
+    turns = together(sides, options.rounds)
     for side in sides:
         print(turns.line(side, REFERENCE))
     print(f"ours on our pooling: {turns.ratio('fedveil, our pooling', 'plain, our pooling'):.2f} of plain")

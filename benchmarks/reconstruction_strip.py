@@ -152,9 +152,9 @@ def main() -> None:
     parser.add_argument("--draw", action="store_true", help="draw from the stored results")
     torch.set_num_threads(1)
     parser.add_argument("--columns", default="", help="measure columns whose name holds this text; the others stay")
-    given = parser.parse_args()
-    if not given.draw:
-        RESULTS.write_text(json.dumps(measure(given.columns)) + "\n")
+    options = parser.parse_args()
+    if not options.draw:
+        RESULTS.write_text(json.dumps(measure(options.columns)) + "\n")
     draw(json.loads(RESULTS.read_text()), FIGURE)
     print(FIGURE)
 

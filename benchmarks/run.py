@@ -30,9 +30,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--rounds", type=int)
-    given = parser.parse_args()
-    for name in given.workloads:
-        turns = compare(name, given.rounds or ROUNDS[name])
+    options = parser.parse_args()
+    for name in options.workloads:
+        turns = compare(name, options.rounds or ROUNDS[name])
         save("engine", {name: turns.table("limit")})
         print(f"{name:>5}{turns.line('pool', 'limit')}", flush=True)
 

@@ -36,13 +36,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[10**k for k in range(2, 7)])
     parser.add_argument("--rounds", type=int, default=20)
-    given = parser.parse_args()
-    if len(given.clients) == 1:
-        print(json.dumps(measure(given.clients[0], given.rounds)))
+    options = parser.parse_args()
+    if len(options.clients) == 1:
+        print(json.dumps(measure(options.clients[0], options.rounds)))
         return
     table: dict[str, Any] = {}
-    for n in given.clients:
-        command = [sys.executable, __file__, "--clients", str(n), "--rounds", str(given.rounds)]
+    for n in options.clients:
+        command = [sys.executable, __file__, "--clients", str(n), "--rounds", str(options.rounds)]
         line = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         table[str(n)] = json.loads(line.splitlines()[-1])
         print(line.strip(), flush=True)

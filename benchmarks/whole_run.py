@@ -68,11 +68,11 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", choices=["pool", "inline"], default=["pool", "inline"])
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--profile", action="store_true")
-    given = parser.parse_args()
-    for names in product(given.workloads, given.views, given.engines):
-        profile = cProfile.Profile() if given.profile else None
+    options = parser.parse_args()
+    for names in product(options.workloads, options.views, options.engines):
+        profile = cProfile.Profile() if options.profile else None
         with profile or nullcontext():
-            seconds = measure(*names, given.rounds or ROUNDS[names[0]])
+            seconds = measure(*names, options.rounds or ROUNDS[names[0]])
         clients = WORKLOADS[names[0]].clients
         least, median = min(seconds) * 1e3, statistics.median(seconds) * 1e3
         print(

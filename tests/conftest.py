@@ -35,7 +35,7 @@ def one_thread() -> None:
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The directory with real data sets, named by FEDVEIL_DATA; the test skips where it is absent."""
-    given = os.environ.get("FEDVEIL_DATA", "")
-    if not given or not Path(given).is_dir():
+    named = os.environ.get("FEDVEIL_DATA", "")
+    if not named or not Path(named).is_dir():
         pytest.skip("FEDVEIL_DATA names no directory with data sets")
-    return Path(given)
+    return Path(named)

@@ -50,10 +50,10 @@ def is_command(function: Function) -> bool:
 
 def parameters(function: Function) -> int:
     """How many parameters a caller can give, without `self` and `cls`."""
-    given = function.args
-    names = [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    arguments = function.args
+    names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     own = len(names) - (names[:1] in (["self"], ["cls"]))
-    return own + (given.vararg is not None) + (given.kwarg is not None)
+    return own + (arguments.vararg is not None) + (arguments.kwarg is not None)
 
 
 def too_large() -> dict[str, int]:

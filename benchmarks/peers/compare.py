@@ -37,11 +37,11 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
     parser.add_argument("--workloads", nargs="+", choices=list(ROUNDS), default=["W0", "W1"])
     parser.add_argument("--rounds", type=int)
-    given = parser.parse_args()
-    for workload in given.workloads:
-        for peer in given.peers:
+    options = parser.parse_args()
+    for workload in options.workloads:
+        for peer in options.peers:
             try:
-                turns = compare(peer, workload, given.rounds or ROUNDS[workload])
+                turns = compare(peer, workload, options.rounds or ROUNDS[workload])
             except (FileNotFoundError, RuntimeError) as error:
                 print(f"{workload} {peer}: not measured: {error}", flush=True)
                 continue

@@ -85,9 +85,9 @@ def main() -> None:
     """Install the peers named, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("peers", nargs="*", metavar="peer", help=f"of {', '.join(PEERS)}; all by default")
-    given = parser.parse_args()
+    options = parser.parse_args()
     failed = []
-    for name in given.peers or PEERS:
+    for name in options.peers or PEERS:
         try:
             install(name)
             print(f"{name}: {interpreter(name)}", flush=True)

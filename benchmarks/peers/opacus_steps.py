@@ -77,12 +77,12 @@ def main() -> None:
     """Answer each line with the seconds of STEPS steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=list(MODES), default="ghost")
-    given = parser.parse_args()
+    options = parser.parse_args()
     keep_memory()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     x, y = torch.randn(BATCH, 1, 28, 28), torch.randint(0, 10, (BATCH,))
-    step = MODES[given.mode]()
+    step = MODES[options.mode]()
     step(x, y)
     print("ready", flush=True)
     for _ in sys.stdin:

@@ -38,9 +38,9 @@ def test_names_are_converted(unit: Unit, adjacency: Adjacency, view: View) -> No
         (("client", "zero_out", None), "view = None: it must be one of server, aggregate, final"),
     ],
 )
-def test_other_names_are_refused(given: Any, message: str) -> None:
+def test_other_names_are_refused(arguments: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Scope(*given)
+        Scope(*arguments)
 
 
 def test_an_adjacency_by_name_costs_what_the_adjacency_costs() -> None:

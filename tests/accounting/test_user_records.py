@@ -100,9 +100,9 @@ def test_telling_how_many_records_are_in_the_sample_covers_replacement() -> None
         law = release.losses(0.01, release.highest(1e-13), None, replace=True)
         for epsilon in (0.0, 0.5, 1.5):
             real = np.maximum(up - math.exp(epsilon) * down, 0).sum() * (x[1] - x[0])
-            told = weights @ [pld_delta(j / z, epsilon) for j in range(records + 1)]
+            found = weights @ [pld_delta(j / z, epsilon) for j in range(records + 1)]
             assert real <= pld.delta(law, epsilon)
-            assert pld.delta(law, epsilon) == pytest.approx(told, rel=1e-3)
+            assert pld.delta(law, epsilon) == pytest.approx(found, rel=1e-3)
 
 
 def pld_delta(mu: float, epsilon: float) -> float:

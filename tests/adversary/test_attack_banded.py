@@ -47,10 +47,10 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("last", [False, True])
 def test_each_attempt_reads_its_own_release_and_leaves_the_state_alone(last: bool, tmp_path: Path, elsewhere: Path) -> None:
     """Who knows all others reads off one client's update, where noise is next to nothing: another one for each victim."""
-    given = config(1e-6)
-    path = run(given, tmp_path / "run").path
+    configuration = config(1e-6)
+    path = run(configuration, tmp_path / "run").path
     before = (path / STATE_FILE).read_bytes()
-    snapshot = snapshot_of(given, path, last=last, seed=0)
+    snapshot = snapshot_of(configuration, path, last=last, seed=0)
     assert snapshot.progress.round == (3 if last else 0)
     read = attempts(snapshot)
     assert len({norm for _, norm in read}) == 3

@@ -20,7 +20,7 @@ ROUNDS = 6
 
 
 def trainer(name: str = "fedglp-adp", **privacy: Any) -> Trainer:
-    given = parse(
+    configuration = parse(
         {
             "data": {"partition": {"kind": "iid", "clients": 8}},
             "model": {"name": "linear"},
@@ -29,7 +29,7 @@ def trainer(name: str = "fedglp-adp", **privacy: Any) -> Trainer:
             "privacy": {"delta": 1e-3, "epsilon": 2.0, "view": "server", **privacy},
         }
     )
-    case = Case.of(*calibrated_setting(given), dimension=200)
+    case = Case.of(*calibrated_setting(configuration), dimension=200)
     return Trainer(case, pairs(case, ROUNDS)[0], ROUNDS, case.scope)
 
 

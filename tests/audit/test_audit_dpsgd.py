@@ -48,8 +48,8 @@ def config(batch: int = 1000, steps: int = 1, rounds: int = 3, name: str = "dp-f
     )
 
 
-def client(given: Config, *, noise: float = 1.0, dimension: int = 40) -> Client:
-    method, setting = calibrated_setting(given)
+def client(configuration: Config, *, noise: float = 1.0, dimension: int = 40) -> Client:
+    method, setting = calibrated_setting(configuration)
     faulty = replace(setting, noise_multiplier=setting.z * noise)
     return Client(Case.of(method, faulty, dimension=dimension), setting.rounds)
 
@@ -116,8 +116,10 @@ def test_half_the_noise_is_refuted_at_rate_one() -> None:
 
 @pytest.mark.slow
 def test_half_the_noise_is_refuted_where_examples_are_sampled() -> None:
-    given = config(batch=64, rounds=5)
-    honest, faulty = (audit_two_worlds(client(given, noise=f), np.random.default_rng(0), n=300, delta=DELTA) for f in (1.0, 0.5))
+    configuration = config(batch=64, rounds=5)
+    honest, faulty = (
+        audit_two_worlds(client(configuration, noise=f), np.random.default_rng(0), n=300, delta=DELTA) for f in (1.0, 0.5)
+    )
     assert "sampled Gaussian curve" in honest.test
     assert faulty.epsilon > 2.0 >= honest.epsilon > 0.3
 
@@ -133,11 +135,11 @@ def test_half_the_noise_is_refuted_by_one_run_with_canaries() -> None:
 def test_canaries_of_a_real_run_score_as_the_simulation_says() -> None:
     one, rng = client(config(batch=64, steps=2), dimension=1000), np.random.default_rng(0)
     real, coins = (np.concatenate(parts) for parts in zip(*[canary_scores(one, rng) for _ in range(20)], strict=True))
-    told, tossed = simulated_scores(one, 13_000, rng)
+    simulated, tossed = simulated_scores(one, 13_000, rng)
     tossed = np.array(tossed)
     for inside in (True, False):
-        assert real[coins == inside].mean() == pytest.approx(told[tossed == inside].mean(), abs=0.12)
-        assert real[coins == inside].std() == pytest.approx(told[tossed == inside].std(), rel=0.04)
+        assert real[coins == inside].mean() == pytest.approx(simulated[tossed == inside].mean(), abs=0.12)
+        assert real[coins == inside].std() == pytest.approx(simulated[tossed == inside].std(), rel=0.04)
 
 
 def test_curve_at_rate_one_is_the_gaussian_one() -> None:

@@ -136,11 +136,11 @@ def test_low_bits_of_float32_noise_on_the_grid_are_loud(z: float) -> None:
 def test_impossible_by_hand() -> None:
     """With std 1.5, the floats z in [1, 4/3) reach two of three floats in [1.5, 2); the others are impossible."""
     z = np.float32(1.25) + np.arange(1000, dtype=np.float32) * np.float32(2.0**-23)
-    given = z * np.float32(1.5)
-    assert impossible(given, 1.5) == 0
-    between = np.arange(given[0], given[-1], 2.0**-23).astype(np.float32)
-    assert impossible(between, 1.5) == len(np.setdiff1d(between, given)) > 450
-    assert impossible(given + np.float32(1.0), 1.5, known=np.ones_like(given)) == 0
+    floats = z * np.float32(1.5)
+    assert impossible(floats, 1.5) == 0
+    between = np.arange(floats[0], floats[-1], 2.0**-23).astype(np.float32)
+    assert impossible(between, 1.5) == len(np.setdiff1d(between, floats)) > 450
+    assert impossible(floats + np.float32(1.0), 1.5, known=np.ones_like(floats)) == 0
 
 
 @pytest.mark.parametrize("std", [1.0, 0.7, 1.86, 15.0])

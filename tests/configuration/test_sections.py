@@ -59,11 +59,11 @@ def test_problems_of_several_sections_are_told_together() -> None:
 
 
 def test_what_was_given_is_what_is_written(tmp_path: Path) -> None:
-    given = {"model": {"name": "mlp", "hidden": [16, 8]}, "method": {"name": "aldp-fl", "clip_range": [0.5, 2.0]}}
-    config = parse(given)
+    sections = {"model": {"name": "mlp", "hidden": [16, 8]}, "method": {"name": "aldp-fl", "clip_range": [0.5, 2.0]}}
+    config = parse(sections)
     for mode in ("json", "python"):
         dumped = config.model_dump(mode=mode)
-        assert (dumped["model"], dumped["method"]) == (given["model"], given["method"])
+        assert (dumped["model"], dumped["method"]) == (sections["model"], sections["method"])
     write_config(tmp_path / "config.toml", config)
     assert load_config(tmp_path / "config.toml") == config
     assert Config.model_validate(config.model_dump()) == config

@@ -135,13 +135,13 @@ def test_every_method_agrees_with_inline(name: str, tmp_path: Path, caplog: pyte
 
 @pytest.mark.parametrize("name", RANKED)
 def test_a_method_that_ranks_coordinates_agrees_for_a_round(name: str, tmp_path: Path) -> None:
-    given = replace_rounds(RUNS[name], 1)
-    one, two = job(given, tmp_path / "inline"), job(given, tmp_path / "batched")
+    configuration = replace_rounds(RUNS[name], 1)
+    one, two = job(configuration, tmp_path / "inline"), job(configuration, tmp_path / "batched")
     assert_close(finished(one, Inline(one.context)), finished(two, Batched(two.context)))
 
 
-def replace_rounds(given: Config, rounds: int) -> Config:
-    return given.model_copy(update={"training": given.training.model_copy(update={"rounds": rounds})})
+def replace_rounds(configuration: Config, rounds: int) -> Config:
+    return configuration.model_copy(update={"training": configuration.training.model_copy(update={"rounds": rounds})})
 
 
 UNEQUAL = {"data": {"partition": {"kind": "dirichlet", "clients": 6, "alpha": 0.3}}}
@@ -158,8 +158,8 @@ UNEQUAL = {"data": {"partition": {"kind": "dirichlet", "clients": 6, "alpha": 0.
 @pytest.mark.parametrize("at_once", [1, 2, 3, 4, None])
 def test_unequal_clients_do_their_own_steps(optimizer: dict[str, Any], at_once: int | None, tmp_path: Path) -> None:
     training = {"local_steps": None, "local_epochs": 2, "optimizer": optimizer, "clients_per_round": 6, "schedule": "iterative"}
-    given = config({"name": "dp-fedavg", "clip": 0.5}, "server", **UNEQUAL, training=training)
-    one, two = job(given, tmp_path / "inline"), job(given, tmp_path / "batched")
+    configuration = config({"name": "dp-fedavg", "clip": 0.5}, "server", **UNEQUAL, training=training)
+    one, two = job(configuration, tmp_path / "inline"), job(configuration, tmp_path / "batched")
     assert len(set(one.context.clients.sizes().tolist())) > 3
     assert_close(finished(one, Inline(one.context)), finished(two, Batched(two.context, at_once)))
 
@@ -183,10 +183,12 @@ class Watched:
 
 
 def test_each_client_sees_exactly_its_own_batches_in_order(tmp_path: Path) -> None:
-    given = config({"name": "fedavg"}, **UNEQUAL, training={"local_steps": None, "local_epochs": 2, "clients_per_round": 6})
+    configuration = config(
+        {"name": "fedavg"}, **UNEQUAL, training={"local_steps": None, "local_epochs": 2, "clients_per_round": 6}
+    )
     seen = []
     for kind in (Inline, Batched):
-        run, objective = job(given, tmp_path / kind.__name__), Watched()
+        run, objective = job(configuration, tmp_path / kind.__name__), Watched()
         run = replace(run, context=replace(run.context, objective=objective))
         finished(run, kind(run.context))
         seen.append(sorted(objective.batches))
@@ -208,12 +210,12 @@ def test_no_client_at_all_in_a_round() -> None:
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_dp_sgd_agrees_with_inline(view: str, tmp_path: Path) -> None:
-    given = config(
+    configuration = config(
         {"name": "fedavg"},
         training={"local": "dp-sgd", "batch_clip": None},
         privacy={"epsilon": 8.0, "delta": 0.001, "unit": "record", "view": view},
     )
-    one, two = job(given, tmp_path / "inline"), job(given, tmp_path / "batched")
+    one, two = job(configuration, tmp_path / "inline"), job(configuration, tmp_path / "batched")
     assert_close(finished(one, Inline(one.context)), finished(two, Batched(two.context)))
 
 
@@ -242,11 +244,11 @@ def counted(monkeypatch: pytest.MonkeyPatch, most: int = 1000) -> list[int]:
 def test_where_memory_runs_out_half_as_many_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = config({"name": "dp-fedavg"}, training={"clients_per_round": 6})
-    one = job(given, tmp_path / "inline")
+    configuration = config({"name": "dp-fedavg"}, training={"clients_per_round": 6})
+    one = job(configuration, tmp_path / "inline")
     reference = finished(one, Inline(one.context))
     sizes = counted(monkeypatch, most=3)
-    two = job(given, tmp_path / "batched")
+    two = job(configuration, tmp_path / "batched")
     assert_close(finished(two, Batched(two.context)), reference)
     assert set(sizes) == {3}
     assert [r.message for r in caplog.records] == [
@@ -329,10 +331,10 @@ class Failing:
 def test_one_faulty_client_is_left_out_and_the_others_are_as_without_it(
     how: str, view: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = config({"name": "dp-fedavg"}, view, **UNEQUAL, training={"clients_per_round": 6, "rounds": 2})
+    configuration = config({"name": "dp-fedavg"}, view, **UNEQUAL, training={"clients_per_round": 6, "rounds": 2})
     results = []
     for kind in (Inline, Batched):
-        run = job(given, tmp_path / kind.__name__)
+        run = job(configuration, tmp_path / kind.__name__)
         sizes = run.context.clients.sizes().tolist()
         victim = next(c for c in range(6) if sizes.count(sizes[c]) == 1 and sizes[c])
         run = replace(run, context=replace(run.context, objective=Failing(sizes[victim], how)))
@@ -381,25 +383,25 @@ def test_a_request_to_exit_is_not_swallowed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["fedglp-adp-published-server", "aldp-fl-published-server", "dp-fedavg-aggregate"])
 def test_a_run_goes_on_from_its_checkpoint(name: str, tmp_path: Path) -> None:
-    given = RUNS[name].model_copy(update={"run": RUNS[name].run.model_copy(update={"engine": "batched"})})
-    whole = run_experiment(given, tmp_path / "whole")
+    configuration = RUNS[name].model_copy(update={"run": RUNS[name].run.model_copy(update={"engine": "batched"})})
+    whole = run_experiment(configuration, tmp_path / "whole")
 
     def stop(record: dict[str, Any]) -> None:
         if record["round"] == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_experiment(given, tmp_path / "broken", stop)
-    resumed = run_experiment(given, tmp_path / "broken", resume=True)
+        run_experiment(configuration, tmp_path / "broken", stop)
+    resumed = run_experiment(configuration, tmp_path / "broken", resume=True)
     assert torch.equal(resumed.model.vector, whole.model.vector)
     assert len(resumed.history) == 3
 
 
 @pytest.mark.parametrize("kind", [Inline, Batched])
 def test_bf16_leaves_clip_and_noise_at_float32(kind: Any, tmp_path: Path) -> None:
-    given = config({"name": "dp-fedavg", "clip": 0.01}, "server", run={"precision": "bf16"})
+    configuration = config({"name": "dp-fedavg", "clip": 0.01}, "server", run={"precision": "bf16"})
     fine = config({"name": "dp-fedavg", "clip": 0.01}, "server")
-    coarse, exact = job(given, tmp_path / "bf16"), job(fine, tmp_path / "float32")
+    coarse, exact = job(configuration, tmp_path / "bf16"), job(fine, tmp_path / "float32")
     assert coarse.context.spec.precision == "bf16"
     uploads: list[Upload] = []
     updates: list[torch.Tensor] = []
@@ -439,12 +441,14 @@ class Door:
 
 def test_bf16_close_to_float32_and_refused_for_dp_sgd(tmp_path: Path) -> None:
     runs = [config({"name": "fedavg"}, run={"precision": p}) for p in ("float32", "bf16")]
-    exact, coarse = (job(given, tmp_path / given.run.precision) for given in runs)
+    exact, coarse = (job(configuration, tmp_path / configuration.run.precision) for configuration in runs)
     a, b = finished(exact, Batched(exact.context)), finished(coarse, Batched(coarse.context))
     assert 1e-5 < apart(a.model, b.model) < 0.02
-    given = config({"name": "fedavg"}, training={"local": "dp-sgd"}, privacy={"noise_multiplier": 1.0}, run={"precision": "bf16"})
+    configuration = config(
+        {"name": "fedavg"}, training={"local": "dp-sgd"}, privacy={"noise_multiplier": 1.0}, run={"precision": "bf16"}
+    )
     with pytest.raises(ConfigError, match="float32"):
-        job(given, tmp_path / "refused")
+        job(configuration, tmp_path / "refused")
 
 
 def test_engines_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -499,10 +503,10 @@ def test_determinism_on_a_gpu_needs_the_setting_of_cublas(monkeypatch: pytest.Mo
 
 def test_a_deterministic_run_by_configuration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sections = {"engine": "batched", "deterministic": True, "clients_at_once": 2}
-    given = config({"name": "dp-fedavg"}, training={"rounds": 1, "local_steps": 2}, run=sections)
-    given = Config.model_validate({**given.model_dump(), "model": {"name": "cnn2"}})
+    configuration = config({"name": "dp-fedavg"}, training={"rounds": 1, "local_steps": 2}, run=sections)
+    configuration = Config.model_validate({**configuration.model_dump(), "model": {"name": "cnn2"}})
     with caplog.at_level(logging.WARNING):
-        one, two = (run_experiment(given, tmp_path / name) for name in ("one", "two"))
+        one, two = (run_experiment(configuration, tmp_path / name) for name in ("one", "two"))
     assert torch.equal(one.model.vector, two.model.vector)
     assert not caplog.records
     assert not torch.are_deterministic_algorithms_enabled()
@@ -531,16 +535,16 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGpu]:
     """A GPU that only checks that nothing is mixed with the CPU's memory; the vectorised pass is trusted."""
     gpu = PretendGpu()
 
-    def pass_(*given: Any) -> Any:
-        assert gpu.holds(given[3])
-        assert all(map(gpu.holds, given[4:]))
+    def pass_(*arguments: Any) -> Any:
+        assert gpu.holds(arguments[3])
+        assert all(map(gpu.holds, arguments[4:]))
         with torch._C.DisableTorchFunction():
-            out = gradients(*given)
+            out = gradients(*arguments)
         return gpu.place(out)
 
-    def alive(lane: ClientThread) -> None:
+    def alive(thread: ClientThread) -> None:
         with gpu:
-            run(lane)
+            run(thread)
 
     run = ClientThread._run
     batched_gradient._weights.cache_clear()
@@ -555,10 +559,10 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGpu]:
 
 @pytest.mark.parametrize("name", [n for n in RUNS if not n.endswith("final")])
 def test_no_method_mixes_devices(name: str, pretended: PretendGpu, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    given = replace_rounds(RUNS[name], 2)
+    configuration = replace_rounds(RUNS[name], 2)
     (tmp_path / "gpu").mkdir()
     Ledger.create(tmp_path / "gpu" / "ledger.sqlite", "r", {}).close()
-    run = federation(given, prepared(given), tmp_path / "gpu" / "ledger.sqlite", "r", "cuda:0")
+    run = federation(configuration, prepared(configuration), tmp_path / "gpu" / "ledger.sqlite", "r", "cuda:0")
     assert pretended.holds(run.context.model.vector)
     progress = finished(run, Batched(run.context, 4))
     assert [row["failures"] for row in progress.history] == [{}, {}]
@@ -567,7 +571,7 @@ def test_no_method_mixes_devices(name: str, pretended: PretendGpu, tmp_path: Pat
     tensors = [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
     assert not any(map(pretended.holds, [progress.model, *tensors]))
     with torch._C.DisableTorchFunction():
-        one = job(given, tmp_path / "inline")
+        one = job(configuration, tmp_path / "inline")
         reference = finished(one, Inline(one.context))
         assert name in RANKED or apart(reference.model, progress.model) < CLOSE
 

@@ -111,14 +111,16 @@ class Faulty:
         return torch.zeros_like(update) if self.still else update
 
 
-def faulty(given: Any, folder: Path, count: int = 1, **how: Any) -> tuple[Federation, list[int]]:
+def faulty(configuration: Any, folder: Path, count: int = 1, **how: Any) -> tuple[Federation, list[int]]:
     """A run over six unequal clients, all of them in each round, and the clients in it that go wrong."""
     more = {"partition": {"kind": "dirichlet", "clients": 6, "alpha": 0.5}}
-    given = given.model_copy(update={"data": given.data.model_copy(update=more)})
-    given = given.model_copy(update={"training": given.training.model_copy(update={"clients_per_round": 6})})
-    if given.method.name == "banded-mf":  # all six in each round
-        given = given.model_copy(update={"method": given.method.model_copy(update={"separation": 1})})
-    run = job(given, folder)
+    configuration = configuration.model_copy(update={"data": configuration.data.model_copy(update=more)})
+    configuration = configuration.model_copy(
+        update={"training": configuration.training.model_copy(update={"clients_per_round": 6})}
+    )
+    if configuration.method.name == "banded-mf":  # all six in each round
+        configuration = configuration.model_copy(update={"method": configuration.method.model_copy(update={"separation": 1})})
+    run = job(configuration, folder)
     sizes = run.context.clients.sizes().tolist()
     victims = [c for c in range(6) if sizes.count(sizes[c]) == 1][:count] if count < 6 else list(range(6))
     objective = Faulty(run.context.objective, tuple(sizes[c] for c in victims), **how)
@@ -135,11 +137,11 @@ def finished(run: Federation, engine: str) -> Progress:
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_every_fault_is_released_as_zero_with_noise_and_nobody_can_tell(view: str, engine: str, tmp_path: Path) -> None:
     """To the bit what a run releases in which that client is honest and has a zero update, and to the row what it is charged."""
-    given = config(
+    configuration = config(
         {"name": "dp-fedavg", "clip": 0.5}, view, privacy={"epsilon": None, "noise_multiplier": 0.5}, training={"rounds": ZERO}
     )
-    run, (victim,) = faulty(given, tmp_path / "faulty", faults=tuple(range(ZERO)))
-    honest, _ = faulty(given, tmp_path / "zero", faults=(ZERO,))
+    run, (victim,) = faulty(configuration, tmp_path / "faulty", faults=tuple(range(ZERO)))
+    honest, _ = faulty(configuration, tmp_path / "zero", faults=(ZERO,))
     progress, other = finished(run, engine), finished(honest, "inline")
     assert torch.equal(progress.model, other.model)
     assert progress.seen == other.seen
@@ -166,8 +168,8 @@ def test_every_fault_is_released_as_zero_with_noise_and_nobody_can_tell(view: st
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_without_a_promise_every_fault_is_left_out_with_its_reason(engine: str, tmp_path: Path) -> None:
-    given = config({"name": "fedavg", "weighting": "uniform"}, training={"rounds": ZERO})
-    run, (victim,) = faulty(given, tmp_path, faults=tuple(range(ZERO)))
+    configuration = config({"name": "fedavg", "weighting": "uniform"}, training={"rounds": ZERO})
+    run, (victim,) = faulty(configuration, tmp_path, faults=tuple(range(ZERO)))
     progress = finished(run, engine)
     assert torch.isfinite(progress.model).all()
     for row, (name, _, reason) in zip(progress.history, FAULTS, strict=False):
@@ -198,14 +200,14 @@ def noise_of(progress: list[torch.Tensor]) -> float:
 def test_clients_that_fail_send_their_noise(
     method: dict[str, Any], view: str, std: float | None, engine: str, tmp_path: Path
 ) -> None:
-    given = config(
+    configuration = config(
         method,
         view,
         model={"hidden": [64]},
         privacy={"epsilon": None, "noise_multiplier": 2.0},
         training={"rounds": 4, "clients_per_round": 6},
     )
-    run, _ = faulty(given, tmp_path, 2, faults=(0, 2), still=True)
+    run, _ = faulty(configuration, tmp_path, 2, faults=(0, 2), still=True)
     progress, models = start(run), []
     models.append(progress.model)
     assert fit(run, ENGINES[engine](run.context), progress, lambda p: models.append(p.model)) == ""
@@ -252,8 +254,8 @@ class Dying:
         return self.inner.finish(local)
 
 
-def dying(given: Any, folder: Path, count: int = 1, **how: Any) -> tuple[Federation, list[int]]:
-    run, victims = faulty(given, folder, count, faults=(ZERO,), rounds=())
+def dying(configuration: Any, folder: Path, count: int = 1, **how: Any) -> tuple[Federation, list[int]]:
+    run, victims = faulty(configuration, folder, count, faults=(ZERO,), rounds=())
     objective = Dying(run.context.objective.inner, run.context.objective.victims, **how)  # type: ignore[attr-defined]
     return replace(run, context=replace(run.context, objective=objective)), victims
 
@@ -261,8 +263,8 @@ def dying(given: Any, folder: Path, count: int = 1, **how: Any) -> tuple[Federat
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 @pytest.mark.parametrize("failing", [1, 2, 6])
 def test_a_round_with_too_few_survivors_is_skipped(failing: int, view: str, tmp_path: Path) -> None:
-    given = config({"name": "dp-fedavg"}, view, privacy={"min_survivors": 5})
-    run, victims = dying(given, tmp_path, failing)
+    configuration = config({"name": "dp-fedavg"}, view, privacy={"min_survivors": 5})
+    run, victims = dying(configuration, tmp_path, failing)
     progress, models = start(run), []
     assert fit(run, Pool(run.context, 2), progress, lambda p: models.append(p.model.clone())) == ""
     row = progress.history[1]
@@ -295,9 +297,9 @@ def test_clients_that_fail_are_survivors_of_the_round(view: str, engine: str, tm
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_a_client_that_takes_too_long_releases_zero_from_the_parent(view: str, tmp_path: Path) -> None:
-    given = config({"name": "dp-fedavg"}, view)
-    run, (victim,) = dying(given, tmp_path / "slow", hang=True)
-    honest, _ = faulty(given, tmp_path / "zero", faults=(ZERO,), rounds=(1,))
+    configuration = config({"name": "dp-fedavg"}, view)
+    run, (victim,) = dying(configuration, tmp_path / "slow", hang=True)
+    honest, _ = faulty(configuration, tmp_path / "zero", faults=(ZERO,), rounds=(1,))
     progress = start(run)
     assert fit(run, Pool(run.context, 2, timeout=3.0), progress) == ""
     assert progress.history[1]["failures"] == {victim: "no answer within 3 seconds"}
@@ -336,10 +338,10 @@ def test_a_client_that_fails_keeps_its_state(name: str, tmp_path: Path) -> None:
 
     What its policy observes is another matter: under a promise the zero was released.
     """
-    given = RUNS[name]
+    configuration = RUNS[name]
     ends = []
     for engine in ENGINES if name.startswith(("aldp-fl-published", "fedglp-adp-proven", "dp-scaffold")) else ["inline"]:
-        run, (victim,) = faulty(given, tmp_path / engine, faults=(2,), rounds=(1,))
+        run, (victim,) = faulty(configuration, tmp_path / engine, faults=(2,), rounds=(1,))
         progress, before = start(run), {}
         plan = run.context.policy.plan(Released(0, progress.model, None, client=victim), run.context.policy.start())
         promised = isinstance(plan, Plan) and promises(plan, run.setting.layout)

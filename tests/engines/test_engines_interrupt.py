@@ -64,12 +64,12 @@ def tell(progress):
             time.sleep(60)
 
 if __name__ == "__main__":
-    given = config(
+    configuration = config(
         {{"name": "dp-fedavg"}},
         training={{"rounds": 100000, "local_steps": 200}},
         privacy={{"epsilon": None, "noise_multiplier": 1.0}},
     )
-    run = job(given, Path(sys.argv[1]))
+    run = job(configuration, Path(sys.argv[1]))
     fit(run, Pool(run.context, 2, {start!r}), start(run), tell)
 """
 

@@ -216,10 +216,10 @@ class Loud:
 @pytest.mark.parametrize("view", VIEWS)
 def test_an_impure_plan_leaves_no_coordinate_without_noise(view: str, engine: str, tmp_path: Path) -> None:
     """Whichever plan it was, that one was executed, charged and told to the server, by all clients of a sum."""
-    given = config(
+    configuration = config(
         {"name": "dp-fedavg", "clip": 0.5}, view, model={"hidden": [64]}, privacy={"epsilon": None, "noise_multiplier": 1.0}
     )
-    run = job(given, tmp_path)
+    run = job(configuration, tmp_path)
     d = run.setting.layout.dimension
     plain = replace(run.context.policy.always, support=torch.ones(d, dtype=torch.bool))  # type: ignore[attr-defined]
     progress, uploads = ran(with_parts(run, policy=Moody(plain), objective=Loud()), engine)
@@ -322,9 +322,9 @@ def test_an_objective_under_dp_sgd_sees_no_example(engine: str, tmp_path: Path) 
 def test_a_broken_record_is_not_seen_under_dp_sgd(value: float, engine: str, tmp_path: Path) -> None:
     """30 rounds with the record and 30 without: no refusal in either; in the first, uploads differ by what is charged."""
     firsts, refused = [], []
-    given = dp_sgd("server", training={"rounds": 30, "clients_per_round": 6, "local_steps": 1})
+    configuration = dp_sgd("server", training={"rounds": 30, "clients_per_round": 6, "local_steps": 1})
     for world in ("without", "with"):
-        run = job(given, tmp_path / world)
+        run = job(configuration, tmp_path / world)
         clients = run.context.clients
         x, end = clients.x.clone(), int(clients.offsets[3])
         x[end - 1] = value
@@ -347,14 +347,14 @@ def test_a_broken_record_is_not_seen_under_dp_sgd(value: float, engine: str, tmp
 
 def test_the_noise_of_dp_sgd_does_not_tell_how_many_records_a_client_has(tmp_path: Path) -> None:
     """It was divided by the client's own size once: std 0.133 for 60 records against 0.0142 for 600."""
-    given = dp_sgd(
+    configuration = dp_sgd(
         "server",
         model={"hidden": [64]},
         data={"partition": {"kind": "iid", "clients": 2}},
         training={"rounds": 1, "clients_per_round": 2, "local_steps": 4},
         privacy={"noise_multiplier": 300.0},
     )
-    run = job(given, tmp_path)
+    run = job(configuration, tmp_path)
     clients = run.context.clients
     rows = torch.arange(660) % len(clients.y)
     uneven = Clients(clients.x[rows], clients.y[rows], np.array([0, 60, 660]))

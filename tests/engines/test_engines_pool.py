@@ -38,8 +38,8 @@ RUNS = dict(every_method())
 def test_every_method_is_covered_in_some_view() -> None:
     from fedveil.methods.method_registry import METHODS
 
-    assert {given.method.name for given in RUNS.values()} == set(METHODS)
-    assert {given.privacy.view.value for given in RUNS.values()} >= {"server", "aggregate"}
+    assert {configuration.method.name for configuration in RUNS.values()} == set(METHODS)
+    assert {configuration.privacy.view.value for configuration in RUNS.values()} >= {"server", "aggregate"}
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -80,13 +80,13 @@ def test_private_statistics_and_released_ones_travel(method: Method, z: float | 
 
 
 def test_states_of_many_clients_keep_no_files_open(tmp_path: Path) -> None:
-    given = config(
+    configuration = config(
         {"name": "aldp-fl", "variant": "published"},
         "server",
         data={"partition": {"kind": "iid", "clients": 150}},
         training={"clients_per_round": 150, "rounds": 2},
     )
-    run = job(given, tmp_path)
+    run = job(configuration, tmp_path)
     before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
     progress = finished(run, Pool(run.context, 2))
     assert len(progress.privates) == 150
@@ -127,13 +127,13 @@ class Misbehaving:
 
 def misbehaving(folder: Path, how: str, view: str, times: int = 100) -> tuple[Federation, int]:
     """A run of two rounds over six unequal clients in which one, returned beside it, misbehaves."""
-    given = config(
+    configuration = config(
         {"name": "dp-fedavg"},
         view,
         data={"partition": {"kind": "dirichlet", "clients": 6, "alpha": 0.5}},
         training={"clients_per_round": 6, "rounds": 2},
     )
-    run = job(given, folder)
+    run = job(configuration, folder)
     sizes = run.context.clients.sizes().tolist()
     victim = next(c for c in range(6) if sizes.count(sizes[c]) == 1)
     objective = Misbehaving(Plain(), sizes[victim], how, str(folder / "marks"), times)
@@ -332,12 +332,12 @@ from federation_runs import config, job
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.engines.pool import Pool
-given = config(
+configuration = config(
     {{"name": "dp-fedavg"}},
     training={{"rounds": 100000, "local_steps": 200}},
     privacy={{"epsilon": None, "noise_multiplier": 1.0}},
 )
-run = job(given, Path(sys.argv[1]))
+run = job(configuration, Path(sys.argv[1]))
 pool = Pool(run.context, 2)
 def tell(progress):
     if progress.round == 1:

@@ -99,8 +99,8 @@ def test_models_of_clients_stay_out_of_the_pipes(method: str, tmp_path: Path, mo
     run_round = [0]
     monkeypatch.setattr(pool_module, "pack", packed)
     monkeypatch.setattr(pool_module, "read_reply", opened)
-    given = config({"name": method, "variant": "published"}, "server", **LARGE)
-    run = job(given, tmp_path / "pool")
+    configuration = config({"name": method, "variant": "published"}, "server", **LARGE)
+    run = job(configuration, tmp_path / "pool")
     engine = Pool(run.context, 2)
     each = engine.map
 
@@ -117,14 +117,14 @@ def test_models_of_clients_stay_out_of_the_pipes(method: str, tmp_path: Path, mo
     assert len(large) <= 4, "the first answer of each worker shows how large slots must be, and goes back by the pipe once"
     assert large.count(0) <= 2
     assert len(sizes) > 40
-    reference = job(given, tmp_path / "inline")
+    reference = job(configuration, tmp_path / "inline")
     assert_same(progress, finished(reference, Inline(reference.context)))
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_large_states_equal_inline_and_keep_no_files_open(start: str, tmp_path: Path) -> None:
-    given = config({"name": "fedglp-adp", "variant": "published"}, "server", **LARGE)
-    one, two = job(given, tmp_path / "inline"), job(given, tmp_path / "pool")
+    configuration = config({"name": "fedglp-adp", "variant": "published"}, "server", **LARGE)
+    one, two = job(configuration, tmp_path / "inline"), job(configuration, tmp_path / "pool")
     folder = Path("/proc/self/fd")
     before = len(os.listdir(folder)) if folder.is_dir() else 0
     progress = finished(two, Pool(two.context, 2, start))

@@ -28,9 +28,9 @@ class Crash(BaseException):
     pass
 
 
-def until(given: Config, folder: Path, rounds: int, saved: Checkpoints, after: bool = True) -> Progress:
+def until(configuration: Config, folder: Path, rounds: int, saved: Checkpoints, after: bool = True) -> Progress:
     """Go on from what was saved; crash when `rounds` are done, after or before they are saved."""
-    run = job(given, folder)
+    run = job(configuration, folder)
     progress = saved.load() or start(run)
 
     def stop(progress: Progress) -> None:
@@ -48,17 +48,19 @@ def until(given: Config, folder: Path, rounds: int, saved: Checkpoints, after: b
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.heavy
 def test_going_on_gives_the_same_bits(name: str, tmp_path: Path) -> None:
-    given = RUNS[name]
-    adam = given.training.server_optimizer.model_copy(update={"name": "adam", "lr": 0.01})
-    given = given.model_copy(update={"training": given.training.model_copy(update={"server_optimizer": adam})})
-    calm = job(given, tmp_path / "calm")
+    configuration = RUNS[name]
+    adam = configuration.training.server_optimizer.model_copy(update={"name": "adam", "lr": 0.01})
+    configuration = configuration.model_copy(
+        update={"training": configuration.training.model_copy(update={"server_optimizer": adam})}
+    )
+    calm = job(configuration, tmp_path / "calm")
     reference = start(calm)
     fit(calm, Inline(calm.context), reference)
     folder = tmp_path / "saved"
-    until(given, tmp_path / "run", 1, Checkpoints(folder, ME))
-    until(given, tmp_path / "run", 2, Checkpoints(folder, ME), after=False)
-    until(given, tmp_path / "run", 2, Checkpoints(folder, ME))
-    last = until(given, tmp_path / "run", 99, Checkpoints(folder, ME))
+    until(configuration, tmp_path / "run", 1, Checkpoints(folder, ME))
+    until(configuration, tmp_path / "run", 2, Checkpoints(folder, ME), after=False)
+    until(configuration, tmp_path / "run", 2, Checkpoints(folder, ME))
+    last = until(configuration, tmp_path / "run", 99, Checkpoints(folder, ME))
     assert_same(last, reference)
     assert charged(tmp_path / "run") == charged(tmp_path / "calm")
     loaded = Checkpoints(folder, ME).load()
@@ -69,8 +71,8 @@ def test_going_on_gives_the_same_bits(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 def test_a_disk_that_fills_up_at_any_write_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = config({"name": "aldp-fl", "variant": "published"}, "server")
-    calm = job(given, tmp_path / "calm")
+    configuration = config({"name": "aldp-fl", "variant": "published"}, "server")
+    calm = job(configuration, tmp_path / "calm")
     reference = start(calm)
     fit(calm, Inline(calm.context), reference)
     real = os.fsync
@@ -86,21 +88,21 @@ def test_a_disk_that_fills_up_at_any_write_loses_nothing(tmp_path: Path, monkeyp
         folder = tmp_path / f"saved{at}"
         with monkeypatch.context() as patch:
             patch.setattr(checkpoint, "_sync", full)
-            run = job(given, tmp_path / f"a{at}")
+            run = job(configuration, tmp_path / f"a{at}")
             with pytest.raises(FedveilError, match=r"No space left on device; the \d rounds before are safe"):
                 fit(run, Inline(run.context), start(run), Checkpoints(folder, ME).save)
-        assert_same(until(given, tmp_path / f"b{at}", 99, Checkpoints(folder, ME)), reference)
+        assert_same(until(configuration, tmp_path / f"b{at}", 99, Checkpoints(folder, ME)), reference)
 
 
 def test_states_are_rewritten_only_when_they_change(tmp_path: Path) -> None:
-    given = config(
+    configuration = config(
         {"name": "aldp-fl", "variant": "published"},
         "server",
         data={"partition": {"kind": "iid", "clients": 30}},
         training={"clients_per_round": 2, "rounds": 4},
     )
     saved = Checkpoints(tmp_path / "saved", ME)
-    progress = until(given, tmp_path / "a", 99, saved)
+    progress = until(configuration, tmp_path / "a", 99, saved)
     sizes = [path.stat().st_size for path in (tmp_path / "saved").glob("states-*")]
     one = bits(progress.privates[next(iter(progress.privates))]["window"])
     assert len(progress.privates) > 2

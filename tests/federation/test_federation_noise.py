@@ -29,31 +29,31 @@ def uploads(*, sparse: bool) -> list[Upload]:
 
 def test_a_mean_over_those_who_sent_by_hand() -> None:
     """a: 4 | (1 * 4 + 0.25 * 9) / 1.5^2 | 9; b: (1 * 1 + 0.25 * 16) / 1.5^2 | nobody."""
-    told = _noise(VARIANCES, uploads(sparse=True), LAYOUT, by_coverage=True)
+    noise = _noise(VARIANCES, uploads(sparse=True), LAYOUT, by_coverage=True)
     a, b = 4 + 6.25 / 2.25 + 9, 5 / 2.25
-    assert told["noise_norm"] == pytest.approx(math.sqrt(a + b))
-    assert told["layer_noise_std"] == pytest.approx([math.sqrt(a / 3), math.sqrt(b)])
+    assert noise["noise_norm"] == pytest.approx(math.sqrt(a + b))
+    assert noise["layer_noise_std"] == pytest.approx([math.sqrt(a / 3), math.sqrt(b)])
 
 
 def test_a_mean_over_all_by_hand() -> None:
     """All weights are in the divisor: a: (4 * 2 + 0.25 * 9 * 2) / 2.25; b: 5 / 2.25."""
-    told = _noise(VARIANCES, uploads(sparse=True), LAYOUT, by_coverage=False)
-    assert told["noise_norm"] == pytest.approx(math.sqrt((8 + 4.5 + 5) / 2.25))
+    noise = _noise(VARIANCES, uploads(sparse=True), LAYOUT, by_coverage=False)
+    assert noise["noise_norm"] == pytest.approx(math.sqrt((8 + 4.5 + 5) / 2.25))
 
 
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("by_coverage", [True, False])
 def test_it_is_the_noise_that_the_server_adds(by_coverage: bool, sparse: bool) -> None:
     generator, total = torch.Generator().manual_seed(0), 0.0
-    given = uploads(sparse=sparse)
+    sent = uploads(sparse=sparse)
     for _ in range(4000):
-        for u, v in zip(given, VARIANCES, strict=True):
+        for u, v in zip(sent, VARIANCES, strict=True):
             noise = torch.randn(5, generator=generator) * LAYOUT.expand(v.sqrt())
             u.vector.copy_(noise if u.support is None else noise * u.support)
-        total += float((coverage_mean if by_coverage else mean)(given).square().sum())
-    told = _noise(VARIANCES, given, LAYOUT, by_coverage=by_coverage)
+        total += float((coverage_mean if by_coverage else mean)(sent).square().sum())
+    noise = _noise(VARIANCES, sent, LAYOUT, by_coverage=by_coverage)
     # The noise_power's standard error over 4,000 draws is below 2 %.
-    assert total / 4000 == pytest.approx(told["noise_norm"] ** 2, rel=0.06)
+    assert total / 4000 == pytest.approx(noise["noise_norm"] ** 2, rel=0.06)
 
 
 def test_nothing_is_told_where_nothing_is_known() -> None:

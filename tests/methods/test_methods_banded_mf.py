@@ -171,12 +171,12 @@ def test_its_ledger_holds_the_whole_price_in_its_first_row(tmp_path: Path) -> No
 
 def check_rule(cohorts: dict[int, list[int]], times: int, separation: int) -> None:
     """No client more often than `times` or closer than `separation`; and not for want of being asked."""
-    taken: dict[int, list[int]] = defaultdict(list)
+    rounds_of: dict[int, list[int]] = defaultdict(list)
     for t in sorted(cohorts):
         for client in cohorts[t]:
-            taken[client].append(t)
-    assert max(len(rounds) for rounds in taken.values()) == times
-    assert min(b - a for rounds in taken.values() for a, b in itertools.pairwise(rounds)) == separation
+            rounds_of[client].append(t)
+    assert max(len(rounds) for rounds in rounds_of.values()) == times
+    assert min(b - a for rounds in rounds_of.values() for a, b in itertools.pairwise(rounds)) == separation
 
 
 def sampled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int]]]:
@@ -233,15 +233,15 @@ def test_a_client_that_vanished_counts_as_having_taken_part(monkeypatch: pytest.
 def test_the_rule_holds_over_resumes_and_a_round_that_is_done_again_has_the_same_clients(
     at: int, seeded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = small_config(
+    configuration = small_config(
         {"name": "banded-mf", "separation": 3},
         training={"rounds": 9, "clients_per_round": 4},
         data={"partition": {"kind": "iid", "clients": 12}},
         run={"seeded_noise": seeded},
     )
     drawn = sampled(monkeypatch)
-    interrupted(given, tmp_path / "a", at)
-    assert go(given, tmp_path / "a", resume=True).ended == ""
+    interrupted(configuration, tmp_path / "a", at)
+    assert go(configuration, tmp_path / "a", resume=True).ended == ""
     first, again = (cohort for t, cohort in drawn if t == at - 1)
     assert first == again
     assert [t for t, _ in drawn] == [*range(at), at - 1, *range(at, 9)]
@@ -290,8 +290,8 @@ def test_it_learns_better_than_independent_noise_at_the_same_epsilon() -> None:
     for band in (10, 1):  # of width 1 the noise is independent
         method, runs = {"name": "banded-mf", "separation": 10, "band": band, "clip": 0.5}, []
         for seed in (1, 2, 3):
-            given = h.at_epsilon_8(method, *shared, f"run.seed={seed}", clients=180, rounds=30)
-            runs.append(h.trained(replace(h.job_of(given), evaluate_every=30)).history[-1]["test_accuracy"])
+            configuration = h.at_epsilon_8(method, *shared, f"run.seed={seed}", clients=180, rounds=30)
+            runs.append(h.trained(replace(h.job_of(configuration), evaluate_every=30)).history[-1]["test_accuracy"])
         accuracy.append(float(np.mean(runs)))
     assert accuracy[0] > 0.6
     assert accuracy[0] > accuracy[1]

@@ -416,9 +416,9 @@ def test_the_public_loss_reaches_the_controller() -> None:
         job = h.job_of(h.at_epsilon_8(FAST, f"data.public_fraction={public}", rounds=3))
         spy = Spy(job.context.policy.method, job.setting)  # type: ignore[attr-defined]
         h.trained(replace(job, context=replace(job.context, policy=spy)))
-    given = [loss for loss in seen[:3] if loss is not None]
-    assert given[0] == pytest.approx(math.log(10), abs=0.4), "an untrained model"
-    assert len(set(given)) == 3
+    losses = [loss for loss in seen[:3] if loss is not None]
+    assert losses[0] == pytest.approx(math.log(10), abs=0.4), "an untrained model"
+    assert len(set(losses)) == 3
     assert seen[3:] == [None] * 3
 
 

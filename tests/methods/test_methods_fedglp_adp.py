@@ -353,9 +353,9 @@ def label_skewed(**method: Any) -> dict[str, Any]:
 def test_learns_and_personal_models_serve_skewed_clients_better(tmp_path: Path) -> None:
     accuracies = []
     for seed in range(3):
-        given = label_skewed(personal_model="combined")
-        given["run"] = {"seeded_noise": True, "seed": seed}
-        result = run(configure(**given), tmp_path / str(seed))
+        configuration = label_skewed(personal_model="combined")
+        configuration["run"] = {"seeded_noise": True, "seed": seed}
+        result = run(configure(**configuration), tmp_path / str(seed))
         last = result.history[-1]
         own, common = last["mean_personal_accuracy"], [a for a in last["client_accuracy"] if a is not None]
         accuracies.append(result.accuracy)

@@ -86,21 +86,21 @@ def test_such_a_network_is_refused_before_anything_leaves(tmp_path: Path, monkey
     def with_batch_norm(*_: Any) -> FlatModel:
         return FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8, affine=False), nn.Linear(8, 10)))
 
-    given = config({"name": "fedavg"}, "server", **DP_SGD)
-    assert prepared(given).test[0].shape[1:] == (1, 8, 8)
+    configuration = config({"name": "fedavg"}, "server", **DP_SGD)
+    assert prepared(configuration).test[0].shape[1:] == (1, 8, 8)
     with monkeypatch.context() as patch:
         patch.setattr(assembly, "build_model", with_batch_norm)
         with pytest.raises(ConfigError, match=r"the layer 2 \(BatchNorm1d\) mixes the examples of a batch"):
-            job(given, tmp_path / "refused")
+            job(configuration, tmp_path / "refused")
         assert charged(tmp_path / "refused") == []
         plain = job(config({"name": "fedavg"}), tmp_path / "plain")  # nothing rests on it there
         assert start(plain).round == 0
-    job(given, tmp_path / "accepted")
+    job(configuration, tmp_path / "accepted")
 
 
 def test_resnets_with_batch_normalisation_are_refused_by_name(tmp_path: Path) -> None:
-    given = config({"name": "fedavg"}, "server", **DP_SGD)
+    configuration = config({"name": "fedavg"}, "server", **DP_SGD)
     resnet = configure(model={"name": "resnet18", "norm": "batch"}).model
-    given = given.model_copy(update={"model": resnet})
+    configuration = configuration.model_copy(update={"model": resnet})
     with pytest.raises(ConfigError, match=r"BatchNorm2d\) mixes the examples of a batch"):
-        job(given, tmp_path)
+        job(configuration, tmp_path)

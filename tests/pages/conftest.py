@@ -25,10 +25,10 @@ _FLAGS = (
 
 
 def _found(variable: str, *names: str) -> str:
-    given = os.environ.get(variable) or next((path for name in names if (path := shutil.which(name))), None)
-    if given is None:
+    browser_path = os.environ.get(variable) or next((path for name in names if (path := shutil.which(name))), None)
+    if browser_path is None:
         pytest.skip(f"needs a headless Chromium: no {' or '.join(names)} on PATH, and {variable} is not set")
-    return given
+    return browser_path
 
 
 @pytest.fixture(scope="session")

@@ -17,13 +17,13 @@ from fedveil.pages.figures.partition_figure import plot_partition
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(5), 400))
 
 
-def dealt(clients: int, alpha: float = 0.5) -> Partition:
+def partition_of(clients: int, alpha: float = 0.5) -> Partition:
     return partition("dirichlet", LABELS, clients=clients, alpha=alpha, too_small="top-up", seed=1)
 
 
 @pytest.mark.parametrize("clients", [1, 2, 20, 60, 61, 1000])
 def test_a_figure_is_written(tmp_path: Path, clients: int) -> None:
-    train, test = client_test_split(dealt(clients), 0.2, seed=1)
+    train, test = client_test_split(partition_of(clients), 0.2, seed=1)
     plot_partition(train, LABELS, 5, tmp_path / "p.png", test=test)
     with Image.open(tmp_path / "p.png") as picture:
         assert 800 < picture.width < 2500
@@ -32,7 +32,7 @@ def test_a_figure_is_written(tmp_path: Path, clients: int) -> None:
 
 
 def test_dots_have_areas_in_proportion_to_counts() -> None:
-    part = dealt(12)
+    part = partition_of(12)
     names = tuple("abcde")
     figure = plot._figure(part, plot._table(part, LABELS, names, None))
     dots = figure.axes[0].collections[0]
@@ -50,7 +50,7 @@ def test_dots_have_areas_in_proportion_to_counts() -> None:
 
 @pytest.mark.parametrize("clients", [100, 700])
 def test_the_map_holds_averages_of_shares(clients: int) -> None:
-    part = dealt(clients)
+    part = partition_of(clients)
     figure = plot._figure(part, plot._table(part, LABELS, tuple("abcde"), None))
     drawn = np.asarray(figure.axes[0].collections[0].get_array()).reshape(5, -1)
     assert drawn.shape[1] == min(clients, plot.COLUMNS)
@@ -85,4 +85,4 @@ def test_clients_without_examples_are_drawn(tmp_path: Path) -> None:
 def test_bad_paths(tmp_path: Path) -> None:
     for path, message in (("p.gif", "ends in .png, .svg or .pdf"), ("missing/p.png", "does not exist")):
         with pytest.raises(ConfigError, match=message):
-            plot_partition(dealt(3), LABELS, 5, tmp_path / path)
+            plot_partition(partition_of(3), LABELS, 5, tmp_path / path)

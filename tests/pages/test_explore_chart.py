@@ -135,7 +135,7 @@ def test_edge_cases_draw_something(draw: Draw) -> None:
 
 def test_numbers_for_people(draw: Draw) -> None:
     browser = draw([])
-    given = browser.execute_script(
+    shown = browser.execute_script(
         "return [0, 1e-5, 3.14159, 1234.5, 2.5e9, Infinity, -0.00042, 0.0999999].map((v) => veilChart.format(v))"
     )
-    assert given == ["0", "10⁻⁵", "3.14", "1,235", "2.5 × 10⁹", "no bound", "-4.2 × 10⁻⁴", "0.1"]
+    assert shown == ["0", "10⁻⁵", "3.14", "1,235", "2.5 × 10⁹", "no bound", "-4.2 × 10⁻⁴", "0.1"]

@@ -77,8 +77,8 @@ def ask() -> Iterator[Ask]:
     node = shutil.which("node")
     if node is None:
         pytest.skip("needs Node.js: no node on PATH")
-    given = json.dumps({"parts": [web_file(part) for part in PARTS], "data": explorer_values()})
-    with subprocess.Popen([node, "-e", ANSWER, given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    inputs = json.dumps({"parts": [web_file(part) for part in PARTS], "data": explorer_values()})
+    with subprocess.Popen([node, "-e", ANSWER, inputs], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
 
@@ -95,8 +95,8 @@ def setting(**changes: Any) -> str:
     return json.dumps({**START, **changes})
 
 
-def close(given: float, wanted: float, rel: float = 1e-9) -> None:
-    assert given == pytest.approx(wanted, rel=rel, abs=1e-300)
+def close(answer: float, wanted: float, rel: float = 1e-9) -> None:
+    assert answer == pytest.approx(wanted, rel=rel, abs=1e-300)
 
 
 def _const(rho: float, gamma: float, rounds: int, diameter: float) -> str:
@@ -133,8 +133,8 @@ ORACLE_CALLS = {
 
 def test_every_reference_value_that_the_page_can_compute(ask: Ask) -> None:
     values = {row["expr"]: float(row["value"]) for row in json.loads(ORACLES.read_text())}
-    given = ask("[" + ", ".join(ORACLE_CALLS.values()) + "]")
-    for (name, _), value in zip(ORACLE_CALLS.items(), given, strict=True):
+    answers = ask("[" + ", ".join(ORACLE_CALLS.values()) + "]")
+    for (name, _), value in zip(ORACLE_CALLS.items(), answers, strict=True):
         assert value == pytest.approx(values[name], rel=1e-9), name
 
 
@@ -142,8 +142,8 @@ def test_gaussian_curve_over_the_whole_range(ask: Ask) -> None:
     mus = [1e-6, 1e-3, 0.1, 0.9999, 1.0001, 3, 30, 1000]
     deltas = [1e-300, 1e-100, 1e-12, 1e-5, 0.3]
     epsilons = [0, 0.01, 1, 30, 500]
-    given = ask(f"{mus}.map((m) => [{deltas}.map((d) => V.epsilon(m, d)), {epsilons}.map((e) => V.logDelta(m, e))])")
-    for mu, (eps, logs) in zip(mus, given, strict=True):
+    answers = ask(f"{mus}.map((m) => [{deltas}.map((d) => V.epsilon(m, d)), {epsilons}.map((e) => V.logDelta(m, e))])")
+    for mu, (eps, logs) in zip(mus, answers, strict=True):
         for delta, value in zip(deltas, eps, strict=True):
             close(value, gaussian.epsilon_of(mu, delta))
         for epsilon, value in zip(epsilons, logs, strict=True):
@@ -314,18 +314,18 @@ def test_releases_and_proven_epsilon_equal_those_of_a_run(ask: Ask, family: str,
         (event,) = method.releases(_setting(view, sampling, adjacency, unit, 1.0 if sgd else None), seen)
         clip = 1.0 if sgd else 0.7
         p = setting(family=family, view=view, sampling=sampling, adjacency=adjacency, unit=unit, clip=clip)
-        given, proven = ask(f"[F.event({p}, '{seen}'), F.proven({p}, 50, '{seen}')]")
+        shown, proven = ask(f"[F.event({p}, '{seen}'), F.proven({p}, 50, '{seen}')]")
         if isinstance(event, Unbounded):
-            assert given["reason"] == event.reason
+            assert shown["reason"] == event.reason
             assert proven == "Infinity"
         elif isinstance(event, Gaussian):
-            close(given["mu"], event.mu)
+            close(shown["mu"], event.mu)
             close(proven, gaussian.epsilon_of(event.mu * math.sqrt(event.count), 1e-6))
         else:
             assert isinstance(event, SampledGaussian)
-            close(given["rate"], event.rate)
-            close(given["multiplier"], event.noise_multiplier)
-            assert given["perRound"] * 50 == event.count
+            close(shown["rate"], event.rate)
+            close(shown["multiplier"], event.noise_multiplier)
+            assert shown["perRound"] * 50 == event.count
             best, _ = accountant.bound([event], 1e-6, adjacency=adjacency)
             assert best * (1 - 1e-9) <= proven <= 1.25 * best, "an upper bound, and not a loose one"
 

@@ -215,8 +215,8 @@ def test_slider_by_keyboard(page: Page) -> None:
 @pytest.mark.browser
 def test_impossible_numbers_are_refused_and_explained(page: Page) -> None:
     before = page.number("proven")
-    for given in ("-3", "0", "", "1e9"):
-        page.move("n-noise", given)
+    for configuration in ("-3", "0", "", "1e9"):
+        page.move("n-noise", configuration)
         assert page.run("return document.getElementById('n-noise').getAttribute('aria-invalid')") == "true"
         assert "Noise multiplier must be a number from 0.1 to 1,000" in page.text("note")
         assert page.number("proven") == before

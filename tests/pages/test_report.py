@@ -145,7 +145,7 @@ def test_seeds_are_one_group_with_mean_and_its_confidence_interval(made: Made) -
 
 
 def test_noise_of_unknown_effect_is_left_out_and_the_rest_is_shown(made: Made, tmp_path: Path) -> None:
-    given = []
+    copies = []
     for name in ("one", "other"):
         run = copied(made[name], tmp_path / name)
         for file, changes in (
@@ -153,14 +153,14 @@ def test_noise_of_unknown_effect_is_left_out_and_the_rest_is_shown(made: Made, t
             ("layers.csv", {"noise_std": ""}),
         ):
             write_table(run / file, [row | {k: v for k, v in changes.items() if k in row} for row in runs.table(run / file)])
-        given.append(run)
-    for paths in (given, given[:1], [given[0], made["other"]]):
+        copies.append(run)
+    for paths in (copies, copies[:1], [copies[0], made["other"]]):
         (group,) = page_values([read_run(path) for path in paths])["groups"]
         assert group["curves"]["update_norm"]["points"]
         assert not group["curves"].get("noise_norm", {}).get("points")
         assert group["layers"]["noise_std"] == []
         assert write_report(paths, tmp_path / "page.html").stat().st_size > 0
-    assert plot_run(given[0]).is_file()
+    assert plot_run(copies[0]).is_file()
 
 
 def test_names_tell_configurations_apart_with_the_fewest_settings(made: Made) -> None:

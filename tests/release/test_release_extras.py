@@ -31,7 +31,7 @@ from fedveil.training.params import Layout
 LAYOUT = Layout(("a", "b"), ((3,), (2, 2)))
 SHAPES: dict[str, tuple[int, ...]] = {"bit": (), "pair": (2, 3)}
 NOISED = {"bit": Extra(0.5, 3.0), "pair": Extra(2.0, 5.0)}
-GIVEN = {"bit": torch.tensor(0.5), "pair": torch.arange(6.0).reshape(2, 3) / 10}
+SENT = {"bit": torch.tensor(0.5), "pair": torch.arange(6.0).reshape(2, 3) / 10}
 
 
 def door(view: View = View.SERVER, shapes: dict[str, tuple[int, ...]] = SHAPES, *, seeded: bool = True) -> Door:
@@ -65,11 +65,11 @@ VIEWS = [View.SERVER, View.AGGREGATE]
 @pytest.mark.parametrize("view", VIEWS)
 def test_extras_leave_in_their_shape_clipped_and_are_charged_jointly(view: View) -> None:
     quiet = {"bit": Extra(0.25, 3e-9), "pair": Extra(0.1, 5e-9)}
-    upload, (entry,) = released(view, plan_of(view, quiet, 4e-9), GIVEN)
+    upload, (entry,) = released(view, plan_of(view, quiet, 4e-9), SENT)
     n = 1 if view is View.SERVER else 2
     assert {name: tuple(part.shape) for name, part in upload.extras.items()} == SHAPES
     assert float(upload.extras["bit"]) == pytest.approx(0.25 / n, rel=1e-6)
-    expected = GIVEN["pair"] * 0.1 / float(GIVEN["pair"].norm()) / n
+    expected = SENT["pair"] * 0.1 / float(SENT["pair"].norm()) / n
     torch.testing.assert_close(upload.extras["pair"], expected, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(upload.vector, torch.ones(7) / math.sqrt(7) / n, rtol=1e-5, atol=1e-7)
     assert isinstance(entry.event, Gaussian)
@@ -104,14 +104,14 @@ def test_each_part_has_its_own_noise(view: View) -> None:
     [
         ({}, "training gave \\[\\]"),
         ({"bit": torch.tensor(0.5)}, "training gave \\['bit'\\]"),
-        ({**GIVEN, "more": torch.zeros(2)}, "'more'"),
-        ({**GIVEN, "bit": torch.zeros(1)}, "'bit' must be a plain float32 tensor"),
-        ({**GIVEN, "bit": 0.5}, "'bit' must be a plain float32 tensor"),
-        ({**GIVEN, "pair": torch.zeros(2, 3).double()}, "'pair' must be a plain float32 tensor"),
-        ({**GIVEN, "pair": torch.zeros(2, 3).to_sparse()}, "'pair' must be a plain float32 tensor"),
-        ({**GIVEN, "pair": torch.zeros(2, 3, requires_grad=True)}, "'pair' must be a plain float32 tensor"),
-        ({**GIVEN, "pair": torch.full((2, 3), math.nan)}, "NaN"),
-        ({**GIVEN, "pair": torch.full((2, 3), 1e30)}, "max_update_norm"),
+        ({**SENT, "more": torch.zeros(2)}, "'more'"),
+        ({**SENT, "bit": torch.zeros(1)}, "'bit' must be a plain float32 tensor"),
+        ({**SENT, "bit": 0.5}, "'bit' must be a plain float32 tensor"),
+        ({**SENT, "pair": torch.zeros(2, 3).double()}, "'pair' must be a plain float32 tensor"),
+        ({**SENT, "pair": torch.zeros(2, 3).to_sparse()}, "'pair' must be a plain float32 tensor"),
+        ({**SENT, "pair": torch.zeros(2, 3, requires_grad=True)}, "'pair' must be a plain float32 tensor"),
+        ({**SENT, "pair": torch.full((2, 3), math.nan)}, "NaN"),
+        ({**SENT, "pair": torch.full((2, 3), 1e30)}, "max_update_norm"),
         (None, "Local.extras must stay a dictionary, got NoneType"),
         ([1, 2], "Local.extras must stay a dictionary, got list"),
     ],
@@ -142,14 +142,14 @@ def test_a_plan_must_speak_of_each_extra(extras: dict[str, Extra], raw: bool) ->
         plan = Raw(("update",), lambda _: made, "reads the update")
     d = door()
     with pytest.raises(ConfigError, match=r"the plan must give clip and noise for the extras \['bit', 'pair'\]"):
-        d.upload(torch.ones(7), plan, 0, 0, extras=GIVEN)
+        d.upload(torch.ones(7), plan, 0, 0, extras=SENT)
     assert entries(d) == []
 
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_an_extra_without_noise_proves_nothing_and_says_so(view: View) -> None:
     bare = {"bit": Extra(0.5, 0.0), "pair": Extra(0.1, 5.0)}
-    upload, (entry,) = released(view, plan_of(view, bare), GIVEN)
+    upload, (entry,) = released(view, plan_of(view, bare), SENT)
     assert entry.event == Unbounded("the extra 'bit' leaves without noise")
     n = 1 if view is View.SERVER else 2
     assert float(upload.extras["bit"]) == pytest.approx(0.5 / n)
@@ -162,11 +162,11 @@ def test_an_extra_without_noise_proves_nothing_and_says_so(view: View) -> None:
 def test_where_nothing_is_promised_extras_leave_as_floats(view: View) -> None:
     bare = {"bit": Extra(9.0, 0.0), "pair": Extra(9.0, 0.0)}
     plan = Plan(extras=bare, place="upload" if view is View.SERVER else "sum")
-    upload, (entry,) = released(view, plan, GIVEN)
+    upload, (entry,) = released(view, plan, SENT)
     n = 1 if view is View.SERVER else 2
     assert isinstance(entry.event, Unbounded)
     assert torch.equal(upload.vector, torch.ones(7) / n)
-    assert all(torch.equal(upload.extras[name], GIVEN[name] / n) for name in SHAPES)
+    assert all(torch.equal(upload.extras[name], SENT[name] / n) for name in SHAPES)
 
 
 # --- through the engines -------------------------------------------------------------------------------------------------
@@ -225,8 +225,8 @@ class Seen:
 def test_extras_travel_through_every_engine(view: str, engine: str, promise: bool, tmp_path: Path) -> None:
     std = 1e-7 if promise else 0.0
     extras = {"bit": Extra(1.0, std), "pair": Extra(1.0, std)}
-    given = config({"name": "dp-fedavg"}, view, privacy={"epsilon": None, "noise_multiplier": 1e-9})
-    run = job(given, tmp_path)
+    configuration = config({"name": "dp-fedavg"}, view, privacy={"epsilon": None, "noise_multiplier": 1e-9})
+    run = job(configuration, tmp_path)
     plan = replace(run.context.policy.always, clip=1.0, noise_std=std, extras=extras)  # type: ignore[attr-defined]
     door = replace(run.context.door, extras=SHAPES)
     door.ledger.budgets = None  # type: ignore[attr-defined]

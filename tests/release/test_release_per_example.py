@@ -117,7 +117,7 @@ def test_gradients_equal_one_backward_pass_for_each_example(name: str, monkeypat
     module, (x, y) = make(), examples(*shape)
     module(x)  # makes lazy layers
     used: list[str] = []
-    monkeypatch.setattr(per_example, "transformed", lambda *given: used.append(name) or transformed(*given))
+    monkeypatch.setattr(per_example, "transformed", lambda *arguments: used.append(name) or transformed(*arguments))
     blocks, losses = per_example_gradients(module, x, y)
     assert bool(used) == (name not in BY_HAND)
     flat, exact = one_by_one(module, x, y)

@@ -34,19 +34,19 @@ def test_a_statement_calibrates_once(searches: list[float]) -> None:
 
 
 def test_a_run_calibrates_once(searches: list[float], tmp_path: Path) -> None:
-    given = demo_config().model_dump()
-    result = run(parse({**given, "training": {**given["training"], "rounds": 1}}), tmp_path / "run")
+    sections = demo_config().model_dump()
+    result = run(parse({**sections, "training": {**sections["training"], "rounds": 1}}), tmp_path / "run")
     assert searches == [8.0]
-    assert result.privacy.noise_multiplier == pytest.approx(certify_noise(given))
+    assert result.privacy.noise_multiplier == pytest.approx(certify_noise(sections))
 
 
-def certify_noise(given: dict[str, dict[str, object]]) -> float:
-    noise = certify_config(parse({**given, "training": {**given["training"], "rounds": 1}})).noise_multiplier
+def certify_noise(sections: dict[str, dict[str, object]]) -> float:
+    noise = certify_config(parse({**sections, "training": {**sections["training"], "rounds": 1}})).noise_multiplier
     assert noise is not None
     return noise
 
 
 def test_twins_share_one_calibration(searches: list[float]) -> None:
-    given = demo_config().model_dump()
-    twin_sensitivity(parse({**given, "training": {**given["training"], "rounds": 1}}), 0)
+    sections = demo_config().model_dump()
+    twin_sensitivity(parse({**sections, "training": {**sections["training"], "rounds": 1}}), 0)
     assert searches == [8.0]

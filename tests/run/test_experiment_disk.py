@@ -25,10 +25,10 @@ BIG = {"model": {"hidden": [512]}}  # 38,000 parameters: checkpoints larger than
 
 def in_a_child(work: Callable[[], object]) -> str:
     """What a forked process raised, as `Class: message`, or an empty string."""
-    told, tell = os.pipe()
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(told)
+        os.close(reading)
         try:
             work()
             answer = ""
@@ -37,10 +37,10 @@ def in_a_child(work: Callable[[], object]) -> str:
         except BaseException:
             answer = "unexpected " + traceback.format_exc()
         finally:
-            os.write(tell, answer.encode()[:60000])
+            os.write(writing, answer.encode()[:60000])
             os._exit(0)
-    os.close(tell)
-    with os.fdopen(told) as pipe:
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
         answer = pipe.read()
     os.waitpid(child, 0)
     return answer
@@ -66,21 +66,21 @@ def same_end(path: Path, calm: Path) -> None:
 )
 def test_files_that_may_not_grow_further(name: str, kilobytes: tuple[int, ...], tmp_path: Path) -> None:
     """The system's limit on the size of a file stands for a full disk: every write beyond it fails for real, in all processes."""
-    given = case(name, training={"rounds": 3}, **BIG)
-    go(given, tmp_path / "calm")
+    configuration = case(name, training={"rounds": 3}, **BIG)
+    go(configuration, tmp_path / "calm")
     for limit in kilobytes:
         path = tmp_path / str(limit)
 
         def cramped(path: Path = path, limit: int = limit) -> None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit * 1024, resource.RLIM_INFINITY))
-            go(given, path)
+            go(configuration, path)
 
         answer = in_a_child(cramped)
         assert answer.startswith(("FedveilError: cannot save round", "LedgerError: cannot", "ConfigError: cannot write")), answer
         assert any(word in answer for word in ("make room", "free space", "writable folder", "choose another")), answer
         if (path / "ledger.sqlite").exists():
-            go(given, path, resume=True)
+            go(configuration, path, resume=True)
             same_end(path, tmp_path / "calm")
 
 
@@ -97,21 +97,21 @@ STATES = {"states-3.safetensors", "global-3.safetensors", "head.json"}
     ],
 )
 def test_a_device_that_is_full_at_each_file(file: str, tmp_path: Path) -> None:
-    given, path = case("aldp-fl published", training={"rounds": 4}), tmp_path / "a"
-    given = given.model_copy(update={"run": given.run.model_copy(update={"engine": "inline"})})
-    go(given, tmp_path / "calm")
-    interrupted(given, path, 3)
+    configuration, path = case("aldp-fl published", training={"rounds": 4}), tmp_path / "a"
+    configuration = configuration.model_copy(update={"run": configuration.run.model_copy(update={"engine": "inline"})})
+    go(configuration, tmp_path / "calm")
+    interrupted(configuration, path, 3)
     (path / f"{file}.part").symlink_to("/dev/full")
     with pytest.raises(FedveilError, match=r"cannot (write|save) .*No space left on device.*safe"):
-        go(given, path, resume=True)
+        go(configuration, path, resume=True)
     assert Path("/dev/full").is_char_device()
-    go(given, path, resume=True)
+    go(configuration, path, resume=True)
     same_end(path, tmp_path / "calm")
 
 
 def test_a_table_that_cannot_be_added_to(tmp_path: Path) -> None:
-    given, path = case("dp-fedavg aggregate", training={"rounds": 4}), tmp_path / "a"
-    go(given, tmp_path / "calm")
+    configuration, path = case("dp-fedavg aggregate", training={"rounds": 4}), tmp_path / "a"
+    go(configuration, tmp_path / "calm")
     hit = []
 
     def block(record: Any) -> None:
@@ -124,10 +124,10 @@ def test_a_table_that_cannot_be_added_to(tmp_path: Path) -> None:
     from fedveil.run.run import run
 
     with pytest.raises(FedveilError, match=r"cannot write .*history.csv.*all finished rounds are safe in .*checkpoint.*--resume"):
-        run(given, path, block, data=small_digits(), partition=prepared(given).partition)
+        run(configuration, path, block, data=small_digits(), partition=prepared(configuration).partition)
     assert hit == [1]
     (path / "history.csv").rmdir()
-    go(given, path, resume=True)
+    go(configuration, path, resume=True)
     same_end(path, tmp_path / "calm")
 
 
@@ -145,9 +145,9 @@ sys.path.insert(0, {support!r})
 from pathlib import Path
 from resumed_runs import case, go
 from fedveil.errors import FedveilError
-given = case({name!r}, training={{"rounds": 3}}, model={{"hidden": [512]}})
+configuration = case({name!r}, training={{"rounds": 3}}, model={{"hidden": [512]}})
 try:
-    go(given, Path({path!r}))
+    go(configuration, Path({path!r}))
 except FedveilError as error:
     print(type(error).__name__, error)
 import shutil
@@ -160,8 +160,8 @@ def test_a_tiny_disk(kilobytes: int, tmp_path: Path) -> None:
     """A file system of so many kilobytes, of which the run needs more; what is on it is then resumed on a large one."""
     if not bare_namespace():
         pytest.skip("needs unprivileged user namespaces to mount a tiny file system")
-    given = case("dp-fedavg aggregate", training={"rounds": 3}, **BIG)
-    go(given, tmp_path / "calm")
+    configuration = case("dp-fedavg aggregate", training={"rounds": 3}, **BIG)
+    go(configuration, tmp_path / "calm")
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
     support = str(Path(__file__).parents[1] / "support")
@@ -171,7 +171,7 @@ def test_a_tiny_disk(kilobytes: int, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(("FedveilError cannot", "LedgerError cannot", "ConfigError cannot")), done.stdout
     if (kept / "ledger.sqlite").exists():
-        go(given, kept, resume=True)
+        go(configuration, kept, resume=True)
         same_end(kept, tmp_path / "calm")
 
 
@@ -213,10 +213,10 @@ def given_away(path: Path, files: int, folders: int) -> None:
 
 @pytest.mark.parametrize("what", ["everything", "folders", "checkpoint", "ledger"])
 def test_a_read_only_run_directory(what: str, plain_folder: Path, tmp_path: Path) -> None:
-    given: Config = case("dp-fedavg aggregate", training={"rounds": 4})
+    configuration: Config = case("dp-fedavg aggregate", training={"rounds": 4})
     path = plain_folder / "run"
-    go(given, tmp_path / "calm")
-    interrupted(given, path, 3)
+    go(configuration, tmp_path / "calm")
+    interrupted(configuration, path, 3)
     given_away(path, 0o644, 0o755)
     if what == "everything":
         given_away(path, 0o444, 0o555)
@@ -226,11 +226,11 @@ def test_a_read_only_run_directory(what: str, plain_folder: Path, tmp_path: Path
         (path / "checkpoint").chmod(0o555)
     else:
         (path / "ledger.sqlite").chmod(0o444)
-    answer = as_plain_user(lambda: go(given, path, resume=True))
+    answer = as_plain_user(lambda: go(configuration, path, resume=True))
     assert answer.startswith(("FedveilError: cannot", "LedgerError: cannot")), answer
     assert any(word in answer for word in ("permission", "Permission", "readonly")), answer
     given_away(path, 0o644, 0o755)
-    assert as_plain_user(lambda: go(given, path, resume=True)) == ""
+    assert as_plain_user(lambda: go(configuration, path, resume=True)) == ""
     same_end(path, tmp_path / "calm")
 
 

@@ -17,20 +17,20 @@ from resumed_runs import case, entries, go, interrupted
 
 def held_by_a_child(path: Path, *, with_a_grandchild: bool = False) -> tuple[int, int]:
     """A forked process that claims `path` and waits for its end, and perhaps one forked from it that outlives it."""
-    told, tell = os.pipe()
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             with claimed(path):
                 grandchild = os.fork() if with_a_grandchild else 0
                 if grandchild or not with_a_grandchild:
-                    os.write(tell, b"%d" % grandchild)
+                    os.write(writing, b"%d" % grandchild)
                 time.sleep(600)
         finally:
             os._exit(1)
-    grandchild = int(os.read(told, 20))
-    os.close(told)
-    os.close(tell)
+    grandchild = int(os.read(reading, 20))
+    os.close(reading)
+    os.close(writing)
     return child, grandchild
 
 
@@ -39,17 +39,17 @@ def kill(process: int) -> None:
 
 
 def test_a_second_process_is_refused_and_a_killed_one_leaves_no_lock(tmp_path: Path) -> None:
-    given, path = case("dp-fedavg aggregate", training={"rounds": 3}), tmp_path / "a"
-    interrupted(given, path, 2)
+    configuration, path = case("dp-fedavg aggregate", training={"rounds": 3}), tmp_path / "a"
+    interrupted(configuration, path, 2)
     child, _ = held_by_a_child(path)
     before = sorted(p.name for p in path.iterdir())
     with pytest.raises(ConfigError, match="another run is at work in"):
-        go(given, path, resume=True)
+        go(configuration, path, resume=True)
     assert sorted(p.name for p in path.iterdir()) == before
     assert len(entries(path)) == 2
     kill(child)
     os.waitpid(child, 0)
-    assert len(go(given, path, resume=True).history) == 3
+    assert len(go(configuration, path, resume=True).history) == 3
 
 
 def test_only_the_run_itself_holds_the_lock_not_what_it_forked(tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def kept(path: Path) -> dict[Path, bytes]:
 
 @pytest.mark.parametrize("name", ["dp-fedavg aggregate", "dp-fedavg server"])
 def test_an_older_ledger_is_refused_and_a_newer_one_is_counted(name: str, tmp_path: Path) -> None:
-    given, path = case(name, training={"rounds": 4}), tmp_path / "a"
-    interrupted(given, path, 2)
+    configuration, path = case(name, training={"rounds": 4}), tmp_path / "a"
+    interrupted(configuration, path, 2)
     copied(path, tmp_path / "old")
     with pytest.MonkeyPatch.context() as patch:
         import fedveil.run.run as module
@@ -122,27 +122,27 @@ def test_an_older_ledger_is_refused_and_a_newer_one_is_counted(name: str, tmp_pa
 
         patch.setattr(module.Checkpoints, "save", save)
         with pytest.raises(KeyboardInterrupt):
-            go(given, path, resume=True)
+            go(configuration, path, resume=True)
     copied(path, tmp_path / "new")
     copied(tmp_path / "old", path)
     before = kept(path)
     releases = 4 if "server" in name else 1
     with pytest.raises(LedgerError, match=rf"behind its checkpoint: it holds {2 * releases} releases, .*number {3 * releases} "):
-        go(given, path, resume=True)
+        go(configuration, path, resume=True)
     assert kept(path) == before
     for file in LEDGER:
         (path / file).unlink(missing_ok=True)
     with pytest.raises(ConfigError, match="no run that was begun"):
-        go(given, path, resume=True)
+        go(configuration, path, resume=True)
     copied(tmp_path / "new", path)
-    go(given, path, resume=True)
+    go(configuration, path, resume=True)
     assert len(entries(path)) == 4 * releases
 
 
 def test_a_ledger_with_other_releases_is_refused_however_long_it_is(tmp_path: Path) -> None:
-    given = case("dp-fedavg aggregate", training={"rounds": 3})
-    interrupted(given, tmp_path / "a", 2)
-    go(given, tmp_path / "b")
+    configuration = case("dp-fedavg aggregate", training={"rounds": 3})
+    interrupted(configuration, tmp_path / "a", 2)
+    go(configuration, tmp_path / "b")
     copied(tmp_path / "b", tmp_path / "a")
     with pytest.raises(LedgerError, match="behind its checkpoint: it holds 3 releases, and not the one with number 1"):
-        go(given, tmp_path / "a", resume=True)
+        go(configuration, tmp_path / "a", resume=True)

@@ -34,14 +34,14 @@ def test_trained_models_are_measured_and_change_nothing_that_leaves(tmp_path: Pa
 
 
 def test_it_needs_the_clients_own_tests(tmp_path: Path) -> None:
-    given = settings(measure_trained=True)
-    del given["data"]["client_test_fraction"]
+    configuration = settings(measure_trained=True)
+    del configuration["data"]["client_test_fraction"]
     with pytest.raises(ConfigError, match="client_test_fraction"):
-        run(configure(**given), tmp_path / "run")
+        run(configure(**configuration), tmp_path / "run")
 
 
 def test_a_method_with_personal_models_refuses_it(tmp_path: Path) -> None:
-    given = settings(measure_trained=True)
-    given["method"] = {"name": "fedglp-adp"}
+    configuration = settings(measure_trained=True)
+    configuration["method"] = {"name": "fedglp-adp"}
     with pytest.raises(ConfigError, match="personal models of its own"):
-        run(configure(**given), tmp_path / "run")
+        run(configure(**configuration), tmp_path / "run")

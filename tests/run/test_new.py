@@ -148,7 +148,7 @@ def test_reading_a_configuration_runs_no_code(tmp_path: Path) -> None:
 
 
 def test_plugins_that_cannot_be_used_are_told_why(tmp_path: Path) -> None:
-    for given, why in [
+    for name, why in [
         (str(tmp_path / "absent.py"), "there is no file .*absent.py"),
         (plugin(tmp_path, "my-method.py", ""), "'my-method' cannot be a module's name"),
         (plugin(tmp_path, "json.py", ""), "there is another module 'json'"),
@@ -156,15 +156,15 @@ def test_plugins_that_cannot_be_used_are_told_why(tmp_path: Path) -> None:
         ("no_such_module", "no_such_module cannot be imported: ModuleNotFoundError"),
     ]:
         with pytest.raises(ConfigError, match=why):
-            load_plugins([given])
+            load_plugins([name])
 
 
 def test_a_name_belongs_to_one_method_and_one_data_set(tmp_path: Path) -> None:
     new_project("walkers", tmp_path)
     code = (tmp_path / "walkers" / "walkers_method.py").read_text()
-    taken = plugin(tmp_path, "taken_one.py", code.replace('"walkers"', '"fedavg"'))
+    plugin_path = plugin(tmp_path, "taken_one.py", code.replace('"walkers"', '"fedavg"'))
     with pytest.raises(ConfigError, match="'fedavg' of ShrinkingClip belongs to FedAvg"):
-        load_plugins([taken])
+        load_plugins([plugin_path])
     data = (tmp_path / "walkers" / "walkers_data.py").read_text()
     with pytest.raises(ConfigError, match="'digits' of a data set of your own"):
         load_plugins([plugin(tmp_path, "taken_two.py", data.replace('name="walkers"', 'name="digits"'))])

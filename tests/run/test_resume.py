@@ -17,12 +17,12 @@ from fedveil.run.run import run
 from resumed_runs import CASES, case, entries, go, interrupted
 
 
-def killed_after(given: Config, path: Path, resume: bool, seconds: float) -> bool:
+def killed_after(configuration: Config, path: Path, resume: bool, seconds: float) -> bool:
     """Run in a forked process and kill it; whether it was still running."""
     pid = os.fork()
     if pid == 0:
         try:
-            go(given, path, resume)
+            go(configuration, path, resume)
         finally:
             os._exit(0)
     time.sleep(seconds)
@@ -34,19 +34,19 @@ def check_moments(tmp_path: Path, moments: int) -> None:
     draw, hits = random.Random(5), 0
     lasts: dict[Path, float] = {}  # seconds of the uninterrupted run
     for i in range(moments):
-        given = case(list(CASES)[i % len(CASES)])
+        configuration = case(list(CASES)[i % len(CASES)])
         calm, path = tmp_path / f"calm{i % len(CASES)}", tmp_path / f"run{i}"
         if not calm.exists():
             began = time.monotonic()
-            go(given, calm)
+            go(configuration, calm)
             lasts[calm] = time.monotonic() - began
-        hits += killed_after(given, path, False, draw.uniform(0, lasts[calm]))
+        hits += killed_after(configuration, path, False, draw.uniform(0, lasts[calm]))
         if not (path / "ledger.sqlite").exists():
             continue
         if not (path / "summary.json").exists():
-            hits += killed_after(given, path, True, draw.uniform(0, lasts[calm] / 2))
+            hits += killed_after(configuration, path, True, draw.uniform(0, lasts[calm] / 2))
         if not (path / "summary.json").exists():
-            go(given, path, resume=True)
+            go(configuration, path, resume=True)
         assert (path / "model.safetensors").read_bytes() == (calm / "model.safetensors").read_bytes()
         plain = [[{**e.__dict__, "run": ""} for e in entries(p)] for p in (path, calm)]
         assert plain[0] == plain[1]
@@ -66,28 +66,28 @@ def test_killed_runs_resume_to_the_same_bits_at_fifty_moments(tmp_path: Path) ->
 
 
 def test_secret_noise_is_drawn_anew_and_charged_again(tmp_path: Path) -> None:
-    given = case("dp-fedavg aggregate", training={"rounds": 4})
-    given = given.model_copy(update={"run": given.run.model_copy(update={"seeded_noise": False})})
-    interrupted(given, tmp_path / "a", 2)
-    result = go(given, tmp_path / "a", resume=True)
+    configuration = case("dp-fedavg aggregate", training={"rounds": 4})
+    configuration = configuration.model_copy(update={"run": configuration.run.model_copy(update={"seeded_noise": False})})
+    interrupted(configuration, tmp_path / "a", 2)
+    result = go(configuration, tmp_path / "a", resume=True)
     assert [e.round for e in entries(tmp_path / "a")] == [0, 1, 1, 2]
     assert "budget" in result.ended.lower()
     assert len(result.history) == 3
 
 
 def test_another_configuration_is_refused_with_the_difference(tmp_path: Path) -> None:
-    given = case("dp-fedavg aggregate", training={"rounds": 3})
-    interrupted(given, tmp_path / "a", 2)
+    configuration = case("dp-fedavg aggregate", training={"rounds": 3})
+    interrupted(configuration, tmp_path / "a", 2)
     other = case("dp-fedavg aggregate", training={"rounds": 5})
     with pytest.raises(ConfigError, match=r"training\.rounds was 3 and is 5"):
         go(other, tmp_path / "a", resume=True)
-    moved = given.model_copy(update={"run": given.run.model_copy(update={"engine": "pool"})})
+    moved = configuration.model_copy(update={"run": configuration.run.model_copy(update={"engine": "pool"})})
     assert len(go(moved, tmp_path / "a", resume=True).history) == 3
     assert json.loads((tmp_path / "a" / "summary.json").read_text())["rounds"] == 3
     with pytest.raises(ConfigError, match="has ended"):
-        go(given, tmp_path / "a", resume=True)
+        go(configuration, tmp_path / "a", resume=True)
     with pytest.raises(ConfigError, match="no run that was begun"):
-        go(given, tmp_path / "none", resume=True)
+        go(configuration, tmp_path / "none", resume=True)
 
 
 def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:

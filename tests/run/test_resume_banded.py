@@ -28,8 +28,8 @@ STATE = "noise-state.safetensors"
 
 
 def secret() -> Any:
-    given = case("banded-mf")
-    return given.model_copy(update={"run": given.run.model_copy(update={"seeded_noise": False})})
+    configuration = case("banded-mf")
+    return configuration.model_copy(update={"run": configuration.run.model_copy(update={"seeded_noise": False})})
 
 
 def die(*_: Any) -> None:
@@ -154,9 +154,9 @@ def check_random_moments(folder: Path, kills: int) -> None:
     Each process appends the digest of what left to a file, and syncs it, before anything is made of the release.
     """
     draw, hits, run_number = random.Random(11), 0, 0
-    given = secret()
+    configuration = secret()
     began = time.monotonic()
-    go(given, folder / "calm")
+    go(configuration, folder / "calm")
     lasts = time.monotonic() - began
     while hits < kills:
         path, out = folder / str(run_number), folder / f"left-{run_number}"
@@ -164,7 +164,7 @@ def check_random_moments(folder: Path, kills: int) -> None:
         while not (path / "summary.json").exists():
             if path.exists() and not (path / "ledger.sqlite").exists():
                 break  # killed before it began
-            hits += killed_while_it_hands_over(given, path, out, draw.uniform(0, 0.7 * lasts))
+            hits += killed_while_it_hands_over(configuration, path, out, draw.uniform(0, 0.7 * lasts))
         left = [(int(t), digest) for t, digest in (line.split() for line in out.read_text().splitlines())] if out.exists() else []
         rows = entries(path) if (path / "ledger.sqlite").exists() else []
         held = {(e.round, e.note.removeprefix("released sha256 ")) for e in rows}
@@ -175,7 +175,7 @@ def check_random_moments(folder: Path, kills: int) -> None:
             assert [e.round for e in rows] == list(range(ROUNDS))
 
 
-def killed_while_it_hands_over(given: Any, path: Path, out: Path, seconds: float) -> bool:
+def killed_while_it_hands_over(configuration: Any, path: Path, out: Path, seconds: float) -> bool:
     """Run or resume in a process of its own, killed after so long; whether it was still running."""
     child = os.fork()
     if child == 0:
@@ -192,7 +192,7 @@ def killed_while_it_hands_over(given: Any, path: Path, out: Path, seconds: float
         try:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Door, "release_sum", noted)
-                go(given, path, resume=(path / "ledger.sqlite").exists())
+                go(configuration, path, resume=(path / "ledger.sqlite").exists())
             os._exit(0)
         finally:
             os._exit(1)

@@ -17,7 +17,7 @@ from resumed_runs import case, entries, go
 ROUNDS, KILLED = 4, 1
 
 
-def released(given: Any, path: Path, kept: Path, *, resume: bool = False, kill: bool = False) -> None:
+def released(configuration: Any, path: Path, kept: Path, *, resume: bool = False, kill: bool = False) -> None:
     """Run, keep what each round released, and perhaps die by SIGKILL before round `KILLED` is saved."""
     kept.mkdir()
     step, save = fitting._step, module.Checkpoints.save
@@ -35,14 +35,14 @@ def released(given: Any, path: Path, kept: Path, *, resume: bool = False, kill: 
         patch.setattr(fitting, "_step", keeping)
         if kill:
             patch.setattr(module.Checkpoints, "save", dying)
-        go(given, path, resume=resume)
+        go(configuration, path, resume=resume)
 
 
-def killed(given: Any, path: Path, kept: Path) -> None:
+def killed(configuration: Any, path: Path, kept: Path) -> None:
     child = os.fork()
     if child == 0:
         try:
-            released(given, path, kept, kill=True)
+            released(configuration, path, kept, kill=True)
         finally:
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
@@ -53,12 +53,14 @@ def killed(given: Any, path: Path, kept: Path) -> None:
 @pytest.mark.parametrize("name", ["dp-fedavg aggregate", "dp-fedavg server"])
 def test_no_draw_of_noise_is_repeated_and_both_are_charged(name: str, seeded: bool, tmp_path: Path) -> None:
     """All six clients take part, so that the redone round has the same updates and differs from the first by noise alone."""
-    given = case(name, training={"rounds": ROUNDS, "clients_per_round": 6}, privacy={"epsilon": None, "noise_multiplier": 1.0})
-    given = given.model_copy(update={"run": given.run.model_copy(update={"seeded_noise": seeded})})
+    configuration = case(
+        name, training={"rounds": ROUNDS, "clients_per_round": 6}, privacy={"epsilon": None, "noise_multiplier": 1.0}
+    )
+    configuration = configuration.model_copy(update={"run": configuration.run.model_copy(update={"seeded_noise": seeded})})
     path, vectors = tmp_path / "a", 6 if "server" in name else 1
-    killed(given, path, tmp_path / "first")
+    killed(configuration, path, tmp_path / "first")
     assert len(entries(path)) == 2 * vectors
-    released(given, path, tmp_path / "second", resume=True)
+    released(configuration, path, tmp_path / "second", resume=True)
     first, second = (torch.load(tmp_path / part / str(KILLED)) for part in ("first", "second"))
     assert len(first) == len(second) == vectors
     rounds = [e.round for e in entries(path)]

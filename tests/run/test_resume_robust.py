@@ -29,15 +29,15 @@ def limited(most: int, *, seeded: bool) -> Config:
 @pytest.mark.parametrize("most", [1, 2])
 @pytest.mark.parametrize("at", [1, 3])
 def test_clients_of_an_interrupted_round_count_as_having_taken_part(most: int, at: int, tmp_path: Path) -> None:
-    given = limited(most, seeded=False)
+    configuration = limited(most, seeded=False)
     for _ in range(2):  # the second time before anything more is saved
         if (tmp_path / "a").exists():
             with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
                 patch.setattr(module.Checkpoints, "save", _interrupt)
-                go(given, tmp_path / "a", resume=True)
+                go(configuration, tmp_path / "a", resume=True)
         else:
-            interrupted(given, tmp_path / "a", at)
-    result = go(given, tmp_path / "a", resume=True)
+            interrupted(configuration, tmp_path / "a", at)
+    result = go(configuration, tmp_path / "a", resume=True)
     assert result.ended == ""
     releases = Counter(entry.client for entry in entries(tmp_path / "a"))
     if most == 2:
@@ -51,10 +51,10 @@ def _interrupt(*_: object) -> None:
 
 
 def test_with_seeded_noise_the_interrupted_round_samples_the_same_clients_again(tmp_path: Path) -> None:
-    given = limited(1, seeded=True)
-    go(given, tmp_path / "calm")
-    interrupted(given, tmp_path / "a", 3)
-    go(given, tmp_path / "a", resume=True)
+    configuration = limited(1, seeded=True)
+    go(configuration, tmp_path / "calm")
+    interrupted(configuration, tmp_path / "a", 3)
+    go(configuration, tmp_path / "a", resume=True)
     same = [(entry.round, entry.client) for entry in entries(tmp_path / "calm")]
     assert [(entry.round, entry.client) for entry in entries(tmp_path / "a")] == same
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "calm" / "model.safetensors").read_bytes()
@@ -65,7 +65,7 @@ def test_with_seeded_noise_the_interrupted_round_samples_the_same_clients_again(
 
 @pytest.mark.parametrize("files", range(6))
 def test_a_directory_of_a_run_that_never_began_is_used_again(files: int, tmp_path: Path) -> None:
-    given = limited(1, seeded=True)
+    configuration = limited(1, seeded=True)
     real, left = module.rundir.write_bytes, iter(range(files))
 
     def write(path: Path, content: bytes) -> None:
@@ -77,11 +77,11 @@ def test_a_directory_of_a_run_that_never_began_is_used_again(files: int, tmp_pat
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(module.rundir, "write_bytes", write)
         patch.setattr(module.Ledger, "create", _interrupt)
-        go(given, tmp_path / "a")
+        go(configuration, tmp_path / "a")
     assert len(list((tmp_path / "a").iterdir())) == min(files + 1, 5)
     with pytest.raises(ConfigError, match="nothing to resume"):
-        go(given, tmp_path / "a", resume=True)
-    assert len(go(given, tmp_path / "a").history) == 12
+        go(configuration, tmp_path / "a", resume=True)
+    assert len(go(configuration, tmp_path / "a").history) == 12
 
 
 @pytest.mark.parametrize(

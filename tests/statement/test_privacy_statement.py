@@ -1,4 +1,4 @@
-"""Statements as values: what contradicts what, strict JSON, Markdown, and combinations that make no sense."""
+"""Statements as values: what contradicts what, strict JSON, Markdown, and combinations that make no scope_checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedveil.accounting.power import exact_mu, largest_tpr, tpr_of
 from fedveil.accounting.subsampled import epsilon_pld
 from fedveil.accounting.types import Adjacency, Audit, Claim, Gaussian, Guarantee, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.errors import ConfigError
-from fedveil.statement import scope_checks as sense
+from fedveil.statement import scope_checks
 from fedveil.statement.plain_words import in_words
 from fedveil.statement.statement import SIMULATION_ONLY, VIEWS, Assumption, Statement, ViewNumbers, covers
 from fedveil.statement.statement_json import from_dict, to_dict
@@ -245,13 +245,13 @@ def test_verdicts() -> None:
 @pytest.mark.parametrize("view", [View.SERVER, View.AGGREGATE])
 def test_hidden_state_bounds_are_for_outsiders(view: View) -> None:
     with pytest.raises(ConfigError, match=f"the {view} view sees .*privacy.view = 'final'"):
-        sense.require_final_view(view, "the last-iterate bound")
-    sense.require_final_view(View.FINAL, "the last-iterate bound")
+        scope_checks.require_final_view(view, "the last-iterate bound")
+    scope_checks.require_final_view(View.FINAL, "the last-iterate bound")
 
 
 def credit(view: View, unit: Unit = Unit.CLIENT, **other: bool | float) -> None:
     how = {"poisson": True, "rate": 0.1, "records_sampled": False, "noise_in_shares": False, **other}
-    sense.check_sampling_credit([SampledGaussian(0.1, 1.0, 5)], scope(view, unit), **how)  # type: ignore[arg-type]
+    scope_checks.check_sampling_credit([SampledGaussian(0.1, 1.0, 5)], scope(view, unit), **how)  # type: ignore[arg-type]
 
 
 def test_amplification_is_credited_only_where_the_sample_is_secret_and_poisson() -> None:
@@ -268,7 +268,7 @@ def test_amplification_is_credited_only_where_the_sample_is_secret_and_poisson()
     for word, view, how in refused:
         with pytest.raises(ConfigError, match=word):
             credit(view, **how)
-    sense.check_sampling_credit(
+    scope_checks.check_sampling_credit(
         [SampledGaussian(1.0, 1.0), Gaussian(1.0)],
         scope(View.SERVER),
         poisson=False,
@@ -288,17 +288,17 @@ def test_noise_in_shares_betrays_participation() -> None:
 
 def test_vacuous_deltas_are_refused_unless_allowed() -> None:
     with pytest.raises(ConfigError, match=r"not below 1 / 100 .* publishing one client"):
-        sense.check_delta(0.01, 100, Unit.CLIENT, allow_vacuous_delta=False)
-    sense.check_delta(0.01, 100, Unit.CLIENT, allow_vacuous_delta=True)
-    sense.check_delta(0.0099, 100, Unit.CLIENT, allow_vacuous_delta=False)
-    assert sense.is_vacuous(0.1, 10)
-    assert not sense.is_vacuous(1e-9, 10)
+        scope_checks.check_delta(0.01, 100, Unit.CLIENT, allow_vacuous_delta=False)
+    scope_checks.check_delta(0.01, 100, Unit.CLIENT, allow_vacuous_delta=True)
+    scope_checks.check_delta(0.0099, 100, Unit.CLIENT, allow_vacuous_delta=False)
+    assert scope_checks.is_vacuous(0.1, 10)
+    assert not scope_checks.is_vacuous(1e-9, 10)
 
 
 def test_a_record_moves_a_clipped_update_as_replacing_does_and_a_clipped_gradient_as_zeroing_does() -> None:
     record, client = scope(View.FINAL, Unit.RECORD), scope(View.FINAL)
-    assert sense.neighbouring_pair(record, per_example=False) is Adjacency.REPLACE_ONE
-    assert sense.neighbouring_pair(record, per_example=True) is Adjacency.ZERO_OUT
-    assert sense.neighbouring_pair(client, per_example=False) is Adjacency.ZERO_OUT
+    assert scope_checks.neighbouring_pair(record, per_example=False) is Adjacency.REPLACE_ONE
+    assert scope_checks.neighbouring_pair(record, per_example=True) is Adjacency.ZERO_OUT
+    assert scope_checks.neighbouring_pair(client, per_example=False) is Adjacency.ZERO_OUT
     swapped = scope(View.FINAL, Unit.RECORD, Adjacency.REPLACE_ONE)
-    assert sense.neighbouring_pair(swapped, per_example=True) is Adjacency.REPLACE_ONE
+    assert scope_checks.neighbouring_pair(swapped, per_example=True) is Adjacency.REPLACE_ONE

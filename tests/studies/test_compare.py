@@ -170,13 +170,13 @@ def test_the_same_call_repeats_nothing_and_more_extends(found: Comparison) -> No
 
 
 def test_keys_that_change_no_result_continue_the_comparison(found: Comparison) -> None:
-    given = small(seed=5, rounds=2).model_dump(mode="json")
-    given["run"] |= {"track": ["tensorboard"], "deterministic": True, "clients_at_once": 2, "name": "again"}
-    given["training"]["client_timeout"] = 60.0
+    sections = small(seed=5, rounds=2).model_dump(mode="json")
+    sections["run"] |= {"track": ["tensorboard"], "deterministic": True, "clients_at_once": 2, "name": "again"}
+    sections["training"]["client_timeout"] = 60.0
     notes = Notes()
-    again = compare(ComparisonSpec(parse(given), METHODS, EPSILONS, SEEDS), found.path, 1, notes)
+    again = compare(ComparisonSpec(parse(sections), METHODS, EPSILONS, SEEDS), found.path, 1, notes)
     assert notes.changes == []
-    more = compare(ComparisonSpec(parse(given), ["dp-fedavg:clip=0.02"], [8.0], [5, 6]), found.path, 1)
+    more = compare(ComparisonSpec(parse(sections), ["dp-fedavg:clip=0.02"], [8.0], [5, 6]), found.path, 1)
     assert [s.state for s in more.rows[0].states] == ["done", "done"]
     assert list(more.rows[0].states[0].path.glob("tensorboard/events.*"))
     assert [r.values for r in again.rows] == [r.values for r in found.rows]
@@ -201,12 +201,12 @@ def test_the_final_table(found: Comparison) -> None:
 def test_the_command_ends_with_the_same_table(found: Comparison) -> None:
     write_files(found)
     arguments = ["compare", str(found.path / "base.toml"), "--methods", ",".join(METHODS), "--epsilon", "2,8", "--seeds", "3"]
-    told = CliRunner().invoke(app, [*arguments, "--out", str(found.path)])
-    assert told.exit_code == 0, told.output
-    assert "done" not in told.output  # nothing was left to run
+    printed = CliRunner().invoke(app, [*arguments, "--out", str(found.path)])
+    assert printed.exit_code == 0, printed.output
+    assert "done" not in printed.output  # nothing was left to run
     best = row(found, "dp-fedavg", 8.0)
-    assert f"{100 * best.mean:.1f} ± {100 * best.sd:.1f} %" in told.output
-    assert str(found.path / "compare.html") in told.output
+    assert f"{100 * best.mean:.1f} ± {100 * best.sd:.1f} %" in printed.output
+    assert str(found.path / "compare.html") in printed.output
     for wrong, message in ((["--epsilon", "two"], "give numbers with commas"), (["--by", "proof"], "proven and claimed")):
         refused = CliRunner().invoke(app, [*arguments, *wrong])
         assert message in str(refused.exception)
@@ -242,15 +242,15 @@ def test_a_failed_cell_is_left_out_and_told(found: Comparison) -> None:
     broken = rows["dp-fedavg"].states[0]
     failed = {**states, broken.cell.name: CellState(broken.cell, broken.path, "failed", error="the disk is full")}
     planned = [Planned(m, "", 8.0, tuple(s.cell for s in r.states)) for m, r in rows.items()]
-    told, other = rows_of(planned, failed, "test_accuracy")
-    assert sorted(told.values) == [6, 7]
-    assert told.problems == ("seed 5: failed: the disk is full",)
-    assert (told.rank, told.against, verdict(told)) == (None, None, "only 2 of 3 seeds")
+    incomplete, other = rows_of(planned, failed, "test_accuracy")
+    assert sorted(incomplete.values) == [6, 7]
+    assert incomplete.problems == ("seed 5: failed: the disk is full",)
+    assert (incomplete.rank, incomplete.against, verdict(incomplete)) == (None, None, "only 2 of 3 seeds")
     assert (other.rank, verdict(other)) == (None, "alone")
-    assert [r.method for r in blocks([told, other])["", 8.0]] == [other.method, told.method]
+    assert [r.method for r in blocks([incomplete, other])["", 8.0]] == [other.method, incomplete.method]
     absent, _ = rows_of(planned, states, "mean_personal_accuracy")
     assert absent.problems == ("seeds 5, 6, 7: no mean_personal_accuracy",)
-    kept = replace(found, rows=(told, other))
+    kept = replace(found, rows=(incomplete, other))
     console = Console(record=True, width=80, file=io.StringIO())
     render(kept, console)
     assert re.search(r"dp-fedavg .* only 2 of 3 seeds", console.export_text())
@@ -272,21 +272,21 @@ def test_a_comparison_without_a_number_ends_with_status_1(
 
 def test_methods_whose_claims_have_the_same_scope_are_all_named(found: Comparison) -> None:
     claim = Claim(3.0, 1e-3, Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER), "a paper")
-    given = row(found, "dp-fedavg", 8.0)
-    assert given.statement is not None
-    server, *others = given.statement.views
-    statement = replace(given.statement, views=(replace(server, claimed=claim), *others))
-    said = promise_sentences([replace(given, method=m, statement=statement) for m in ("first", "second:clip=1")], "proven")
+    one = row(found, "dp-fedavg", 8.0)
+    assert one.statement is not None
+    server, *others = one.statement.views
+    statement = replace(one.statement, views=(replace(server, claimed=claim), *others))
+    said = promise_sentences([replace(one, method=m, statement=statement) for m in ("first", "second:clip=1")], "proven")
     assert "Claimed by the papers: first, second: client level" in said[1]
 
 
 def test_a_comparison_says_what_a_seen_number_of_participants_costs(found: Comparison) -> None:
-    given = row(found, "dp-fedavg", 8.0)
-    assert given.statement is not None
-    proven = given.statement.proven.epsilon
-    assert not any("how many" in line for line in promise_sentences([given], "proven"))
-    server, own, last = given.statement.views
-    seen = replace(given, statement=replace(given.statement, views=(server, replace(own, seen_count=20.08), last)))
+    one = row(found, "dp-fedavg", 8.0)
+    assert one.statement is not None
+    proven = one.statement.proven.epsilon
+    assert not any("how many" in line for line in promise_sentences([one], "proven"))
+    server, own, last = one.statement.views
+    seen = replace(one, statement=replace(one.statement, views=(server, replace(own, seen_count=20.08), last)))
     said = promise_sentences([seen, seen], "proven")
     assert said[1] == (
         f"Proven against those who do not see how many clients take part in a round; else {proven:.4g} becomes 20.08."

@@ -83,9 +83,9 @@ def test_what_cannot_be_run_has_its_reason() -> None:
 
 @pytest.mark.parametrize("method", ["aldp-fl", "ladp-fl", "fedglp-adp", "noisy-fedavg"])
 def test_claims_are_made_equal(method: str) -> None:
-    given = configured(base("server"), method, "claimed")
-    assert given_keys(given.method)["variant"] == "published"
-    claim = certify_config(at_claim(given, 3.0)).claimed
+    configuration = configured(base("server"), method, "claimed")
+    assert given_keys(configuration.method)["variant"] == "published"
+    claim = certify_config(at_claim(configuration, 3.0)).claimed
     assert claim is not None
     assert claim.epsilon == pytest.approx(3.0, rel=1e-3)
 
@@ -99,13 +99,15 @@ def test_claims_need_not_follow_epsilon() -> None:
 
 
 def test_options_of_a_method() -> None:
-    given = base().model_copy(update={"method": DPFedAvg(clip=0.25)})
-    assert configured(given, "dp-fedavg").method == DPFedAvg(clip=0.25)  # the configuration's own method keeps its options
-    assert "clip" not in given_keys(configured(given, "aldp-fl").method)
-    found = configured(given, "aldp-fl:clip=0.5:clip_range=[0.5, 2.0]:training.optimizer.lr=0.02")
+    configuration = base().model_copy(update={"method": DPFedAvg(clip=0.25)})
+    assert configured(configuration, "dp-fedavg").method == DPFedAvg(
+        clip=0.25
+    )  # the configuration's own method keeps its options
+    assert "clip" not in given_keys(configured(configuration, "aldp-fl").method)
+    found = configured(configuration, "aldp-fl:clip=0.5:clip_range=[0.5, 2.0]:training.optimizer.lr=0.02")
     assert given_keys(found.method) == {"name": "aldp-fl", "variant": "proven", "clip": 0.5, "clip_range": [0.5, 2.0]}
     assert found.training.optimizer.lr == 0.02
-    assert found.data == given.data
+    assert found.data == configuration.data
 
 
 @pytest.mark.parametrize(
@@ -142,10 +144,10 @@ def test_data_that_cannot_be_dealt_out_are_told_before_training() -> None:
 def test_a_number_that_nobody_measures_is_told_before_training() -> None:
     (no_tests,) = plan(base(), ["dp-fedavg"], [8], [1], metric="mean_personal_accuracy")
     assert (no_tests.cells, "set data.client_test_fraction" in no_tests.reason) == ((), True)
-    given = base()
-    given = given.model_copy(update={"data": given.data.model_copy(update={"client_test_fraction": 0.2})})
+    configuration = base()
+    configuration = configuration.model_copy(update={"data": configuration.data.model_copy(update={"client_test_fraction": 0.2})})
     methods = ["dp-fedavg", "dp-fedavg:training.measure_trained=true"]
-    rows = plan(given, methods, [8], [1], metric="mean_personal_accuracy")
+    rows = plan(configuration, methods, [8], [1], metric="mean_personal_accuracy")
     assert [bool(r.cells) for r in rows] == [False, True]
     assert "dp-fedavg has no models of the clients' own" in rows[0].reason
 
@@ -164,11 +166,11 @@ def test_refused_epsilons_and_seeds() -> None:
 
 
 def test_partitions() -> None:
-    given = base()
-    assert partition_of("iid", given) == {"kind": "iid", "clients": 60}
-    assert partition_of("dirichlet:0.1", given) == {"kind": "dirichlet", "clients": 60, "alpha": 0.1}
-    assert partition_of("dirichlet:alpha=0.1:clients=30", given) == {"kind": "dirichlet", "clients": 30, "alpha": 0.1}
-    assert partition_of("shards:3", given) == {"kind": "shards", "clients": 60, "per_client": 3}
+    configuration = base()
+    assert partition_of("iid", configuration) == {"kind": "iid", "clients": 60}
+    assert partition_of("dirichlet:0.1", configuration) == {"kind": "dirichlet", "clients": 60, "alpha": 0.1}
+    assert partition_of("dirichlet:alpha=0.1:clients=30", configuration) == {"kind": "dirichlet", "clients": 30, "alpha": 0.1}
+    assert partition_of("shards:3", configuration) == {"kind": "shards", "clients": 60, "per_client": 3}
     for text, message in (
         ("dirichlett:1", "dirichlet"),
         ("dirichlet:0", "alpha"),
@@ -176,8 +178,8 @@ def test_partitions() -> None:
         ("iid:alfa=1", "alfa"),
     ):
         with pytest.raises(ConfigError, match=message):
-            partition_of(text, given)
-    rows = plan(given, ["dp-fedavg"], [2], [1], ["iid", "dirichlet:0.5"])
+            partition_of(text, configuration)
+    rows = plan(configuration, ["dp-fedavg"], [2], [1], ["iid", "dirichlet:0.5"])
     assert [r.partition for r in rows] == ["iid", "dirichlet:0.5"]
     assert rows[1].cells[0].name == "dp-fedavg/dirichlet-0.5/eps-2/seed-1"
     assert rows[1].cells[0].config.data.partition["alpha"] == 0.5

@@ -102,8 +102,8 @@ def test_the_command_leaves_a_directory_that_plots(tmp_path: Path) -> None:
     file.write_text(tomli_w.dumps(present(config().model_dump(mode="json"))))
     called = CliRunner().invoke(app, ["twin", str(file), "--client", "2", "--out", str(out), "--quiet"])
     assert called.exit_code == 0, called.output
-    told = [float(row["sensitivity"]) for row in read_run(out).history]
-    assert told == pytest.approx(twin_sensitivity(config(), 2), rel=1e-9)
+    recorded = [float(row["sensitivity"]) for row in read_run(out).history]
+    assert recorded == pytest.approx(twin_sensitivity(config(), 2), rel=1e-9)
     assert plot_run(out, ["sensitivity", "update"], tmp_path / "a.svg").is_file()
     assert page_values([read_run(out)])["groups"][0]["ended"] == ["after its last round"], "its page does not call it unfinished"
     again = CliRunner().invoke(app, ["twin", str(file), "--out", str(out), "--quiet"])

@@ -35,13 +35,13 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Forked:
     """The grid in a process of its own, to be interrupted."""
 
-    def __init__(self, given: list[Cell], out: Path, jobs: int) -> None:
+    def __init__(self, cells: list[Cell], out: Path, jobs: int) -> None:
         reading, writing = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             os.setsid()
             try:
-                run_grid(given, out, jobs, Hears(lambda s: os.write(writing, f"{s.state} {s.rounds}\n".encode())))
+                run_grid(cells, out, jobs, Hears(lambda s: os.write(writing, f"{s.state} {s.rounds}\n".encode())))
             finally:
                 os._exit(130 if isinstance(sys.exception(), KeyboardInterrupt) else 0)
         os.close(writing)
@@ -178,9 +178,9 @@ def test_names_stay_inside(name: str, tmp_path: Path) -> None:
 
 def test_refusals(tmp_path: Path) -> None:
     one = Cell("a", small())
-    for given, message in (([one, one], "named twice"), ([one, Cell("a/b", small())], "would lie in"), ([], "at least one")):
+    for chosen, message in (([one, one], "named twice"), ([one, Cell("a/b", small())], "would lie in"), ([], "at least one")):
         with pytest.raises(ConfigError, match=message):
-            run_grid(given, tmp_path / "new")
+            run_grid(chosen, tmp_path / "new")
     with pytest.raises(ConfigError, match="jobs must be at least 1"):
         run_grid([one], tmp_path / "new", jobs=0)
     assert not (tmp_path / "new").exists()

@@ -37,10 +37,10 @@ ROW_BY_ROW = [
 @pytest.fixture(scope="session")
 def papers() -> Path:
     """The directory with the papers as text, named by FEDVEIL_PAPERS."""
-    given = os.environ.get("FEDVEIL_PAPERS", "")
-    if not given or not Path(given).is_dir():
+    folder = os.environ.get("FEDVEIL_PAPERS", "")
+    if not folder or not Path(folder).is_dir():
         pytest.skip("FEDVEIL_PAPERS names no directory with the papers as text")
-    return Path(given)
+    return Path(folder)
 
 
 def text_of(papers: Path, paper: str) -> str:

@@ -67,30 +67,30 @@ def every_method() -> Iterator[tuple[str, Config]]:
                 own, sections = OWN.get(name, ({}, {}))
                 method = {"name": name, **own} if variant is None else {"name": name, "variant": variant, **own}
                 try:
-                    given = config(method, view, **sections)
-                    calibrated_setting(given, prepared(given).population)
+                    configuration = config(method, view, **sections)
+                    calibrated_setting(configuration, prepared(configuration).population)
                 except ConfigError:
                     continue
-                yield "-".join(filter(None, (name, variant, view))), given
+                yield "-".join(filter(None, (name, variant, view))), configuration
 
 
 _PREPARED: dict[str, Prepared] = {}
 
 
-def prepared(given: Config) -> Prepared:
+def prepared(configuration: Config) -> Prepared:
     """The small digits dealt out, once for each way of dealing."""
-    key = str(given.data)
+    key = str(configuration.data)
     if key not in _PREPARED:
-        _PREPARED[key] = prepare(given, small_digits())
+        _PREPARED[key] = prepare(configuration, small_digits())
     return _PREPARED[key]
 
 
-def job(given: Config, folder: Path) -> Federation:
+def job(configuration: Config, folder: Path) -> Federation:
     """The federation of a configuration, with the ledger in that folder, or a new one."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "ledger.sqlite").exists():
         Ledger.create(folder / "ledger.sqlite", "r", {}).close()
-    return federation(given, prepared(given), folder / "ledger.sqlite", "r")
+    return federation(configuration, prepared(configuration), folder / "ledger.sqlite", "r")
 
 
 def charged(folder: Path) -> list[Any]:

@@ -72,11 +72,11 @@ class PretendGpu(TorchFunctionMode):
         if len(sides) > 1 and not (name == "copy_" or (name in _MAY_MIX and self.holds(matter[0]))):
             raise RuntimeError(f"{name}: expected all tensors to be on the same device, but found cuda:0 and cpu")
 
-    def _moved(self, out: torch.Tensor, given: torch.Tensor, device: torch.device) -> torch.Tensor:
-        if bool(self.holds(given)) == (device == CUDA):
+    def _moved(self, out: torch.Tensor, source: torch.Tensor, device: torch.device) -> torch.Tensor:
+        if bool(self.holds(source)) == (device == CUDA):
             return self.place(out) if device == CUDA else out
         with torch._C.DisableTorchFunction():
-            copy = out.clone() if out.untyped_storage()._cdata == given.untyped_storage()._cdata else out
+            copy = out.clone() if out.untyped_storage()._cdata == source.untyped_storage()._cdata else out
         return self.place(copy) if device == CUDA else copy
 
 

@@ -33,9 +33,9 @@ def case(name: str, **more: Any) -> Config:
     return config(method, view, run={"engine": engine}, **sections)
 
 
-def go(given: Config, path: Path, resume: bool = False) -> Any:
+def go(configuration: Config, path: Path, resume: bool = False) -> Any:
     """Run or resume it in a directory."""
-    return run(given, path, data=small_digits(), partition=prepared(given).partition, resume=resume)
+    return run(configuration, path, data=small_digits(), partition=prepared(configuration).partition, resume=resume)
 
 
 def entries(path: Path) -> list[Entry]:
@@ -44,7 +44,7 @@ def entries(path: Path) -> list[Entry]:
         return sorted((e for _, _, e in ledger.entries()), key=lambda e: (e.round, e.client))
 
 
-def interrupted(given: Config, path: Path, at: int) -> None:
+def interrupted(configuration: Config, path: Path, at: int) -> None:
     """A run that ends between the charge of round `at` and its checkpoint."""
     import fedveil.run.run as module
 
@@ -57,4 +57,4 @@ def interrupted(given: Config, path: Path, at: int) -> None:
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(module.Checkpoints, "save", save)
-        go(given, path)
+        go(configuration, path)

@@ -215,8 +215,8 @@ def test_runs_that_begin_together_share_a_new_database(tmp_path: Path, store: st
     (tmp_path / "c.toml").write_text('[model]\nname = "linear"\n[training]\nrounds = 1\n[run]\nengine = "inline"\n')
     ask = [sys.executable, "-m", "fedveil", "run", "c.toml", "--track", "mlflow", "--quiet", "--out"]
     started = [subprocess.Popen([*ask, f"run-{i}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for i in range(3)]
-    told = [p.communicate()[1] for p in started]
-    assert [p.returncode for p in started] == [0, 0, 0], told
+    errors = [p.communicate()[1] for p in started]
+    assert [p.returncode for p in started] == [0, 0, 0], errors
     from mlflow import MlflowClient
 
     client = MlflowClient()
@@ -249,11 +249,14 @@ def cut_after(rounds: int) -> Any:
 
 
 def test_a_resumed_run_goes_on_where_its_trackers_stopped(tmp_path: Path, store: str) -> None:
-    given, path = config(run={"track": ["tensorboard", "mlflow"]}, training={"rounds": 5, "evaluate_every": 1}), tmp_path / "run"
+    configuration, path = (
+        config(run={"track": ["tensorboard", "mlflow"]}, training={"rounds": 5, "evaluate_every": 1}),
+        tmp_path / "run",
+    )
     with pytest.raises(Cut):
-        run(given, path, cut_after(2))
+        run(configuration, path, cut_after(2))
     assert mlflow_of(store)[1].info.status == "FAILED"
-    result = run(given, path, resume=True)
+    result = run(configuration, path, resume=True)
     client, found = mlflow_of(store)  # one run, not two
     assert found.info.status == "FINISHED"
     assert [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, "train_loss")] == column(result, "train_loss")
@@ -271,22 +274,22 @@ def test_a_tracker_added_when_resuming_is_told_the_rounds_before(tmp_path: Path)
 
 def test_trackers_are_told_all_and_change_nothing(tmp_path: Path) -> None:
     recorder = Recorder()
-    told = run(config(), tmp_path / "told", track=[recorder])
+    followed = run(config(), tmp_path / "told", track=[recorder])
     assert recorder.told == ["begin", 0, 1, 2, "FINISHED"]
     alone = run(config(), tmp_path / "alone")
     drop = {"seconds"}
-    assert [{k: v for k, v in row.items() if k not in drop} for row in told.history] == [
+    assert [{k: v for k, v in row.items() if k not in drop} for row in followed.history] == [
         {k: v for k, v in row.items() if k not in drop} for row in alone.history
     ]
 
 
 @pytest.mark.parametrize(("fails_at", "told"), [(1, ["begin", 0, 1]), ("FINISHED", ["begin", 0, 1, 2, "FINISHED"])])
-def test_a_tracker_that_fails_is_told_no_more_and_the_run_goes_on(fails_at: int | str, told: list[Any], tmp_path: Path) -> None:
+def test_a_tracker_that_fails_is_told_no_more_and_the_run_goes_on(fails_at: int | str, heard: list[Any], tmp_path: Path) -> None:
     failing, other = Recorder(fails_at), Recorder()
     with pytest.warns(RuntimeWarning, match=r"Recorder failed .*OSError: no room.*everything is in .*run") as warned:
         result = run(config(), tmp_path / "run", track=[failing, other])
     assert len(warned) == 1
-    assert failing.told == told
+    assert failing.told == heard
     assert other.told == ["begin", 0, 1, 2, "FINISHED"]
     assert len(result.history) == 3
     assert (tmp_path / "run" / "summary.json").is_file()
@@ -335,7 +338,7 @@ def test_neither_library_is_imported_unless_asked() -> None:
 
 def test_the_command_line_asks_for_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("fedveil.cli.run_commands._train", lambda given, *rest: seen.append(given.run.track))
+    monkeypatch.setattr("fedveil.cli.run_commands._train", lambda configuration, *rest: seen.append(configuration.run.track))
     (tmp_path / "c.toml").write_text('[method]\nname = "fedavg"\n')
     asked = CliRunner().invoke(app, ["run", str(tmp_path / "c.toml"), "--track", "mlflow", "--track", "tensorboard"])
     assert asked.exit_code == 0, asked.output

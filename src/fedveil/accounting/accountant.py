@@ -173,7 +173,7 @@ def calibrate(
     epsilon = positive("epsilon", epsilon)
     sampled = [event for event in make_events(1.0) if secret_samples.is_amplified(event)]
     only_gdp, poisson = not sampled, all(isinstance(event, SampledGaussian) for event in sampled)
-    given = (1e-6 if only_gdp else 1e-4) if tolerance is None else min(positive("tolerance", tolerance), 0.1)
+    precision = (1e-6 if only_gdp else 1e-4) if tolerance is None else min(positive("tolerance", tolerance), 0.1)
 
     def excess_by(name: AccountantName) -> Callable[[float], float]:
         def excess(log_z: float) -> float:
@@ -184,10 +184,10 @@ def calibrate(
 
     if only_gdp or accountant != "auto" or not poisson:
         excess = excess_by(accountant)
-        return math.exp(_shrink(excess, *_bracket(excess, 0.0, 0.5, epsilon, delta), given))
+        return math.exp(_shrink(excess, *_bracket(excess, 0.0, 0.5, epsilon, delta), precision))
     cheap, sharp = excess_by("rdp"), excess_by("auto")
     start = _shrink(cheap, *_bracket(cheap, 0.0, 0.5, epsilon, delta), 0.02)
-    return math.exp(_shrink(sharp, *_bracket(sharp, start, 0.03, epsilon, delta), given))
+    return math.exp(_shrink(sharp, *_bracket(sharp, start, 0.03, epsilon, delta), precision))
 
 
 _Point = tuple[float, float]

@@ -53,11 +53,11 @@ def mu_groups_joint(sensitivities: _Numbers, stds: _Numbers, joint: float) -> fl
     left = non_negative("joint", joint) ** 2
     total = 0.0
     for index in np.argsort(sigmas, kind="stable"):
-        energy = min(left, float(deltas[index]) ** 2)
-        if energy == 0:
+        moved = min(left, float(deltas[index]) ** 2)
+        if moved == 0:
             continue
         if sigmas[index] == 0:
             return math.inf
-        total += energy / float(sigmas[index]) ** 2
-        left -= energy
+        total += moved / float(sigmas[index]) ** 2
+        left -= moved
     return math.sqrt(total)

@@ -95,15 +95,15 @@ def _best_start(widths: list[float], heights: list[float], starts: list[float]) 
             stack_top -= 1
         return width, height, stack_top
 
-    def energy(width: float, height: float, stack_top: int) -> float:
+    def cost_of(width: float, height: float, stack_top: int) -> float:
         later = pooled[stack_top - 1][2] if stack_top else 0.0
         return later + (math.exp(2 * height - width) if height > -math.inf else 0.0)
 
     for t0 in range(len(widths) - 1, -1, -1):
         width, height, top = push(widths[t0], _add(heights[t0], starts[t0]), len(pooled))
-        best = min(best, energy(width, height, top))
+        best = min(best, cost_of(width, height, top))
         width, height, top = push(widths[t0], heights[t0], len(pooled))
-        cost = energy(width, height, top)
+        cost = cost_of(width, height, top)
         del pooled[top:]
         pooled.append((width, height, cost))
     return best

@@ -187,8 +187,8 @@ def prefix_sum_error(coefficients: Coefficients, rounds: int) -> float:
     """
     rounds = at_least("rounds", rounds, 1)
     c = np.zeros(rounds)
-    given = np.asarray(coefficients, dtype=np.float64)[:rounds]
-    c[: given.size] = given
+    first = np.asarray(coefficients, dtype=np.float64)[:rounds]
+    c[: first.size] = first
     if not np.all(np.isfinite(c)) or c[0] == 0:
         raise ConfigError("coefficients must be finite and the first one not 0")
     column = np.zeros(rounds)  # of A C^-1, from C (A C^-1 e_0) = 1

@@ -106,8 +106,8 @@ class UserPairs:
         z, log_w = self.noise_multiplier, _log_binomial(self.records, self.rate)[1:]
         j = np.arange(1, self.records + 1, dtype=np.float64)
         likely = np.maximum(log_w - math.log(tail) + math.log(self.records), 1.0)
-        told = j * (np.sqrt(2 * likely) * z + j / 2) / (z * z)
-        return min(float(np.max(np.where(log_w > math.log(tail / self.records), told, 0.0))), LARGEST_LOSS)
+        losses = j * (np.sqrt(2 * likely) * z + j / 2) / (z * z)
+        return min(float(np.max(np.where(log_w > math.log(tail / self.records), losses, 0.0))), LARGEST_LOSS)
 
     def losses(self, step: float, highest: float, direction: bool | None, *, replace: bool) -> Pld:
         """The dominating pair of an adjacency, of which the direction says enough."""
@@ -200,8 +200,8 @@ def rdp(records: int, rate: float, noise_multiplier: float, orders: _Array, *, a
     unsampled = a * records**2 / (2 * z * z)
     if adjacency is not Adjacency.ZERO_OUT:
         j = np.arange(records + 1, dtype=np.float64)
-        told = logsumexp(log_w + (a * (a - 1))[:, None] * j * j / (2 * z * z), axis=1) / (a - 1)
-        return np.asarray(np.minimum(told, unsampled), dtype=np.float64)
+        bounds = logsumexp(log_w + (a * (a - 1))[:, None] * j * j / (2 * z * z), axis=1) / (a - 1)
+        return np.asarray(np.minimum(bounds, unsampled), dtype=np.float64)
     credited = (a <= _LARGEST_ORDER) & (a * records <= 4096)
     if not credited.any() or z < 0.05:
         return np.asarray(unsampled, dtype=np.float64)

@@ -113,7 +113,7 @@ class Trainer:
         for t in range(self.rounds):
             plan = self.case.policy.plan(Released(t, self.case.model, None, 0.5), state)
             update, private = self.train(own, common, t, private, normal)
-            vector, support = self._let_out(update, plan, t, rng, quiet)
+            vector, support = self._release(update, plan, t, rng, quiet)
             vectors.append(vector)
             masks.append(torch.ones(len(update), dtype=torch.bool) if support is None else support)
         return torch.cat(vectors), torch.cat(masks).numpy()
@@ -134,7 +134,7 @@ class Trainer:
         update, _ = train(local, y[:, None].float(), y, self.objective)
         return update, local.state
 
-    def _let_out(
+    def _release(
         self, update: Tensor, plan: Plan | Raw, round: int, rng: np.random.Generator, quiet: bool
     ) -> tuple[Tensor, Tensor | None]:
         if quiet:

@@ -33,7 +33,7 @@ def load_plugins(plugins: Sequence[str]) -> None:
         except FedveilError:
             raise
         except Exception as error:
-            raise ConfigError(f"run.plugins: {plugin} cannot be imported: {_told(error)}") from error
+            raise ConfigError(f"run.plugins: {plugin} cannot be imported: {_described(error)}") from error
 
 
 def digests(plugins: Sequence[str]) -> dict[str, str]:
@@ -65,7 +65,7 @@ def _findable(path: Path) -> str:
     return name
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     """The error in one line, with the place where it happened."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     place = "" if isinstance(error, SyntaxError | ModuleNotFoundError) else f" ({last.filename}, line {last.lineno})"

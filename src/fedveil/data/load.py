@@ -90,15 +90,15 @@ def _own(name: str, data_dir: str | Path | None) -> Raw:
 def _places(info: Info, data_dir: str | Path | None) -> Iterator[tuple[str, Path]]:
     if data_dir is not None:
         yield "data directory", _directory(data_dir, "data directory")
-    if given := os.environ.get(ENVIRONMENT):
-        yield ENVIRONMENT, _directory(given, f"directory in {ENVIRONMENT}")
+    if named := os.environ.get(ENVIRONMENT):
+        yield ENVIRONMENT, _directory(named, f"directory in {ENVIRONMENT}")
     yield "system", SYSTEM
     if not remote.incomplete(info):
         yield "cache", remote.cache(info)
 
 
-def _directory(given: str | Path, label: str) -> Path:
-    path = Path(given).expanduser()
+def _directory(folder: str | Path, label: str) -> Path:
+    path = Path(folder).expanduser()
     if not path.is_dir():
         kind = "is not a directory" if path.exists() else "does not exist"
         raise DataError(f"the {label} {str(path)!r} {kind}; give a directory that holds data sets")

@@ -11,22 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from fedveil.data import deal, deal_ladp
+from fedveil.data import partition_kinds, partition_ladp
 from fedveil.data.partition_options import PARTITIONS
 from fedveil.data.seeding import generator
 from fedveil.errors import ConfigError, nearest
 
 Ints = NDArray[np.int64]
 
-_DEALERS: dict[str, Callable[..., deal.Dealt]] = {
-    "iid": deal.iid,
-    "dirichlet": deal.dirichlet,
-    "shards": deal.shards,
-    "label-count": deal.label_count,
-    "users": deal.users,
-    "private-label-isolation": deal_ladp.isolation,
-    "ladp-1": deal_ladp.ladp1,
-    "ladp-2": deal_ladp.ladp2,
+_KINDS: dict[str, Callable[..., partition_kinds.Owners]] = {
+    "iid": partition_kinds.iid,
+    "dirichlet": partition_kinds.dirichlet,
+    "shards": partition_kinds.shards,
+    "label-count": partition_kinds.label_count,
+    "users": partition_kinds.users,
+    "private-label-isolation": partition_ladp.isolation,
+    "ladp-1": partition_ladp.ladp1,
+    "ladp-2": partition_ladp.ladp2,
 }
 
 
@@ -125,8 +125,8 @@ def partition(
     options: those of the kind, see partition_options.
     Raises ConfigError for unknown kinds or options, impossible values, and what the data set cannot provide.
     """
-    given = options if clients is None else {"clients": clients, **options}
-    return from_options(_options(kind, given), labels, seed=seed, users=users, among=among)
+    options = options if clients is None else {"clients": clients, **options}
+    return from_options(_options(kind, options), labels, seed=seed, users=users, among=among)
 
 
 def from_options(
@@ -141,30 +141,30 @@ def from_options(
     if people is not None and people.shape != values.shape:
         raise ConfigError(f"users have shape {people.shape}, labels {values.shape}; they must agree")
     chosen = _subset(among, len(values))
-    owner, extras = _DEALERS[kind](
+    owner, extras = _KINDS[kind](
         options, values[chosen], None if people is None else people[chosen], generator(seed, f"partition {kind}")
     )
     count = len(extras["users"]) if kind == "users" else int(options.clients)  # type: ignore[attr-defined]
-    dealt = Clients.from_owners(owner, count)
-    return Partition(Clients(chosen[dealt.order], dealt.offsets), kind, seed, extras)
+    clients = Clients.from_owners(owner, count)
+    return Partition(Clients(chosen[clients.order], clients.offsets), kind, seed, extras)
 
 
-def _options(kind: str, given: dict[str, Any]) -> BaseModel:
+def _options(kind: str, options: dict[str, Any]) -> BaseModel:
     if kind not in PARTITIONS:
         raise ConfigError(f"unknown partition {kind!r}{nearest(kind, PARTITIONS)}; there are {', '.join(PARTITIONS)}")
     model = PARTITIONS[kind]
     allowed = [key for key in model.model_fields if key != "kind"]
-    for key in given:
+    for key in options:
         if key not in allowed:
             raise ConfigError(f"partition {kind} has no option {key!r}{nearest(key, allowed)}; it takes {', '.join(allowed)}")
     try:
-        return model(**given)
+        return model(**options)
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])
-        if key not in given:
+        if key not in options:
             raise ConfigError(f"partition {kind} needs the option {key!r}; it takes {', '.join(allowed)}") from None
-        raise ConfigError(f"partition {kind}: {key} = {given[key]!r} is not possible: {first['msg'].lower()}") from None
+        raise ConfigError(f"partition {kind}: {key} = {options[key]!r} is not possible: {first['msg'].lower()}") from None
 
 
 def _integers(values: NDArray[Any], what: str) -> Ints:
@@ -183,7 +183,7 @@ def _subset(among: NDArray[Any] | None, total: int) -> Ints:
     return chosen
 
 
-def checked_options(given: Mapping[str, Any]) -> BaseModel:
+def checked_options(table: Mapping[str, Any]) -> BaseModel:
     """The option model of a configured partition `{kind = ..., ...}`; errors as `partition`."""
-    options = dict(given)
+    options = dict(table)
     return _options(str(options.pop("kind", "iid")), options)

@@ -44,8 +44,8 @@ class Batched:
         if at_once is not None and at_once < 1:
             raise ConfigError(f"run.clients_at_once must be at least 1, got {at_once}")
         self.device = context.model.vector.device
-        given = context.clients
-        clients = Clients(given.x.to(self.device), given.y.to(self.device), given.offsets)
+        data = context.clients
+        clients = Clients(data.x.to(self.device), data.y.to(self.device), data.offsets)
         self.context, self.at_once = replace(context, clients=clients), at_once
         self._stack: Stack | None = None
         self._deterministic, self._settings = deterministic, ExitStack()
@@ -82,22 +82,22 @@ class Batched:
                 while waiting and free:
                     row, index = free.pop(), waiting.popleft()
                     running[row] = index, ClientThread(partial(self._client, task=todo[index], start=start, row=row))
-                for row, (index, lane) in list(running.items()):
-                    if lane.result is not None:
+                for row, (index, thread) in list(running.items()):
+                    if thread.result is not None:
                         del running[row]
                         free.append(row)
-                        works[index] = _result(lane)
-                stack.answer([lane.request for _, lane in running.values() if lane.request is not None])
-                for _, lane in running.values():
-                    lane.resume()
+                        works[index] = _result(thread)
+                stack.answer([thread.request for _, thread in running.values() if thread.request is not None])
+                for _, thread in running.values():
+                    thread.resume()
         finally:
-            for _, lane in running.values():
-                lane.give_up()
+            for _, thread in running.values():
+                thread.give_up()
         return works
 
-    def _client(self, lane: ClientThread, task: Task, start: Tensor, row: int) -> Work | Failure:
+    def _client(self, thread: ClientThread, task: Task, start: Tensor, row: int) -> Work | Failure:
         def in_step(source: GradientSource) -> GradientSource:
-            return InStep(source, lane, row) if isinstance(source, BatchGradient) else source
+            return InStep(source, thread, row) if isinstance(source, BatchGradient) else source
 
         assert self._stack is not None
         plan = planned(self.context, task)
@@ -121,8 +121,8 @@ class Batched:
         return max(1, free // 2 // held)
 
 
-def _result(lane: ClientThread) -> Work | Failure:
-    if isinstance(lane.result, Work | Failure):
-        return lane.result
-    assert lane.result is not None
-    raise lane.result
+def _result(thread: ClientThread) -> Work | Failure:
+    if isinstance(thread.result, Work | Failure):
+        return thread.result
+    assert thread.result is not None
+    raise thread.result

@@ -19,7 +19,7 @@ def put_off() -> Iterator[None]:
         yield
         return
     held: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda *given: held.append(given))
+    before = signal.signal(signal.SIGINT, lambda *arguments: held.append(arguments))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -59,7 +59,7 @@ def work(
         pipe.send_bytes(reply(None))
         while _next(pipe):
             index, task, slot = unpack(pipe.recv_bytes(), WorkerArena(handle, None).there)
-            desk = WorkerArena(handle, slot)
+            arena = WorkerArena(handle, slot)
             previous = None if task.released.previous is None else models[1]
             task = replace(task, released=replace(task.released, model=models[0], previous=previous))
             answer: Outcome | Exception
@@ -73,7 +73,7 @@ def work(
             except Exception as error:
                 answer = error if isinstance(error, FedveilError) else RuntimeError(f"in a worker: {traceback.format_exc()}")
             try:
-                message = reply(answer, desk)
+                message = reply(answer, arena)
             except Exception as error:
                 message = reply(Outcome(-1, None, {}, {}, error=f"its answer cannot be sent to the main process: {error!r}"))
             pipe.send_bytes(message)
@@ -134,10 +134,10 @@ def unpack(message: bytes, there: There) -> Any:
     return _Unpickler(message, there).load()
 
 
-def reply(answer: Outcome | Exception | None, desk: WorkerArena | None = None) -> bytes:
+def reply(answer: Outcome | Exception | None, arena: WorkerArena | None = None) -> bytes:
     """A worker's message: the size of what it has, or would have, put into its slot [8 bytes], and the answer."""
-    packed = pack(answer, desk.place if desk is not None else None)
-    return (desk.needed if desk is not None else 0).to_bytes(8, "little") + packed
+    packed = pack(answer, arena.place if arena is not None else None)
+    return (arena.needed if arena is not None else 0).to_bytes(8, "little") + packed
 
 
 def read_reply(message: bytes, there: There) -> tuple[int, Any]:

@@ -97,11 +97,11 @@ def evaluate(federation: Federation, progress: Progress) -> Record:
         row: Record = {f"test_{k}": v for k, v in vars(scores).items()}
         if federation.client_tests is not None:
             row["client_accuracy"] = client_accuracy(model, federation.client_tests, own_statistics)
-            row.update(_personal(federation, progress, federation.client_tests))
+            row.update(_personal_scores(federation, progress, federation.client_tests))
     return row
 
 
-def _personal(federation: Federation, progress: Progress, tests: Clients) -> Record:
+def _personal_scores(federation: Federation, progress: Progress, tests: Clients) -> Record:
     """Accuracy of each client's own model on its own test examples, where the method has such models (see `HasPersonalModel`)."""
     objective = federation.context.objective
     if not isinstance(objective, HasPersonalModel):

@@ -142,16 +142,16 @@ def _uploads(
 ) -> list[Upload]:
     """What this round released: the clients' uploads, or their one noisy mean; nothing if too few survived."""
     context, s = federation.context, federation.setting
-    given = [o.release for o in outcomes if o.release is not None]
-    if s.min_survivors is not None and len(given) < s.min_survivors:
-        record["skipped"] = f"{len(given)} of the {s.min_survivors} clients that privacy.min_survivors asks for"
+    releases = [o.release for o in outcomes if o.release is not None]
+    if s.min_survivors is not None and len(releases) < s.min_survivors:
+        record["skipped"] = f"{len(releases)} of the {s.min_survivors} clients that privacy.min_survivors asks for"
         return []
     if plan is None:
-        uploads = [u for u in given if isinstance(u, Upload)]
+        uploads = [u for u in releases if isinstance(u, Upload)]
         if isinstance(context.policy, ServerPolicy):
             progress.common = context.policy.observe_all(progress.common, uploads)
         return uploads
-    sealed = [c for c in given if not isinstance(c, Upload)]
+    sealed = [c for c in releases if not isinstance(c, Upload)]
     denominator = float(s.cohort) if weighting_of(federation.method) == "uniform" else sum(c.weight for c in sealed)
     if not denominator:
         return []

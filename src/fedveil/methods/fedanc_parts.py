@@ -122,12 +122,12 @@ def captured(movement: Tensor | None, gamma: float) -> tuple[float, float]:
 
     Without any movement it is taken to be flat: (gamma, 1).
     """
-    energy = None if movement is None else movement.square().sort(descending=True).values.double()
-    if energy is None or not float(energy.sum()):
+    squares = None if movement is None else movement.square().sort(descending=True).values.double()
+    if squares is None or not float(squares.sum()):
         return gamma, 1.0
-    k = min(math.ceil(gamma * len(energy)), len(energy))
-    total = float(energy.sum())
-    return float(energy[:k].sum()) / total, float(energy[k - 1]) * len(energy) / total
+    k = min(math.ceil(gamma * len(squares)), len(squares))
+    total = float(squares.sum())
+    return float(squares[:k].sum()) / total, float(squares[k - 1]) * len(squares) / total
 
 
 def tradeoff(b: Tensor, gamma: Tensor, *, weight: float, noise: float, captured: tuple[float, float]) -> Tensor:

@@ -151,7 +151,7 @@ def parameter_shapes(layer: Layer, shape: Shape) -> Shapes:
 
 def all_parameter_shapes(layers: Iterable[Layer], shape: Shape) -> Shapes:
     """Shapes of the parameters of a whole list of layers, by name and in order."""
-    return {k: v for layer, given in walk(layers, shape) for k, v in parameter_shapes(layer, given).items()}
+    return {k: v for layer, input_shape in walk(layers, shape) for k, v in parameter_shapes(layer, input_shape).items()}
 
 
 def walk(layers: Iterable[Layer], shape: Shape) -> Iterator[tuple[Layer, Shape]]:

@@ -37,7 +37,7 @@ def _outputs(module: nn.Module, batch: Tensor) -> list[tuple[str, Tensor]]:
     network = copy.deepcopy(module).train()
     seen: list[tuple[str, Tensor]] = []
 
-    def keep(layer: nn.Module, given: Any, output: Any) -> None:
+    def keep(layer: nn.Module, inputs: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and output.dim() and len(output) == len(batch):
             seen.append((f"{names[layer]} ({type(layer).__name__})", output.detach()[0].clone()))
 

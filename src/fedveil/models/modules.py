@@ -55,8 +55,8 @@ def initialised(layers: Iterable[Layer], shape: Shape, seed: int) -> nn.Sequenti
 def sequential(layers: Iterable[Layer], shape: Shape) -> nn.Sequential:
     """The layers as one nn.Sequential; layers without parameters are named by kind and position."""
     children: OrderedDict[str, nn.Module] = OrderedDict()
-    for i, (layer, given) in enumerate(walk(layers, shape)):
-        children[getattr(layer, "name", f"{type(layer).__name__.lower()}{i}")] = module(layer, given)
+    for i, (layer, input_shape) in enumerate(walk(layers, shape)):
+        children[getattr(layer, "name", f"{type(layer).__name__.lower()}{i}")] = module(layer, input_shape)
     return nn.Sequential(children)
 
 

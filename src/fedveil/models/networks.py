@@ -159,14 +159,14 @@ def _resnet(depths: tuple[int, ...], bottleneck: bool, classes: int, options: Re
     def conv(i: int, out: int, kernel: int, stride: int = 1) -> Layers:
         return Conv(f"conv{i}", out, kernel, stride, kernel // 2, bias=False), Norm(f"norm{i}", options.norm, options.groups)
 
-    def block(name: str, given: int, width: int, stride: int) -> Residual:
+    def block(name: str, channels: int, width: int, stride: int) -> Residual:
         if bottleneck:
             out = 4 * width
             body = (*conv(1, width, 1), Act(), *conv(2, width, 3, stride), Act(), *conv(3, out, 1))
         else:
             out = width
             body = (*conv(1, width, 3, stride), Act(), *conv(2, width, 3))
-        return Residual(name, body, () if stride == 1 and given == out else conv(1, out, 1, stride))
+        return Residual(name, body, () if stride == 1 and channels == out else conv(1, out, 1, stride))
 
     layers: list[Layer] = [*conv(1, 64, 3), Act()]
     channels = 64

@@ -264,11 +264,11 @@ class Door:
         if not isinstance(extras, Mapping):
             raise UpdateRefused(f"Local.extras must stay a dictionary, got {type(extras).__name__}")
         if type(update) is not torch.Tensor or update.dtype != torch.float32:
-            given = getattr(update, "dtype", type(update).__name__)
-            raise UpdateRefused(f"the update must be a float32 tensor, got {given} ({type(update).__name__})")
+            kind = getattr(update, "dtype", type(update).__name__)
+            raise UpdateRefused(f"the update must be a float32 tensor, got {kind} ({type(update).__name__})")
         if update.layout != torch.strided or update.requires_grad:
-            given = "one that requires a gradient" if update.requires_grad else str(update.layout)
-            raise UpdateRefused(f"the update must be a plain dense tensor, got {given}")
+            kind = "one that requires a gradient" if update.requires_grad else str(update.layout)
+            raise UpdateRefused(f"the update must be a plain dense tensor, got {kind}")
         if tuple(update.shape) != (self.layout.dimension,):
             raise UpdateRefused(f"the update must have shape ({self.layout.dimension},), got {tuple(update.shape)}")
         vector = self.parts.flat(update, extras)
@@ -434,11 +434,11 @@ def _open(plan: Plan, reason: str) -> bool:
 
 
 def _mean_buffers(contributions: Sequence[Contribution]) -> Tensor | None:
-    given = [(c.weight, c.buffers) for c in contributions if c.buffers is not None and c.buffers.numel()]
-    if not given:
+    buffers = [(c.weight, c.buffers) for c in contributions if c.buffers is not None and c.buffers.numel()]
+    if not buffers:
         return None
-    total = sum(w for w, _ in given)
-    return torch.stack([b * (w / total) for w, b in given]).sum(0)
+    total = sum(w for w, _ in buffers)
+    return torch.stack([b * (w / total) for w, b in buffers]).sum(0)
 
 
 __all__ = ["AGGREGATE", "Charger", "Contribution", "Door", "clipped"]

@@ -82,9 +82,9 @@ def _slopes(module: nn.Module, layers: list[nn.Module], x: Tensor, y: Tensor) ->
     used: list[_Call] = []
     versions: list[int] = []
 
-    def remember(layer: nn.Module, given: tuple[Tensor], output: Tensor) -> None:
-        used.append((layer, given[0].detach(), output))
-        versions.extend((given[0]._version, output._version))
+    def remember(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        used.append((layer, inputs[0].detach(), output))
+        versions.extend((inputs[0]._version, output._version))
 
     hooks = [layer.register_forward_hook(remember) for layer in layers]
     try:
@@ -94,23 +94,23 @@ def _slopes(module: nn.Module, layers: list[nn.Module], x: Tensor, y: Tensor) ->
         for hook in hooks:
             hook.remove()
     losses = F.cross_entropy(logits, y, reduction="none")
-    if versions != [tensor._version for _, given, output in used for tensor in (given, output)]:
+    if versions != [tensor._version for _, inputs, output in used for tensor in (inputs, output)]:
         return [], losses.detach()
     slopes = torch.autograd.grad(losses.sum(), [output for _, _, output in used], materialize_grads=True)
-    return [(layer, given, slope) for (layer, given, _), slope in zip(used, slopes, strict=True)], losses.detach()
+    return [(layer, inputs, slope) for (layer, inputs, _), slope in zip(used, slopes, strict=True)], losses.detach()
 
 
-def _blocks(layer: nn.Module, given: Tensor, slope: Tensor) -> list[Block]:
+def _blocks(layer: nn.Module, inputs: Tensor, slope: Tensor) -> list[Block]:
     """Weight, and bias where there is one."""
     weight: Block
     if isinstance(layer, nn.Conv2d):
         slope = slope.flatten(2)
-        weight, bias = torch.bmm(slope, _windows(layer, given)).flatten(1), slope.sum(2)
-    elif given.dim() == 2:
-        weight, bias = (slope, given), slope
+        weight, bias = torch.bmm(slope, _windows(layer, inputs)).flatten(1), slope.sum(2)
+    elif inputs.dim() == 2:
+        weight, bias = (slope, inputs), slope
     else:
-        slope, given = slope.flatten(1, -2), given.flatten(1, -2)
-        weight, bias = torch.bmm(slope.mT, given).flatten(1), slope.sum(1)
+        slope, inputs = slope.flatten(1, -2), inputs.flatten(1, -2)
+        weight, bias = torch.bmm(slope.mT, inputs).flatten(1), slope.sum(1)
     return [weight] if layer.bias is None else [weight, bias]
 
 

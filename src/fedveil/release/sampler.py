@@ -166,8 +166,8 @@ def _log(x: Floats) -> Floats:
 
 def _cos_sin(angle: Floats) -> tuple[Floats, Floats]:
     """Cosine and sine, by torch (four times as fast as numpy); within Assumption A."""
-    given = torch.from_numpy(angle)
-    return given.cos().numpy(), given.sin().numpy()
+    angles = torch.from_numpy(angle)
+    return angles.cos().numpy(), angles.sin().numpy()
 
 
 def _decide(key: bytes, coordinate: int, b: int, c: int, std: float) -> int:

@@ -11,8 +11,7 @@ from fedveil.accounting.types import Event, Guarantee, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.ledger.entry import event_columns
 from fedveil.methods.base import check_weights, releases_to
-from fedveil.statement import caveats
-from fedveil.statement import scope_checks as sense
+from fedveil.statement import caveats, scope_checks
 from fedveil.statement.advice import learnability
 from fedveil.statement.sampler_error import charged_bound, ideal_noise, run_variation
 from fedveil.statement.sampling_notes import seen_count_epsilon
@@ -72,7 +71,7 @@ def certify(
     views, accountants = _numbers(method, s, released)
     own = views[VIEWS.index(s.scope.view)].proven
     if variant == "proven" and own.epsilon < math.inf:
-        sense.check_delta(s.delta, caveats.units(s), s.scope.unit, allow_vacuous_delta=allow_vacuous_delta)
+        scope_checks.check_delta(s.delta, caveats.units(s), s.scope.unit, allow_vacuous_delta=allow_vacuous_delta)
     assumed = [a for v in views for a in _assumptions(method, s, v.view, released[v.view], v.proven.epsilon)]
     return Statement(
         method=method.name,
@@ -107,7 +106,7 @@ def _releases(method: Method, s: Setting, view: View) -> list[Event]:
         if view is s.scope.view:
             raise
         return [Unbounded(str(problem))]
-    sense.check_sampling_credit(
+    scope_checks.check_sampling_credit(
         events,
         replace(s.scope, view=view),
         poisson=s.sampling == "poisson",
@@ -136,7 +135,7 @@ def _numbers(method: Method, s: Setting, released: dict[View, list[Event]]) -> t
 
 
 def _proven(method: Method, s: Setting, view: View, events: list[Event]) -> tuple[ViewNumbers, str]:
-    pair = sense.neighbouring_pair(s.scope, per_example=s.example_clip is not None)
+    pair = scope_checks.neighbouring_pair(s.scope, per_example=s.example_clip is not None)
     epsilon, accountant = charged_bound(events, s.delta, run_variation(method, s), pair)
     reasons = dict.fromkeys(event.reason for event in events if isinstance(event, Unbounded))
     assumed = _assumptions(method, s, view, events, epsilon)

@@ -54,10 +54,10 @@
     group.insertBefore(row, group.querySelector(".calibrate"));
     $(`r-${s.key}`).addEventListener("input", (event) => set(s, fromPosition(s, Number(event.target.value)), "range"));
     $(`n-${s.key}`).addEventListener("input", (event) => {
-      const given = event.target.value.trim() === "" ? NaN : Number(event.target.value);
-      const allowed = given >= s.low && given <= s.high && (!s.whole || Number.isInteger(given));
+      const value = event.target.value.trim() === "" ? NaN : Number(event.target.value);
+      const allowed = value >= s.low && value <= s.high && (!s.whole || Number.isInteger(value));
       event.target.setAttribute("aria-invalid", String(!allowed));
-      if (allowed) set(s, given, "number");
+      if (allowed) set(s, value, "number");
       else
         say(
           `${s.label} must be ${s.whole ? "a whole number" : "a number"} from ${format(s.low)} to ${format(s.high)}; still using ${format(values[s.key])}.`,
@@ -265,14 +265,14 @@
   }
 
   function restore() {
-    const given = new URLSearchParams(location.hash.slice(1));
+    const parameters = new URLSearchParams(location.hash.slice(1));
     for (const s of SLIDERS) {
-      const value = Number(given.get(s.key) ?? s.start);
+      const value = Number(parameters.get(s.key) ?? s.start);
       values[s.key] = value >= s.low && value <= s.high && (!s.whole || Number.isInteger(value)) ? value : s.start;
     }
     for (const key of Object.keys(CHOICES)) {
-      const allowed = [...$(key).options].some((option) => option.value === given.get(key));
-      $(key).value = allowed ? given.get(key) : CHOICES[key];
+      const allowed = [...$(key).options].some((option) => option.value === parameters.get(key));
+      $(key).value = allowed ? parameters.get(key) : CHOICES[key];
     }
     values.cohort = Math.min(values.cohort, values.clients);
     values.batch = Math.min(values.batch, values.records);

@@ -515,8 +515,8 @@
   section("privacy", "Privacy", spending(), each(statement));
   methodColumns();
   fairness();
-  const dealt = new Set(groups.map((g) => g.partition?.sha256));
-  section("data", "Data", dealt.size === 1 ? partition(groups[0]) : each(partition));
+  const partitions = new Set(groups.map((g) => g.partition?.sha256));
+  section("data", "Data", partitions.size === 1 ? partition(groups[0]) : each(partition));
   section("attacks", "Attacks", each(attacks, true));
   section("failures", "Left out", each(failures, true));
   section("repeat", "How to repeat it", several && differences(), each(repeat));

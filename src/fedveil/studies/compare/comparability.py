@@ -30,7 +30,7 @@ class Check:
         """Why the runs of one row, which differ in their seed only, cannot give the number; an empty string where they can."""
         try:
             if self.metric == PERSONAL:
-                _personal(configs[0])
+                _needs_personal_models(configs[0])
         except FedveilError as problem:
             return str(problem)
         found = {config.run.seed: said for config in configs if (said := self._partition(config))}
@@ -54,7 +54,7 @@ class Check:
         return self._problems[key]
 
 
-def _personal(config: Config) -> None:
+def _needs_personal_models(config: Config) -> None:
     """Refuse a configuration that measures no models of the clients' own."""
     from fedveil.run.assembly import objective
     from fedveil.training.local import HasPersonalModel

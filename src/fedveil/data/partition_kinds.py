@@ -11,11 +11,11 @@ from fedveil.data.partition_options import Dirichlet, Iid, LabelCount, Shards, U
 from fedveil.errors import ConfigError
 
 Ints = NDArray[np.int64]
-Dealt = tuple[Ints, dict[str, Any]]
+Owners = tuple[Ints, dict[str, Any]]
 Generator = np.random.Generator
 
 
-def iid(options: Iid, labels: Ints, users: Ints | None, rng: Generator) -> Dealt:
+def iid(options: Iid, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
     """Uniformly at random."""
     owner = np.full(len(labels), -1, dtype=np.int64)
     sizes = equal_sizes(len(labels), options.clients, options.examples_per_client)
@@ -23,7 +23,7 @@ def iid(options: Iid, labels: Ints, users: Ints | None, rng: Generator) -> Dealt
     return owner, {}
 
 
-def dirichlet(options: Dirichlet, labels: Ints, users: Ints | None, rng: Generator) -> Dealt:
+def dirichlet(options: Dirichlet, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
     """Label by label in Dirichlet proportions."""
     need_enough(len(labels), options.clients * options.min_size, f"{options.clients} clients of at least {options.min_size}")
     totals = np.bincount(labels)
@@ -42,7 +42,7 @@ def dirichlet(options: Dirichlet, labels: Ints, users: Ints | None, rng: Generat
     return top_up(owners(labels, counts, rng), labels, options.clients, options.min_size, rng), {}
 
 
-def shards(options: Shards, labels: Ints, users: Ints | None, rng: Generator) -> Dealt:
+def shards(options: Shards, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
     """Shards of examples sorted by label."""
     pieces = options.clients * options.per_client
     need_enough(len(labels), pieces, f"{options.clients} clients with {options.per_client} shards each")
@@ -54,7 +54,7 @@ def shards(options: Shards, labels: Ints, users: Ints | None, rng: Generator) ->
     return owner, {}
 
 
-def label_count(options: LabelCount, labels: Ints, users: Ints | None, rng: Generator) -> Dealt:
+def label_count(options: LabelCount, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
     """The same number of labels for each client."""
     held = np.unique(labels)
     if options.labels_per_client > len(held):
@@ -73,7 +73,7 @@ def label_count(options: LabelCount, labels: Ints, users: Ints | None, rng: Gene
     return owners(labels, counts, rng), {}
 
 
-def users(options: Users, labels: Ints, users: Ints | None, rng: Generator) -> Dealt:
+def users(options: Users, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
     """Natural users, in ascending order of their ids."""
     if users is None:
         raise ConfigError("users: this data set has no natural users; choose another kind of partition")
@@ -127,12 +127,12 @@ def balanced_choice(clients: int, choices: int, each: int, rng: Generator, start
 
     Each client takes those least taken so far, ties by lot. start: how often each choice is already taken.
     """
-    taken = np.zeros(choices, dtype=np.int64) if start is None else start.copy()
+    counts = np.zeros(choices, dtype=np.int64) if start is None else start.copy()
     mask = np.zeros((clients, choices), dtype=bool)
     for client, lot in enumerate(rng.random((clients, choices))):
-        chosen = np.lexsort((lot, taken))[:each]
+        chosen = np.lexsort((lot, counts))[:each]
         mask[client, chosen] = True
-        taken[chosen] += 1
+        counts[chosen] += 1
     return mask
 
 
@@ -152,11 +152,11 @@ def top_up(owner: Ints, labels: Ints, clients: int, least: int, rng: Generator, 
             fair = owner == donor
             if barred is not None and client == barred[0]:
                 fair &= labels != barred[1]
-            given = np.flatnonzero(fair)
-            given = given[np.argsort(lot[given], kind="stable")][:room]
-            owner[given] = client
-            sizes[donor] -= len(given)
-            sizes[client] += len(given)
+            moved = np.flatnonzero(fair)
+            moved = moved[np.argsort(lot[moved], kind="stable")][:room]
+            owner[moved] = client
+            sizes[donor] -= len(moved)
+            sizes[client] += len(moved)
         if sizes[client] < least:
             raise ConfigError(f"client {client} cannot be given min_size = {least} examples: too few are left that it may have")
     return owner

@@ -7,12 +7,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.data.deal import Dealt, Generator, Ints, balanced_choice, dirichlet_counts, equal_sizes, need_enough, owners, top_up
+from fedveil.data.partition_kinds import (
+    Generator,
+    Ints,
+    Owners,
+    balanced_choice,
+    dirichlet_counts,
+    equal_sizes,
+    need_enough,
+    owners,
+    top_up,
+)
 from fedveil.data.partition_options import Isolation, Ladp1, Ladp2
 from fedveil.errors import ConfigError
 
 
-def isolation(options: Isolation, labels: Ints, users: Ints | None, rng: Generator) -> Dealt:
+def isolation(options: Isolation, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
     """Iid of equal sizes; the curious client's examples are drawn from the public labels alone."""
     extras = _checked(options, labels)
     sizes = equal_sizes(len(labels), options.clients, options.examples_per_client)
@@ -24,12 +34,12 @@ def isolation(options: Isolation, labels: Ints, users: Ints | None, rng: Generat
     owner[public[:own]] = options.curious
     rest = rng.permutation(np.flatnonzero(owner < 0))
     others = np.delete(np.arange(options.clients), options.curious)
-    dealt = np.repeat(others, sizes[others])
-    owner[rest[: len(dealt)]] = dealt
+    clients = np.repeat(others, sizes[others])
+    owner[rest[: len(clients)]] = clients
     return owner, extras
 
 
-def ladp1(options: Ladp1, labels: Ints, users: Ints | None, rng: Generator) -> Dealt:
+def ladp1(options: Ladp1, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
     """Distribution I."""
     extras = _checked(options, labels)
     totals = np.bincount(labels)
@@ -79,7 +89,7 @@ def _ladp1_counts(options: Ladp1, holds: NDArray[np.bool_], public: Ints, share:
     return counts
 
 
-def ladp2(options: Ladp2, labels: Ints, users: Ints | None, rng: Generator) -> Dealt:
+def ladp2(options: Ladp2, labels: Ints, users: Ints | None, rng: Generator) -> Owners:
     """Distribution II."""
     extras = _checked(options, labels)
     need_enough(len(labels), options.clients * options.min_size, f"{options.clients} clients of at least {options.min_size}")

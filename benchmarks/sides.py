@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
-from fedveil.engines.pool import Pool
+from fedveil.engines.pool import ProcessPool
 from fedveil.federation.clients import Clients
 from fedveil.federation.engine import Engine
 from fedveil.federation.fit import one_round
@@ -158,7 +158,7 @@ def ours(job: Federation, engine: Engine | None = None) -> Iterator[Side]:
     """
     progress = start(job)
     first = progress.model.clone()
-    with engine or Pool(job.context, 2) as running:
+    with engine or ProcessPool(job.context, 2) as running:
 
         def work() -> float:
             return worked([os.getpid(), *(p.pid for p in active_children() if p.pid)])

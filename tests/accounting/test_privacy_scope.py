@@ -31,7 +31,7 @@ def test_names_are_converted(unit: Unit, adjacency: Adjacency, view: View) -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         (("person", "zero_out", "server"), "unit = 'person': it must be one of record, client"),
         (("client", "replace-one", "server"), "adjacency = 'replace-one': it must be one of zero_out, replace_one"),

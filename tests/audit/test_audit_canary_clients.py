@@ -18,7 +18,7 @@ from fedveil.audit.canary_clients import Canaries, run_with_canaries
 from fedveil.audit.intervals import epsilon_of_mu
 from fedveil.configuration.config import Config, parse
 from fedveil.engines.inline import Inline
-from fedveil.engines.pool import Pool
+from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError
 from fedveil.methods.method_registry import METHODS
 from fedveil.run.assembly import prepare
@@ -98,7 +98,7 @@ def test_both_engines_see_the_same() -> None:
     job, _ = uncharged(federation_of(DP_FEDAVG, noise_multiplier=1.0), 0)
     one = run_with_canaries(job, Inline, 10, np.random.default_rng(3))
     job, _ = uncharged(federation_of(DP_FEDAVG, noise_multiplier=1.0), 0)
-    two = run_with_canaries(job, lambda context: Pool(context, 2), 10, np.random.default_rng(3))
+    two = run_with_canaries(job, lambda context: ProcessPool(context, 2), 10, np.random.default_rng(3))
     assert np.array_equal(one.final, two.final)
     assert np.array_equal(one.rounds, two.rounds)
 

@@ -22,7 +22,7 @@ from fedveil.data.catalogue import CATALOGUE, Info
 from fedveil.data.remote import REMOTES, Remote
 from fedveil.data.sources import cifar, harbox, idx, leaf, npz, svhn, tinyimagenet, ucihar
 from fedveil.data.sources.pickles import unpickle
-from fedveil.data.sources.raw import Raw
+from fedveil.data.sources.raw import RawData
 from fedveil.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -430,7 +430,7 @@ def leaf_json(users: dict[str, list[int]]) -> bytes:
     return json.dumps({"users": list(users), "num_samples": [len(v) for v in users.values()], "user_data": data}).encode()
 
 
-def femnist(folder: Path, **files: bytes) -> Raw | None:
+def femnist(folder: Path, **files: bytes) -> RawData | None:
     contents = {
         "train/a.json": leaf_json({"w2": [1, 61], "w1": [0]}),
         "train/b.json": leaf_json({"w3": [5]}),

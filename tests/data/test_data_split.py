@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
-from fedveil.data.partition import Clients, Partition, partition
+from fedveil.data.partition import ClientIndices, Partition, partition
 from fedveil.data.split import client_test_split, public_split, split_within_users
 from fedveil.errors import ConfigError, DataError
 
@@ -58,7 +58,7 @@ def test_public_split_refuses(wrong: dict[str, float]) -> None:
 @given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=20), fraction=st.floats(0.01, 0.99), seed=st.integers(0, 99))
 def test_client_test_split(sizes: list[int], fraction: float, seed: int) -> None:
     offsets = np.concatenate([[0], np.cumsum(sizes)])
-    part = Partition(Clients(np.random.default_rng(5).permutation(int(offsets[-1])), offsets), "iid", 1)
+    part = Partition(ClientIndices(np.random.default_rng(5).permutation(int(offsets[-1])), offsets), "iid", 1)
     train, test = client_test_split(part, fraction, seed=seed)
     assert len(train) == len(test) == len(sizes)
     for client, size in enumerate(sizes):

@@ -26,7 +26,7 @@ from federation_runs import assert_same, charged, config, every_method, job, sam
 from fedveil.accounting.types import Gaussian
 from fedveil.engines import pool
 from fedveil.engines.inline import Inline
-from fedveil.engines.pool import Pool
+from fedveil.engines.pool import ProcessPool
 from fedveil.engines.pool_worker import work
 from fedveil.errors import FedveilError
 from fedveil.federation.engine import Engine
@@ -39,7 +39,7 @@ from fedveil.run.history_files import write_history
 from fedveil.training.local import Local
 
 RUNS = dict(every_method())
-ENGINES: dict[str, Callable[[Any], Engine]] = {"inline": Inline, "pool": lambda context: Pool(context, 2)}
+ENGINES: dict[str, Callable[[Any], Engine]] = {"inline": Inline, "pool": lambda context: ProcessPool(context, 2)}
 
 
 def _raise(error: Exception) -> Any:
@@ -266,7 +266,7 @@ def test_a_round_with_too_few_survivors_is_skipped(failing: int, view: str, tmp_
     configuration = config({"name": "dp-fedavg"}, view, privacy={"min_survivors": 5})
     run, victims = dying(configuration, tmp_path, failing)
     progress, models = start(run), []
-    assert fit(run, Pool(run.context, 2), progress, lambda p: models.append(p.model.clone())) == ""
+    assert fit(run, ProcessPool(run.context, 2), progress, lambda p: models.append(p.model.clone())) == ""
     row = progress.history[1]
     assert sorted(row["failures"]) == victims
     assert all("worker process died" in reason for reason in row["failures"].values())
@@ -301,7 +301,7 @@ def test_a_client_that_takes_too_long_releases_zero_from_the_parent(view: str, t
     run, (victim,) = dying(configuration, tmp_path / "slow", hang=True)
     honest, _ = faulty(configuration, tmp_path / "zero", faults=(ZERO,), rounds=(1,))
     progress = start(run)
-    assert fit(run, Pool(run.context, 2, timeout=3.0), progress) == ""
+    assert fit(run, ProcessPool(run.context, 2, timeout=3.0), progress) == ""
     assert progress.history[1]["failures"] == {victim: "no answer within 3 seconds"}
     other = finished(honest, "inline")
     assert torch.equal(progress.model, other.model)
@@ -314,7 +314,7 @@ def test_a_client_that_takes_too_long_releases_zero_from_the_parent(view: str, t
 def test_a_client_that_takes_too_long_is_left_out_where_nothing_is_promised(tmp_path: Path) -> None:
     run, (victim,) = dying(config({"name": "fedavg", "weighting": "uniform"}), tmp_path, hang=True)
     progress = start(run)
-    assert fit(run, Pool(run.context, 2, timeout=3.0), progress) == ""
+    assert fit(run, ProcessPool(run.context, 2, timeout=3.0), progress) == ""
     assert progress.history[1]["failures"] == {victim: "no answer within 3 seconds"}
     assert [e.participants for e in charged(tmp_path)] == [6, 5, 6]
 
@@ -328,7 +328,7 @@ def test_without_a_number_of_survivors_a_round_without_clients_ends_the_run(tmp_
     run, _ = dying(config({"name": "dp-fedavg"}), tmp_path / "dead", 6)
     progress = start(run)
     with pytest.raises(FedveilError, match="every client of round 1 failed; the first reason: its worker process died"):
-        fit(run, Pool(run.context, 2), progress)
+        fit(run, ProcessPool(run.context, 2), progress)
     assert progress.round == 1
 
 
@@ -383,7 +383,7 @@ def test_batch_statistics_that_are_not_finite_are_refused_where_they_would_leave
 def test_workers_that_never_come_up_end_the_run_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "work", lambda *_: os._exit(3))
     run = job(RUNS["dp-fedavg-aggregate"], tmp_path)
-    engine = Pool(run.context, 2)
+    engine = ProcessPool(run.context, 2)
     with pytest.raises(FedveilError, match=r"worker processes do not come up .*if __name__ == '__main__'"):
         fit(run, engine, start(run))
     assert engine._workers == []
@@ -399,5 +399,5 @@ def test_a_client_s_time_does_not_count_while_its_worker_starts(tmp_path: Path, 
     monkeypatch.setattr(pool, "work", late)
     run = job(RUNS["dp-fedavg-aggregate"], tmp_path)
     progress = start(run)
-    assert fit(run, Pool(run.context, 2, timeout=2.5), progress) == ""
+    assert fit(run, ProcessPool(run.context, 2, timeout=2.5), progress) == ""
     assert [row["failed"] for row in progress.history] == [0, 0, 0]

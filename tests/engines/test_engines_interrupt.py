@@ -53,7 +53,7 @@ from pathlib import Path
 from federation_runs import config, job
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
-from fedveil.engines.pool import Pool
+from fedveil.engines.pool import ProcessPool
 
 def tell(progress):
     if progress.round == 2:
@@ -70,7 +70,7 @@ if __name__ == "__main__":
         privacy={{"epsilon": None, "noise_multiplier": 1.0}},
     )
     run = job(configuration, Path(sys.argv[1]))
-    fit(run, Pool(run.context, 2, {start!r}), start(run), tell)
+    fit(run, ProcessPool(run.context, 2, {start!r}), start(run), tell)
 """
 
 proc = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks processes up in /proc")

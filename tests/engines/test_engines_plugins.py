@@ -16,7 +16,7 @@ import torch
 from federation_runs import charged, config, finished, job
 from fedveil.engines.batched import Batched
 from fedveil.engines.inline import Inline
-from fedveil.engines.pool import Pool
+from fedveil.engines.pool import ProcessPool
 from fedveil.federation.clients import Clients
 from fedveil.federation.engine import Engine
 from fedveil.federation.progress import Federation, Progress
@@ -25,7 +25,7 @@ from fedveil.training.local import Local
 
 ENGINES: dict[str, Callable[[Any], Engine]] = {
     "inline": Inline,
-    "pool": lambda context: Pool(context, 2),
+    "pool": lambda context: ProcessPool(context, 2),
     "batched": lambda context: Batched(context, 2),
 }
 VIEWS = ["server", "aggregate"]

@@ -21,7 +21,7 @@ from by_hand import ONE
 from by_hand import federation as by_hand
 from federation_runs import assert_same, charged, config, every_method, finished, gone, job
 from fedveil.engines.inline import Inline
-from fedveil.engines.pool import Pool
+from fedveil.engines.pool import ProcessPool
 from fedveil.engines.pool_worker import work
 from fedveil.engines.select_engine import engine, place
 from fedveil.errors import ConfigError, FedveilError
@@ -49,7 +49,7 @@ def test_pool_equals_inline_to_the_bit(name: str, tmp_path: Path, monkeypatch: p
     reference = finished(reference_job, Inline(reference_job.context))
     for workers in (1, 2, 3) if name.startswith(("dp-fedavg", "aldp")) else (2,):
         run = job(RUNS[name], tmp_path / f"pool{workers}")
-        assert_same(finished(run, Pool(run.context, workers)), reference)
+        assert_same(finished(run, ProcessPool(run.context, workers)), reference)
         assert charged(tmp_path / f"pool{workers}") == charged(tmp_path / "inline")
 
 
@@ -61,7 +61,7 @@ def test_spawned_workers_equal_inline_to_the_bit(name: str, tmp_path: Path) -> N
     run = job(RUNS[name], tmp_path / "inline")
     reference = finished(run, Inline(run.context))
     other = job(RUNS[name], tmp_path / "spawned")
-    assert_same(finished(other, Pool(other.context, 2, "spawn")), reference)
+    assert_same(finished(other, ProcessPool(other.context, 2, "spawn")), reference)
 
 
 @pytest.mark.parametrize(("method", "z"), [(FedAvg(), None), (DPFedAvg(clip=0.1), 1.0)])
@@ -74,7 +74,7 @@ def test_private_statistics_and_released_ones_travel(method: Method, z: float | 
     one, two = run(), run()
     reference = finished(one, Inline(one.context))
     assert (reference.buffers is None) == (z is not None)
-    other = finished(two, Pool(two.context, 2))
+    other = finished(two, ProcessPool(two.context, 2))
     assert_same(other, reference)
     assert reference.buffers is None or (other.buffers is not None and torch.equal(other.buffers, reference.buffers))
 
@@ -88,7 +88,7 @@ def test_states_of_many_clients_keep_no_files_open(tmp_path: Path) -> None:
     )
     run = job(configuration, tmp_path)
     before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
-    progress = finished(run, Pool(run.context, 2))
+    progress = finished(run, ProcessPool(run.context, 2))
     assert len(progress.privates) == 150
     assert not before or len(os.listdir("/proc/self/fd")) < before + 20
 
@@ -143,7 +143,7 @@ def misbehaving(folder: Path, how: str, view: str, times: int = 100) -> tuple[Fe
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_a_killed_worker_is_replaced_and_its_client_retried_once_then_reported(view: str, tmp_path: Path) -> None:
     run, victim = misbehaving(tmp_path, "die", view)
-    progress = finished(run, Pool(run.context, 2))
+    progress = finished(run, ProcessPool(run.context, 2))
     assert (tmp_path / "marks").read_text() == "xx" * 2
     for row in progress.history:
         assert row["failures"] == {victim: "its worker process died (tried 2 times)"}
@@ -158,10 +158,10 @@ def test_a_killed_worker_is_replaced_and_its_client_retried_once_then_reported(v
 def test_a_client_whose_worker_dies_once_takes_part_after_all(tmp_path: Path) -> None:
     run, _ = misbehaving(tmp_path / "a", "die", "aggregate", times=1)
     calm, _ = misbehaving(tmp_path / "b", "die", "aggregate", times=0)
-    assert_same(finished(run, Pool(run.context, 2)), finished(calm, Inline(calm.context)))
+    assert_same(finished(run, ProcessPool(run.context, 2)), finished(calm, Inline(calm.context)))
 
 
-def _kill_all(pool: Pool) -> None:
+def _kill_all(pool: ProcessPool) -> None:
     for worker in pool._workers:
         os.kill(worker.process.pid or 0, signal.SIGKILL)
         worker.process.join()
@@ -169,7 +169,7 @@ def _kill_all(pool: Pool) -> None:
 
 def test_workers_killed_between_rounds_are_replaced(tmp_path: Path) -> None:
     run = job(RUNS["dp-fedavg-aggregate"], tmp_path / "a")
-    pool, progress = Pool(run.context, 2), start(run)
+    pool, progress = ProcessPool(run.context, 2), start(run)
 
     def kill(_: Progress) -> None:
         _kill_all(pool)
@@ -193,13 +193,13 @@ def test_a_replacement_that_dies_before_it_is_up_costs_its_client_only(tmp_path:
 
     monkeypatch.setattr(pool_module, "work", second_dies)
     run, victim = misbehaving(tmp_path, "die", "aggregate", times=1)
-    progress = finished(run, Pool(run.context, 1))
+    progress = finished(run, ProcessPool(run.context, 1))
     assert [row["failures"] for row in progress.history] == [{victim: "its worker process died (tried 2 times)"}, {}]
 
 
 def test_an_idle_worker_that_died_and_whose_replacement_dies_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = job(RUNS["dp-fedavg-aggregate"], tmp_path / "a")
-    pool, progress = Pool(run.context, 2), start(run)
+    pool, progress = ProcessPool(run.context, 2), start(run)
 
     def kill(_: Progress) -> None:
         _kill_all(pool)
@@ -224,7 +224,7 @@ def test_workers_that_never_come_up_name_classes_of_a_notebook(tmp_path: Path, m
     monkeypatch.setattr(pool_module, "work", lambda *_: os._exit(1))
     run = job(RUNS["dp-fedavg-aggregate"], tmp_path)
     with pytest.raises(FedveilError, match=r"classes defined in a notebook .* must be put in a module"):
-        fit(run, Pool(run.context, 1), start(run))
+        fit(run, ProcessPool(run.context, 1), start(run))
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ def test_a_state_that_cannot_be_sent_is_its_client_s_failure(kept: Any, reason: 
     odd = [c for c, size in enumerate(run.context.clients.sizes().tolist()) if size % 2]
     assert 0 < len(odd) < 6
     run = replace(run, context=replace(run.context, objective=Unsendable(Plain(), kept)))
-    pool = Pool(run.context, 2)
+    pool = ProcessPool(run.context, 2)
     for row in finished(run, pool).history:
         assert list(row["failures"]) == odd
         for why in row["failures"].values():
@@ -279,8 +279,8 @@ def test_a_timeout_needs_the_pool(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"{name} cannot interrupt"):
             place(name, timeout=1.0)
     with pytest.raises(ConfigError, match="must be > 0"):
-        Pool(run.context, timeout=0.0)
-    assert isinstance(engine("auto", run.context, timeout=1.0), Pool)
+        ProcessPool(run.context, timeout=0.0)
+    assert isinstance(engine("auto", run.context, timeout=1.0), ProcessPool)
     with pytest.raises(ConfigError, match="did you mean 'pool'"):
         engine("pol", run.context)
 
@@ -316,7 +316,7 @@ class Broken:
 def test_a_bug_outside_training_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
     run = job(RUNS["dp-fedavg-server"], tmp_path)
     run = replace(run, context=replace(run.context, policy=Broken(run.context.policy)))
-    pool = Pool(run.context, 2)
+    pool = ProcessPool(run.context, 2)
     with pytest.raises(RuntimeError, match=r"in a worker:(.|\n)*ZeroDivisionError: a bug"):
         fit(run, pool, start(run))
     assert pool._workers == []
@@ -331,14 +331,14 @@ from pathlib import Path
 from federation_runs import config, job
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
-from fedveil.engines.pool import Pool
+from fedveil.engines.pool import ProcessPool
 configuration = config(
     {{"name": "dp-fedavg"}},
     training={{"rounds": 100000, "local_steps": 200}},
     privacy={{"epsilon": None, "noise_multiplier": 1.0}},
 )
 run = job(configuration, Path(sys.argv[1]))
-pool = Pool(run.context, 2)
+pool = ProcessPool(run.context, 2)
 def tell(progress):
     if progress.round == 1:
         print(*[w.process.pid for w in pool._workers], flush=True)

@@ -14,7 +14,7 @@ import torch
 import fedveil.engines.pool as pool_module
 from federation_runs import assert_same, config, finished, job
 from fedveil.engines.inline import Inline
-from fedveil.engines.pool import Pool
+from fedveil.engines.pool import ProcessPool
 from fedveil.engines.pool_worker import pack, read_reply, reply, unpack
 from fedveil.engines.shared_arena import SharedArena, WorkerArena
 
@@ -101,7 +101,7 @@ def test_models_of_clients_stay_out_of_the_pipes(method: str, tmp_path: Path, mo
     monkeypatch.setattr(pool_module, "read_reply", opened)
     configuration = config({"name": method, "variant": "published"}, "server", **LARGE)
     run = job(configuration, tmp_path / "pool")
-    engine = Pool(run.context, 2)
+    engine = ProcessPool(run.context, 2)
     each = engine.map
 
     def mapped(tasks: Any) -> Any:
@@ -127,7 +127,7 @@ def test_large_states_equal_inline_and_keep_no_files_open(start: str, tmp_path: 
     one, two = job(configuration, tmp_path / "inline"), job(configuration, tmp_path / "pool")
     folder = Path("/proc/self/fd")
     before = len(os.listdir(folder)) if folder.is_dir() else 0
-    progress = finished(two, Pool(two.context, 2, start))
+    progress = finished(two, ProcessPool(two.context, 2, start))
     assert not before or len(os.listdir(folder)) < before + 10
     assert_same(progress, finished(one, Inline(one.context)))
 

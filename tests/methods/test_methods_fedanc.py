@@ -17,7 +17,7 @@ from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.configuration.config import calibrated_setting, load_config, parse
 from fedveil.engines.inline import Inline
-from fedveil.engines.pool import Pool
+from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
@@ -425,7 +425,7 @@ def test_the_public_loss_reaches_the_controller() -> None:
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_pool_and_inline_agree_on_controllers_and_public_loss(view: str) -> None:
     models = []
-    for engine in (Inline, lambda context: Pool(context, workers=2)):
+    for engine in (Inline, lambda context: ProcessPool(context, workers=2)):
         job = h.job_of(h.at_epsilon_8(FAST, f"privacy.view={view}", "data.public_fraction=0.1", rounds=3))
         progress = start(job)
         assert fit(job, engine(job.context), progress) == ""

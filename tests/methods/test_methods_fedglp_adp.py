@@ -18,7 +18,7 @@ from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Scope, Unbounded, Unit, View
 from fedveil.configuration.config import calibrated_setting, configure, load_config
 from fedveil.engines.inline import Inline
-from fedveil.engines.pool import Pool
+from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
@@ -378,7 +378,7 @@ def test_record_level_noise_inside_training_goes_with_the_mask() -> None:
 def test_pool_and_inline_agree_on_private_state() -> None:
     config = h.at_epsilon_8({"name": "fedglp-adp", "growth": 0.1}, "privacy.view=server", *ADAM, rounds=3)
     models = []
-    for engine in (Inline, lambda context: Pool(context, workers=2)):
+    for engine in (Inline, lambda context: ProcessPool(context, workers=2)):
         job = h.job_of(config)
         progress = start(job)
         fit(job, engine(job.context), progress)

@@ -19,7 +19,7 @@ from federation_runs import charged, config, finished, job
 from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unbounded, Unit, View
 from fedveil.engines.batched import Batched
 from fedveil.engines.inline import Inline
-from fedveil.engines.pool import Pool
+from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.federation.engine import Engine
 from fedveil.release.door import Door
@@ -173,7 +173,7 @@ def test_where_nothing_is_promised_extras_leave_as_floats(view: View) -> None:
 
 ENGINES: dict[str, Callable[[Any], Engine]] = {
     "inline": Inline,
-    "pool": lambda context: Pool(context, 2),
+    "pool": lambda context: ProcessPool(context, 2),
     "batched": lambda context: Batched(context, 2),
 }
 

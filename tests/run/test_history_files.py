@@ -65,7 +65,7 @@ def test_every_number_comes_back_to_the_bit(published: Result) -> None:
     ]
 
 
-@pytest.mark.parametrize("given", METHODS, ids=lambda c: f"{c.method.name}")
+@pytest.mark.parametrize("configuration", METHODS, ids=lambda c: f"{c.method.name}")
 def test_every_column_of_a_method_is_declared_and_its_words_lie_beside_the_tables(configuration: Config, tmp_path: Path) -> None:
     data = read_run(run(configuration, tmp_path / "run").path)
     assert set(data.columns) <= set(data.declared)

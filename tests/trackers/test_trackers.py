@@ -283,7 +283,7 @@ def test_trackers_are_told_all_and_change_nothing(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(("fails_at", "told"), [(1, ["begin", 0, 1]), ("FINISHED", ["begin", 0, 1, 2, "FINISHED"])])
+@pytest.mark.parametrize(("fails_at", "heard"), [(1, ["begin", 0, 1]), ("FINISHED", ["begin", 0, 1, 2, "FINISHED"])])
 def test_a_tracker_that_fails_is_told_no_more_and_the_run_goes_on(fails_at: int | str, heard: list[Any], tmp_path: Path) -> None:
     failing, other = Recorder(fails_at), Recorder()
     with pytest.warns(RuntimeWarning, match=r"Recorder failed .*OSError: no room.*everything is in .*run") as warned:

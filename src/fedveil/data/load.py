@@ -12,13 +12,13 @@ from fedveil.data import catalogue, remote
 from fedveil.data.catalogue import Info
 from fedveil.data.dataset import Array, Dataset, Ints
 from fedveil.data.sources import digits
-from fedveil.data.sources.raw import Raw
+from fedveil.data.sources.raw import RawData
 from fedveil.data.sources.table import FOLDERS, formats
 from fedveil.errors import ConfigError, DataError
 
 ENVIRONMENT = "FEDVEIL_DATA"
 SYSTEM = Path("/usr/share/datasets")
-Reader = Callable[[Path | None], Raw]
+Reader = Callable[[Path | None], RawData]
 """Reader of a custom data set; it gets `data.data_dir`, or None."""
 
 _OWN: dict[str, Reader] = {}
@@ -78,7 +78,7 @@ def load(name: str, data_dir: str | Path | None = None, download: bool = True) -
     raise DataError(_not_found(info, tried))
 
 
-def _own(name: str, data_dir: str | Path | None) -> Raw:
+def _own(name: str, data_dir: str | Path | None) -> RawData:
     reader = _OWN[name]
     try:
         return reader(None if data_dir is None else _directory(data_dir, "data directory"))
@@ -105,7 +105,7 @@ def _directory(folder: str | Path, label: str) -> Path:
     return path
 
 
-def _look(info: Info, root: Path) -> tuple[Raw, str] | None:
+def _look(info: Info, root: Path) -> tuple[RawData, str] | None:
     for folder in (root, *(root / name for name in FOLDERS[info.name])):
         if not folder.is_dir():
             continue
@@ -116,7 +116,7 @@ def _look(info: Info, root: Path) -> tuple[Raw, str] | None:
     return None
 
 
-def _checked(info: Info, raw: Raw, place: str) -> Dataset:
+def _checked(info: Info, raw: RawData, place: str) -> Dataset:
     for split, x, size in (("train", raw.x_train, info.train_size), ("test", raw.x_test, info.test_size)):
         if size and len(x) != size:
             raise DataError(

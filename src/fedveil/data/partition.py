@@ -30,7 +30,7 @@ _KINDS: dict[str, Callable[..., partition_kinds.Owners]] = {
 }
 
 
-class Clients(Sequence[Ints]):
+class ClientIndices(Sequence[Ints]):
     """Index arrays of many clients in two arrays: client i has order[offsets[i]:offsets[i + 1]], ascending."""
 
     def __init__(self, order: Ints, offsets: Ints) -> None:
@@ -38,7 +38,7 @@ class Clients(Sequence[Ints]):
         self.offsets = offsets
 
     @classmethod
-    def from_owners(cls, owner: Ints, clients: int) -> Clients:
+    def from_owners(cls, owner: Ints, clients: int) -> ClientIndices:
         """From the owner of each example, -1 for none."""
         sizes = np.bincount(owner[owner >= 0], minlength=clients)
         order = np.argsort(owner, kind="stable")[len(owner) - int(sizes.sum()) :]
@@ -78,7 +78,7 @@ class Partition:
     kind, seed: how it was made. extras: what else the kind fixes, e.g. `curious` and `private_label`, or `users`.
     """
 
-    clients: Clients
+    clients: ClientIndices
     kind: str
     seed: int
     extras: Mapping[str, Any] = field(default_factory=dict)
@@ -145,8 +145,8 @@ def from_options(
         options, values[chosen], None if people is None else people[chosen], generator(seed, f"partition {kind}")
     )
     count = len(extras["users"]) if kind == "users" else int(options.clients)  # type: ignore[attr-defined]
-    clients = Clients.from_owners(owner, count)
-    return Partition(Clients(chosen[clients.order], clients.offsets), kind, seed, extras)
+    clients = ClientIndices.from_owners(owner, count)
+    return Partition(ClientIndices(chosen[clients.order], clients.offsets), kind, seed, extras)
 
 
 def _options(kind: str, options: dict[str, Any]) -> BaseModel:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.data.dataset import Dataset
-from fedveil.data.partition import Clients, Partition
+from fedveil.data.partition import ClientIndices, Partition
 from fedveil.data.seeding import generator
 from fedveil.errors import ConfigError, DataError
 
@@ -33,7 +33,7 @@ def public_split(total: int, *, seed: int, fraction: float | None = None, size: 
     return np.sort(shuffled[size:]), np.sort(shuffled[:size])
 
 
-def client_test_split(partition: Partition, fraction: float, *, seed: int) -> tuple[Partition, Clients]:
+def client_test_split(partition: Partition, fraction: float, *, seed: int) -> tuple[Partition, ClientIndices]:
     """Keep a random part of each client's examples for testing.
 
     fraction: between 0 and 1; client i with n examples keeps round(fraction * n) for testing, but at most n - 1, so a client
@@ -49,8 +49,8 @@ def client_test_split(partition: Partition, fraction: float, *, seed: int) -> tu
     rank = np.empty(len(order), dtype=np.int64)
     rank[np.lexsort((lot, owner))] = np.arange(len(order)) - np.repeat(offsets[:-1], sizes)
     test = rank < held[owner]
-    train = Clients(order[~test], _offsets(sizes - held))
-    return dataclasses.replace(partition, clients=train), Clients(order[test], _offsets(held))
+    train = ClientIndices(order[~test], _offsets(sizes - held))
+    return dataclasses.replace(partition, clients=train), ClientIndices(order[test], _offsets(held))
 
 
 def split_within_users(dataset: Dataset, test_fraction: float) -> Dataset:

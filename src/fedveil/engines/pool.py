@@ -56,7 +56,7 @@ class _Worker:
     slot: Slot | None = None
 
 
-class Pool:
+class ProcessPool:
     """The engine; `workers` defaults to the cores this process may use.
 
     Args:

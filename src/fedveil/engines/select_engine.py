@@ -8,7 +8,7 @@ from multiprocessing import current_process
 from fedveil.engines.batched import Batched
 from fedveil.engines.device import GPU, gpu_in_machine, gpu_problem
 from fedveil.engines.inline import Inline
-from fedveil.engines.pool import Pool, available_cores
+from fedveil.engines.pool import ProcessPool, available_cores
 from fedveil.errors import ConfigError, nearest
 from fedveil.federation.engine import Engine
 from fedveil.federation.round import Context
@@ -63,7 +63,7 @@ def engine(
         on_gpu = context.model.vector.device.type == "cuda"
         name = "cuda" if on_gpu else "pool" if worthwhile else "inline"
     if name == "pool":
-        return Pool(context, timeout=timeout)
+        return ProcessPool(context, timeout=timeout)
     return Inline(context) if name == "inline" else Batched(context, at_once, deterministic)
 
 

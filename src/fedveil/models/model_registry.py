@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ModelKind:
     """A network: one line about it, its options, and its layers from (input shape, classes, options)."""
 
     summary: str
@@ -26,17 +26,17 @@ class Entry:
     layers: Callable[[Shape, int, Any], tuple[Layer, ...]]
 
 
-MODELS: dict[str, Entry] = {
-    "linear": Entry("softmax regression; takes any input", net.LinearOptions, net.linear),
-    "mlp": Entry("fully connected network; takes any input", net.MlpOptions, net.mlp),
-    "lenet5": Entry("LeNet-5, ReLU and max-pooling by default", net.Lenet5Options, net.lenet5),
-    "lenet-dlg": Entry("the small sigmoid LeNet of gradient inversion attacks", net.LenetDlgOptions, net.lenet_dlg),
-    "cnn2": Entry("2 convolutions, 2 fully connected layers", net.Cnn2Options, net.cnn2),
-    "cnn3": Entry("3 convolutions, 3 fully connected layers", net.Cnn3Options, net.cnn3),
-    "resnet18": Entry("ResNet-18 for small images, group normalisation by default", net.ResnetOptions, net.resnet18),
-    "resnet34": Entry("ResNet-34 for small images, group normalisation by default", net.ResnetOptions, net.resnet34),
-    "resnet152": Entry("ResNet-152 for small images, group normalisation by default", net.ResnetOptions, net.resnet152),
-    "cnn-lstm": Entry("2 convolutions and an LSTM, for signals (channels, length)", net.CnnLstmOptions, net.cnn_lstm),
+MODELS: dict[str, ModelKind] = {
+    "linear": ModelKind("softmax regression; takes any input", net.LinearOptions, net.linear),
+    "mlp": ModelKind("fully connected network; takes any input", net.MlpOptions, net.mlp),
+    "lenet5": ModelKind("LeNet-5, ReLU and max-pooling by default", net.Lenet5Options, net.lenet5),
+    "lenet-dlg": ModelKind("the small sigmoid LeNet of gradient inversion attacks", net.LenetDlgOptions, net.lenet_dlg),
+    "cnn2": ModelKind("2 convolutions, 2 fully connected layers", net.Cnn2Options, net.cnn2),
+    "cnn3": ModelKind("3 convolutions, 3 fully connected layers", net.Cnn3Options, net.cnn3),
+    "resnet18": ModelKind("ResNet-18 for small images, group normalisation by default", net.ResnetOptions, net.resnet18),
+    "resnet34": ModelKind("ResNet-34 for small images, group normalisation by default", net.ResnetOptions, net.resnet34),
+    "resnet152": ModelKind("ResNet-152 for small images, group normalisation by default", net.ResnetOptions, net.resnet152),
+    "cnn-lstm": ModelKind("2 convolutions and an LSTM, for signals (channels, length)", net.CnnLstmOptions, net.cnn_lstm),
 }
 
 
@@ -82,7 +82,7 @@ def build(name: str, input_shape: Shape, classes: int, seed: int, **options: Any
     return modules.initialised(layers, tuple(input_shape), seed)
 
 
-def _entry(name: str) -> Entry:
+def _entry(name: str) -> ModelKind:
     if name not in MODELS:
         raise ConfigError(f"unknown model {name!r}{nearest(name, MODELS)}; there are {', '.join(MODELS)}")
     return MODELS[name]

@@ -14,7 +14,7 @@ import numpy as np
 from fedveil.data.catalogue import Info
 from fedveil.data.remote import REMOTES
 from fedveil.data.sources.pickles import check_digest, unpickle
-from fedveil.data.sources.raw import Array, Format, Raw
+from fedveil.data.sources.raw import Array, Format, RawData
 from fedveil.errors import DataError
 
 
@@ -52,7 +52,7 @@ def pickled(name: str, batches: Batches) -> Format:
     """The original archive, or its unpacked folder."""
     archive = REMOTES[name][0]
 
-    def read(directory: Path, info: Info) -> Raw | None:
+    def read(directory: Path, info: Info) -> RawData | None:
         if (directory / archive.name).is_file():
             return _from_archive(directory / archive.name, archive.digest, batches, info)
         for folder in (directory / batches.folder, directory):
@@ -63,7 +63,7 @@ def pickled(name: str, batches: Batches) -> Format:
     return Format(f"{archive.name}, or the folder {batches.folder} in it", read)
 
 
-def _from_archive(path: Path, digest: str, batches: Batches, info: Info) -> Raw:
+def _from_archive(path: Path, digest: str, batches: Batches, info: Info) -> RawData:
     content = path.read_bytes()
     check_digest(content, digest, str(path))
     try:
@@ -75,7 +75,7 @@ def _from_archive(path: Path, digest: str, batches: Batches, info: Info) -> Raw:
     return _both(contents.__getitem__, batches, info, path)
 
 
-def _from_folder(folder: Path, batches: Batches, info: Info) -> Raw:
+def _from_folder(folder: Path, batches: Batches, info: Info) -> RawData:
     def member(name: str) -> bytes:
         if not (folder / name).is_file():
             raise DataError(f"{folder / name} is missing")
@@ -84,12 +84,12 @@ def _from_folder(folder: Path, batches: Batches, info: Info) -> Raw:
     return _both(member, batches, info, folder)
 
 
-def _both(member: Callable[[str], bytes], batches: Batches, info: Info, place: Path) -> Raw:
+def _both(member: Callable[[str], bytes], batches: Batches, info: Info, place: Path) -> RawData:
     train, test = (
         [_batch(member(name), digest, f"{place}: {name}", batches.label_key, info) for name, digest in files.items()]
         for files in (batches.train, batches.test)
     )
-    return Raw(*_joined(train), *_joined(test))
+    return RawData(*_joined(train), *_joined(test))
 
 
 def _batch(content: bytes, digest: str, name: str, label_key: str, info: Info) -> tuple[Array, Array]:

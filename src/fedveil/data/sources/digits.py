@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil.data.sources.raw import Raw
+from fedveil.data.sources.raw import RawData
 
 TEST_SIZE = 360
 
 
-def read() -> Raw:
+def read() -> RawData:
     """scikit-learn's 1,797 digits, their 17 grey levels spread over 0..255, split 1437/360 with equal shares of each label."""
     from sklearn.datasets import load_digits
 
@@ -17,7 +17,7 @@ def read() -> Raw:
     x = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
     y = bunch.target.astype(np.int64)
     test = _stratified(y, TEST_SIZE)
-    return Raw(x[~test], y[~test], x[test], y[test])
+    return RawData(x[~test], y[~test], x[test], y[test])
 
 
 def _stratified(labels: np.ndarray, size: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.data.catalogue import Info
-from fedveil.data.sources.raw import Array, Format, Raw
+from fedveil.data.sources.raw import Array, Format, RawData
 from fedveil.errors import DataError
 
 FOLDER = "large_scale_HARBox"
@@ -20,7 +20,7 @@ def text() -> Format:
     return Format(f"the folder {FOLDER} with PERSON/ACTIVITY_train.txt", _read)
 
 
-def _read(directory: Path, info: Info) -> Raw | None:
+def _read(directory: Path, info: Info) -> RawData | None:
     """No official test split exists: the last fifth of each person's windows of each activity is the test split."""
     folder = next((path for path in (directory / FOLDER, directory) if path.name == FOLDER and path.is_dir()), None)
     if folder is None:
@@ -38,7 +38,7 @@ def _read(directory: Path, info: Info) -> Raw | None:
     if not train:
         raise DataError(f"{folder}: there are no files PERSON/ACTIVITY_train.txt")
     (x_train, y_train, who_train), (x_test, y_test, who_test) = _joined(train), _joined(test)
-    return Raw(x_train, y_train, x_test, y_test, who_train, who_test)
+    return RawData(x_train, y_train, x_test, y_test, who_train, who_test)
 
 
 def _windows(path: Path, info: Info) -> Array:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.data.catalogue import Info
-from fedveil.data.sources.raw import Array, Format, Raw
+from fedveil.data.sources.raw import Array, Format, RawData
 from fedveil.errors import DataError
 
 UBYTE = 0x08
@@ -56,7 +56,7 @@ def _named(directory: Path, folders: tuple[str, ...]) -> bool:
     return any(path.endswith("/" + folder.lower()) for folder in folders)
 
 
-def _mnist(directory: Path) -> Raw | None:
+def _mnist(directory: Path) -> RawData | None:
     paths = [_either(directory, name) for name in FILES]
     if not any(paths):
         return None
@@ -64,7 +64,7 @@ def _mnist(directory: Path) -> Raw | None:
     return _raw([parse(content, name) for content, name in zip(contents, FILES, strict=True)], transpose=False)
 
 
-def _emnist(directory: Path, info: Info) -> Raw | None:
+def _emnist(directory: Path, info: Info) -> RawData | None:
     paths = [_either(directory, name) for name in EMNIST_FILES]
     if any(paths):
         contents = [_content(path, directory / name) for path, name in zip(paths, EMNIST_FILES, strict=True)]
@@ -76,14 +76,14 @@ def _emnist(directory: Path, info: Info) -> Raw | None:
     return _raw(arrays, transpose=True)
 
 
-def _raw(arrays: list[Array], transpose: bool) -> Raw:
+def _raw(arrays: list[Array], transpose: bool) -> RawData:
     """EMNIST stores its pictures with rows and columns exchanged; `transpose` sets them upright."""
     x_train, y_train, x_test, y_test = arrays
     for x, y in ((x_train, y_train), (x_test, y_test)):
         if x.ndim != 3 or y.ndim != 1:
             raise DataError(f"idx files with {x.ndim}-dimensional pictures and {y.ndim}-dimensional labels; expected 3 and 1")
     axes = (0, 2, 1) if transpose else (0, 1, 2)
-    return Raw(x_train.transpose(axes)[:, None].copy(), y_train, x_test.transpose(axes)[:, None].copy(), y_test)
+    return RawData(x_train.transpose(axes)[:, None].copy(), y_train, x_test.transpose(axes)[:, None].copy(), y_test)
 
 
 def _either(directory: Path, name: str) -> Path | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.data.catalogue import Info
-from fedveil.data.sources.raw import Array, Format, Raw
+from fedveil.data.sources.raw import Array, Format, RawData
 from fedveil.errors import DataError
 
 
@@ -18,7 +18,7 @@ def femnist() -> Format:
     return Format("folders train and test with the JSON files that LEAF writes, below a folder femnist", _read)
 
 
-def _read(directory: Path, info: Info) -> Raw | None:
+def _read(directory: Path, info: Info) -> RawData | None:
     files = {split: sorted((directory / split).glob("*.json")) for split in ("train", "test")}
     if not any(files.values()) or "femnist" not in directory.resolve().as_posix().lower():
         return None
@@ -27,7 +27,7 @@ def _read(directory: Path, info: Info) -> Raw | None:
     number = {name: position for position, name in enumerate(names)}
     (x_train, y_train, who_train), (x_test, y_test, who_test) = parts["train"], parts["test"]
     ids = [np.asarray([number[name] for name in who], dtype=np.int64) for who in (who_train, who_test)]
-    return Raw(x_train, y_train, x_test, y_test, *ids)
+    return RawData(x_train, y_train, x_test, y_test, *ids)
 
 
 def _split(paths: list[Path], folder: Path, info: Info) -> tuple[Array, Array, list[str]]:

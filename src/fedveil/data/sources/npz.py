@@ -11,7 +11,7 @@ from typing import IO
 import numpy as np
 
 from fedveil.data.catalogue import Info
-from fedveil.data.sources.raw import Array, Format, Raw
+from fedveil.data.sources.raw import Array, Format, RawData
 from fedveil.errors import DataError
 
 
@@ -43,7 +43,7 @@ def decode(coded: Array) -> Array:
     return planes
 
 
-def _read(directory: Path, names: Iterable[str], suffix: str, info: Info) -> Raw | None:
+def _read(directory: Path, names: Iterable[str], suffix: str, info: Info) -> RawData | None:
     path = next((directory / name for name in names if (directory / name).is_file()), None)
     if path is None:
         return None
@@ -56,7 +56,7 @@ def _read(directory: Path, names: Iterable[str], suffix: str, info: Info) -> Raw
             if x.dtype != np.uint8 or x.shape[1:] != info.input_shape:
                 raise DataError(f"{path}: coded pictures are {x.dtype} {x.shape}; expected uint8 (N, *{info.input_shape})")
         x_train, x_test = decode(x_train), decode(x_test)
-    return Raw(channels_first(x_train, info, path), y_train, channels_first(x_test, info, path), y_test, *users)
+    return RawData(channels_first(x_train, info, path), y_train, channels_first(x_test, info, path), y_test, *users)
 
 
 def channels_first(x: Array, info: Info, path: Path) -> Array:

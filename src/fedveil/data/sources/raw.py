@@ -14,7 +14,7 @@ from fedveil.data.catalogue import Info
 Array = NDArray[Any]
 
 
-class Raw(NamedTuple):
+class RawData(NamedTuple):
     """Two splits as they were stored; images are (examples, channels, height, width)."""
 
     x_train: Array
@@ -34,4 +34,4 @@ class Format:
     """
 
     expects: str
-    read: Callable[[Path, Info], Raw | None]
+    read: Callable[[Path, Info], RawData | None]

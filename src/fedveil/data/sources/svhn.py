@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.data.catalogue import Info
-from fedveil.data.sources.raw import Array, Format, Raw
+from fedveil.data.sources.raw import Array, Format, RawData
 from fedveil.errors import DataError
 
 FILES = ("train_32x32.mat", "test_32x32.mat")
@@ -18,12 +18,12 @@ def matlab() -> Format:
     return Format(" and ".join(FILES), _read)
 
 
-def _read(directory: Path, info: Info) -> Raw | None:
+def _read(directory: Path, info: Info) -> RawData | None:
     paths = [directory / name for name in FILES]
     if not any(path.is_file() for path in paths):
         return None
     train, test = (_split(path, info) for path in paths)
-    return Raw(*train, *test)
+    return RawData(*train, *test)
 
 
 def _split(path: Path, info: Info) -> tuple[Array, Array]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.data.catalogue import Info
-from fedveil.data.sources.raw import Array, Format, Raw
+from fedveil.data.sources.raw import Array, Format, RawData
 from fedveil.errors import DataError
 
 FOLDER = "tiny-imagenet-200"
@@ -24,7 +24,7 @@ def pictures() -> Format:
     return Format(f"{FOLDER}.zip, or the folder {FOLDER} in it", _read)
 
 
-def _read(directory: Path, info: Info) -> Raw | None:
+def _read(directory: Path, info: Info) -> RawData | None:
     folder = next((place for place in (directory / FOLDER, directory) if (place / "wnids.txt").is_file()), None)
     if folder is not None:
         return _both(partial(_file, folder), partial(_listed, folder), info)
@@ -44,7 +44,7 @@ def _read(directory: Path, info: Info) -> Raw | None:
         raise DataError(f"{path}: damaged or not the original archive ({error})") from None
 
 
-def _both(read: Reader, listed: Callable[[str], list[str]], info: Info) -> Raw:
+def _both(read: Reader, listed: Callable[[str], list[str]], info: Info) -> RawData:
     words = read("wnids.txt").decode().split()
     label = {word: number for number, word in enumerate(sorted(words))}
     if len(label) != info.classes:
@@ -58,7 +58,7 @@ def _both(read: Reader, listed: Callable[[str], list[str]], info: Info) -> Raw:
         raise DataError(f"a picture belongs to no class of wnids.txt ({error})") from None
     x_train = _pixels(read, train, info)
     x_test = _pixels(read, [f"val/images/{fields[0]}" for fields in lines], info)
-    return Raw(x_train, np.asarray(y_train, dtype=np.int64), x_test, np.asarray(y_test, dtype=np.int64))
+    return RawData(x_train, np.asarray(y_train, dtype=np.int64), x_test, np.asarray(y_test, dtype=np.int64))
 
 
 def _pixels(read: Reader, names: list[str], info: Info) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedveil.data.catalogue import Info
 from fedveil.data.remote import REMOTES
-from fedveil.data.sources.raw import Array, Format, Raw
+from fedveil.data.sources.raw import Array, Format, RawData
 from fedveil.errors import DataError
 
 FOLDER = "UCI HAR Dataset"
@@ -26,7 +26,7 @@ def text() -> Format:
     return Format(f"{outer}, {FOLDER}.zip, or the folder {FOLDER!r}", lambda directory, info: _read(directory, outer, info))
 
 
-def _read(directory: Path, outer: str, info: Info) -> Raw | None:
+def _read(directory: Path, outer: str, info: Info) -> RawData | None:
     places = (directory / FOLDER, directory)
     folder = next((place for place in places if (place / "train" / "y_train.txt").is_file()), None)
     if folder is not None:
@@ -44,10 +44,10 @@ def _read(directory: Path, outer: str, info: Info) -> Raw | None:
         raise DataError(f"{path}: damaged or not the original archive ({error})") from None
 
 
-def _both(read: Callable[[str], bytes], info: Info) -> Raw:
+def _both(read: Callable[[str], bytes], info: Info) -> RawData:
     parts = {split: _split(read, split, info) for split in ("train", "test")}
     (x_train, y_train, who_train), (x_test, y_test, who_test) = parts["train"], parts["test"]
-    return Raw(x_train, y_train, x_test, y_test, who_train, who_test)
+    return RawData(x_train, y_train, x_test, y_test, who_train, who_test)
 
 
 def _split(read: Callable[[str], bytes], split: str, info: Info) -> tuple[Array, Array, Array]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.data.partition import Clients, Partition
+from fedveil.data.partition import ClientIndices, Partition
 from fedveil.pages.figures.figure_style import AMBER, BLUE, MUTED, blank, quiet, save, writable
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Table:
 
 
 def plot_partition(
-    partition: Partition, labels: Ints, classes: int | Sequence[str], path: str | Path, test: Clients | None = None
+    partition: Partition, labels: Ints, classes: int | Sequence[str], path: str | Path, test: ClientIndices | None = None
 ) -> None:
     """Write a figure of clients against labels; the suffix of `path` gives the format (png, svg, pdf).
 
@@ -52,7 +52,7 @@ def plot_partition(
     save(_figure(partition, table), target)
 
 
-def _table(partition: Partition, labels: Ints, names: tuple[str, ...], test: Clients | None) -> Table:
+def _table(partition: Partition, labels: Ints, names: tuple[str, ...], test: ClientIndices | None) -> Table:
     counts = partition.label_counts(labels, len(names))
     held = np.zeros(len(partition), dtype=np.int64) if test is None else test.sizes
     order = np.arange(len(partition))

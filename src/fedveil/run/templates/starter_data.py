@@ -8,7 +8,7 @@ import numpy as np
 
 from fedveil.data.catalogue import Info
 from fedveil.data.load import register
-from fedveil.data.sources.raw import Raw
+from fedveil.data.sources.raw import RawData
 
 ACTIVITIES = ("resting", "walking", "running")
 TEST_FROM = 300
@@ -31,10 +31,10 @@ INFO = Info(
 
 
 @register(INFO)
-def read(data_dir: Path | None) -> Raw:
+def read(data_dir: Path | None) -> RawData:
     """starter.csv, from the configured `data.data_dir` or beside this file."""
     path = (data_dir or Path(__file__).parent) / "starter.csv"
     table = np.loadtxt(path, delimiter=",", skiprows=1, dtype=np.float64)
     people, activity, readings = table[:, 0].astype(np.int64), table[:, 4].astype(np.int64), table[:, 1:4]
     test = people >= TEST_FROM
-    return Raw(readings[~test], activity[~test], readings[test], activity[test], users_train=people[~test])
+    return RawData(readings[~test], activity[~test], readings[test], activity[test], users_train=people[~test])

@@ -197,7 +197,7 @@ def linear_loss() -> None:
         claim = f"{run.claimed_mu:.3f} ({gaussian.epsilon_of(run.claimed_mu, DELTA):.2f})"
         rows.append([rounds, claim, f"{run.true_mu:.3f}", cell(mus), cell(epsilons), f"{seconds:.2f}", ref])
     head = ["T", "claimed mu (eps)", "exact mu", "audited mu", "audited eps", "seconds", "ref mu"]
-    show("Paper 002 Theorem 3(a), linear losses, n = 5000 + 5000, 10 repeats, delta 1e-5", head, rows)
+    show("Noisy-FedAvg, Theorem 3 (a), linear losses, n = 5000 + 5000, 10 repeats, delta 1e-5", head, rows)
 
 
 def soundness() -> None:

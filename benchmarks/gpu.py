@@ -3,7 +3,7 @@
     python benchmarks/gpu.py --rounds 5
     python benchmarks/gpu.py --cpu --rounds 5
 
-LaDP-FL's setting (paper 000): ResNet-18 on examples of CIFAR-10's shape, 100 clients of 500, 10 a round, 2 epochs in batches of
+LaDP-FL's setting: ResNet-18 on examples of CIFAR-10's shape, 100 clients of 500, 10 a round, 2 epochs in batches of
 50, batch gradients clipped, noise on each upload. Its 400 rounds are not run: a few are timed, and the whole is the fastest of
 them times 400, without evaluation. The noise is secret, as in a real run, and comes from the CPU; its share is measured by
 itself. With --cpu, engine `batched` beside `inline` on W1, one thread each, which needs no GPU. Sides take turns round by round.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedveil.attacks import Bounds, CapturedUpload, Knowledge, gan
 from fedveil.attacks.attribute import CIFAR10_ANIMALS, infer_attribute
 from fedveil.attacks.extraction import KnowledgeExtraction
-from fedveil.attacks.features import features, fit, predictions
+from fedveil.attacks.features import Fitting, features, fit, predictions
 from fedveil.attacks.frechet import class_scores, classifier_logits, from_classifier, split_by_class
 from fedveil.attacks.identification import gradient_scores, identify
 from fedveil.attacks.label_reconstruction import from_gradients, from_outputs
@@ -78,7 +78,7 @@ def part_clients() -> None:
     module = registry.build("lenet5", (3, 32, 32), 10, 0)
     for epochs in (0, 3):
         if epochs:
-            fit(module, x[10000:], y[10000:], seeded(0), epochs=epochs)
+            fit(module, x[10000:], y[10000:], seeded(0), Fitting(epochs))
         for sigma in SIGMAS:
             probes = [(cx[20:30], cy[20:30]) for cx, cy in clients[:10]]
             state = module.state_dict()
@@ -97,7 +97,7 @@ def part_labels() -> None:
     module = registry.build("lenet5", (3, 32, 32), 10, 0)
     for epochs in (0, 1, 4):
         if epochs:
-            fit(module, x, y, seeded(epochs), epochs=epochs)
+            fit(module, x, y, seeded(epochs), Fitting(epochs))
         for sigma in SIGMAS[:3]:
             sent = uploads(module, [(tx[i : i + 1], ty[i : i + 1]) for i in range(500)], sigma)
             rule = from_gradients(sent, ty, lambda: module, module.state_dict(), Knowledge())
@@ -117,7 +117,7 @@ def part_attribute() -> None:
     module = registry.build("lenet5", (3, 32, 32), 10, 0)
     for epochs in (0, 5):
         if epochs:
-            fit(module, x, y, seeded(0), epochs=epochs)
+            fit(module, x, y, seeded(0), Fitting(epochs))
         for sigma in SIGMAS[:3]:
             found = features(noised(module, (3, 32, 32), sigma), tx)
             result = infer_attribute(found[:2000], animal[:2000], found[2000:], animal[2000:])
@@ -132,7 +132,7 @@ def part_extraction() -> None:
     """A student of a noised victim; 5,000 queries."""
     x, y, tx, ty = data("mnist", 15000, 2000)
     victim = registry.build("lenet5", (1, 28, 28), 10, 0)
-    fit(victim, x[:10000], y[:10000], seeded(0), epochs=3)
+    fit(victim, x[:10000], y[:10000], seeded(0), Fitting(3))
     for sigma in (0.0, 0.01, 0.05, 0.1):
         noisy = noised(victim, (1, 28, 28), sigma)
         config = KnowledgeExtraction(epochs=15)
@@ -146,7 +146,7 @@ def part_gan() -> None:
     shape, private = (1, 8, 8), 5
     bounds = Bounds(shape, -1.0, 1.0)
     judge = registry.build("cnn2", shape, 10, 7)
-    fit(judge, x[700:], y[700:], seeded(7), epochs=15)
+    fit(judge, x[700:], y[700:], seeded(7), Fitting(15))
     extractor, logits = from_classifier("digits-cnn2", judge, bounds.inputs), classifier_logits(judge, bounds.inputs)
     mine = y[:700] != private
     own = x[:700][mine], y[:700][mine]
@@ -160,7 +160,7 @@ def part_gan() -> None:
         config = gan.CuriousClient(private=(private,), steps=60, lr=1e-3, train_class_head=train_head)
         attacker, module = gan.start(config, model, 10, bounds, seeded(0)), model()
         for i in range(4):
-            fit(module, x[:700], y[:700], seeded(i), epochs=4)
+            fit(module, x[:700], y[:700], seeded(i), Fitting(4))
             gan.observe(attacker, config, model, module.state_dict(), own, seeded(100 + i))
         print(
             f"judge {accuracy(judge, tx, ty):.1%}, attacked model {accuracy(module, tx, ty):.1%}, class head learns: {train_head}"

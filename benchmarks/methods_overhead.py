@@ -27,7 +27,7 @@ REFERENCE = "dp-fedavg"
 
 
 def variants() -> list[dict[str, Any]]:
-    """The options of every method, published and proven; paper 002's two train alike."""
+    """The options of every method, published and proven; Noisy-FedAvg and Noisy-FedProx train alike."""
     found: list[dict[str, Any]] = []
     for name, kind in METHODS.items():
         both = "variant" in kind.model_fields and not name.startswith("noisy")

@@ -37,7 +37,7 @@ class Job:
 
 
 def fedglp() -> Iterator[Job]:
-    """Paper 001, Table 1 (Fashion-MNIST), the arms of its Table 5, gamma = 0 of Table 4; on a CNN of half the preset's width."""
+    """FedGLP-ADP, Table 1 (Fashion-MNIST), the arms of its Table 5, gamma = 0 of Table 4; on a CNN of half the preset's width."""
     from fedveil.papers.fedglp_adp.fedglp_claim import accountant_noise_multiplier
 
     base = ("model.channels=[8, 16]", "model.hidden=64", "data.client_test_fraction=0.5", "training.evaluate_every=20")
@@ -66,7 +66,7 @@ def fedglp() -> Iterator[Job]:
 
 
 def ladp() -> Iterator[Job]:
-    """Paper 000: the CIFAR-10 CNN against Full DP, 60 rounds.
+    """LaDP-FL: the CIFAR-10 CNN against Full DP, 60 rounds.
 
     Claimed epsilon 0.5, and those at which Full DP's noise has the norm (400) or the std (2900) of the paper's Table VII.
     """
@@ -80,7 +80,7 @@ def ladp() -> Iterator[Job]:
 
 
 def fedanc() -> Iterator[Job]:
-    """Paper 003: with and without pre-training (Fig. 3), and accuracy on Fashion-MNIST."""
+    """FedANC: with and without pre-training (Fig. 3), and accuracy on Fashion-MNIST."""
     base = ("training.rounds=30", "privacy.epsilon=2000.0")
     for arm, more in {"pretrained": (), "untrained": ("method.pretraining_steps=0",)}.items():
         yield Job("fedanc", arm, "fedanc/fashion-mnist", (*base, *more))
@@ -88,14 +88,14 @@ def fedanc() -> Iterator[Job]:
 
 
 def aldp() -> Iterator[Job]:
-    """Paper 004, Table 3: the window on MNIST with LeNet-5, over 12 rounds instead of 80."""
+    """ALDP-FL, Table 3: the window on MNIST with LeNet-5, over 12 rounds instead of 80."""
     for window in (2, 3, 4, 5):
         more = (f"method.window={window}", "training.rounds=12", "training.evaluate_every=1")
         yield Job("aldp", f"window-{window}", "aldp-fl/mnist-lenet5", more)
 
 
 def twin() -> Iterator[Job]:
-    """Paper 002, Fig. 2 and Table 9 on MNIST with LeNet-5: global sensitivity over 100 rounds; m = 20, K = 5, V = 10."""
+    """Noisy-FedAvg, Fig. 2 and Table 9 on MNIST with LeNet-5: global sensitivity over 100 rounds; m = 20, K = 5, V = 10."""
     base = ('data.name="mnist"', "training.rounds=100", "training.evaluate_every=100", 'training.schedule="constant"')
     rows = {
         "base": (),

@@ -20,7 +20,7 @@ from fedveil.pages.figures.figure_style import BLUE, COLOURS, GREEN, MUTED, ORAN
 HERE = Path(__file__).resolve().parent
 FIGURES = HERE.parent / "docs" / "figures"
 Found = dict[str, Any]
-TABLE_1 = {  # paper 001, Table 1, Fashion-MNIST
+TABLE_1 = {  # FedGLP-ADP, Table 1, Fashion-MNIST
     "dp-fedavg": {2: 77.91, 6: 79.16, 16: 79.24},
     "fedglp-adp": {2: 80.33, 6: 81.26, 16: 82.09},
 }
@@ -35,7 +35,7 @@ def tidy(axis: Axes, **settings: Any) -> None:
 
 
 def fedglp(found: Found, figure: Figure) -> None:
-    """Paper 001, Table 1: ours by seed beside the paper's."""
+    """FedGLP-ADP, Table 1: ours by seed beside the paper's."""
     axis = figure.subplots()
     figure.set_size_inches(8.4, 3.8)
     arms = {"fedglp-adp": BLUE, "glp-only": COLOURS[3], "dp-fedavg": ORANGE, "noise-once": MUTED}
@@ -84,12 +84,12 @@ def lines(found: Found, figure: Figure, column: str, ylabel: str, scale: float =
 
 
 def ladp(found: Found, figure: Figure) -> None:
-    """Paper 000: LaDP-FL and Full DP at each claimed epsilon, without the run with R = 1."""
+    """LaDP-FL and Full DP at each claimed epsilon, without the run with R = 1."""
     lines({n: r for n, r in found.items() if "-R1-" not in n}, figure, "test_accuracy", "test accuracy (%)", 100)
 
 
 def fedanc(found: Found, figure: Figure) -> None:
-    """Paper 003, Fig. 3: the controller's outputs with and without pre-training."""
+    """FedANC, Fig. 3: the controller's outputs with and without pre-training."""
     figure.set_size_inches(10, 3.2)
     for axis, column in zip(figure.subplots(1, 3), ("beta", "gamma", "test_accuracy"), strict=True):
         for colour, (name, run) in zip((GREEN, BLUE, ORANGE), sorted(found.items()), strict=True):
@@ -106,7 +106,7 @@ def fedanc(found: Found, figure: Figure) -> None:
 
 
 def twin(found: Found, figure: Figure) -> None:
-    """Paper 002, Fig. 2: global sensitivity over rounds."""
+    """Noisy-FedAvg, Fig. 2: global sensitivity over rounds."""
     figure.set_size_inches(13, 3.2)
     groups = {"m": "clients m", "K": "local steps K", "V": "clip V", "alpha": "FedProx alpha", "schedule": "schedule"}
     base = {"m": "20", "K": "5", "V": "10", "alpha": "0 (FedAvg)", "schedule": "constant"}

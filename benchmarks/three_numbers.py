@@ -44,7 +44,7 @@ Row = dict[str, Any]
 
 
 def special() -> list[Row]:
-    """DP-SGD at record level, and the final view: Theorems 3 (a) and 4 of paper 002, and the bound on the last model."""
+    """DP-SGD at record level, and the final view: Theorems 3 (a) and 4 of Noisy-FedAvg, and the bound on the last model."""
     example = {"local": "dp-sgd", "batch_size": 64, "local_steps": 1, "example_clip": 1.0}
     found: list[Row] = [
         {

@@ -35,13 +35,13 @@ STYLE = {
 
 
 def claimed_against_proven(axes: Axes) -> None:
-    """Paper 002, constant rates: the printed theorem, the exact value of linear losses, and what is proven."""
+    """Noisy-FedAvg, constant rates: the printed theorem, the exact value of linear losses, and what is proven."""
     rate, clip, steps, clients, sigma, smooth, diameter = 0.01, 1.0, 5, 50, 0.05, 0.1, 0.5
     gamma = noisy_fedavg.shift([rate] * steps, clip, clients)
     rho, std = noisy_fedavg.lipschitz([rate] * steps, smooth), sigma / math.sqrt(clients)
     rounds = np.unique(np.geomspace(1, 20_000, 160).astype(int))
     run = {"learning_rate": rate, "clip": clip, "steps": steps, "smoothness": smooth, "clients": clients, "noise_std": sigma}
-    claimed = [noisy_fedavg.claim_fedavg(Schedule.CONSTANT, rounds=int(t), **run) for t in rounds]
+    claimed = [noisy_fedavg.FedAvgClaim(Schedule.CONSTANT, rounds=int(t), **run).mu for t in rounds]
     linear = [noisy_fedavg.linear_loss_mu([gamma] * int(t), clients, sigma) for t in rounds]
     server = [noisy_fedavg.composition_mu([gamma] * int(t), clients, sigma, View.SERVER) for t in rounds]
     last = [final_mu_constant(rho, gamma, int(t), diameter, std) for t in rounds]

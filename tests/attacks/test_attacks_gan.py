@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedveil.attacks import Bounds, gan
-from fedveil.attacks.features import fit, predictions
+from fedveil.attacks.features import Fitting, fit, predictions
 from fedveil.attacks.frechet import Extractor, class_scores, classifier_logits, frechet_distance, from_classifier, split_by_class
 from fedveil.attacks.pictures import save_comparison
 from fedveil.errors import ConfigError
@@ -103,10 +103,10 @@ def test_a_curious_client_learns_a_class_it_has_never_seen() -> None:
     untrained = gan.generate(attacker, private, 80, _rng(2))
     model = _classifier()
     for _ in range(2):
-        fit(model, inputs[:900], y[:900], _rng(3), epochs=5)
+        fit(model, inputs[:900], y[:900], _rng(3), Fitting(5))
         gan.observe(attacker, config, _classifier, model.state_dict(), (inputs[:900][own], y[:900][own]), _rng(4))
     judge = _classifier(seed=9)
-    fit(judge, inputs[900:], y[900:], _rng(5), epochs=12)
+    fit(judge, inputs[900:], y[900:], _rng(5), Fitting(12))
     assert float((predictions(judge, inputs[:900]).argmax(1) == y[:900]).double().mean()) > 0.9
     real, others = split_by_class(x, y, private)
     extractor, logits = from_classifier("digits", judge, BOUNDS.inputs), classifier_logits(judge, BOUNDS.inputs)

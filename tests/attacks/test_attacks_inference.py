@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedveil.attacks import IG, Bounds, CapturedUpload, Knowledge
 from fedveil.attacks.attribute import infer_attribute
 from fedveil.attacks.extraction import KnowledgeExtraction, divergence
-from fedveil.attacks.features import features, fit
+from fedveil.attacks.features import Fitting, features, fit
 from fedveil.attacks.identification import gradient_scores, identify, inversion_scores, tpr_at
 from fedveil.attacks.label_reconstruction import from_gradients, from_outputs
 from fedveil.errors import ConfigError
@@ -144,7 +144,7 @@ def _small() -> nn.Module:
 def test_a_student_learns_from_a_victims_answers(digits: Digits) -> None:
     x, y = digits
     victim = _small()
-    fit(victim, x[:700], y[:700], _rng(), epochs=15)
+    fit(victim, x[:700], y[:700], _rng(), Fitting(15))
     student, scores = KnowledgeExtraction(epochs=25).run(victim, _small, x[700:1300], (x[1300:], y[1300:]), _rng(1))
     assert scores.victim_accuracy > 0.85
     assert scores.agreement > 0.8

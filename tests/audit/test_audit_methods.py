@@ -20,7 +20,7 @@ from fedveil.audit.released_bits import audit_released_bits
 from fedveil.audit.sampled_curve import many_sampled_runs
 from fedveil.audit.single_upload import single_upload
 from fedveil.audit.training_audit import Trainer, pairs
-from fedveil.audit.two_world import many_runs
+from fedveil.audit.two_world import Repeats, many_runs
 from fedveil.configuration.config import Config, calibrated_setting, parse
 from fedveil.errors import ConfigError
 from fedveil.methods.method_registry import METHODS
@@ -108,7 +108,7 @@ def test_half_the_noise_under_secret_sampling_is_refuted() -> None:
         event, scores = sampled_run(Case.of(method, setting), 4, np.random.default_rng(0)), run_score(case, 4)
         assert event is not None
         rng = np.random.default_rng(0)
-        found.append(many_sampled_runs(scores, event, case.scope, rng, n=300, pilot=100, delta=1e-3).epsilon)
+        found.append(many_sampled_runs(scores, event, case.scope, rng, Repeats(300, 100, 1e-3)).epsilon)
     assert found[0] > 2.0 >= found[1] > 0.2
 
 
@@ -118,7 +118,7 @@ def test_half_the_noise_at_the_door_is_refuted() -> None:
     faulty = Case.of(method, replace(setting, noise_multiplier=setting.noise_multiplier / 2), dimension=100)
     honest = Case.of(method, setting, dimension=100)
     found = [
-        many_runs(run_score(case, 4), case.scope, np.random.default_rng(0), n=400, pilot=100, delta=1e-3, gaussian=True).epsilon
+        many_runs(run_score(case, 4), case.scope, np.random.default_rng(0), Repeats(400, 100, 1e-3), gaussian=True).epsilon
         for case in (faulty, honest)
     ]
     assert found[0] > 2.0 >= found[1] > 0.5

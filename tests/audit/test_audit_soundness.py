@@ -21,7 +21,7 @@ from fedveil.audit.recompute import audit_noise
 from fedveil.audit.sampled_curve import curve_of
 from fedveil.audit.single_upload import _scores, releases, single_upload
 from fedveil.audit.subject import Output, Subject
-from fedveil.audit.two_world import choose_threshold, many_runs, midpoint, rates, tradeoff_of_profile
+from fedveil.audit.two_world import Repeats, choose_threshold, many_runs, midpoint, rates, tradeoff_of_profile
 from fedveil.configuration.config import calibrated_setting, parse
 from fedveil.papers.ladp_fl.ladp_claim import scale_leak_delta
 
@@ -84,7 +84,7 @@ def test_many_runs() -> None:
     def run(world: int, rng: np.random.Generator) -> float:
         return rng.standard_normal() + mu * world
 
-    found = [many_runs(run, SCOPE, np.random.default_rng(s), n=100, pilot=50, gaussian=s % 2 == 0) for s in range(REPEATS)]
+    found = [many_runs(run, SCOPE, np.random.default_rng(s), Repeats(100, 50), gaussian=s % 2 == 0) for s in range(REPEATS)]
     assert sum(audit.epsilon > 2 for audit in found) <= allowed()
 
 

@@ -10,6 +10,7 @@ from fedveil.accounting import gaussian
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.audit.two_world import (
     Rates,
+    Repeats,
     audit_curve,
     audit_dp,
     audit_gdp,
@@ -111,10 +112,10 @@ def test_many_runs_end_to_end() -> None:
         rounds = rng.standard_normal(4) + world * mu / 2
         return float(rounds.sum())
 
-    audit = many_runs(run, SCOPE, np.random.default_rng(0), gaussian=True)
+    audit = many_runs(run, SCOPE, np.random.default_rng(0), Repeats(), gaussian=True)
     assert 2.4 < audit.epsilon < 4
     assert (audit.n, audit.confidence, audit.scope) == (2000, 0.95, SCOPE)
-    counted = many_runs(run, SCOPE, np.random.default_rng(0))
+    counted = many_runs(run, SCOPE, np.random.default_rng(0), Repeats())
     assert 0.6 < counted.epsilon < 2.4
 
 

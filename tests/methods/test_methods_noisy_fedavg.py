@@ -23,7 +23,7 @@ from fedveil.federation.round import Task, client_round
 from fedveil.methods.base import Setting
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
 from fedveil.methods.trajectory import Ball, Trajectory, last_model_mu, trajectory, upload_std
-from fedveil.papers.convergent_dp.convergent_claim import Schedule, claim_fedavg, linear_loss_mu
+from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, Schedule, linear_loss_mu
 from fedveil.release.plan import Plan, Upload
 from fedveil.statement.certify import certify
 from fedveil.training.local import LocalSpec, OptimizerSpec
@@ -169,7 +169,7 @@ def test_claim_is_theorem_3(schedule: str) -> None:
     method = NoisyFedAvg(sigma=1.5, smoothness=2.0, scale=1.2)
     s = method.calibrate(noisy(schedule=schedule, noise_multiplier=None))
     claim = method.claim(s)
-    printed = claim_fedavg(
+    printed = FedAvgClaim(
         Schedule(schedule.replace("-", "_")),
         learning_rate=0.5,
         clip=2.0,
@@ -179,7 +179,7 @@ def test_claim_is_theorem_3(schedule: str) -> None:
         clients=4,
         noise_std=1.5,
         scale=1.2,
-    )
+    ).mu
     assert claim is not None
     assert claim.epsilon == pytest.approx(epsilon_of(printed, s.delta))
     assert claim.scope.view is View.FINAL

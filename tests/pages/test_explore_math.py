@@ -247,7 +247,7 @@ def test_claims_equal_the_published_formulas(ask: Ask) -> None:
         "noise_std": z * 0.7 / math.sqrt(n),
     }
     for name, schedule in (("constant", Schedule.CONSTANT), ("stage", Schedule.STAGE_WISE)):
-        mu = noisy_fedavg.claim_fedavg(schedule, learning_rate=0.05, steps=6, **shared)
+        mu = noisy_fedavg.FedAvgClaim(schedule, learning_rate=0.05, steps=6, **shared).mu
         close(claimed(family="noisy-fedavg", schedule=name), gaussian.epsilon_of(mu, d))
     travel = noisy_fedavg.shift([0.05] * 6, 1.0, 1, proximal=3.0, adjacency=Adjacency.ZERO_OUT)
     mu = noisy_fedavg.claim_fedprox(**{**shared, "clip": 0.7 / travel}, proximal=3.0)

@@ -29,21 +29,21 @@ def shifts_002(schedule: Schedule, rounds: int, *, learning_rate: float = 0.1, s
     return [noisy_fedavg.shift(row, 10.0, 50) for row in noisy_fedavg.learning_rates(schedule, learning_rate, steps, rounds)]
 
 
-# --- paper 002 ----------------------------------------------------------------------------------------------------------
+# --- Noisy-FedAvg -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rounds", [2, 3, 10, 600])
 @pytest.mark.parametrize("schedule", [Schedule.CONSTANT, Schedule.CYCLIC])
-def test_002_theorem_3_a_and_b_are_refuted_by_linear_losses_from_two_rounds_on(schedule: Schedule, rounds: int) -> None:
+def test_noisy_fedavg_theorem_3_a_and_b_are_refuted_by_linear_losses_from_two_rounds_on(schedule: Schedule, rounds: int) -> None:
     scale = noisy_fedavg.harmonic(5) * 0.1 / math.log(6)  # c such that (b)'s 2 c V ln(K+1) / m is the true gamma
-    claim = noisy_fedavg.claim_fedavg(schedule, **settings_002, rounds=rounds, scale=scale)
+    claim = noisy_fedavg.FedAvgClaim(schedule, **settings_002, rounds=rounds, scale=scale).mu
     attained = noisy_fedavg.linear_loss_mu(shifts_002(schedule, rounds), 50, 1.0)
     assert claim < attained
-    one = noisy_fedavg.claim_fedavg(schedule, **settings_002, rounds=1, scale=scale)
+    one = noisy_fedavg.FedAvgClaim(schedule, **settings_002, rounds=1, scale=scale).mu
     assert one == pytest.approx(noisy_fedavg.linear_loss_mu(shifts_002(schedule, 1), 50, 1.0))
 
 
-def test_002_theorem_4_is_refuted_by_linear_losses() -> None:
+def test_noisy_fedavg_theorem_4_is_refuted_by_linear_losses() -> None:
     claim = noisy_fedavg.claim_fedprox(clip=10, proximal=1, smoothness=0.5, rounds=600, clients=50, noise_std=1)
     rates = noisy_fedavg.learning_rates(Schedule.CONSTANT, 0.1, 50, 600)
     attained = noisy_fedavg.linear_loss_mu([noisy_fedavg.shift(row, 10, 50, proximal=1) for row in rates], 50, 1)
@@ -52,7 +52,7 @@ def test_002_theorem_4_is_refuted_by_linear_losses() -> None:
         noisy_fedavg.claim_fedprox(clip=10, proximal=1, smoothness=2, rounds=1, clients=1, noise_std=1)
 
 
-def test_002_linear_loss_value_by_running_the_algorithm() -> None:
+def test_noisy_fedavg_linear_loss_value_by_running_the_algorithm() -> None:
     """Noisy-FedAvg on losses V <+-e, w>: 4 clients, 3 steps, 16 rounds, one client replaced; distance of the last models."""
     rng, clients, steps, rounds, clip, rate, sigma, runs = np.random.default_rng(2), 4, 3, 16, 2.0, 0.1, 0.5, 100_000
     ends = []
@@ -68,7 +68,7 @@ def test_002_linear_loss_value_by_running_the_algorithm() -> None:
     observed = (ends[1].mean() - ends[0].mean()) / ends[0].std()
     shifts = [noisy_fedavg.shift([rate] * steps, clip, clients)] * rounds
     assert observed == pytest.approx(noisy_fedavg.linear_loss_mu(shifts, clients, sigma), abs=0.02)
-    claim = noisy_fedavg.claim_fedavg(
+    claim = noisy_fedavg.FedAvgClaim(
         Schedule.CONSTANT,
         learning_rate=rate,
         clip=clip,
@@ -77,27 +77,27 @@ def test_002_linear_loss_value_by_running_the_algorithm() -> None:
         rounds=rounds,
         clients=clients,
         noise_std=sigma,
-    )
+    ).mu
     assert claim < observed - 1
 
 
 @given(st.integers(1, 60), st.integers(1, 8), st.floats(0.01, 2))
-def test_002_theorem_3_c_and_d_are_composition_and_d_needs_its_z(rounds: int, steps: int, mu: float) -> None:
+def test_noisy_fedavg_theorem_3_c_and_d_are_composition_and_d_needs_its_z(rounds: int, steps: int, mu: float) -> None:
     arguments = {**settings_002, "learning_rate": mu, "steps": steps, "rounds": rounds}
 
     def true_mu(schedule: Schedule) -> float:
         shifts = shifts_002(schedule, rounds, learning_rate=mu, steps=steps)
         return noisy_fedavg.composition_mu(shifts, 50, 1.0, View.AGGREGATE)
 
-    assert noisy_fedavg.claim_fedavg(Schedule.STAGE_WISE, **arguments) >= true_mu(Schedule.STAGE_WISE) * (1 - 1e-12)
+    assert noisy_fedavg.FedAvgClaim(Schedule.STAGE_WISE, **arguments).mu >= true_mu(Schedule.STAGE_WISE) * (1 - 1e-12)
     z = mu * noisy_fedavg.harmonic(steps)
-    assert noisy_fedavg.claim_fedavg(Schedule.ITERATIVE, **arguments, scale=z) >= true_mu(Schedule.ITERATIVE) * (1 - 1e-12)
+    assert noisy_fedavg.FedAvgClaim(Schedule.ITERATIVE, **arguments, scale=z).mu >= true_mu(Schedule.ITERATIVE) * (1 - 1e-12)
     first = {**arguments, "rounds": 1}
     one = noisy_fedavg.composition_mu(shifts_002(Schedule.ITERATIVE, 1, learning_rate=mu, steps=steps), 50, 1, View.AGGREGATE)
-    assert noisy_fedavg.claim_fedavg(Schedule.ITERATIVE, **first, scale=0.99 * z) < one
+    assert noisy_fedavg.FedAvgClaim(Schedule.ITERATIVE, **first, scale=0.99 * z).mu < one
 
 
-def test_002_smallest_scale_bounds_every_round() -> None:
+def test_noisy_fedavg_smallest_scale_bounds_every_round() -> None:
     for steps in (1, 5, 40):
         z = noisy_fedavg.smallest_iterative_scale(steps)
         rates = noisy_fedavg.learning_rates(Schedule.ITERATIVE, 1, steps, 300)
@@ -108,7 +108,7 @@ def test_002_smallest_scale_bounds_every_round() -> None:
 
 
 @given(st.lists(st.floats(0.01, 1.5), min_size=1, max_size=6), st.floats(0, 3))
-def test_002_shift_is_the_worst_sequence_of_gradients(rates: list[float], alpha: float) -> None:
+def test_noisy_fedavg_shift_is_the_worst_sequence_of_gradients(rates: list[float], alpha: float) -> None:
     """Over all sign patterns of one client's +-V gradients against the other's: the largest distance after the recursion."""
     worst = 0.0
     for pattern in range(2 ** len(rates)):
@@ -120,7 +120,7 @@ def test_002_shift_is_the_worst_sequence_of_gradients(rates: list[float], alpha:
     assert noisy_fedavg.shift(rates, 1.0, 1, proximal=alpha, adjacency=ZERO) == pytest.approx(worst / 2, rel=1e-9)
 
 
-def test_002_lipschitz_constant_is_attained_by_a_concave_quadratic_and_equals_the_closed_form() -> None:
+def test_noisy_fedavg_lipschitz_constant_is_attained_by_a_concave_quadratic_and_equals_the_closed_form() -> None:
     rates, smooth = [0.1, 0.3, 0.2], 1.5
     assert noisy_fedavg.lipschitz(rates, smooth) == pytest.approx(math.prod(1 + r * smooth for r in rates))
     alpha = 2.0
@@ -134,29 +134,29 @@ def test_002_lipschitz_constant_is_attained_by_a_concave_quadratic_and_equals_th
     )  # the paper's alpha / (alpha - L)
 
 
-def test_002_views() -> None:
+def test_noisy_fedavg_views() -> None:
     shifts = shifts_002(Schedule.CONSTANT, 9)
     assert noisy_fedavg.composition_mu(shifts, 50, 1, View.AGGREGATE) == pytest.approx(3 * 0.2 * math.sqrt(50))
     assert noisy_fedavg.composition_mu(shifts, 50, 1, View.SERVER) == pytest.approx(3 * 0.2 * 50)
     assert noisy_fedavg.composition_mu(shifts, 50, 1, View.FINAL) == noisy_fedavg.composition_mu(shifts, 50, 1, View.AGGREGATE)
 
 
-# --- paper 000 ----------------------------------------------------------------------------------------------------------
+# --- LaDP-FL ----------------------------------------------------------------------------------------------------------
 
 
 @given(st.floats(0.01, 20), st.floats(1e-12, 0.9))
-def test_000_corrected_constant_is_enough_everywhere(epsilon: float, delta: float) -> None:
+def test_ladp_fl_corrected_constant_is_enough_everywhere(epsilon: float, delta: float) -> None:
     assert delta_of(epsilon / ladp.constant_corrected(epsilon, delta), epsilon) <= delta
 
 
-def test_000_printed_constant_misses_its_target_by_24_to_56_times_at_delta_1e_5_and_not_at_002() -> None:
+def test_ladp_fl_printed_constant_misses_its_target_by_24_to_56_times_at_delta_1e_5_and_not_at_002() -> None:
     ratios = [ladp.delta_as_printed(e, 1e-5) / 1e-5 for e in (0.2, 0.5)]
     assert ratios == pytest.approx([24.0, 55.6], rel=0.02)
     assert ladp.delta_as_printed(1.04, 0.02) < 0.02 < ladp.delta_as_printed(1.05, 0.02)
     assert ladp.sufficient_up_to(1e-9) < 0.2
 
 
-def test_000_scale_leak_by_simulation_and_long_arithmetic() -> None:
+def test_ladp_fl_scale_leak_by_simulation_and_long_arithmetic() -> None:
     with mp.workdps(40):
         half, r2 = mp.mpf(50), mp.mpf("1.1") ** 2
         tau = 2 * (100 * mp.log(mp.mpf("1.1")) - 1) / (1 - 1 / r2)
@@ -171,7 +171,7 @@ def test_000_scale_leak_by_simulation_and_long_arithmetic() -> None:
     assert np.maximum(-np.expm1(1 - loss), 0).mean() == pytest.approx(float(wide), rel=0.03)
 
 
-def test_000_accountant_and_sensitivity() -> None:
+def test_ladp_fl_accountant_and_sensitivity() -> None:
     assert ladp.claimed_total(0.5, 0.02, 400, 0.1) == (pytest.approx(20), pytest.approx(0.8))
     assert ladp.sensitivity_theorem2(0.1, 2, 20) == 8
     assert ladp.constant_as_printed(1, 0.5) == pytest.approx((1 + math.sqrt(3)) / 2)
@@ -179,10 +179,10 @@ def test_000_accountant_and_sensitivity() -> None:
         ladp.softmax_kl([1.0, math.nan], [1.0, 2.0])
 
 
-# --- paper 001 and 003 --------------------------------------------------------------------------------------------------
+# --- FedGLP-ADP and FedANC --------------------------------------------------------------------------------------------
 
 
-def test_001_claim_is_the_minimum_over_orders_and_inverts() -> None:
+def test_fedglp_adp_claim_is_the_minimum_over_orders_and_inverts() -> None:
     orders = 1 + np.geomspace(1e-4, 1e4, 400_001)
     for sigma, rounds, delta in ((0.3, 40, 0.1), (5, 20, 1e-5)):
         grid = float(np.min(rounds * orders / (2 * sigma**2) + math.log(1 / delta) / (orders - 1)))
@@ -191,7 +191,7 @@ def test_001_claim_is_the_minimum_over_orders_and_inverts() -> None:
         assert again == pytest.approx(sigma, rel=1e-12)
 
 
-def test_001_uploads_sums_colluders_and_coverage() -> None:
+def test_fedglp_adp_uploads_sums_colluders_and_coverage() -> None:
     assert fedglp.upload_mu(4, 9, 4) == pytest.approx(math.sqrt(36) / 4)
     assert fedglp.upload_mu(4, 9, 4, Adjacency.REPLACE_ONE) == pytest.approx(2 * math.sqrt(36) / 4)
     assert fedglp.central_mu(4, 4) == pytest.approx(0.5)
@@ -207,7 +207,7 @@ def test_001_uploads_sums_colluders_and_coverage() -> None:
         fedglp.central_mu(4, 1, clients=3, colluders=3)
 
 
-def test_003_sparsity_changes_the_claim_but_not_the_cost() -> None:
+def test_fedanc_sparsity_changes_the_claim_but_not_the_cost() -> None:
     low, high = (fedanc.claimed_epsilon(b, g, d, 1e-5) for b, g, d in ((0.7, 0.1, 44426), (0.3, 0.9, 11_173_962)))
     assert low == pytest.approx(461.3, abs=0.1)
     assert high == pytest.approx(51213, abs=1)
@@ -215,12 +215,12 @@ def test_003_sparsity_changes_the_claim_but_not_the_cost() -> None:
     assert epsilon_of(fedanc.release_mu(0.7), 1e-5) < low / 25
 
 
-# --- paper 004 ----------------------------------------------------------------------------------------------------------
+# --- ALDP-FL ----------------------------------------------------------------------------------------------------------
 
 
 @given(st.floats(0.1, 3), st.floats(0.3, 2), st.floats(0.01, 3), st.floats(0, 3))
 @settings(deadline=None)
-def test_004_one_dimensional_delta_by_integration(std: float, bound: float, shift: float, epsilon: float) -> None:
+def test_aldp_fl_one_dimensional_delta_by_integration(std: float, bound: float, shift: float, epsilon: float) -> None:
     x = np.linspace(-bound, bound + shift, 200_001)
     mass = 2 * float(ndtr(bound / std)) - 1
     scale = 1 / (mass * std * math.sqrt(2 * math.pi))
@@ -235,7 +235,7 @@ def test_004_one_dimensional_delta_by_integration(std: float, bound: float, shif
     assert truncated.delta_1d(std, bound, shift, 600) == pytest.approx(floor, rel=1e-9)
 
 
-def test_004_floor_is_what_no_epsilon_removes_and_the_claim_ignores() -> None:
+def test_aldp_fl_floor_is_what_no_epsilon_removes_and_the_claim_ignores() -> None:
     """One coordinate at the paper's epsilon = 4, delta = 1e-7, eta = 0.5, clip 1: the floor is thousands of times delta."""
     std, bound = truncated.claimed_std(4, 1e-7, 2.0), truncated.bound_of(4, 0.5)
     assert std == pytest.approx(2 * math.sqrt(2 * math.log(1.25e7)) / 4)
@@ -247,7 +247,7 @@ def test_004_floor_is_what_no_epsilon_removes_and_the_claim_ignores() -> None:
 
 @given(st.floats(0.2, 2), st.floats(0.01, 1.9), st.integers(2, 6), st.integers(0, 2**31))
 @settings(deadline=None, max_examples=40)
-def test_004_floor_sup_covers_random_directions_and_their_spread(std: float, norm: float, dimension: int, seed: int) -> None:
+def test_aldp_fl_floor_sup_covers_random_directions_and_their_spread(std: float, norm: float, dimension: int, seed: int) -> None:
     sup = truncated.delta_floor_sup(std, 1.0, norm, dimension)
     rng = np.random.default_rng(seed)
     for power in (1, 3, 8):
@@ -262,7 +262,7 @@ def test_004_floor_sup_covers_random_directions_and_their_spread(std: float, nor
 
 @pytest.mark.parametrize(("std", "shift"), [(0.4, (0.3, 0.0)), (0.4, (0.2, 0.2)), (1.5, (0.3, 0.6))])
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.5, 2.0])
-def test_004_two_dimensional_bound_by_integration(std: float, shift: tuple[float, float], epsilon: float) -> None:
+def test_aldp_fl_two_dimensional_bound_by_integration(std: float, shift: tuple[float, float], epsilon: float) -> None:
     axis = np.linspace(-1, 2, 1501)
     x, y = np.meshgrid(axis, axis)
     scale = (axis[1] - axis[0]) ** 2 / ((2 * float(ndtr(1 / std)) - 1) ** 2 * 2 * math.pi * std**2)

@@ -7,7 +7,7 @@ Choosing a round t0 at which the two runs may be up to D apart (0 at t0 = 0: a c
     d_t0 = D,   d_t+1 = rho_t d_t + gamma_t - u_t >= 0,   d_T = 0,
 
 the last iterate is mu-GDP with mu^2 = sum (u_t / s_t)^2 (Bok, Su & Altschuler 2024, Theorem 3.1 and Lemma 3.2; the constraint
-d >= 0 is the one that paper 002 drops). Proofs and the exact solution: docs/privacy.md, "The last iterate".
+d >= 0 is the one that the proof of Noisy-FedAvg drops). Proofs and the exact solution: docs/privacy.md, "The last iterate".
 """
 
 from __future__ import annotations

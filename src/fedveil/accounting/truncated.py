@@ -1,4 +1,4 @@
-"""Paper 004 (ALDP-FL): Gaussian noise truncated to [-b, b], exactly in one dimension and bounded in many.
+"""ALDP-FL: Gaussian noise truncated to [-b, b], exactly in one dimension and bounded in many.
 
 Shifted by s, the support becomes [s - b, s + b]: outputs above b can come from one data set only. Their mass is a floor under
 delta that no epsilon removes.
@@ -24,7 +24,7 @@ def claimed_std(epsilon: float, delta: float, sensitivity: float) -> float:
     Args:
         epsilon: > 0; the textbook formula is proven for epsilon < 1, the paper takes 4. delta: in (0, 1). sensitivity: >= 0.
 
-    Source: paper 004, equation (21).
+    Source: ALDP-FL, equation (21).
     """
     return non_negative("sensitivity", sensitivity) * classical_noise_multiplier(epsilon, delta)
 
@@ -35,7 +35,7 @@ def bound_of(epsilon: float, eta: float) -> float:
     Args:
         epsilon: > 0. eta: in (-1, 1).
 
-    Source: paper 004, equation (3).
+    Source: ALDP-FL, equation (3).
     """
     if not -1 < eta < 1:
         raise ConfigError(f"eta must lie strictly between -1 and 1, got {eta}")

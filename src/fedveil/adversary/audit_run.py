@@ -18,7 +18,7 @@ from fedveil.audit.released_bits import audit_released_bits
 from fedveil.audit.sampled_curve import many_sampled_runs
 from fedveil.audit.single_upload import single_upload
 from fedveil.audit.training_audit import pairs, training_subject
-from fedveil.audit.two_world import many_runs
+from fedveil.audit.two_world import Repeats, many_runs
 from fedveil.errors import ConfigError
 from fedveil.methods.base import releases_to
 from fedveil.release.plan import Plan
@@ -112,12 +112,12 @@ def _at_the_door(case: Case, rng: np.random.Generator, n: int, alpha: float, on_
 
 def _whole_run(case: Case, rounds: int, rng: np.random.Generator, n: int, alpha: float) -> Audit:
     event = sampled_run(case, rounds, rng)
-    run, pilot, delta = run_score(case, rounds), max(n // 4, 20), case.setting.delta
+    run, repeats = run_score(case, rounds), Repeats.of(n, case.setting.delta, alpha)
     if event is not None:
         note = f"canary in {rounds} of {case.setting.rounds} rounds, each by chance {case.rate:.4g}"
-        return many_sampled_runs(run, event, case.scope, rng, n=n, pilot=pilot, delta=delta, alpha=alpha, note=note)
+        return many_sampled_runs(run, event, case.scope, rng, repeats, note=note)
     note, gaussian = f"canary in {rounds} of {case.setting.rounds} rounds", gaussian_run(case, rounds, rng)
-    return many_runs(run, case.scope, rng, n=n, pilot=pilot, delta=delta, alpha=alpha, gaussian=gaussian, note=note)
+    return many_runs(run, case.scope, rng, repeats, gaussian=gaussian, note=note)
 
 
 def _dp_sgd(method: Method, setting: Setting, rng: np.random.Generator, n: int, alpha: float, on_step: Step) -> list[Audit]:

@@ -15,7 +15,7 @@ import torch
 
 from fedveil.adversary.attack_options import AttackOptions, AttackOutcome, OnProgress
 from fedveil.attacks import gan
-from fedveil.attacks.features import fit, predictions
+from fedveil.attacks.features import Fitting, fit, predictions
 from fedveil.attacks.frechet import ClassScores, class_scores, classifier_logits, from_classifier, split_by_class
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
@@ -201,7 +201,7 @@ class Judge:
         x, y = snapshot.federation.test
         half, clients = len(y) // 2, snapshot.federation.context.clients
         passes = max(10, -(-20_000 // half)) if epochs is None else epochs
-        fit(module, x[:half], y[:half], options.generator(3), epochs=passes)
+        fit(module, x[:half], y[:half], options.generator(3), Fitting(passes))
         accuracy = float((predictions(module, x[half:]).argmax(1) == y[half:]).double().mean())
         images = snapshot.bounds.images(torch.cat([clients.x, x[half:]]))
         return cls(name, module, snapshot, images, torch.cat([clients.y, y[half:]]), accuracy)

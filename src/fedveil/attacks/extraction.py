@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedveil.attacks.attack_types import ModelFn
-from fedveil.attacks.features import fit, predictions
+from fedveil.attacks.features import Fitting, fit, predictions
 from fedveil.errors import ConfigError
 
 
@@ -61,10 +61,8 @@ class KnowledgeExtraction:
                 best, best_loss = copy.deepcopy(student.state_dict()), loss
             return waited >= self.patience
 
-        epochs = fit(
-            student, queries[:kept], answers[:kept], rng,
-            epochs=self.epochs, loss=divergence, lr=self.lr, batch=self.batch, stop=stop,
-        )  # fmt: skip
+        how = Fitting(self.epochs, divergence, self.lr, self.batch, stop)
+        epochs = fit(student, queries[:kept], answers[:kept], rng, how)
         student.load_state_dict(best)
         x, y = test
         theirs, ours = predictions(victim, x).argmax(1), predictions(student, x).argmax(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -46,26 +47,26 @@ def predictions(module: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
         return torch.cat([module(part) for part in torch.split(x, batch)])
 
 
-def fit(
-    module: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    rng: torch.Generator,
-    *,
-    epochs: int,
-    loss: LossFn = F.cross_entropy,
-    lr: float = 1e-3,
-    batch: int = 64,
-    stop: Callable[[int], bool] | None = None,
-) -> int:
-    """Train an attacker's model in place by Adam on (x, y); `stop(epoch)` after each epoch may end it. Returns the epochs run."""
-    optimizer = torch.optim.Adam(module.parameters(), lr=lr)
-    for epoch in range(1, epochs + 1):
+@dataclass(frozen=True)
+class Fitting:
+    """How an attacker trains a model: by Adam, for so many epochs at most; `stop(epoch)` after each may end it."""
+
+    epochs: int
+    loss: LossFn = F.cross_entropy
+    lr: float = 1e-3
+    batch: int = 64
+    stop: Callable[[int], bool] | None = None
+
+
+def fit(module: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator, how: Fitting) -> int:
+    """Train an attacker's model in place on (x, y). Returns the epochs run."""
+    optimizer = torch.optim.Adam(module.parameters(), lr=how.lr)
+    for epoch in range(1, how.epochs + 1):
         module.train()
-        for chosen in torch.split(torch.randperm(len(x), generator=rng), batch):
+        for chosen in torch.split(torch.randperm(len(x), generator=rng), how.batch):
             optimizer.zero_grad()
-            loss(module(x[chosen]), y[chosen]).backward()  # type: ignore[no-untyped-call]
+            how.loss(module(x[chosen]), y[chosen]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        if stop is not None and stop(epoch):
+        if how.stop is not None and how.stop(epoch):
             return epoch
-    return epochs
+    return how.epochs

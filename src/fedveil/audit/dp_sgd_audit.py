@@ -32,7 +32,7 @@ from fedveil.audit.one_run import (
 )
 from fedveil.audit.sampled_curve import many_sampled_runs
 from fedveil.audit.subject import Floats
-from fedveil.audit.two_world import many_runs
+from fedveil.audit.two_world import Repeats, many_runs
 from fedveil.errors import ConfigError
 from fedveil.federation.round import observed
 from fedveil.release.dpsgd import PerExampleGradient
@@ -159,12 +159,12 @@ def audit_two_worlds(
     """
     check_level(alpha)
     run, scope, step = run_score(client), client.case.scope, client.step
-    pilot = max(n // 4, 20)
+    repeats = Repeats.of(n, delta, alpha)
     note = f"one example of a DP-SGD client, {client.rounds} of {client.case.setting.rounds} rounds, {client.steps} steps"
     if step.noise_multiplier and step.rate < 1 and step.steps == 1:
-        return many_sampled_runs(run, client.event, scope, rng, n=n, pilot=pilot, delta=delta, alpha=alpha, note=note)
+        return many_sampled_runs(run, client.event, scope, rng, repeats, note=note)
     gaussian = step.noise_multiplier > 0 and step.rate == 1
-    return many_runs(run, scope, rng, n=n, pilot=pilot, delta=delta, alpha=alpha, gaussian=gaussian, note=note)
+    return many_runs(run, scope, rng, repeats, gaussian=gaussian, note=note)
 
 
 # --- one run -----------------------------------------------------------------------------------------------------------

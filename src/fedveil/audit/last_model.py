@@ -17,7 +17,7 @@ from fedveil.accounting.types import Audit
 from fedveil.audit.adapter import Case, first_plan, gaussian_run, worst_pair
 from fedveil.audit.structural import FALSE_CONSTANT, structural
 from fedveil.audit.subject import Floats, Output
-from fedveil.audit.two_world import many_runs
+from fedveil.audit.two_world import Repeats, many_runs
 from fedveil.errors import ConfigError
 from fedveil.federation.round import observed
 from fedveil.release.plan import Plan, Released
@@ -96,9 +96,7 @@ def audit_last_model(case: Case, rng: np.random.Generator, *, n: int = 1000, del
     if structure.leak:
         return Audit(float("inf"), delta, scope, "last model, structural", 1 - FALSE_CONSTANT, 200, note=str(structure))
     note = f"last model of {case.setting.rounds} rounds, driven along one direction, d = {case.setting.layout.dimension}"
-    return many_runs(
-        runs.score(), scope, rng, n=n, pilot=max(n // 4, 20), delta=delta, alpha=alpha, gaussian=runs.gaussian, note=note
-    )
+    return many_runs(runs.score(), scope, rng, Repeats.of(n, delta, alpha), gaussian=runs.gaussian, note=note)
 
 
 def _numbers(model: torch.Tensor) -> Floats:

@@ -1,4 +1,4 @@
-"""The pair of worlds that refutes the convergent privacy of noisy FedAvg at constant learning rates (paper 002, Theorem 3a).
+"""The pair of worlds that refutes the convergent privacy of Noisy-FedAvg at constant learning rates (Theorem 3a).
 
 Client 0's loss is linear in one coordinate, +V w_e or -V w_e; every other client is flat there. Linear losses are L-smooth
 for every L, so the theorem speaks of them. Each round moves w_e by lr V K / m towards its world and adds N(0, sigma^2 / m);
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedveil.accounting.types import Adjacency, Audit, Scope, Unit, View
 from fedveil.audit.two_world import Rates, audit_gdp, midpoint, rates
 from fedveil.errors import ConfigError
-from fedveil.papers.convergent_dp.convergent_claim import Schedule, claim_fedavg
+from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, Schedule
 
 FINAL_MODEL = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.FINAL)
 
@@ -44,8 +44,8 @@ class LinearRun:
 
     @property
     def claimed_mu(self) -> float:
-        """mu of the final model as the theorem has it (paper 002, Theorem 3a, Eq. 15)."""
-        return claim_fedavg(
+        """mu of the final model as the theorem has it (Theorem 3a, Eq. 15)."""
+        return FedAvgClaim(
             Schedule.CONSTANT,
             learning_rate=self.lr,
             clip=self.clip,
@@ -54,7 +54,7 @@ class LinearRun:
             rounds=self.rounds,
             clients=self.clients,
             noise_std=self.noise_std,
-        )
+        ).mu
 
     @property
     def true_mu(self) -> float:

@@ -17,7 +17,7 @@ from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, Audit, SampledGaussian, Scope
 from fedveil.audit.intervals import clopper_pearson_upper
 from fedveil.audit.subject import Floats
-from fedveil.audit.two_world import Rates, Run, Tradeoff, draw, midpoint, rates, tradeoff_of_profile
+from fedveil.audit.two_world import Rates, Repeats, Run, Tradeoff, midpoint, tradeoff_of_profile
 
 
 def curve_of(event: SampledGaussian, delta: float, adjacency: Adjacency) -> Tradeoff:
@@ -86,19 +86,9 @@ def audit_sampled(
 
 
 def many_sampled_runs(
-    run: Run,
-    event: SampledGaussian,
-    scope: Scope,
-    rng: np.random.Generator,
-    *,
-    n: int,
-    pilot: int,
-    delta: float,
-    alpha: float = 0.05,
-    note: str = "",
+    run: Run, event: SampledGaussian, scope: Scope, rng: np.random.Generator, repeats: Repeats, *, note: str = ""
 ) -> Audit:
     """`many_runs` for runs that cost `event` but for their noise."""
-    pilots = [draw(run, world, pilot, rng) for world in (0, 1)]
-    cut = choose_cut(pilots, event, n, delta, scope.adjacency, alpha)
-    counts = rates(draw(run, 0, n, rng), draw(run, 1, n, rng), cut)
-    return audit_sampled(counts, event, delta, scope, alpha, note=note)
+    delta, alpha = repeats.delta, repeats.alpha
+    cut = choose_cut(repeats.pilots(run, rng), event, repeats.n, delta, scope.adjacency, alpha)
+    return audit_sampled(repeats.rates(run, cut, rng), event, delta, scope, alpha, note=note)

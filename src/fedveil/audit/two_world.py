@@ -163,36 +163,54 @@ def draw(run: Run, world: int, n: int, rng: np.random.Generator) -> Floats:
     return np.array([run(world, rng) for _ in range(n)], dtype=np.float64)
 
 
+@dataclass(frozen=True)
+class Repeats:
+    """How often a run is repeated, and for which statement.
+
+    Args:
+        n: tested runs per world. pilot: runs per world that choose the threshold, never tested. delta: in [0, 1).
+        alpha: error probability.
+    """
+
+    n: int = 1000
+    pilot: int = 500
+    delta: float = 1e-5
+    alpha: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or self.pilot < 1 or not math.isfinite(self.delta):
+            raise ConfigError(f"n and pilot must be >= 1 and delta finite, got {self.n}, {self.pilot} and {self.delta}")
+
+    @classmethod
+    def of(cls, n: int, delta: float, alpha: float) -> Repeats:
+        """With a quarter as many pilot runs, and at least 20."""
+        return cls(n, max(n // 4, 20), delta, alpha)
+
+    def pilots(self, run: Run, rng: np.random.Generator) -> tuple[Floats, Floats]:
+        """The scores that choose the threshold, in each world."""
+        return draw(run, 0, self.pilot, rng), draw(run, 1, self.pilot, rng)
+
+    def rates(self, run: Run, threshold: float, rng: np.random.Generator) -> Rates:
+        """Error counts of the tested runs."""
+        return rates(draw(run, 0, self.n, rng), draw(run, 1, self.n, rng), threshold)
+
+
 def many_runs(
-    run: Run,
-    scope: Scope,
-    rng: np.random.Generator,
-    *,
-    n: int = 1000,
-    pilot: int = 500,
-    delta: float = 1e-5,
-    alpha: float = 0.05,
-    gaussian: bool = False,
-    note: str = "",
+    run: Run, scope: Scope, rng: np.random.Generator, repeats: Repeats, *, gaussian: bool = False, note: str = ""
 ) -> Audit:
-    """Audit a whole run by repeating it in two worlds; the threshold comes from `pilot` separate runs per world.
+    """Audit a whole run by repeating it in two worlds; the threshold comes from separate runs.
 
     Args:
         run: (world, rng) -> score of one complete run, large in world 1.
         scope: of the two worlds.
         rng: source of all randomness.
-        n: tested runs per world.
-        pilot: runs per world that choose the threshold.
-        delta: in [0, 1).
-        alpha: error probability.
+        repeats: how often in each world.
         gaussian: whether the trade-off curve of the worlds is Gaussian; chosen beforehand.
         note: added to the audit.
 
     Source: Nasr et al. 2021; Nasr et al. 2023 for Gaussian DP.
     """
-    if n < 1 or pilot < 1 or not math.isfinite(delta):
-        raise ConfigError(f"n and pilot must be >= 1, got {n} and {pilot}")
-    pilots = draw(run, 0, pilot, rng), draw(run, 1, pilot, rng)
-    threshold = midpoint(*pilots) if gaussian else choose_threshold(*pilots, n, delta, alpha)
-    counts = rates(draw(run, 0, n, rng), draw(run, 1, n, rng), threshold)
-    return (audit_gdp if gaussian else audit_dp)(counts, delta, scope, alpha, note=note)
+    pilots = repeats.pilots(run, rng)
+    threshold = midpoint(*pilots) if gaussian else choose_threshold(*pilots, repeats.n, repeats.delta, repeats.alpha)
+    counts = repeats.rates(run, threshold, rng)
+    return (audit_gdp if gaussian else audit_dp)(counts, repeats.delta, scope, repeats.alpha, note=note)

@@ -63,7 +63,7 @@ def ladp_below_threshold(
     Noise on the first: sigma = c Delta / (epsilon P), P = KL(softmax(local) || softmax(global)), here with exact calibration
     (c / epsilon = 1 / mu). The clients differ in the first layer by the clip and in the second by a hair.
 
-    Source: paper 000, Algorithms 2-4.
+    Source: LaDP-FL, Algorithms 2-4.
     """
     rng = np.random.default_rng(seed)
     first, second = slice(0, 9 * d // 10), slice(9 * d // 10, d)
@@ -105,7 +105,7 @@ def fedanc(d: int = 1000, *, gamma: float = 0.1, beta: float = 0.5, clip: float 
         clip: clip norm C.
         masked: whether only the noised coordinates are sent (their pattern leaves with them) or all.
 
-    Source: paper 003, Section 4.
+    Source: FedANC, Section 4.
     """
     k = math.ceil(gamma * d)
     if not 0 < k < d:
@@ -130,7 +130,7 @@ def private_mask(d: int = 1000, epsilon: float = 2.0, delta: float = 1e-5, *, sh
 
     The two clients have the same shared update; their masks differ in one coordinate.
 
-    Source: the upload of paper 001, Eqs. 7-9, seen alone with the mask as part of the client's private state.
+    Source: the upload of FedGLP-ADP, Eqs. 7-9, seen alone with the mask as part of the client's private state.
     """
     std = 2 * clip / gaussian.mu_of(epsilon, delta)
     k = max(1, int(share * d))
@@ -147,7 +147,7 @@ def noisy_mask(d: int = 1000, epsilon: float = 2.0, delta: float = 1e-5, *, shar
     The mask is then a function of what the adversary already holds: unlike `private_mask`, its pattern reveals nothing new. The
     clients differ in the first upload (opposite updates at the clip) and send the same second update, zeros on the mask.
 
-    Source: paper 001, Algorithm 2 and the proof of Theorem 1.
+    Source: FedGLP-ADP, Algorithm 2 and the proof of Theorem 1.
     """
     std = 2 * clip / gaussian.mu_of(epsilon, delta)
     first = _pair(d, clip)
@@ -172,7 +172,7 @@ def raw_clip_weights(
     Two layers of equal size; log-odds move by +-`step`, weights are renormalised, C_l^2 = C^2 w_l; the noise std is
     sqrt(2) C_l / z with z calibrated for (epsilon, delta) zero-out. The updates are zero in both worlds: only the scale differs.
 
-    Source: paper 001, Algorithm 1.
+    Source: FedGLP-ADP, Algorithm 1.
     """
     z = gaussian.mu_of(epsilon, delta)
     grown = 1 / (1 + math.exp(-step))
@@ -198,7 +198,7 @@ def truncated_noise(
         sensitivity: L2 distance of the two updates.
         spread: shift all coordinates equally (worse) instead of one.
 
-    Source: paper 004, bounded perturbation mechanism.
+    Source: ALDP-FL, bounded perturbation mechanism.
     """
     bound = (math.exp(epsilon) - eta) / (math.exp(epsilon) + eta)
     sigma = sensitivity * gaussian.classical_noise_multiplier(epsilon, delta)

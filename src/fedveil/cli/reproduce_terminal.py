@@ -75,7 +75,7 @@ def _listed(name: str, recipe: Recipe, there: Callable[[str], Presence]) -> List
     reasons = Counter(row.missing for row in every if row.missing)
     return {
         "recipe": name,
-        "paper": f"{recipe.paper} {PAPERS[recipe.paper]}",
+        "paper": PAPERS[recipe.paper],
         "table": recipe.table,
         "title": recipe.title,
         "runnable": len(runnable),

@@ -25,7 +25,7 @@ import torch
 
 from fedveil.engines.interrupts import ends_on_interrupt, put_off
 from fedveil.engines.memory import keep_freed_memory, shared, shared_zeros
-from fedveil.engines.pool_worker import EMPTY, in_row, pack, read_reply, work
+from fedveil.engines.pool_worker import EMPTY, SharedMemory, in_row, pack, read_reply, work
 from fedveil.engines.shared_arena import SharedArena, Slot
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.round import Context, Failure, Outcome, Task, planned, released_outcome
@@ -150,7 +150,7 @@ class ProcessPool:
         ours, theirs = self.mp.Pipe()
         foreign = [ours, *(w.pipe for w in self._workers)] if self._forks else []
         parent = os.getpid(), self._ends_on_interrupt, foreign
-        arguments = (self.context, self._models, self._rows, self._slots.handle, theirs, *parent)
+        arguments = (self.context, SharedMemory(self._models, self._rows, self._slots.handle), theirs, *parent)
         process = self.mp.Process(target=work, args=arguments, daemon=True)  # type: ignore[attr-defined]
         process.start()
         theirs.close()

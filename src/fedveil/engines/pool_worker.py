@@ -10,7 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import parent_process
 from typing import Any
@@ -31,20 +31,24 @@ EMPTY = torch.empty(0)
 _PR_SET_PDEATHSIG = 1
 
 
+@dataclass(frozen=True)
+class SharedMemory:
+    """What the parent and its workers share.
+
+    models: the global model and the one before it [2, d]. rows: one per task of a round [n, d]. handle: of the slots.
+    """
+
+    models: torch.Tensor
+    rows: torch.Tensor
+    handle: Handle
+
+
 def work(
-    context: Context,
-    models: torch.Tensor,
-    rows: torch.Tensor,
-    handle: Handle,
-    pipe: Connection,
-    parent: int,
-    ends_on_interrupt: bool,
-    foreign: list[Connection],
+    context: Context, shared: SharedMemory, pipe: Connection, parent: int, ends_on_interrupt: bool, foreign: list[Connection]
 ) -> None:
     """A worker's life: wait for a task, run it, write the vector into its row, answer; end when the parent has.
 
     Args:
-        models: the global model and the one before it [2, d]. rows: one per task of a round [n, d]. handle: of the slots.
         parent: its process id. ends_on_interrupt: whether Ctrl-C ends the parent's work, and so this worker.
         foreign: the parent's ends of pipes, which a forked worker must not hold open.
     """
@@ -58,10 +62,10 @@ def work(
     try:
         pipe.send_bytes(reply(None))
         while _next(pipe):
-            index, task, slot = unpack(pipe.recv_bytes(), WorkerArena(handle, None).there)
-            arena = WorkerArena(handle, slot)
-            previous = None if task.released.previous is None else models[1]
-            task = replace(task, released=replace(task.released, model=models[0], previous=previous))
+            index, task, slot = unpack(pipe.recv_bytes(), WorkerArena(shared.handle, None).there)
+            arena = WorkerArena(shared.handle, slot)
+            previous = None if task.released.previous is None else shared.models[1]
+            task = replace(task, released=replace(task.released, model=shared.models[0], previous=previous))
             answer: Outcome | Exception
             try:
                 if context.summed:
@@ -69,7 +73,7 @@ def work(
                         made = task.common or context.policy.plan(task.released, task.policy_state)
                         planned = task.released.round, made
                     task = replace(task, common=planned[1], policy_state={})
-                answer = _slim(client_round(context, task), rows[index], context)
+                answer = _slim(client_round(context, task), shared.rows[index], context)
             except Exception as error:
                 answer = error if isinstance(error, FedveilError) else RuntimeError(f"in a worker: {traceback.format_exc()}")
             try:

@@ -25,7 +25,7 @@ from fedveil.methods.trajectory import (
     trajectory_assumptions,
     upload_std,
 )
-from fedveil.papers.convergent_dp.convergent_claim import claim_fedavg
+from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim
 from fedveil.release.plan import Policy, Upload
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class NoisyFedAvg(MethodConfig):
         """Theorem 3 as printed."""
         if s.z == 0:
             return None
-        mu = claim_fedavg(
+        mu = FedAvgClaim(
             schedule_of(s),
             learning_rate=s.local.optimizer.lr,
             clip=batch_clip(s),
@@ -91,7 +91,7 @@ class NoisyFedAvg(MethodConfig):
             clients=s.cohort,
             noise_std=upload_std(s, trajectory(s)),
             scale=self.scale,
-        )
+        ).mu
         scope = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.FINAL)
         return Claim(
             epsilon_of(mu, s.delta),

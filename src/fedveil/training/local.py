@@ -38,7 +38,7 @@ class LocalSpec:
         steps: exact number K of batches, cycling through reshuffled passes; overrides `epochs`.
         batch_size: examples a batch; the last batch of a pass may be short.
         batch_clip: V, the L2 bound on each batch gradient, or None.
-        schedule: learning rate of step k (from 0) in round t (from 0) with K steps a round, as in paper 002, Theorem 3:
+        schedule: learning rate of step k (from 0) in round t (from 0) with K steps a round, as in Noisy-FedAvg, Theorem 3:
             constant lr; cyclic lr / (k + 1); stage-wise lr / (t + 1); iterative lr / (t K + k + 1).
         precision: of the forward pass and what it sends back through the network; gradients, optimiser, clip and noise are
             float32 always. `tf32` makes a difference on GPUs only, where the engine sets it.
@@ -243,7 +243,7 @@ def forward_precision(spec: LocalSpec, device: torch.device) -> AbstractContextM
 class Plain:
     """Ordinary local training; `penalty(local)` may add the gradient of a regulariser to `local.model.grad`.
 
-    The penalty is added after the batch gradient was clipped, as FedProx does in paper 002.
+    The penalty is added after the batch gradient was clipped, as Noisy-FedProx does.
     """
 
     penalty: Callable[[Local], None] | None = None

@@ -1,4 +1,4 @@
-"""Paper 002 (Noisy-FedAvg and Noisy-FedProx): Theorems 3 and 4 as printed, the exact values that refute them, and what holds.
+"""Noisy-FedAvg and Noisy-FedProx: Theorems 3 and 4 as printed, the exact values that refute them, and what holds.
 
 Symbols: m clients, K local steps of rate eta_{k,t}, gradients clipped to V, noise std sigma on each upload (so sigma / sqrt(m) on
 the mean), L smoothness, alpha proximal coefficient, T rounds. gamma_t is the distance that replacing one client's data puts
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -22,7 +23,7 @@ _Numbers = Sequence[float] | NDArray[np.float64]
 
 
 class Schedule(StrEnum):
-    """Learning rates of paper 002: mu, mu/(k+1), mu/(t+1) and mu/(tK+k+1)."""
+    """Learning rates of Noisy-FedAvg: mu, mu/(k+1), mu/(t+1) and mu/(tK+k+1)."""
 
     CONSTANT = "constant"
     CYCLIC = "cyclic"
@@ -38,37 +39,27 @@ def optimum_as_printed(rho: float, rounds: int) -> float:
 
     Not attainable: for rho > 1, T >= 2 it needs a first interpolation coefficient above 1 (`equality_coefficient`).
 
-    Source: paper 002, Section G.3, with constant rho and gamma.
+    Source: Noisy-FedAvg, Section G.3, with constant rho and gamma.
     """
     rho, rounds = _expansion(rho), at_least("rounds", rounds, 1)
     return (rho + 1) / (rho - 1) * math.tanh(0.5 * rounds * math.log(rho))
 
 
 def equality_coefficient(rho: float, rounds: int) -> float:
-    """lambda_1 at which paper 002's Cauchy-Schwarz step is an equality: rho^(T-1) (rho+1) / (rho^T+1), above 1 for T >= 2."""
+    """lambda_1 at which Noisy-FedAvg's Cauchy-Schwarz step is an equality: rho^(T-1) (rho+1) / (rho^T+1), above 1 for T >= 2."""
     rho, rounds = _expansion(rho), at_least("rounds", rounds, 1)
     return (rho + 1) / (rho + math.exp((1 - rounds) * math.log(rho)))
 
 
 def _expansion(rho: float) -> float:
     if not (rho > 1 and math.isfinite(rho)):
-        raise ConfigError(f"paper 002 has rho > 1, got {rho}")
+        raise ConfigError(f"rho must be above 1, as in Noisy-FedAvg's paper, got {rho}")
     return rho
 
 
-def claim_fedavg(
-    schedule: Schedule,
-    *,
-    learning_rate: float,
-    clip: float,
-    steps: int,
-    smoothness: float,
-    rounds: int,
-    clients: int,
-    noise_std: float,
-    scale: float = 1.0,
-) -> float:
-    """Theorem 3 of paper 002, as printed, for its four schedules: FALSE for constant and cyclic rates.
+@dataclass(frozen=True)
+class FedAvgClaim:
+    """Theorem 3 of Noisy-FedAvg, as printed, for its four schedules: FALSE for constant and cyclic rates.
 
     Args:
         schedule: (a) constant, (b) cyclic, (c) stage-wise, (d) iterative.
@@ -76,18 +67,36 @@ def claim_fedavg(
         clip: V. steps: K. smoothness: L. rounds: T. clients: m. noise_std: sigma of one upload.
         scale: the constants c of (b), 1 <= c < 1.543, and z of (d); (d) holds only if z >= mu (1 + 1/2 + ... + 1/K).
 
-    Source: paper 002, Theorem 3, equations (15) to (18).
+    Source: Noisy-FedAvg, Theorem 3, equations (15) to (18).
     """
-    mu, clip, sigma = positive("learning_rate", learning_rate), positive("clip", clip), positive("noise_std", noise_std)
-    steps, rounds, clients = at_least("steps", steps, 1), at_least("rounds", rounds, 1), at_least("clients", clients, 1)
-    smooth, scale = positive("smoothness", smoothness), positive("scale", scale)
-    unit = 2 * clip / (math.sqrt(clients) * sigma)
-    if schedule is Schedule.CONSTANT:
-        return unit * mu * steps * _root(steps * math.log1p(mu * smooth), rounds)
-    if schedule is Schedule.CYCLIC:
-        return unit * scale * math.log(steps + 1) * _root(scale * mu * smooth * math.log(steps + 1), rounds)
-    tail = math.sqrt(2 - 1 / rounds)
-    return unit * (mu * steps if schedule is Schedule.STAGE_WISE else scale) * tail
+
+    schedule: Schedule
+    learning_rate: float
+    clip: float
+    steps: int
+    smoothness: float
+    rounds: int
+    clients: int
+    noise_std: float
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "clip", "smoothness", "noise_std", "scale"):
+            positive(name, getattr(self, name))
+        for name in ("steps", "rounds", "clients"):
+            at_least(name, getattr(self, name), 1)
+
+    @property
+    def mu(self) -> float:
+        """The claimed mu of Gaussian DP."""
+        mu, steps, rounds, scale = self.learning_rate, self.steps, self.rounds, self.scale
+        unit = 2 * self.clip / (math.sqrt(self.clients) * self.noise_std)
+        if self.schedule is Schedule.CONSTANT:
+            return unit * mu * steps * _root(steps * math.log1p(mu * self.smoothness), rounds)
+        if self.schedule is Schedule.CYCLIC:
+            return unit * scale * math.log(steps + 1) * _root(scale * mu * self.smoothness * math.log(steps + 1), rounds)
+        tail = math.sqrt(2 - 1 / rounds)
+        return unit * (mu * steps if self.schedule is Schedule.STAGE_WISE else scale) * tail
 
 
 def _root(log_rho: float, rounds: int) -> float:
@@ -96,16 +105,16 @@ def _root(log_rho: float, rounds: int) -> float:
 
 
 def claim_fedprox(*, clip: float, proximal: float, smoothness: float, rounds: int, clients: int, noise_std: float) -> float:
-    """Theorem 4 of paper 002, as printed: FALSE, for the same reason as Theorem 3 (a).
+    """Theorem 4 of Noisy-FedAvg, as printed: FALSE, for the same reason as Theorem 3 (a).
 
     Args:
         clip: V. proximal: alpha > L. smoothness: L. rounds: T. clients: m. noise_std: sigma of one upload.
 
-    Source: paper 002, Theorem 4, equation (19).
+    Source: Noisy-FedAvg, Theorem 4, equation (19).
     """
     smooth, rounds, clients = positive("smoothness", smoothness), at_least("rounds", rounds, 1), at_least("clients", clients, 1)
     if not proximal > smooth:
-        raise ConfigError(f"Theorem 4 of paper 002 needs alpha > L, got alpha = {proximal} and L = {smooth}")
+        raise ConfigError(f"Theorem 4 of Noisy-FedAvg needs alpha > L, got alpha = {proximal} and L = {smooth}")
     unit = 2 * positive("clip", clip) / (math.sqrt(clients) * proximal * positive("noise_std", noise_std))
     shrink = math.tanh(0.5 * rounds * (math.log(proximal) - math.log(proximal - smooth)))
     return unit * math.sqrt((2 * proximal - smooth) / smooth * shrink)
@@ -117,7 +126,7 @@ def claim_fedprox(*, clip: float, proximal: float, smoothness: float, rounds: in
 def learning_rates(schedule: Schedule, learning_rate: float, steps: int, rounds: int) -> NDArray[np.float64]:
     """eta_{k,t} as an array of shape (rounds, steps).
 
-    Source: paper 002, Theorem 3.
+    Source: Noisy-FedAvg, Theorem 3.
     """
     mu, steps, rounds = positive("learning_rate", learning_rate), at_least("steps", steps, 1), at_least("rounds", rounds, 0)
     k, t = np.arange(steps, dtype=np.float64), np.arange(rounds, dtype=np.float64)[:, None]
@@ -141,7 +150,7 @@ def shift(
     Args:
         rates: eta_0 .. eta_(K-1) of the round. clip: V. clients: m. proximal: alpha >= 0.
 
-    Source: paper 002, Lemmas 7 and 9.
+    Source: Noisy-FedAvg, Lemmas 7 and 9.
     """
     eta, alpha = vector("rates", rates), non_negative("proximal", proximal)
     kept = np.append(np.cumprod(np.abs(1 - eta[:0:-1] * alpha))[::-1], 1.0)
@@ -153,7 +162,7 @@ def lipschitz(rates: _Numbers, smoothness: float, *, proximal: float = 0.0) -> f
 
     Clipping a gradient to a ball is a projection, so it does not increase L. For networks L is an assumption.
 
-    Source: paper 002, Lemmas 8 and 10, without their approximations.
+    Source: Noisy-FedAvg, Lemmas 8 and 10, without their approximations.
     """
     eta, smooth, alpha = vector("rates", rates), non_negative("smoothness", smoothness), non_negative("proximal", proximal)
     distance = 1.0
@@ -189,11 +198,11 @@ def linear_loss_mu(shifts: _Numbers, clients: int, noise_std: float) -> float:
 def smallest_iterative_scale(steps: int, learning_rate: float = 1.0) -> float:
     """The smallest z for which gamma_t <= (2 z V / m) ln((t+2)/(t+1)) in every round t: mu H_K / ln 2, reached at t = 0.
 
-    Source: paper 002, Table 2, which lets z be a constant near 1.
+    Source: Noisy-FedAvg, Table 2, which lets z be a constant near 1.
     """
     return positive("learning_rate", learning_rate) * harmonic(steps) / math.log(2)
 
 
 def harmonic(steps: int) -> float:
-    """H_K = 1 + 1/2 + ... + 1/K; Theorem 3 (d) of paper 002 holds exactly when its z >= mu H_K (see docs/privacy.md)."""
+    """H_K = 1 + 1/2 + ... + 1/K; Theorem 3 (d) of Noisy-FedAvg holds exactly when its z >= mu H_K (see docs/privacy.md)."""
     return math.fsum(1 / (k + 1) for k in range(at_least("steps", steps, 1)))

@@ -1,4 +1,4 @@
-"""Paper 003 (FedANC): its claimed epsilon per step, and the true cost of the repaired, once-noised upload."""
+"""FedANC: its claimed epsilon per step, and the true cost of the repaired, once-noised upload."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def claimed_epsilon(beta: float, gamma: float, dimension: int, delta: float) -> 
     Args:
         beta: noise std / clip, > 0. gamma: share of coordinates noised, in (0, 1]. dimension: d. delta: in (0, 1).
 
-    Source: paper 003, Theorem 2 and equation (10).
+    Source: FedANC, Theorem 2 and equation (10).
     """
     share = positive("gamma", probability("gamma", gamma)) * at_least("dimension", dimension, 1)
     return math.sqrt(2 * share * math.log(1.25 / open_probability("delta", delta))) / positive("beta", beta)

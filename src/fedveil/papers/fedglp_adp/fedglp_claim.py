@@ -1,4 +1,4 @@
-"""Paper 001 (FedGLP-ADP): its claimed epsilon, and the cost of single uploads, sums, colluders and partial coverage.
+"""FedGLP-ADP: its claimed epsilon, and the cost of single uploads, sums, colluders and partial coverage.
 
 n clients each clip layer l to C_l (sum C_l^2 = C^2) and add noise of variance L sigma^2 C_l^2 / n to it; L layers, sigma the
 noise multiplier. All bounds are mu over T rounds, provided that clips and masks do not depend on raw data.
@@ -23,7 +23,7 @@ def claimed_epsilon(noise_multiplier: float, rounds: int, delta: float) -> float
     Args:
         noise_multiplier: sigma, > 0. rounds: T. delta: in (0, 1); the paper takes 1 / n, which is vacuous.
 
-    Source: paper 001, Theorem 1.
+    Source: FedGLP-ADP, Theorem 1.
     """
     return zcdp_epsilon(at_least("rounds", rounds, 0) / (2 * positive("noise_multiplier", noise_multiplier) ** 2), delta)
 
@@ -34,7 +34,7 @@ def claimed_noise_multiplier(epsilon: float, rounds: int, delta: float) -> float
     Args:
         epsilon: > 0. rounds: T >= 1. delta: in (0, 1).
 
-    Source: paper 001, Theorem 1, solved for sigma.
+    Source: FedGLP-ADP, Theorem 1, solved for sigma.
     """
     log_inverse = math.log(1 / open_probability("delta", delta))
     root = positive("epsilon", epsilon) / (math.sqrt(epsilon + log_inverse) + math.sqrt(log_inverse))
@@ -81,7 +81,7 @@ def uplink_bits(parameters: int, beta: float, round: int, rounds: int) -> float:
     Args:
         parameters: M. beta: personalisation threshold, in [0, 1]. round: t in 0..T. rounds: T >= 1.
 
-    Source: paper 001, Eq. 20.
+    Source: FedGLP-ADP, Eq. 20.
     """
     return 32 * at_least("parameters", parameters, 1) * (1 - round * beta / at_least("rounds", rounds, 1)) + parameters
 

@@ -1,4 +1,4 @@
-"""Paper 000 (LaDP-FL): the constant of its Theorem 3, the corrected one, its accountant, and what a data-dependent scale leaks.
+"""LaDP-FL: the constant of its Theorem 3, the corrected one, its accountant, and what a data-dependent scale leaks.
 
 A layer gets noise sigma = c Delta / (epsilon P) with an estimate P clipped to B, so in units of Delta at least c / (epsilon B).
 Constants are returned as c / B.
@@ -27,7 +27,7 @@ def constant_as_printed(epsilon: float, delta: float) -> float:
     Args:
         epsilon: > 0. delta: in (0, 1).
 
-    Source: paper 000, Theorem 3, equation (11).
+    Source: LaDP-FL, Theorem 3, equation (11).
     """
     epsilon, delta = positive("epsilon", epsilon), open_probability("delta", delta)
     if delta > math.sqrt(2 / (math.pi * math.e**4)):
@@ -84,7 +84,7 @@ def claimed_total(epsilon: float, delta: float, rounds: int, rate: float) -> tup
     Args:
         epsilon, delta: per round. rounds: T. rate: q = batch size / local data size, in [0, 1].
 
-    Source: paper 000, Section XIII, equations (17) to (19).
+    Source: LaDP-FL, Section XIII, equations (17) to (19).
     """
     weight = probability("rate", rate) * at_least("rounds", rounds, 0)
     return weight * non_negative("epsilon", epsilon), weight * probability("delta", delta)
@@ -93,7 +93,7 @@ def claimed_total(epsilon: float, delta: float, rounds: int, rate: float) -> tup
 def sensitivity_theorem2(learning_rate: float, epochs: int, clip: float) -> float:
     """2 eta E G_c, the sensitivity that Theorem 2 states; it counts epochs where steps count (pass steps to be right).
 
-    Source: paper 000, Theorem 2, equation (9).
+    Source: LaDP-FL, Theorem 2, equation (9).
     """
     return 2 * positive("learning_rate", learning_rate) * at_least("epochs", epochs, 1) * positive("clip", clip)
 
@@ -128,7 +128,7 @@ def _weighted(epsilon: float, probability: float) -> float:
 def softmax_kl(first: Sequence[float] | NDArray[np.float64], second: Sequence[float] | NDArray[np.float64]) -> float:
     """KL divergence in nats between the softmax of two flat weight vectors: the paper's privacy estimate before clipping to B.
 
-    Source: paper 000, Algorithm 3.
+    Source: LaDP-FL, Algorithm 3.
     """
     p, q = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if p.shape != q.shape or p.ndim != 1 or not (np.all(np.isfinite(p)) and np.all(np.isfinite(q))):

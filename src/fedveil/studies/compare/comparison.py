@@ -10,9 +10,10 @@ from pathlib import Path
 
 from fedveil.configuration.config import Config, without_free_keys
 from fedveil.errors import ConfigError
+from fedveil.federation.history import Columns
 from fedveil.studies.compare.comparison_plan import ComparisonListener, plan
 from fedveil.studies.compare.comparison_rows import Row, blocks, rows_of
-from fedveil.studies.compare.comparison_spec import METRICS, By, ComparisonSpec
+from fedveil.studies.compare.comparison_spec import By, ComparisonSpec
 from fedveil.studies.compare.comparison_text import problem_sentences, promise_sentences, sample_sentences, short_names
 from fedveil.studies.grid.run_grid import run_grid
 
@@ -44,7 +45,7 @@ class Comparison:
     @property
     def what(self) -> str:
         """The compared number in words."""
-        return METRICS[self.metric]
+        return f"{Columns()[self.metric].phrase} after the last round"
 
     @property
     def blocks(self) -> dict[tuple[str, float], list[Row]]:

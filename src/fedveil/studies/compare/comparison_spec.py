@@ -12,12 +12,8 @@ from fedveil.errors import ConfigError
 
 By = Literal["proven", "claimed"]
 
-METRICS = {
-    "test_accuracy": "test accuracy of the final model",
-    "test_f1": "F1 score of the final model",
-    "mean_personal_accuracy": "mean accuracy of the clients' own models on their own test examples",
-}
-"""What can be compared, larger is better."""
+METRICS = ("test_accuracy", "test_f1", "mean_personal_accuracy")
+"""The columns of the history that can be compared, after the last round; larger is better."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +27,7 @@ class ComparisonSpec:
         seeds: each has its own initial model, partition, batches and noise (see `seeds_from`).
         partitions: `kind`, `kind:value` or `kind:key=value:...`; none for that of the configuration.
         by: `proven`, the proven variants at equal proven epsilon; `claimed`, the published ones at equal claimed epsilon.
-        metric: the number that is compared, a key of `METRICS`.
+        metric: the number that is compared, one of `METRICS`.
 
     Raises:
         ConfigError: nothing to compare, something given twice, or an impossible value.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.accounting.accountant import bound, calibrate, delta_bound, rdp_curve, releases_within
+from fedveil.accounting.accountant import bound, calibrate, delta_bound, rdp_curve
 from fedveil.accounting.gaussian import delta_of, epsilon_of, mu_of
 from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded
 from fedveil.errors import ConfigError
@@ -118,15 +118,6 @@ def test_tiny_delta_is_not_left_to_floating_point() -> None:
     assert 10 < epsilon < 60
     with pytest.raises(ConfigError, match="1e-10"):
         bound([SampledGaussian(0.1, 1.0, 60)], 1e-30, accountant="pld")
-
-
-def test_releases_within_a_budget() -> None:
-    event = SampledGaussian(0.1, 1.0)
-    n = releases_within(8.0, 1e-5, event, 10**6, adjacency=ZERO)
-    assert bound([SampledGaussian(0.1, 1.0, n)], 1e-5, adjacency=ZERO)[0] <= 8.0
-    assert bound([SampledGaussian(0.1, 1.0, n + 1)], 1e-5, adjacency=ZERO)[0] > 8.0
-    assert releases_within(1.0, 1e-5, Gaussian(0.1), 10**6) == int((mu_of(1.0, 1e-5) / 0.1) ** 2)
-    assert releases_within(1.0, 1e-5, Unbounded("raw"), 10) == 0
 
 
 def test_bad_arguments_are_refused() -> None:

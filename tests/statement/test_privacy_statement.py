@@ -242,13 +242,6 @@ def test_verdicts() -> None:
 # --- combinations that make no sense --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("view", [View.SERVER, View.AGGREGATE])
-def test_hidden_state_bounds_are_for_outsiders(view: View) -> None:
-    with pytest.raises(ConfigError, match=f"the {view} view sees .*privacy.view = 'final'"):
-        scope_checks.require_final_view(view, "the last-iterate bound")
-    scope_checks.require_final_view(View.FINAL, "the last-iterate bound")
-
-
 def credit(view: View, unit: Unit = Unit.CLIENT, **other: bool | float) -> None:
     how = {"poisson": True, "rate": 0.1, "records_sampled": False, "noise_in_shares": False, **other}
     scope_checks.check_sampling_credit([SampledGaussian(0.1, 1.0, 5)], scope(view, unit), **how)  # type: ignore[arg-type]

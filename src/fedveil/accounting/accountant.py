@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.accounting import gaussian, pld, secret_samples, subsampled
-from fedveil.accounting._check import at_least, non_negative, open_probability, positive
+from fedveil.accounting._check import non_negative, open_probability, positive
 from fedveil.accounting.composition import rdp_epsilon, rdp_log_delta
 from fedveil.accounting.types import Adjacency, Event, SampledGaussian, SecretSample, Unbounded
 from fedveil.errors import ConfigError
@@ -233,28 +232,3 @@ def _shrink(excess: Callable[[float], float], low: _Point, high: _Point, toleran
             fa = fa / 2 if side == -1 else fa
             side = -1
     return best
-
-
-def releases_within(epsilon: float, delta: float, event: Event, most: int, *, adjacency: Adjacency | None = None) -> int:
-    """How many copies of `event` (its own count included once each) fit under epsilon at delta, at most `most`.
-
-    Args:
-        epsilon: budget, >= 0.
-        delta: in (0, 1).
-        event: one round's cost.
-        most: upper end of the search, >= 0.
-        adjacency: as `bound`.
-    """
-    low, high = 0, at_least("most", most, 0)
-    epsilon = non_negative("epsilon", epsilon)
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = bound(_repeat(event, middle), delta, adjacency=adjacency)[0] <= epsilon
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low
-
-
-def _repeat(event: Event, times: int) -> list[Event]:
-    if isinstance(event, Unbounded):
-        return [event] if times else []
-    return [replace(event, count=event.count * times)]

@@ -61,21 +61,6 @@ def impossible(released: Vector, std: float, known: Vector | None = None, diviso
     return int(np.count_nonzero(~found))
 
 
-def coarse_bits(released: Vector, smallest: int = 64) -> float:
-    """p-value of the low mantissa bits of the coordinates nearest to zero, for an adversary who knows no contribution.
-
-    Noise alone has random low bits. Where noise and data nearly cancel, the low bits of their sum are zero. This tells even where
-    the std is a power of two, which makes every float32 possible. Integers on a grid have zeros there too, in both worlds.
-
-    Args:
-        released: [n], as it left. smallest: how many coordinates to look at.
-    """
-    nearest = np.sort(np.abs(released[released != 0].astype(np.float32)))[:smallest]
-    mantissas = (nearest.view(np.uint32) & np.uint32(2**23 - 1)) | np.uint32(2**23)
-    zeros = np.log2((mantissas & (~mantissas + np.uint32(1))).astype(np.float64)).sum()
-    return float(stats.nbinom.sf(zeros - 1, len(nearest), 0.5)) if len(nearest) else 1.0
-
-
 def audit_float_pattern(
     absent: Sequence[Vector],
     present: Sequence[Vector],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv, ndtri
@@ -41,13 +39,6 @@ def clopper_pearson_upper(successes: ArrayLike, trials: ArrayLike, alpha: float)
     k, n = _counts(successes, trials)
     inner = betaincinv(k + 1, np.maximum(n - k, 0.5), 1 - check_level(alpha))
     return np.where(k >= n, 1.0, inner)
-
-
-def clopper_pearson_lower(successes: ArrayLike, trials: ArrayLike, alpha: float) -> Floats:
-    """One-sided exact lower bound on a binomial probability; arguments as `clopper_pearson_upper`."""
-    k, n = _counts(successes, trials)
-    inner = betaincinv(np.maximum(k, 0.5), n - k + 1, check_level(alpha))
-    return np.where(k <= 0, 0.0, inner)
 
 
 def _counts(successes: ArrayLike, trials: ArrayLike) -> tuple[Floats, Floats]:
@@ -106,11 +97,3 @@ def epsilon_ceiling(n: int, alpha: float = 0.05, delta: float = 0.0) -> float:
     """
     worst = clopper_pearson_upper(0, n, alpha / 2)
     return float(epsilon_from_rates(worst, worst, delta))
-
-
-def runs_for(epsilon: float, alpha: float = 0.05) -> int:
-    """The smallest number of runs per world whose ceiling reaches `epsilon` (at delta = 0)."""
-    if not 0 < epsilon < 30:
-        raise ConfigError(f"epsilon must lie in (0, 30) to be reachable by counting runs, got {epsilon}")
-    rate = 1 / (1 + math.exp(epsilon))
-    return math.ceil(math.log(check_level(alpha) / 2) / math.log1p(-rate))

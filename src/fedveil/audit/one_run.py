@@ -139,18 +139,6 @@ def audit_one_run_gdp(found: Guesses, delta: float, scope: Scope, alpha: float =
     return Audit(epsilon_of_mu(mu, delta), delta, scope, "one run, canaries, f-DP", 1 - alpha, found.m, note=text)
 
 
-def audit_one_run_grid(
-    scores: ArrayLike, included: ArrayLike, grid: Sequence[tuple[int, int]], delta: float, scope: Scope, alpha: float = 0.05
-) -> Audit:
-    """The best bound over a grid of (k_plus, k_minus), each at alpha / len(grid) (Bonferroni)."""
-    if not grid:
-        raise ConfigError("the grid of (k_plus, k_minus) is empty")
-    level = alpha / len(grid)
-    best = max((guess(scores, included, *k) for k in grid), key=lambda found: epsilon_bound(found, delta, level))
-    audit = audit_one_run(best, delta, scope, level, note=f"Bonferroni over {len(grid)}")
-    return Audit(audit.epsilon, delta, scope, f"{audit.test}, Bonferroni", 1 - alpha, best.m, note=audit.note)
-
-
 def simulate_gaussian(m: int, mu: float, rng: np.random.Generator) -> tuple[Floats, NDArray[np.bool_]]:
     """Scores and coins of m orthogonal canaries in one mu-GDP Gaussian release: coin x mu + N(0, 1)."""
     coins = rng.random(m) < 0.5

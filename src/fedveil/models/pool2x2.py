@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Whether torch.func is at work, which only a private function of torch says. Where that is absent, `_UnderTransforms`, which is
-# made of public functions alone, serves always; then a training step of LeNet-5 takes 6 to 11 % longer (batches of 1 to 100 images,
-# one thread, medians of ten turns).
+# Whether torch.func is at work, which only a private function of torch says. Where torch has no such function, `_UnderTransforms`
+# always serves, which uses public functions alone: a training step of LeNet-5 then takes 6 to 11 % longer (batches of 1 to 100
+# images, one thread, medians of ten turns).
 _transformed = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 
 

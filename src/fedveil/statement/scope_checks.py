@@ -39,20 +39,6 @@ from fedveil.accounting.types import (
 from fedveil.errors import ConfigError
 
 
-def require_final_view(view: View, bound: str = "a hidden-state bound") -> None:
-    """Refuse a bound that needs hidden intermediate models for an adversary who sees them.
-
-    Args:
-        view: for whom the bound is asked. bound: its name, for the message.
-    """
-    if view is not View.FINAL:
-        seen = "each upload" if view is View.SERVER else "each round's aggregate, as every client does"
-        raise ConfigError(
-            f"{bound} holds only for somebody who sees the last model and nothing before it, but the {view} view sees {seen}: "
-            f"set privacy.view = 'final', or use composition"
-        )
-
-
 def check_sampling_credit(
     events: Sequence[Event], scope: Scope, *, poisson: bool, rate: float, records_sampled: bool, noise_in_shares: bool
 ) -> None:

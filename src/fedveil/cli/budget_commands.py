@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.accounting.types import Adjacency, Unit, View
+from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.cli.command_options import AsJson, print_json
 
 budget_app = typer.Typer(
@@ -20,11 +20,9 @@ def create(
     path: Annotated[Path, typer.Argument(help="File to create, on a local disk; PATH-head comes beside it.")],
     epsilon: Annotated[float, typer.Option(help="Cap on epsilon of everything that all runs release, for each client.")],
     delta: Annotated[float, typer.Option(help="The delta at which it is the cap.")],
-    unit: Annotated[Unit, typer.Option(help="Whose presence is protected; all runs must have the same.")] = Unit.CLIENT,
-    adjacency: Annotated[Adjacency, typer.Option(help="Which data are neighbours; all runs must have the same.")] = (
-        Adjacency.ZERO_OUT
-    ),
-    view: Annotated[View, typer.Option(help="Who sees the releases; all runs must have the same.")] = View.AGGREGATE,
+    unit: Annotated[Unit | None, typer.Option(help="Whose presence is protected; by default client.")] = None,
+    adjacency: Annotated[Adjacency | None, typer.Option(help="Which data are neighbours; by default zero_out.")] = None,
+    view: Annotated[View | None, typer.Option(help="Who sees the releases; by default aggregate.")] = None,
     order: Annotated[
         float | None,
         typer.Option(
@@ -32,12 +30,18 @@ def create(
             "which is exact for Gaussian releases and charges secret samples as if everybody took part."
         ),
     ] = None,
+    like: Annotated[
+        Path | None,
+        typer.Option(help="Typical configuration: whose unit, adjacency and view to take, and the best order for its releases."),
+    ] = None,
 ) -> None:
-    """Create the budget of a population, once in its life."""
-    from fedveil.accounting.types import Scope
+    """Create the budget of a population, once in its life; runs of another unit, adjacency or view cannot charge it."""
     from fedveil.ledger.population_budget import create_budget
+    from fedveil.run.shared_budget import scope_and_order
 
-    made = create_budget(path, epsilon, delta, Scope(unit, adjacency, view), order)
+    scope, best = scope_and_order(like, epsilon, delta)
+    scope = Scope(unit or scope.unit, adjacency or scope.adjacency, view or scope.view)
+    made = create_budget(path, epsilon, delta, scope, best if order is None else order)
     typer.echo(f"budget: {made.path} ({made.cap.quotes}; {made.scope})")
     typer.echo(f'next: [privacy] budget = "{made.path}" in each configuration that uses these data')
 

@@ -1,11 +1,14 @@
-"""The lifetime budget that a run shares with others (`privacy.budget`): opened, compared with the run, checked before training."""
+"""The lifetime budget that a run shares with others (`privacy.budget`): opened, compared with the run, checked beforehand."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedveil.accounting.types import View
+from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unbounded, Unit, View
+from fedveil.configuration.config import calibrated_setting, load_config
 from fedveil.errors import ConfigError
+from fedveil.ledger.filters import best_order
 from fedveil.ledger.ledger import AGGREGATE
 from fedveil.ledger.population_budget import PopulationBudget, open_budget
 from fedveil.run.assembly import planned_charges
@@ -38,6 +41,17 @@ def check_plan(budget: PopulationBudget, method: Method, setting: Setting, run: 
     """Refuse a run whose planned rounds exceed what is left; raises as `PopulationBudget.check_plan`."""
     clients = range(setting.clients) if setting.scope.view is View.SERVER else (AGGREGATE,)
     budget.check_plan(planned_charges(method, setting), run, clients)
+
+
+def scope_and_order(like: Path | None, epsilon: float, delta: float) -> tuple[Scope, float | None]:
+    """The scope that a budget takes from a typical configuration, and the best order for it where that samples in secret."""
+    if like is None:
+        return Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.AGGREGATE), None
+    method, setting = calibrated_setting(load_config(like))
+    planned = [event for event in planned_charges(method, setting) if not isinstance(event, Unbounded)]
+    if all(isinstance(event, Gaussian) for event in planned):
+        return setting.scope, None
+    return setting.scope, best_order(epsilon, delta, planned, setting.scope.adjacency)
 
 
 def run_name(config: Config, run_id: str) -> str:

@@ -369,8 +369,8 @@ def test_forty_runs_in_eight_processes_with_kills_never_exceed_the_cap(tmp_path:
                 kills += 1
             if process.poll() is None:
                 continue
-            code = process.wait()
-            error = process.stderr.read().decode() if process.stderr else ""
+            error = process.communicate()[1].decode()
+            code = process.returncode
             del running[number]
             if code == -signal.SIGKILL:
                 waiting.append(number)

@@ -27,6 +27,7 @@ INDEX = (
 """What the rows of a table are about."""
 COLUMNS = (
     Column("participants", "Clients that took part", "clients"),
+    Column("spent_clients", "Clients whose budget is spent", "clients", "lower"),
     Column("failed", "Clients left out", "clients", "lower", private=True),
     Column("failures", "Who was left out, and why", kind="text", private=True),
     Column("skipped", "Why nothing was released", kind="text"),

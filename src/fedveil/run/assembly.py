@@ -175,13 +175,19 @@ def planned_charges(method: Method, setting: Setting) -> list[Event]:
 def budgets(method: Method, setting: Setting) -> Budgets | None:
     """The budget of each client (server view) or of the whole run, preset from the planned releases; None promises nothing.
 
+    Clients with caps of their own have these, from the releases planned for their group.
     Where the last model alone tells less than the releases together, the cap is what these cost: each is charged in full.
     """
     planned = planned_charges(method, setting)
     if any(isinstance(event, Unbounded) for event in planned):
         return None
     epsilon = setting.epsilon if planned == releases_to(method, setting, setting.scope.view) else None
-    return Budgets(filter_for(planned, epsilon, setting.delta, setting.scope.adjacency), setting.scope)
+    delta, adjacency = setting.delta, setting.scope.adjacency
+    caps: dict[int, Filter] = {}
+    for group in setting.groups:
+        own = filter_for(planned_charges(method, setting.of_group(group)), group.epsilon, delta, adjacency)
+        caps |= dict.fromkeys(group.clients, own)
+    return Budgets(filter_for(planned, epsilon, delta, adjacency), setting.scope, by_client=caps)
 
 
 def filter_for(planned: Sequence[Event], epsilon: float | None, delta: float, adjacency: Adjacency) -> Filter:

@@ -39,8 +39,11 @@ def shared_budget(config: Config, setting: Setting) -> PopulationBudget | None:
 
 def check_plan(budget: PopulationBudget, method: Method, setting: Setting, run: str) -> None:
     """Refuse a run whose planned rounds exceed what is left; raises as `PopulationBudget.check_plan`."""
-    clients = range(setting.clients) if setting.scope.view is View.SERVER else (AGGREGATE,)
-    budget.check_plan(planned_charges(method, setting), run, clients)
+    for group in setting.groups:
+        budget.check_plan(planned_charges(method, setting.of_group(group)), run, group.clients)
+    if not setting.groups:
+        clients = range(setting.clients) if setting.scope.view is View.SERVER else (AGGREGATE,)
+        budget.check_plan(planned_charges(method, setting), run, clients)
 
 
 def scope_and_order(like: Path | None, epsilon: float, delta: float) -> tuple[Scope, float | None]:

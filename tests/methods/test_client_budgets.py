@@ -104,9 +104,12 @@ def test_each_group_has_the_noise_of_its_own_epsilon() -> None:
 
 
 def test_the_statement_quotes_the_largest_and_lists_the_groups() -> None:
-    statement = certify_config(config())
+    statement, (_, s) = certify_config(config()), calibrated_setting(config())
     assert 3.999 < statement.proven.epsilon <= LOOSE
-    assert statement.groups == (GroupNumbers(pytest.approx(STRICT, rel=1e-3), 3), GroupNumbers(statement.proven.epsilon, 3))
+    strict, loose = statement.groups
+    assert (strict.epsilon, strict.clients) == (pytest.approx(STRICT, rel=1e-3), 3)
+    assert loose == GroupNumbers(statement.proven.epsilon, 3, statement.own.releases)
+    assert [(release.count, release.mu) for release in strict.releases] == [(ROUNDS, pytest.approx(1 / s.of(0).z))]
     assert all(group.epsilon <= cap for group, cap in zip(statement.groups, (STRICT, LOOSE), strict=True))
     assert from_dict(to_dict(statement)) == statement
     page = to_markdown(statement)

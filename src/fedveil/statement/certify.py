@@ -107,7 +107,7 @@ def _groups(method: Method, s: Setting) -> tuple[GroupNumbers, ...]:
     for group in s.groups:
         one = s.of_group(group)
         numbers, _ = _proven(method, one, s.scope.view, _releases(method, one, s.scope.view))
-        found.append(GroupNumbers(numbers.proven.epsilon, len(group.clients)))
+        found.append(GroupNumbers(numbers.proven.epsilon, len(group.clients), numbers.releases))
     return tuple(found)
 
 

@@ -70,10 +70,11 @@ class ViewNumbers:
 
 @dataclass(frozen=True)
 class GroupNumbers:
-    """How many clients have the same cap, and the epsilon that is proven for them in the run's own view."""
+    """How many clients have the same cap; the epsilon proven for each of them in the run's own view, and its planned releases."""
 
     epsilon: float
     clients: int
+    releases: tuple[PlannedRelease, ...] = ()
 
 
 @dataclass(frozen=True)

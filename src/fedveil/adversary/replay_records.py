@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from fedveil.adversary.replay_notes import Diary
+from fedveil.errors import BudgetExhausted
 from fedveil.release.door import Charger
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from fedveil.accounting.types import Event
     from fedveil.ledger.budget import Budgets
     from fedveil.ledger.entry import Entry
     from fedveil.ledger.ledger import Ledger
@@ -77,6 +79,10 @@ class RecordedLedger:
         self.diary.note("public", ROWS, entry.round, entry.client, entry)
         return number
 
+    def admits(self, client: int, event: Event) -> bool:
+        """As the run's."""
+        return self.own.admits(client, event)
+
 
 class RowsInMemory:
     """The run's budgets over rows in memory: nothing of a replay needs to survive it."""
@@ -94,6 +100,15 @@ class RowsInMemory:
     def charge_once(self, entry: Entry, *, digest: str) -> int:
         """As `charge`: no round of a replay is done again."""
         return self.charge(entry)
+
+    def admits(self, client: int, event: Event) -> bool:
+        """Whether the budget allows it."""
+        try:
+            if self.budgets is not None:
+                self.budgets.check(cast("Ledger", self), client, event)
+        except BudgetExhausted:
+            return False
+        return True
 
     def charge_many(self, entries: Sequence[Entry], admit: Callable[[], None] | None = None) -> list[int]:
         """As `Ledger.charge_many`."""

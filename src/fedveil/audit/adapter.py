@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedveil.accounting.types import Adjacency, SampledGaussian, Scope, Unit, View
+from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, Unit, View
 from fedveil.audit.subject import Floats, Output, Subject
 from fedveil.federation.round import observed
 from fedveil.ledger.ledger import Entry
@@ -50,6 +50,10 @@ class NullLedger:
     def charge_once(self, entry: Entry, *, digest: str) -> int:
         """Accept the release."""
         return 0
+
+    def admits(self, client: int, event: Event) -> bool:
+        """Whatever it costs."""
+        return True
 
 
 def shrunk(layout: Layout, most: int) -> Layout:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli import privacy_commands, run_commands, study_commands, view_commands
+from fedveil.cli import budget_commands, privacy_commands, run_commands, study_commands, view_commands
 from fedveil.errors import FedveilError
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # parallelism is by processes; threads inside operators only get in their way
@@ -23,6 +23,7 @@ app = typer.Typer(
 for group in (run_commands, study_commands, privacy_commands, view_commands):
     app.registered_commands.extend(group.commands.registered_commands)
 app.add_typer(view_commands.data_app, name="data")
+app.add_typer(budget_commands.budget_app, name="budget")
 
 
 @app.callback()

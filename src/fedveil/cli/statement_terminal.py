@@ -11,7 +11,7 @@ from fedveil.statement.statement import Statement
 from fedveil.statement.statement_text import Item, TextCell, TextSection, TextTable, statement_text
 
 _COLOURS = {"yes": "green", "perhaps": "yellow", "no": "red"}
-_BRIEF = ("facts", "warnings", "numbers", "contradictions", "words")
+_BRIEF = ("facts", "warnings", "numbers", "groups", "contradictions", "words")
 _WHOLE = (*_BRIEF[:-1], "learn", "assumptions", "not_protected", "notes", "words")
 
 

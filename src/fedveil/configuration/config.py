@@ -87,14 +87,18 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    section = raw.get("run")
+    section, privacy = raw.get("run"), raw.get("privacy")
     if isinstance(section, dict) and isinstance(section.get("plugins"), list):
-        section["plugins"] = [_beside(Path(path), plugin) for plugin in section["plugins"]]
+        section["plugins"] = [
+            _beside(Path(path), plugin) if str(plugin).endswith(".py") else plugin for plugin in section["plugins"]
+        ]
+    if isinstance(privacy, dict) and privacy.get("budget"):
+        privacy["budget"] = _beside(Path(path), privacy["budget"])
     return parse(raw, overrides)
 
 
-def _beside(config: Path, plugin: Any) -> Any:
-    return str(config.parent / Path(plugin).expanduser()) if isinstance(plugin, str) and plugin.endswith(".py") else plugin
+def _beside(config: Path, file: Any) -> Any:
+    return str(config.parent / Path(file).expanduser()) if isinstance(file, str) else file
 
 
 def parse(raw: dict[str, Any], overrides: Sequence[str] = ()) -> Config:

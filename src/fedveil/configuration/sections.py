@@ -86,7 +86,10 @@ class TrainingSection(Section):
 
 
 class PrivacySection(Section):
-    """The promise. Give epsilon (the noise is calibrated) or noise_multiplier (epsilon is the result), not both."""
+    """The promise. Give epsilon (the noise is calibrated) or noise_multiplier (epsilon is the result), not both.
+
+    budget: ledger of a lifetime budget that this run shares with others (`fedveil budget create`).
+    """
 
     epsilon: float | None = Field(None, gt=0, allow_inf_nan=False)
     noise_multiplier: float | None = Field(None, ge=0, allow_inf_nan=False)
@@ -98,6 +101,13 @@ class PrivacySection(Section):
     min_survivors: int | None = Field(None, ge=1)
     colluders: int = Field(0, ge=0)
     max_participations: int | None = Field(None, ge=1)
+    budget: str | None = Field(None, min_length=1)
+
+    @field_validator("budget")
+    @classmethod
+    def _whole(cls, budget: str | None) -> str | None:
+        """Made absolute, so that a run directory names the same file."""
+        return None if budget is None else str(Path(budget).expanduser().resolve())
 
 
 class RunSection(Section):

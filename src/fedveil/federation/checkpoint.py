@@ -1,7 +1,7 @@
 """Checkpoints: a run's progress on disk after each round, whole or not at all, without pickle.
 
     head.json            the run, the round, digests of what to read, the ledger's position: replaced last, by renaming
-    journal.jsonl        one line a round: the history's row and who took part; only the length that the head names counts
+    journal.jsonl        one line a round: the history's row, who took part, whose cap is spent; the length in the head counts
     global-R.safetensors models, buffers, server optimiser and common policy state after round R
     states-R.safetensors states of the clients whose states changed in round R, kept while one of them is still current
 
@@ -50,6 +50,7 @@ class Checkpoints:
         self._digests: dict[str, str] = {}
         self._current: dict[int, int] = {}
         self._seen: dict[int, int] = {}
+        self._spent: set[int] = set()
 
     @property
     def rounds(self) -> int:
@@ -108,7 +109,8 @@ class Checkpoints:
             )
         parts = ("model", "previous", "buffers", "common", "server")
         self._write_tree(f"global-{r}", {part: getattr(progress, part) for part in parts})
-        rows = [] if not r else [{"record": progress.history[-1], "seen": took_part, "states": changed}]
+        spent = sorted(progress.spent - self._spent)
+        rows = [] if not r else [{"record": progress.history[-1], "seen": took_part, "states": changed, "spent": spent}]
         lines = "".join(json.dumps(encode(row, {}, "")) + "\n" for row in rows).encode()
         length = self._append(lines)
         _sync_folder(self.folder)  # what the head names is there before the head
@@ -122,6 +124,7 @@ class Checkpoints:
         _sync_folder(self.folder)
         self._round, self._length, self._written, self._digests, self._current = r, length, written, digests, current
         self._seen.update({c: progress.seen[c] for c in took_part})
+        self._spent.update(spent)
         self._sweep()
 
     def _crowded(self, current: dict[int, int]) -> list[int]:
@@ -175,6 +178,7 @@ class Checkpoints:
                 progress.seen[c] = progress.seen.get(c, 0) + 1
                 progress.last[c] = number - 1
             current.update(dict.fromkeys(row["states"], number))
+            progress.spent.update(row["spent"])
         for r in sorted(set(current.values())):
             for name, states in self._read_tree(f"states-{r}").items():
                 c = int(name)
@@ -183,7 +187,7 @@ class Checkpoints:
                         if state is not None:
                             kept[c] = state
         self._round, self._length, self._written = head["round"], head["journal"], written
-        self._current, self._seen = current, dict(progress.seen)
+        self._current, self._seen, self._spent = current, dict(progress.seen), set(progress.spent)
         return progress
 
     def _read_tree(self, name: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +15,7 @@ from fedveil.federation.evaluate import evaluate, global_model, predict, score
 from fedveil.federation.history import Record
 from fedveil.federation.measures import method_measures, release_measures
 from fedveil.federation.progress import Federation, Progress
-from fedveil.federation.round import Outcome, Task, observed
+from fedveil.federation.round import Outcome, Task, observed, planned
 from fedveil.methods.base import weighting_of
 from fedveil.release.door import Contribution
 from fedveil.release.plan import Plan, Raw, Released, ServerPolicy, Upload
@@ -36,6 +36,8 @@ def fit(federation: Federation, engine: Engine, progress: Progress, after_round:
     """
     with engine:
         while progress.round < federation.setting.rounds:
+            if len(progress.spent) == federation.setting.clients:
+                return "every client's budget is spent: stop with the last model, or plan more noise next time"
             try:
                 one_round(federation, engine, progress)
             except BudgetExhausted as end:
@@ -55,12 +57,15 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     if context.summed and not progress.common:
         progress.common = context.policy.start()
     plan = context.policy.plan(released, progress.common) if context.summed else None
-    outcomes = list(engine.map(_tasks(federation, progress, released, chosen, plan)))
+    tasks = _tasks(federation, progress, released, chosen, plan)
+    outcomes = list(engine.map(_affordable(federation, progress, tasks) if federation.setting.groups else tasks))
     failed = {o.client: o.error for o in outcomes if o.error}
     present = [o.client for o in outcomes if o.release is not None]  # whether one of them failed is its secret
     if not present and len(outcomes) > 1 and federation.setting.min_survivors is None:
         raise FedveilError(f"every client of round {t} failed; the first reason: {next(iter(failed.values()))}")
     record: Record = {"round": t, "participants": len(present), "failed": len(failed), "failures": failed}
+    if federation.setting.groups:
+        record["spent_clients"] = len(progress.spent)
     uploads = _uploads(federation, progress, outcomes, plan, released, record)
     for o in outcomes:
         _remember(progress, o, always=federation.participation is not None)
@@ -102,9 +107,9 @@ def sample(federation: Federation, progress: Progress) -> list[int]:
 def _free(progress: Progress, s: Setting, rule: Participation | None) -> NDArray[np.int64] | None:
     """The clients that may still take part; None for all."""
     most = s.max_participations if rule is None else rule.times
-    if most is None:
+    if most is None and not progress.spent:
         return None
-    busy = {c for c, k in progress.seen.items() if k >= most}
+    busy = progress.spent | {c for c, k in progress.seen.items() if most is not None and k >= most}
     if rule is not None:
         busy |= {c for c, last in progress.last.items() if progress.round - last < rule.separation}
     return np.setdiff1d(np.arange(s.clients), sorted(busy))
@@ -118,6 +123,20 @@ def _tasks(
         weight = max(clients.size(c), 1) / clients.largest if weighting_of(federation.method) == "examples" else 1.0
         state = progress.common if plan is not None else progress.policies.get(c) or federation.context.policy.start()
         yield Task(c, released, weight, plan, state, progress.privates.get(c, {}), progress.buffers)
+
+
+def _affordable(federation: Federation, progress: Progress, tasks: Iterable[Task]) -> list[Task]:
+    """The tasks whose plans fit into their clients' caps; the other clients take no further part.
+
+    Decided by plans, which are public, before any data are touched.
+    """
+    context, kept = federation.context, []
+    for task in tasks:
+        if context.door.admits(planned(context, task), task.client, progress.round):
+            kept.append(task)
+        else:
+            progress.spent.add(task.client)
+    return kept
 
 
 def _remember(progress: Progress, outcome: Outcome, *, always: bool) -> None:

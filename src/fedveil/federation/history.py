@@ -29,6 +29,7 @@ INDEX = (
 """What the rows of a table are about."""
 COLUMNS = (
     Column("participants", "Clients that took part", "clients", public=True),
+    Column("spent_clients", "Clients whose budget is spent", "clients", "lower", public=True),
     Column("failed", "Clients left out", "clients", "lower"),
     Column("failures", "Who was left out, and why", kind="text"),
     Column("skipped", "Why nothing was released", kind="text", public=True),

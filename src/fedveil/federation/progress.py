@@ -25,7 +25,7 @@ class Progress:
     Args:
         round: the next round. model, previous: global models [d]. common: state of the common policy (aggregate view).
         policies, privates: states per client, created when first needed.
-        seen, last: how many rounds each client took part in, and the last of them.
+        seen, last: how many rounds each client took part in, and the last of them. spent: clients whose caps are spent.
     """
 
     round: int
@@ -37,6 +37,7 @@ class Progress:
     privates: dict[int, State] = field(default_factory=dict)
     seen: dict[int, int] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
+    spent: set[int] = field(default_factory=set)
     server: State = field(default_factory=dict)
     history: list[Record] = field(default_factory=list)
 

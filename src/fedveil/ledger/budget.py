@@ -123,12 +123,16 @@ class Budgets:
     Args:
         filter: each client's cap. scope: of the budgets.
         others: further scopes under which the same run also charges the ledger; rows of any other scope are refused, not skipped.
+        by_client: the caps of clients that have one of their own.
     """
 
-    def __init__(self, filter: Filter, scope: Scope, others: Collection[Scope] = ()) -> None:
+    def __init__(
+        self, filter: Filter, scope: Scope, others: Collection[Scope] = (), by_client: Mapping[int, Filter] | None = None
+    ) -> None:
         self.filter = filter
         self.scope = scope
         self.others = frozenset(others) - {scope}
+        self.by_client = dict(by_client or {})
         self.seen = 0
         self._budgets: dict[int, Budget] = {}
 
@@ -141,8 +145,22 @@ class Budgets:
                 raise ConfigError(
                     "budgets of single clients and of the aggregate (-1) do not add up: charge one kind only in a scope"
                 )
-            self._budgets[client] = Budget(self.filter, self.scope)
+            self._budgets[client] = Budget(self.by_client.get(client, self.filter), self.scope)
         return self._budgets[client]
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """The clients (-1: the aggregate) whose budgets were asked for or spent so far."""
+        return tuple(self._budgets)
+
+    def unspent(self) -> Budgets:
+        """The same caps, with nothing counted yet."""
+        return Budgets(self.filter, self.scope, self.others, self.by_client)
+
+    def check(self, ledger: Ledger, client: int, event: Event) -> None:
+        """Raise as `Budget.check` unless the client may release something of this cost, after all that the ledger holds."""
+        self.replay(ledger.entries(since=self.seen))
+        self.of(client).check(event)
 
     def replay(self, rows: Iterable[Row]) -> None:
         """Count what a ledger holds, e.g. `replay(ledger.entries(since=budgets.seen))`; rows up to `seen` are not counted again.
@@ -197,7 +215,7 @@ class Budgets:
             raise ConfigError(
                 f"the saved budgets are damaged ({problem!r}): rebuild them from the ledger with replay"
             ) from problem
-        restored = Budgets(self.filter, self.scope, self.others)
+        restored = self.unspent()
         for client, saved in clients.items():
             restored.of(client).restore(saved)
         self.seen, self._budgets = seen, restored._budgets

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict
@@ -34,6 +35,15 @@ ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
+class BudgetGroup:
+    """Clients with the same cap (server view): its epsilon, their numbers, and the noise multiplier calibrated to it."""
+
+    epsilon: float
+    clients: frozenset[int]
+    noise_multiplier: float
+
+
+@dataclass(frozen=True)
 class Setting:
     """The public configuration of a run: everything a method may know before the data are touched.
 
@@ -46,6 +56,8 @@ class Setting:
         min_survivors: noisy uploads that the sum of a round is guaranteed to hold. colluders: of which c belong to the adversary.
         max_participations: rounds in which one client may take part, or None for all T.
         server: what the server does with the aggregated step; SGD at rate 1 takes it as it is.
+        groups: of clients by cap, where the method gives them caps of their own; `epsilon` and `noise_multiplier` are then those
+            of the largest cap.
     """
 
     clients: int
@@ -65,6 +77,15 @@ class Setting:
     colluders: int = 0
     max_participations: int | None = None
     server: OptimizerSpec = field(default_factory=lambda: OptimizerSpec(lr=1.0))
+    groups: tuple[BudgetGroup, ...] = ()
+
+    def of(self, client: int) -> Setting:
+        """The setting of one client: with the target and the noise of its group."""
+        return next((self.of_group(group) for group in self.groups if client in group.clients), self)
+
+    def of_group(self, group: BudgetGroup) -> Setting:
+        """The setting of the clients of a group, as if all had their cap."""
+        return replace(self, epsilon=group.epsilon, noise_multiplier=group.noise_multiplier, groups=())
 
     @property
     def rate(self) -> float:
@@ -144,6 +165,10 @@ class Method(Protocol):
         """Who may take part how often, where the noise depends on it; the sampler enforces it."""
         ...
 
+    def client_epsilons(self, s: Setting) -> Sequence[float]:
+        """The cap of each client, from client 0 on, the largest of them `privacy.epsilon` (server view); empty: all alike."""
+        ...
+
     def calibrate(self, s: Setting) -> Setting:
         """The setting with its noise multiplier known (see `calibrated`)."""
         ...
@@ -199,6 +224,10 @@ class MethodConfig(BaseModel):
     def participation(self, s: Setting) -> Participation | None:
         """No rule."""
         return None
+
+    def client_epsilons(self, s: Setting) -> Sequence[float]:
+        """All clients have the cap of the run."""
+        return ()
 
     def calibrate(self, s: Setting) -> Setting:
         """The noise multiplier that the configured epsilon needs."""
@@ -335,11 +364,13 @@ def check_declared(method: Method, s: Setting, model: Tensor) -> None:
         ConfigError: `releases` understates a view.
     """
     check_weights(method, s)
+    check_groups(method, s)
     policy = method.policy(s)
     common = bool(getattr(policy, "common", False))
-    for view in (View.SERVER, View.AGGREGATE) if common else (s.scope.view,):
-        declared = releases_to(method, s, view)
-        planned = _priced(policy, s, view, model, s.rounds if common else 1)
+    clients = {min(group.clients): s.of_group(group) for group in s.groups} or {Released.client: s}
+    for view, (client, one) in product((View.SERVER, View.AGGREGATE) if common else (s.scope.view,), clients.items()):
+        declared = releases_to(method, one, view)
+        planned = _priced(policy, one, Released(0, model, None, client=client), view, one.rounds if common else 1)
         if any(isinstance(e, Unbounded) for e in declared):
             continue
         low, high = (bound(events, s.delta, adjacency=s.scope.adjacency)[0] for events in (declared, planned))
@@ -350,13 +381,13 @@ def check_declared(method: Method, s: Setting, model: Tensor) -> None:
             )
 
 
-def _priced(policy: Policy, s: Setting, view: View, model: Tensor, rounds: int) -> list[Event]:
+def _priced(policy: Policy, s: Setting, released: Released, view: View, rounds: int) -> list[Event]:
     """What the plans of the first rounds cost; of one client at most as many as it may take part in, the dearest."""
     scope, rate = replace(s.scope, view=view), s.rate if s.amplified else None
     counted: Counter[Event] = Counter()
     state = policy.start()
     for t in range(min(rounds, _PRICED)):
-        plan = policy.plan(Released(t, model, None), state)
+        plan = policy.plan(replace(released, round=t), state)
         if not isinstance(plan, Plan):
             return [Unbounded(plan.reason)]
         shares = s.sharers if _shared(plan, s, view) else 1
@@ -380,12 +411,50 @@ def central(s: Setting, multiplier: float) -> Event:
 
 
 def calibrated(method: Method, s: Setting) -> Setting:
-    """The setting with the smallest noise multiplier whose proven epsilon, in the run's view, is at most the target."""
+    """The setting with the smallest noise multiplier whose proven epsilon, in the run's view, is at most the target.
+
+    Clients with caps of their own each get the noise multiplier of theirs.
+    """
     if s.noise_multiplier is not None or s.epsilon is None:
         return s
 
-    def planned(z: float) -> list[Event]:
-        return releases_to(method, replace(s, noise_multiplier=z), s.scope.view)
+    def noise(epsilon: float) -> float:
+        def planned(z: float) -> list[Event]:
+            return releases_to(method, replace(s, epsilon=epsilon, noise_multiplier=z), s.scope.view)
 
-    z = calibrate(s.epsilon, s.delta, planned, adjacency=s.scope.adjacency)
-    return replace(s, noise_multiplier=z * (1 + 2 * ROUNDING))
+        return calibrate(epsilon, s.delta, planned, adjacency=s.scope.adjacency) * (1 + 2 * ROUNDING)
+
+    caps = _client_caps(method, s)
+    groups = [BudgetGroup(e, frozenset(c for c, cap in enumerate(caps) if cap == e), noise(e)) for e in sorted(set(caps))]
+    return replace(s, noise_multiplier=noise(s.epsilon), groups=tuple(groups))
+
+
+def _client_caps(method: Method, s: Setting) -> Sequence[float]:
+    """The checked caps of all clients, or none."""
+    caps = method.client_epsilons(s)
+    if not caps:
+        return ()
+    if s.scope.view is not View.SERVER:
+        raise ConfigError(
+            f"{method.name} gives each client a cap of its own, and in the {s.scope.view} view every round's sum is charged to "
+            f"all clients: set privacy.view = 'server'"
+        )
+    if len(caps) != s.clients or not all(0 < cap < math.inf for cap in caps) or max(caps) != s.epsilon:
+        raise ConfigError(
+            f"{method.name}.client_epsilons must give one finite epsilon > 0 for each of the {s.clients} clients, the largest "
+            f"equal to privacy.epsilon = {s.epsilon}; it gives {len(caps)} of them, from {min(caps):g} to {max(caps):g}"
+        )
+    return caps
+
+
+def check_groups(method: Method, s: Setting) -> None:
+    """Refuse a setting that lacks the caps which the method gives its clients.
+
+    Raises:
+        ConfigError: no target was given from which they follow, or the method's own `calibrate` left them out.
+    """
+    if method.client_epsilons(s) and not s.groups:
+        raise ConfigError(
+            f"{method.name} gives each client a cap of its own, and no noise was calibrated to them: set privacy.epsilon to the "
+            f"largest of them, and let `calibrate` be that of MethodConfig"
+        )

@@ -53,6 +53,10 @@ class Charger(Protocol):
         """As `charge`, for what may leave once in its round: SHA-256 tells which bits, and the same bits again cost nothing."""
         ...
 
+    def admits(self, client: int, event: Event) -> bool:
+        """Whether the client's budget has room for a release of this cost."""
+        ...
+
 
 @dataclass(frozen=True)
 class Contribution:
@@ -99,6 +103,16 @@ class Door:
         """The release layout: update and extras."""
         return ReleaseLayout(self.layout, self.extras)
 
+    def admits(self, plan: Plan | Raw, client: int, round: int) -> bool:
+        """Whether the client's budget has room for an upload under this plan; without a look at its data."""
+        if isinstance(plan, Raw):
+            return self.ledger.admits(client, Unbounded(plan.reason))
+        return self.ledger.admits(client, self._cost(plan, plan.unproven, round))
+
+    def _cost(self, plan: Plan, reason: str, round: int) -> Event:
+        """What an upload under this plan costs; `reason`: why nothing can be proven of it, or empty."""
+        return Unbounded(reason) if reason else event_of(plan, self.layout, self.scope, rate=self.rate, round=round)
+
     def problem(self, update: object, extras: Mapping[str, Tensor]) -> str:
         """Why a client's update and extras cannot leave as they are, for its own log; empty where they can."""
         try:
@@ -129,7 +143,7 @@ class Door:
         """
         plan, reads, reason, vector = self._settled(update, plan, extras or {})
         statistics = _statistics(buffers, plan, reason)
-        event = Unbounded(reason) if reason else event_of(plan, self.layout, self.scope, rate=self.rate, round=round)
+        event = self._cost(plan, reason, round)
         integers: Tensor | None = None
         if _exact(plan, reason, self.layout):
             noisy = plan.mechanism.execute(self.gridded(vector, plan), self._noise(plan, client, round), round, None)

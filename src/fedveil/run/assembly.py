@@ -98,12 +98,14 @@ def federation(
     run: str,
     device: str = "cpu",
     calibrated: tuple[Method, Setting] | None = None,
+    population: BudgetedLedger | None = None,
 ) -> Federation:
     """Everything that a run of this configuration needs.
 
     Args:
         ledger: file to which releases are charged, under the name `run`. device: where it trains.
         calibrated: method and setting with the noise known, where they were computed before.
+        population: of the budget that the run shares with others. Left out, nothing is charged to it, whatever `config` says.
     """
     method, setting = calibrated or calibrated_setting(config, prepared.population)
     model = build_model(config, prepared).to(device)
@@ -115,7 +117,7 @@ def federation(
         model.layout,
         setting.scope,
         run,
-        BudgetedLedger(ledger, budgets(method, setting), config.run.seeded_noise),
+        BudgetedLedger(ledger, budgets(method, setting), config.run.seeded_noise, population=population),
         randomness,
         rate=setting.rate if setting.amplified else None,
         max_norm=config.training.max_update_norm,
@@ -169,17 +171,28 @@ def objective(config: Config, method: Method, setting: Setting) -> Objective:
     return Trained(own)
 
 
+def planned_charges(method: Method, setting: Setting) -> list[Event]:
+    """What the ledger is charged with, if all goes as planned, for one client (server view) or for the whole run."""
+    view = setting.scope.view
+    return releases_to(method, setting, View.AGGREGATE if view is View.FINAL else view)
+
+
 def budgets(method: Method, setting: Setting) -> Budgets | None:
     """The budget of each client (server view) or of the whole run, preset from the planned releases; None promises nothing.
 
+    Clients with caps of their own have these, from the releases planned for their group.
     Where the last model alone tells less than the releases together, the cap is what these cost: each is charged in full.
     """
-    view = setting.scope.view
-    planned = releases_to(method, setting, View.AGGREGATE if view is View.FINAL else view)
+    planned = planned_charges(method, setting)
     if any(isinstance(event, Unbounded) for event in planned):
         return None
-    epsilon = setting.epsilon if planned == releases_to(method, setting, view) else None
-    return Budgets(filter_for(planned, epsilon, setting.delta, setting.scope.adjacency), setting.scope)
+    epsilon = setting.epsilon if planned == releases_to(method, setting, setting.scope.view) else None
+    delta, adjacency = setting.delta, setting.scope.adjacency
+    caps: dict[int, Filter] = {}
+    for group in setting.groups:
+        own = filter_for(planned_charges(method, setting.of_group(group)), group.epsilon, delta, adjacency)
+        caps |= dict.fromkeys(group.clients, own)
+    return Budgets(filter_for(planned, epsilon, delta, adjacency), setting.scope, by_client=caps)
 
 
 def filter_for(planned: Sequence[Event], epsilon: float | None, delta: float, adjacency: Adjacency) -> Filter:

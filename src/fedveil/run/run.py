@@ -25,6 +25,7 @@ from fedveil.run.data_card import HandedOver, check_data, how_to_resume, recorde
 from fedveil.run.history_files import append_history, write_history
 from fedveil.run.resume import count_spent, identity, resumable, run_id_of, same_run
 from fedveil.run.run_lock import claimed
+from fedveil.run.shared_budget import check_plan, run_name, shared_budget
 from fedveil.run.tracked_values import Begun
 from fedveil.run.tracking import Tracker, following, tracker_named
 from fedveil.statement.certify import certify
@@ -84,6 +85,7 @@ def run(
 
     Raises:
         ConfigError, DataError: before anything is trained. FedveilError: the run directory cannot be written.
+        BudgetExhausted: what is planned exceeds what is left of privacy.budget; nothing was trained.
     """
     handed_over = HandedOver(data, partition)
     trackers = [*track, *(tracker_named(name) for name in config.run.track)]
@@ -99,7 +101,9 @@ def run(
     vacuous, seeded = config.privacy.allow_vacuous_delta, config.run.seeded_noise
     batch_norm = config.model.keeps_statistics
     statement = certify(method, setting, seeded_noise=seeded, allow_vacuous_delta=vacuous, batch_norm=batch_norm)
-    run_id = new_run_id()
+    run_id, shared = new_run_id(), shared_budget(config, setting)
+    if shared is not None and not resume:
+        check_plan(shared, method, setting, run_name(config, run_id))
     path = Path(out) if out is not None else Path("runs") / f"{method.name}-{prepared.dataset.info.name}-{run_id}"
     if not resume:
         with _writable(path):
@@ -109,11 +113,14 @@ def run(
             resumable(path)
             check_data(path, prepared)
             run_id = run_id_of(path)
+            if shared is not None:
+                check_plan(shared, method, setting, run_name(config, run_id))
         else:
             _begin(path, config, prepared, statement, run_id)
         checkpoints = Checkpoints(path / "checkpoint", identity(run_id, prepared, config.run.plugins), path / "ledger.sqlite")
         progress = checkpoints.load()
-        job = federation(config, prepared, path / "ledger.sqlite", run_id, device, (method, setting))
+        population = None if shared is None else shared.ledger(run_name(config, run_id))
+        job = federation(config, prepared, path / "ledger.sqlite", run_id, device, (method, setting), population)
         history, columns = progress.history if progress is not None else [], declared(job.context.objective, job.context.policy)
         columns = columns.hiding(hidden(method, setting, columns))
         begun = Begun(run_id, path, config, statement, setting.layout.names, history, columns)

@@ -10,12 +10,12 @@ from fedveil.accounting.power import exact_mu, largest_tpr
 from fedveil.accounting.types import Event, Guarantee, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.ledger.entry import event_columns
-from fedveil.methods.base import check_weights, releases_to
+from fedveil.methods.base import check_groups, check_weights, releases_to
 from fedveil.statement import caveats, scope_checks
 from fedveil.statement.advice import learnability
 from fedveil.statement.sampler_error import charged_bound, ideal_noise, run_variation
 from fedveil.statement.sampling_notes import seen_count_epsilon
-from fedveil.statement.statement import FPR, VIEWS, Assumption, PlannedRelease, Statement, ViewNumbers
+from fedveil.statement.statement import FPR, VIEWS, Assumption, GroupNumbers, PlannedRelease, Statement, ViewNumbers
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
@@ -66,6 +66,7 @@ def certify(
     """
     s = setting if setting.noise_multiplier is not None else method.calibrate(setting)
     check_weights(method, s)
+    check_groups(method, s)
     variant = method.variant if isinstance(method, _HasVariant) else "proven"
     released = {view: _releases(method, s, view) for view in VIEWS}
     views, accountants = _numbers(method, s, released)
@@ -95,7 +96,18 @@ def certify(
         learnability=learnability(method, s, s.epsilon if s.epsilon is not None else own.epsilon)
         if own.epsilon < math.inf
         else None,
+        groups=_groups(method, s),
     )
+
+
+def _groups(method: Method, s: Setting) -> tuple[GroupNumbers, ...]:
+    """What is proven for the clients of each cap."""
+    found = []
+    for group in s.groups:
+        one = s.of_group(group)
+        numbers, _ = _proven(method, one, s.scope.view, _releases(method, one, s.scope.view))
+        found.append(GroupNumbers(numbers.proven.epsilon, len(group.clients), numbers.releases))
+    return tuple(found)
 
 
 def _releases(method: Method, s: Setting, view: View) -> list[Event]:

@@ -69,6 +69,15 @@ class ViewNumbers:
 
 
 @dataclass(frozen=True)
+class GroupNumbers:
+    """How many clients have the same cap; the epsilon proven for each of them in the run's own view, and its planned releases."""
+
+    epsilon: float
+    clients: int
+    releases: tuple[PlannedRelease, ...] = ()
+
+
+@dataclass(frozen=True)
 class Contradiction:
     """An audit above a number that should be above it."""
 
@@ -95,6 +104,7 @@ class Statement:
         accountant: what computed the proven epsilon of the run's own view.
         clients, cohort, rounds, sampling, dimension: N, n, T, how n are drawn, d. units: how many units of privacy there are.
         views: server, aggregate, final. notes: remarks on how to read the numbers.
+        groups: of clients with caps of their own, smallest first; all other numbers are those of the last, the largest.
     """
 
     method: str
@@ -116,6 +126,7 @@ class Statement:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     learnability: Learnability | None = None
+    groups: tuple[GroupNumbers, ...] = ()
 
     def __post_init__(self) -> None:
         if tuple(numbers.view for numbers in self.views) != VIEWS:

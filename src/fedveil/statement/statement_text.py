@@ -60,7 +60,7 @@ Text = dict[str, TextSection]
 
 
 def statement_text(statement: Statement) -> Text:
-    """All sections; keys: words, facts, warnings, numbers, contradictions, learn, assumptions, not_protected, notes."""
+    """All sections; keys: words, facts, warnings, numbers, groups, contradictions, learn, assumptions, not_protected, notes."""
     s = statement
     sections = {
         "words": TextSection("In plain words", (in_words(s),)),
@@ -69,6 +69,7 @@ def statement_text(statement: Statement) -> Text:
         "numbers": TextSection(
             "Claimed, proven, audited", (f"Epsilon at {kind_line(s)}, unless a cell says otherwise.",), numbers_table(s)
         ),
+        "groups": _groups(s),
         "contradictions": _list("Contradictions", [str(c) for c in s.contradictions()], "warning"),
         "learn": _learnability(s.learnability) if s.learnability else TextSection(""),
         "assumptions": TextSection("Assumptions", items=tuple(Item(a.what, a.why) for a in s.assumptions)),
@@ -119,6 +120,15 @@ def numbers_table(statement: Statement, among: Sequence[Statement] = (), unbound
     remarks = [f"{value} in the {joined(views)} view: {why}" for (value, why), views in small_print.items()]
     headings = ("view", "claimed", "proven", "audited", "detected at most, at 5 % wrong accusations")
     return TextTable(headings, tuple(rows), VIEWS.index(s.scope.view), ("* the view that this run promises", *remarks))
+
+
+def _groups(statement: Statement) -> TextSection:
+    """How many clients have which cap; empty where all have the same."""
+    if not statement.groups:
+        return TextSection("")
+    rows = tuple((TextCell(epsilon(group.epsilon)), TextCell(str(group.clients))) for group in statement.groups)
+    lead = "Each client has a cap of its own, which is enforced upload by upload; the numbers above are those of the largest."
+    return TextSection("Caps by client", (lead,), TextTable(("proven epsilon", "clients"), rows))
 
 
 def if_seen(numbers: ViewNumbers) -> str:

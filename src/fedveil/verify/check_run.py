@@ -15,7 +15,7 @@ from typing import Any
 from fedveil.verify import statement_checks
 from fedveil.verify.finding import Finding, Findings, Verification
 from fedveil.verify.ledger_file import Broken, LedgerFile, NotReadable
-from fedveil.verify.spent import Spent
+from fedveil.verify.row_costs import RowCosts
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "config.toml": tomllib.loads,
@@ -60,7 +60,7 @@ def _verify(run: Path, findings: Findings, pin: str | None, on_step: Step | None
         files = {name: parse((run / name).read_text(encoding="utf-8")) for name, parse in _PARSERS.items()}
         scope = files["statement.json"]["scope"]
         charged = (scope["unit"], scope["adjacency"], scope["view"].replace("final", "aggregate"))
-        spent = Spent(charged, files["config.toml"]["privacy"]["colluders"])
+        spent = RowCosts(charged, files["config.toml"]["privacy"]["colluders"])
         for row in ledger.rows(on_step):
             spent.add(row, ledger.run)
         findings.check(True, "ledger", "", f"{ledger.releases} releases in one chain{', as published' * ledger.published}")
@@ -107,7 +107,7 @@ def _check_files(findings: Findings, run: Path, ledger: LedgerFile) -> None:
         findings.append(Finding("trust", "other files", f"no digest covers {', '.join(outside)}"))
 
 
-def _check_numbers(findings: Findings, ledger: LedgerFile, spent: Spent, files: dict[str, Any]) -> None:
+def _check_numbers(findings: Findings, ledger: LedgerFile, spent: RowCosts, files: dict[str, Any]) -> None:
     statement, rounds = files["statement.json"], [int(row["round"]) for row in files["history.csv"]]
     complete = bool(ledger.closing) and not ledger.closing["ended"] and len(rounds) == statement["rounds"]
     statement_checks.check_configuration(findings, statement, files["config.toml"], files["data.json"]["clients"])

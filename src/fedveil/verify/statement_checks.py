@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedveil.verify.finding import Finding, Findings
-from fedveil.verify.spent import Spent
+from fedveil.verify.row_costs import RowCosts
 
 EXACT, NUMERIC = 1e-6, 1e-3
 """Relative agreement of epsilons in closed form, and of those by loss distributions on two grids, both from above."""
@@ -58,7 +58,7 @@ def check_statement(findings: Findings, statement: Json) -> None:
         )
 
 
-def check_rows(findings: Findings, spent: Spent, statement: Json, complete: bool) -> None:
+def check_rows(findings: Findings, spent: RowCosts, statement: Json, complete: bool) -> None:
     """The rows, and their sum beside the proven epsilon of the run's view; in a complete run of aggregates it is the plan's."""
     for subject in ("scope of the rows", "cost of the rows"):
         findings.check(
@@ -101,7 +101,7 @@ def _pair(statement: Json) -> str:
 
 def _planned(releases: list[Json], statement: Json) -> tuple[float, bool]:
     """(epsilon, exact) of the planned releases of a view."""
-    spent = Spent((), 0)
+    spent = RowCosts((), 0)
     for release in releases:
         spent.count(-1, release)
     return spent.epsilon(statement["delta"], _pair(statement))

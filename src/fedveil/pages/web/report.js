@@ -300,10 +300,11 @@
 
   function statement(g) {
     if (!g.statement) return [];
-    const { numbers, words, learn, assumptions, not_protected: open, notes } = g.statement.sections;
+    const { numbers, groups: caps, words, learn, assumptions, not_protected: open, notes } = g.statement.sections;
     return [
       about(numbers.paragraphs),
       statementTable(numbers.table),
+      caps ? [about(caps.paragraphs), statementTable(caps.table)] : [],
       several ? inWords({ words, learn }) : [],
       facts([...Object.entries(g.statement.facts).map(([k, v]) => [upper(k), v]), ["Releases in the ledger", String(g.spent?.releases ?? 0)]]),
       el("div.two", {}, folded(assumptions), folded(open)),

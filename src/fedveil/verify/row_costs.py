@@ -12,7 +12,7 @@ from typing import Any
 from fedveil.verify.second_path import Release, epsilon_of
 
 
-class Spent:
+class RowCosts:
     """The sum of the rows, client by client (-1 is the aggregate), and the first row that is wrong in each way."""
 
     def __init__(self, scope: tuple[str, ...], colluders: int) -> None:

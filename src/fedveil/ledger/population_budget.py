@@ -1,0 +1,162 @@
+"""A lifetime budget of a population: one ledger with a cap for each client (or for all), which any number of runs charge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from fedveil.accounting.gaussian import epsilon_of
+from fedveil.accounting.types import Event, Scope, Unbounded
+from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
+from fedveil.ledger.budget import Budgets, GdpFilter, RdpFilter
+from fedveil.ledger.budgeted_ledger import BudgetedLedger
+from fedveil.ledger.ledger import AGGREGATE, Ledger
+from fedveil.ledger.ledger_head import head_path
+
+Cap = GdpFilter | RdpFilter
+
+
+@dataclass(frozen=True)
+class PopulationBudget:
+    """The cap of an existing ledger, from `create_budget` or `open_budget`.
+
+    Args:
+        cap: of each client in the server view, of everybody at once in the others. scope: what its epsilon speaks of.
+    """
+
+    path: Path
+    cap: Cap
+    scope: Scope
+
+    def ledger(self, run: str) -> BudgetedLedger:
+        """Where a run charges its releases, under this name."""
+        return BudgetedLedger(self.path, Budgets(self.cap, self.scope), run=run)
+
+    def check_scope(self, scope: Scope) -> None:
+        """Refuse a run that promises something else.
+
+        Raises:
+            ConfigError: another unit, adjacency or view, whose costs do not add up with ours.
+        """
+        if scope != self.scope:
+            raise ConfigError(
+                f"privacy.budget = '{self.path}' speaks of {self.scope}, this run of {scope}, and the two do not add up: set "
+                f"privacy.unit, privacy.adjacency and privacy.view to those of the budget, or create another budget"
+            )
+
+    def check_plan(self, planned: Sequence[Event], run: str, clients: Container[int]) -> None:
+        """Refuse a run whose planned releases do not fit; of a run that goes on, what it has charged before counts as planned.
+
+        Args:
+            planned: all releases that concern one of the clients. clients: that may take part, or -1.
+
+        Raises:
+            BudgetExhausted: they exceed what is left, or one is unbounded. ConfigError: the cap cannot bound them.
+        """
+        for event in planned:
+            if isinstance(event, Unbounded):
+                raise BudgetExhausted(
+                    f"privacy.budget = '{self.path}': this run would release something of unbounded cost ({event.reason}): use a "
+                    f"method that proves a cost, or leave privacy.budget out"
+                )
+        cost = sum((self.cap.cost(event, self.scope.adjacency) for event in planned), Fraction(0))
+        every, own = Budgets(self.cap, self.scope), Budgets(self.cap, self.scope)
+        with Ledger.open(self.path) as ledger:
+            for row in ledger.entries():
+                if row[2].client in clients:
+                    every.replay([row])
+                    if row[2].run == run:
+                        own.replay([row])
+        worst, left, further = None, self.cap.limit, cost
+        for client in every.clients:
+            rest = max(cost - own.of(client).spent, Fraction(0))
+            free = Fraction(0) if every.of(client).blocked else self.cap.limit - every.of(client).spent
+            if free - rest < left - further:
+                worst, left, further = client, free, rest
+        if further > left:
+            raise BudgetExhausted(self._refusal(worst, max(left, Fraction(0)), further))
+
+    def _refusal(self, client: int | None, left: Fraction, asked: Fraction) -> str:
+        whose = f" of client {client}" if client not in (None, AGGREGATE) else ""
+        return (
+            f"privacy.budget = '{self.path}': this run plans to spend {percent(asked / self.cap.limit)} of the budget"
+            f" ({self.cap.quotes}), and {percent(left / self.cap.limit)}{whose} is left, which is epsilon = "
+            f"{rounded_down(self.epsilon(left)):g} at delta = {self.cap.delta:g}. Nothing was trained or released: plan fewer "
+            f"rounds or more noise (fedveil budget show {self.path} lists what was spent)"
+        )
+
+    def epsilon(self, spent: Fraction) -> float:
+        """The epsilon at which a cap of this kind, at the same delta and order, would just be spent; 0 for nothing."""
+        if not spent:
+            return 0.0
+        if isinstance(self.cap, GdpFilter):
+            return epsilon_of(math.sqrt(spent), self.cap.delta)
+        a = self.cap.order
+        return max(0.0, float(spent) - (math.log(self.cap.delta) + math.log(a)) / (a - 1) + math.log1p(-1 / a))
+
+
+def create_budget(path: str | Path, epsilon: float, delta: float, scope: Scope, order: float | None = None) -> PopulationBudget:
+    """Start the ledger of a budget with nothing spent.
+
+    Args:
+        epsilon: > 0. delta: in (0, 1). scope: what they speak of; a run of another scope cannot charge it.
+        order: Renyi order (> 1) of a cap that credits secret samples; None for a cap in Gaussian DP, exact for Gaussian releases,
+            which charges secret samples as if everybody took part.
+
+    Raises:
+        ConfigError: a number out of range, or an order that admits nothing. LedgerError: a ledger is already there.
+    """
+    if not (epsilon > 0 and math.isfinite(epsilon)):
+        raise ConfigError(f"--epsilon {epsilon:g}: the cap of a budget must be a finite number > 0")
+    path, numbers = Path(path), {"epsilon": epsilon, "delta": delta, "order": order}
+    made = PopulationBudget(path, _cap(epsilon, delta, order), scope)
+    names = {"unit": str(scope.unit), "adjacency": str(scope.adjacency), "view": str(scope.view)}
+    Ledger.create(path, "budget", {"budget": {**numbers, **names}}).close()
+    return made
+
+
+def open_budget(path: str | Path) -> PopulationBudget:
+    """The budget that a ledger was created for; its whole ledger is verified.
+
+    Raises:
+        LedgerError: there is none, it is damaged, or it is the ledger of a run.
+    """
+    path = Path(path)
+    if not path.exists() and not head_path(path).exists():
+        raise LedgerError(f"there is no budget at {path}: create it once with fedveil budget create {path} --epsilon E --delta D")
+    with Ledger.open(path) as ledger:
+        meta = ledger.meta.get("budget")
+    try:
+        return PopulationBudget(path, *_read(meta))
+    except (TypeError, KeyError, ConfigError):
+        raise LedgerError(
+            f"{path} is the ledger of one run, and no budget that runs share: create one with fedveil budget create"
+        ) from None
+
+
+def percent(part: Fraction | float) -> str:
+    """A part of a budget for people; inf stands for what no float can hold."""
+    try:
+        return f"{float(part):.4%}"
+    except OverflowError:
+        return "inf %"
+
+
+def rounded_down(value: float, digits: int = 4) -> float:
+    """To so many significant digits, and never above `value`: what is left is not overstated."""
+    if not value or not math.isfinite(value):
+        return value
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return float(f"{math.floor(value / unit) * unit:.{digits}g}")
+
+
+def _cap(epsilon: float, delta: float, order: float | None) -> Cap:
+    return GdpFilter(epsilon, delta, ignore_sampling=True) if order is None else RdpFilter(epsilon, delta, order)
+
+
+def _read(meta: Any) -> tuple[Cap, Scope]:
+    return _cap(meta["epsilon"], meta["delta"], meta["order"]), Scope(meta["unit"], meta["adjacency"], meta["view"])

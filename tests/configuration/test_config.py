@@ -135,5 +135,5 @@ def test_configuration_needs_no_torch() -> None:
 
 def test_a_client_given_up_under_dp_sgd_would_be_seen() -> None:
     config = parse({"training": {"local": "dp-sgd", "client_timeout": 5.0}, "privacy": {"unit": "record"}})
-    with pytest.raises(ConfigError, match="training.client_timeout = 5 .* leave training.client_timeout out"):
+    with pytest.raises(ConfigError, match=r"training.client_timeout = 5 .* leave training.client_timeout out"):
         setting_of(config)

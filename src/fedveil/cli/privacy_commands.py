@@ -76,7 +76,7 @@ def replay(
     overrides: Overrides = None,
     rounds: Annotated[int, typer.Option(min=1, help="Maximum number of rounds of each run.")] = 3,
     engine: Annotated[
-        Literal["inline", "pool"], typer.Option(help="With pool, the order of releases is not checked.")
+        Literal["inline", "pool"], typer.Option(help="Engine of both runs; with pool, the order of releases is not checked.")
     ] = "inline",
     as_json: AsJson = False,
 ) -> None:
@@ -123,7 +123,7 @@ def attack(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Attack what a configuration or run releases (reconstruction, labels, clients, attributes), next to a floor."""
+    """Attack what a configuration or run releases (images, labels, clients, attributes), and show what guessing achieves."""
     from fedveil.adversary.attack_options import PUBLIC, AttackOptions, known_as
     from fedveil.cli.attack_terminal import attack_with_progress, render
     from fedveil.run.run_directory import plain

@@ -57,7 +57,7 @@ def compare_methods(
 @commands.command()
 def reproduce(
     recipe: Annotated[str | None, typer.Argument(help="Recipe to run; leave out to list all.")] = None,
-    scale: Annotated[str, typer.Option(help="small: minutes on two cores; paper: the settings of the paper.")] = "small",
+    scale: Annotated[str, typer.Option(help="small takes minutes on two cores; paper uses the settings of the paper.")] = "small",
     out: Annotated[Path, typer.Option(help="Directory of runs and results, shared by all recipes.")] = Path("reproduced"),
     seeds: Annotated[int, typer.Option(help="Number of runs for each row, with different seeds.")] = 1,
     data_dir: Annotated[Path | None, typer.Option(help="Directory where the data sets are.")] = None,

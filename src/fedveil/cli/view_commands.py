@@ -63,7 +63,7 @@ def plot(
     what: Annotated[
         str | None,
         typer.Option(
-            help="Columns, separated by commas: accuracy, loss, noise, clip, any of history.csv, client_NAME of participants.csv."
+            help="Columns, separated by commas: accuracy, loss, noise, clip, one of history.csv, client_NAME of participants.csv."
         ),
     ] = None,
     out: Annotated[

@@ -160,7 +160,7 @@ def network_of(section: Any) -> Network:
     if isinstance(section, Network):
         return section
     if not isinstance(section, Mapping):
-        raise ConfigError(f"model = {section!r} is not possible: give a section with the key name")
+        raise ConfigError(f"model = {section!r} is not a section: give one with the key name")
     options = dict(section)
     name = str(options.pop("name", "mlp"))
     if name not in models.MODELS:
@@ -188,7 +188,7 @@ def method_section_of(section: Any) -> MethodConfig:
     if isinstance(section, MethodConfig):
         return section
     if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
-        raise ConfigError(f"method = {section!r} is not possible: give a section with the key name, such as name = 'dp-fedavg'")
+        raise ConfigError(f"method = {section!r} is not a section: give one with the key name, such as name = 'dp-fedavg'")
     if section["name"] not in METHODS:
         return PluginMethod(**section)
     return cast(MethodConfig, method_from(dict(section)))

@@ -32,7 +32,7 @@ def resumable(path: Path) -> Config:
     refuse_earlier(path)
     begun = (path / "ledger.sqlite").exists() or head_path(path / "ledger.sqlite").exists()
     if not (path / "config.toml").is_file() or not begun:
-        raise ConfigError(f"{path} holds no run that was begun: nothing to resume; start it with `fedveil run` and another --out")
+        raise ConfigError(f"{path} holds no run: there is nothing to resume; start one with `fedveil run` and another --out")
     if (path / "summary.json").exists():
         raise ConfigError(f"the run in {path} has ended (see summary.json): nothing to resume")
     return load_config(path / "config.toml")

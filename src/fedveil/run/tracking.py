@@ -62,7 +62,7 @@ def tracker_named(name: str) -> Tracker:
 def following(trackers: Sequence[Tracker], begun: Begun) -> Iterator[Callable[[Record], None]]:
     """Begin with all trackers, hand each round's row to them, and end them however the run ends.
 
-    A tracker that fails after training has begun is told nothing more, and a warning says so; the run goes on.
+    A tracker that fails after training has begun is not called again, and a warning says so; the run goes on.
 
     Raises:
         FedveilError: a tracker cannot begin.
@@ -76,7 +76,7 @@ def following(trackers: Sequence[Tracker], begun: Begun) -> Iterator[Callable[[R
             except Exception as error:
                 active.remove(tracker)
                 warnings.warn(
-                    f"{tracker.name} failed and is told nothing more of this run ({type(error).__name__}: {error}); "
+                    f"{tracker.name} failed and is not called again in this run ({type(error).__name__}: {error}); "
                     f"everything is in {begun.path}",
                     RuntimeWarning,
                     stacklevel=2,

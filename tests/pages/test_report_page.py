@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from fedveil.pages.figures.run_figures import plot_run
 from fedveil.pages.report import write_report
 from fedveil.run.recorded_run import read_run
 from fedveil.statement.plain_words import in_words
+from fedveil.statement.statement import GroupNumbers
+from fedveil.statement.statement_json import to_dict
 
 pytestmark = pytest.mark.browser
 LINES = "return document.querySelectorAll('#training .veil-chart')[0].querySelectorAll('.veil-plot > svg > .veil-line').length"
@@ -204,3 +208,15 @@ def test_printing_opens_what_is_folded(open_page: Callable[..., Any], single: Pa
     pdf = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"])
     assert pdf.startswith(b"%PDF")
     assert browser.execute_script("return [...document.querySelectorAll('details')].every((d) => d.open)")
+
+
+def test_caps_of_single_clients_are_listed(open_page: Callable[..., Any], made: dict[str, Path], tmp_path: Path) -> None:
+    run = Path(shutil.copytree(made["server"], tmp_path / "run"))
+    statement = read_run(run).statement
+    assert statement is not None
+    groups = (GroupNumbers(1.25, 3), GroupNumbers(statement.proven.epsilon, 9))
+    (run / "statement.json").write_text(json.dumps(to_dict(replace(statement, groups=groups))))
+    browser = open_page(write_report([run]))
+    assert "Each client has a cap of its own" in text(browser, "#privacy")
+    rows = [row.split() for row in texts(browser, "#privacy tbody tr")]
+    assert [["1.25", "3"], [number(statement.proven.epsilon), "9"]] == rows[3:5]

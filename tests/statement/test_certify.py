@@ -16,9 +16,10 @@ from fedveil.accounting.accountant import bound
 from fedveil.accounting.gaussian import epsilon_of, mu_of, tpr
 from fedveil.accounting.learnability import Learnability
 from fedveil.accounting.types import Adjacency, Audit, Claim, Event, SampledGaussian, Scope, Unit, View
-from fedveil.cli.statement_terminal import render
+from fedveil.cli.statement_terminal import render, render_brief
 from fedveil.configuration.config import parse
 from fedveil.errors import ConfigError
+from fedveil.methods.aldp_fl import ALDPFL
 from fedveil.methods.base import Setting
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
@@ -202,6 +203,23 @@ def test_seeded_noise_and_what_is_not_protected() -> None:
         assert topic in lines
     assert "batch-norm" not in " ".join(certify(DPFedAvg(), setting(), batch_norm=False).not_protected)
     assert SIMULATION_ONLY not in certify(DPFedAvg(), setting()).warnings
+
+
+def test_no_heading_says_proven_over_nothing_proven() -> None:
+    def headings(s: Statement) -> set[str]:
+        file = io.StringIO()
+        render(s, Console(file=file, width=200))
+        render_brief(s, Console(file=file, width=200))
+        lines = [line for line in (*file.getvalue().splitlines(), *to_markdown(s).splitlines()) if "Privacy statement" in line]
+        lines += [line for line in to_markdown(s).splitlines() if line.startswith("# ")]
+        assert len(lines) > 2
+        return {line[line.index("(") + 1 : line.index(")")] for line in lines}
+
+    assert headings(certify(DPFedAvg(), setting())) == {"proven"}
+    assert headings(certify(DPFedAvg(), setting(), seeded_noise=True)) == {"simulation only"}
+    assert headings(certify(DPFedAvg(), setting(noise_multiplier=0.0))) == {"nothing proven"}
+    assert headings(certify(FedAvg(), setting())) == {"nothing proven"}
+    assert headings(certify(ALDPFL(variant="published"), setting(View.SERVER, epsilon=8.0))) == {"published"}
 
 
 # --- can it learn? --------------------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def _attacked(snapshot: Snapshot, options: AttackOptions, during: bool) -> str:
     where = f"in round {t}" if during else f"after {t} rounds"
     if options.defence == "none":
         return f"no defence: updates leave as they are; {snapshot.info.name}, {snapshot.config.model.name}, {where}"
-    variant = f", {own['variant']}" if "variant" in (own := given_keys(method)) else ""
+    variant = ", published" if given_keys(method).get("variant") == "published" else ""
     noise = "" if s.noise_multiplier is None else f", noise multiplier {s.noise_multiplier:.3g}"
     return f"{method.name}{variant} on {snapshot.info.name}, {s.scope.view} view, {where}{noise}"
 

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from fedveil.statement.statement import Statement
-from fedveil.statement.statement_text import Item, TextCell, TextSection, TextTable, statement_text
+from fedveil.statement.statement_text import Item, TextCell, TextSection, TextTable, statement_text, variant_of
 
 _COLOURS = {"yes": "green", "perhaps": "yellow", "no": "red"}
 _BRIEF = ("facts", "warnings", "numbers", "groups", "contradictions", "words")
@@ -27,7 +27,7 @@ def render_brief(statement: Statement, console: Console) -> None:
 
 def _print(statement: Statement, console: Console, keys: tuple[str, ...]) -> None:
     sections = statement_text(statement)
-    console.print(f"\n[bold]Privacy statement[/] {escape(statement.method)} ({escape(statement.variant)})", highlight=False)
+    console.print(f"\n[bold]Privacy statement[/] {escape(statement.method)} ({escape(variant_of(statement))})", highlight=False)
     for key in keys:
         if key in sections:
             _section(sections[key], console)

@@ -41,6 +41,7 @@ COLUMNS = (
     Column("layer_clip", "Clip norm", kind="layer", public=True),
     Column("update_norm", "Released update with its noise", "L2 norm", public=True),
     Column("cumulative_noise_norm", "Expected noise, added up over the rounds", "L2 norm", public=True),
+    Column("epsilon_spent", "Proven ε of the releases so far", "ε", "lower", public=True),
     Column("train_loss", "Training loss", "cross-entropy", "lower"),
     Column("seconds", "Time", "seconds a round", "lower", public=True),
     Column("test_loss", "Test loss", "cross-entropy", "lower", public=True),
@@ -114,7 +115,7 @@ def hidden(method: Method, s: Setting, columns: Columns) -> set[str]:
     """The public columns that are private in this run, because of its method, its sampling or its view."""
     found = set(_PLANNED) if getattr(method, "variant", "proven") == "published" else set()  # its plans read private data
     if s.scope.view is View.FINAL:  # figures of the models before the last, which nobody is to see
-        found |= {c.name for c in columns.values() if c not in INDEX and c.name not in _COUNTED}
+        found |= {c.name for c in columns.values() if c not in INDEX and c.name not in (*_COUNTED, "epsilon_spent")}
     if s.sampling == "poisson" and s.scope.view is not View.SERVER:
         brought = s.example_clip is not None or s.min_survivors is not None
         found |= {*_COUNTED, *(_NOISED if brought else ())}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from fedveil.accounting.types import Event
 from fedveil.errors import BudgetExhausted, LedgerError
 from fedveil.ledger.budget import Budgets
 from fedveil.ledger.entry import Entry
-from fedveil.ledger.ledger import Ledger
+from fedveil.ledger.ledger import Ledger, Row
 
 
 class BudgetedLedger:
@@ -104,6 +104,10 @@ class BudgetedLedger:
 
     def _named(self, entry: Entry) -> Entry:
         return entry if self.run is None else replace(entry, run=self.run)
+
+    def rows(self, since: int) -> Iterator[Row]:
+        """The releases with a number above `since`, whichever process charged them."""
+        return self._own().entries(since)
 
     def _charge(self, entry: Entry) -> int:
         ledger = self._own()

@@ -13,7 +13,7 @@ from fedveil.pages.spent import Spent, spent
 from fedveil.run.recorded_run import RunData
 from fedveil.statement.plain_words import scope_line
 from fedveil.statement.statement import Statement
-from fedveil.statement.statement_text import TextCell, TextTable, facts, if_seen, numbers_table, statement_text
+from fedveil.statement.statement_text import TextCell, TextTable, facts, if_seen, numbers_table, statement_text, variant_of
 
 Values = dict[str, Any]
 SEES = {
@@ -45,7 +45,7 @@ def privacy_values(runs: Sequence[RunData]) -> Values:
         "promise": _promise(s),
         "cards": {"claimed": _claimed(s.claimed), "proven": _proven(s), "audited": _audited(s)},
         "statement": {
-            "variant": s.variant,
+            "variant": variant_of(s),
             "sections": {**text, "numbers": {**text["numbers"], "table": asdict(_with_who(s, found))}},
             "facts": {name: value for name, value in facts(s).items() if name != "promise"},  # the cards tell it
             "warnings": list(dict.fromkeys(warnings)),

@@ -34,7 +34,8 @@ def column_values(runs: Sequence[RunData]) -> Values:
 def chart_values(groups: Sequence[Values]) -> Values:
     """The charts of each section from the columns of the page's groups of runs, and what is said of private figures."""
     drawn = [name for columns in TRAINING.values() for name in columns]
-    own = dict.fromkeys(name for g in groups for name in g["columns"] if name not in (*drawn, *COST))
+    shown = (*drawn, *COST, "epsilon_spent")  # the last one in the part on privacy, from the ledger
+    own = dict.fromkeys(name for g in groups for name in g["columns"] if name not in shown)
     if len(groups) == 1:
         training = [_chart(groups, names, title) for title, names in TRAINING.items()]
     else:

@@ -26,6 +26,7 @@ from fedveil.run.history_files import append_history, write_history
 from fedveil.run.resume import count_spent, identity, resumable, run_id_of, same_run
 from fedveil.run.run_lock import claimed
 from fedveil.run.shared_budget import check_plan, run_name, shared_budget
+from fedveil.run.spending import spending_of
 from fedveil.run.tracked_values import Begun
 from fedveil.run.tracking import Tracker, following, tracker_named
 from fedveil.statement.certify import certify
@@ -141,8 +142,10 @@ def _train(
     layout, columns = job.context.door.layout, begun.columns
     with _safe(begun):
         write_history(path, progress.history, layout, columns)
+    note_spent = spending_of(job, begun.statement)
 
     def after(progress: Progress) -> None:
+        note_spent(progress.history[-1])
         saved.save(progress)
         with _safe(begun):
             append_history(path, progress.history, layout, columns)

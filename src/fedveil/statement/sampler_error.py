@@ -33,12 +33,17 @@ def charged_bound(events: Sequence[Event], delta: float, variation: float, adjac
         variation: of all noise from its ideal law.
     """
     epsilon, accountant = bound(events, delta, adjacency=adjacency)
-    share = 2 * (_added(variation, epsilon, delta) or 0.0) / delta
-    if delta * (1 - share) == delta:
+    left = charged_delta(epsilon, delta, variation)
+    if left == delta:
         return epsilon, accountant
-    dearer, name = bound(events, delta * (1 - share), adjacency=adjacency)
+    dearer, name = bound(events, left, adjacency=adjacency)
     added = _added(variation, dearer, delta)
-    return (dearer, name) if added is not None and added <= share * delta else (epsilon, accountant)
+    return (dearer, name) if added is not None and added <= delta - left else (epsilon, accountant)
+
+
+def charged_delta(epsilon: float, delta: float, variation: float) -> float:
+    """Delta less twice what the sampler adds at `epsilon`, or at less; all of it where `ideal_noise` is assumed."""
+    return delta * (1 - 2 * (_added(variation, epsilon, delta) or 0.0) / delta)
 
 
 def sampler_line(variation: float, epsilon: float, delta: float) -> str:

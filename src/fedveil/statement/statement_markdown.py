@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from fedveil.statement.statement import Statement
-from fedveil.statement.statement_text import Item, TextCell, TextSection, TextTable, statement_text
+from fedveil.statement.statement_text import Item, TextCell, TextSection, TextTable, statement_text, variant_of
 
 _UNTITLED = ("words", "facts")
 
 
 def to_markdown(statement: Statement) -> str:
     """The whole statement as a Markdown page."""
-    title = f"# Privacy statement: {statement.method} ({statement.variant})"
+    title = f"# Privacy statement: {statement.method} ({variant_of(statement)})"
     parts = [part for key, section in statement_text(statement).items() for part in _section(key, section)]
     return "\n\n".join([title, *parts]) + "\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +11,7 @@ from fedveil.accounting.formatting import epsilon, joined, number, percent_at_mo
 from fedveil.accounting.learnability import Learnability
 from fedveil.accounting.types import Audit, Claim, View
 from fedveil.statement.plain_words import in_words, kind_line, run_line, scope_line, verdict_in_words
-from fedveil.statement.statement import VIEWS, Statement, ViewNumbers
+from fedveil.statement.statement import SIMULATION_ONLY, VIEWS, Statement, ViewNumbers
 
 Number = Literal["claimed", "proven"]
 
@@ -77,6 +78,15 @@ def statement_text(statement: Statement) -> Text:
         "notes": _list("Notes", s.notes),
     }
     return {key: section for key, section in sections.items() if section.paragraphs or section.items}
+
+
+def variant_of(statement: Statement) -> str:
+    """What a heading says behind the method's name: `published`, or `proven` where anything is proven."""
+    if statement.variant != "proven":
+        return statement.variant
+    if math.isinf(statement.proven.epsilon):
+        return "nothing proven"
+    return "simulation only" if SIMULATION_ONLY in statement.warnings else "proven"
 
 
 def facts(statement: Statement) -> dict[str, str]:

@@ -26,7 +26,7 @@ from fedveil.ledger.ledger import Ledger
 from fedveil.methods.method_registry import METHODS
 from fedveil.run.recorded_run import read_run
 from fedveil.run.run import run
-from fedveil.run.spending import Spending
+from fedveil.run.spending import EpsilonSpent
 from fedveil.statement.certify import certify
 
 
@@ -93,7 +93,7 @@ def curve(config: Config, event: Event, rounds: int) -> tuple[list[float], float
     """The column over so many rounds that charge `event`, and the statement's number."""
     method, setting = calibrated_setting(config)
     statement, book = certify(method, setting), Book(event)
-    spending = Spending(cast(BudgetedLedger, book), method, setting, statement)
+    spending = EpsilonSpent(cast(BudgetedLedger, book), method, setting, statement)
     rows: list[dict[str, Any]] = [{"round": t} for t in range(rounds)]
     for row in rows:
         book.held += 1

@@ -40,10 +40,10 @@ def spending_of(job: Federation, statement: Statement) -> Callable[[Record], Non
     ledger = job.context.door.ledger
     if not isinstance(ledger, BudgetedLedger) or math.isinf(statement.proven.epsilon):
         return lambda row: None
-    return Spending(ledger, job.method, job.setting, statement).record
+    return EpsilonSpent(ledger, job.method, job.setting, statement).record
 
 
-class Spending:
+class EpsilonSpent:
     """Epsilon over the rounds, read off the ledger's new rows.
 
     Gaussian releases are composed exactly after each round. Sampled ones cost no more than their Renyi bound, than what the plan

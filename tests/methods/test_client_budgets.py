@@ -135,8 +135,8 @@ def test_a_run_charges_each_client_up_to_its_own_cap(tmp_path: Path) -> None:
 @pytest.mark.parametrize("haste", [1.0, 2.0])
 @pytest.mark.heavy
 def test_replay_finds_nothing(haste: float) -> None:
-    given = config("privacy.epsilon=4", haste=haste)
-    assert replay(given, rounds=4).findings == {}
+    configuration = config("privacy.epsilon=4", haste=haste)
+    assert replay(configuration, rounds=4).findings == {}
 
 
 @pytest.mark.parametrize("engine", ["inline", "pool", "batched"])
@@ -184,8 +184,8 @@ def test_a_run_of_which_nobody_is_left_ends(tmp_path: Path) -> None:
 def test_a_resumed_run_leaves_out_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fedveil.run.run as module
 
-    given = config("training.clients_per_round=4", haste=2.0)
-    whole = run(given, tmp_path / "whole")
+    configuration = config("training.clients_per_round=4", haste=2.0)
+    whole = run(configuration, tmp_path / "whole")
     real = module.Checkpoints.save
 
     def save(self: Any, progress: Any) -> None:
@@ -195,8 +195,8 @@ def test_a_resumed_run_leaves_out_the_same(tmp_path: Path, monkeypatch: pytest.M
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(module.Checkpoints, "save", save)
-        run(given, tmp_path / "cut")
-    again = run(given, tmp_path / "cut", resume=True)
+        run(configuration, tmp_path / "cut")
+    again = run(configuration, tmp_path / "cut", resume=True)
     assert torch.equal(again.model.vector, whole.model.vector)
     assert whole.history[4]["spent_clients"] > 0
     for key in ("participants", "spent_clients"):
@@ -207,10 +207,10 @@ def test_a_population_budget_is_asked_for_each_group(tmp_path: Path) -> None:
     """What is left of client 0 is enough for the strict group, and would not be for the other."""
     scope = calibrated_setting(config())[1].scope
     budget = create_budget(tmp_path / "b", LOOSE, 1e-3, scope)
-    given = config(f"privacy.budget={tmp_path / 'b'}", "run.seeded_noise=false")
-    run(given, tmp_path / "one")
+    configuration = config(f"privacy.budget={tmp_path / 'b'}", "run.seeded_noise=false")
+    run(configuration, tmp_path / "one")
     with pytest.raises(BudgetExhausted, match="of client 3 is left"):
-        run(given, tmp_path / "two")
+        run(configuration, tmp_path / "two")
     assert not (tmp_path / "two").exists()
     only_strict = config(*(f"privacy.budget={budget.path}", "run.seeded_noise=false", "privacy.epsilon=1"), strict=CLIENTS)
     with pytest.raises(BudgetExhausted, match="of client 3 is left"):

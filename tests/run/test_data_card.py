@@ -40,19 +40,19 @@ def own(examples: int = 300) -> Dataset:
     return Dataset(info, full.x_train[:examples], full.y_train[:examples], full.x_test[:60], full.y_test[:60])
 
 
-def dealt(data: Dataset, seed: int = 5) -> Partition:
+def uneven(data: Dataset, seed: int = 5) -> Partition:
     return partition("dirichlet", data.y_train, clients=6, seed=seed, alpha=1.0)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Result:
     data = own()
-    return run(CONFIG, tmp_path_factory.mktemp("made") / "run", data=data, partition=dealt(data))
+    return run(CONFIG, tmp_path_factory.mktemp("made") / "run", data=data, partition=uneven(data))
 
 
 def both(data: Dataset | None = None) -> HandedOver:
     data = data or own()
-    return HandedOver(data, dealt(data))
+    return HandedOver(data, uneven(data))
 
 
 def card_of(path: Path) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def test_a_configured_run_has_a_card_too(tmp_path: Path) -> None:
 
 def test_the_digests_are_keyed_with_a_salt_that_stays_private(made: Result, tmp_path: Path) -> None:
     data = own()
-    again = run(CONFIG, tmp_path / "run", data=data, partition=dealt(data))
+    again = run(CONFIG, tmp_path / "run", data=data, partition=uneven(data))
     one, other = card_of(made.path)["digests"], card_of(again.path)["digests"]
     assert one["data"] != other["data"]
     assert one["partition"] != other["partition"]
@@ -90,7 +90,7 @@ def test_the_digests_are_keyed_with_a_salt_that_stays_private(made: Result, tmp_
     assert len(salt) == 32
     written = "".join(p.read_text(errors="replace") for p in made.path.iterdir() if p.is_file())
     assert salt.hex() not in written
-    unkeyed = {hashlib.sha256(a.tobytes()).hexdigest() for a in (data.x_train, data.y_train)} | {dealt(data).fingerprint()}
+    unkeyed = {hashlib.sha256(a.tobytes()).hexdigest() for a in (data.x_train, data.y_train)} | {uneven(data).fingerprint()}
     assert not [digest for digest in unkeyed if digest in written]
 
 
@@ -134,7 +134,10 @@ def test_audit_twin_and_attack_work_with_the_data_and_refuse_others(made: Result
     options = AttackOptions(images=1)
     found = attack(made.path, "labels", options, out=tmp_path / "attack", handed_over=whole)
     assert found.record["attacked"]["data"] == "wards"
-    for changed, what in ((both(other), "other data than"), (HandedOver(data, dealt(data, seed=6)), "other partition than")):
+    for changed, what in (
+        (both(other), "other data than"),
+        (HandedOver(data, uneven(data, seed=6)), "other partition than"),
+    ):
         with pytest.raises(ConfigError, match=what):
             audit_run(made.path, n=20, handed_over=changed)
         with pytest.raises(ConfigError, match=what):
@@ -177,10 +180,10 @@ def test_resuming_needs_the_same_data_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("names", [("data",), ("partition",)])
 def test_one_of_the_two_handed_over(names: tuple[str, ...], tmp_path: Path) -> None:
     full = load("digits")
-    given: Any = {"data": own(), "partition": dealt(full)}
-    path = run(CONFIG, tmp_path / "run", **{name: given[name] for name in names}).path
+    handed_over: Any = {"data": own(), "partition": uneven(full)}
+    path = run(CONFIG, tmp_path / "run", **{name: handed_over[name] for name in names}).path
     written: Config = load_config(path / "config.toml")
     assert written.data.handed_over == names
     assert written.data.name == ("wards" if names == ("data",) else "digits")
     assert written.data.partition["kind"] == ("iid" if names == ("data",) else "dirichlet")
-    assert len(twin_sensitivity(path, 0, **{name: given[name] for name in names})) == 2
+    assert len(twin_sensitivity(path, 0, **{name: handed_over[name] for name in names})) == 2

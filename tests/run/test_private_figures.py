@@ -69,8 +69,8 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_public_history_has_public_columns_alone(name: str, tmp_path: Path) -> None:
-    given, public = CASES[name]
-    result = run(given, tmp_path / "run")
+    configuration, public = CASES[name]
+    result = run(configuration, tmp_path / "run")
     assert headers(result.path / "history.csv") == public
     whole = {k for row in result.history for k, v in row.items() if not isinstance(v, list | dict)}
     private = headers(result.path / "private" / "history.csv")

@@ -36,10 +36,10 @@ run = {{ engine = "inline", name = "pilot" }}
 def config(folder: Path, view: str = "server", method: str = "dp-fedavg", cohort: int = 12, **sections: Any) -> Config:
     file = folder / "c.toml"
     file.write_text(TOML.format(view=view, method=method, cohort=cohort))
-    given = load_config(file).model_dump(mode="json")
+    keys = load_config(file).model_dump(mode="json")
     for section, values in sections.items():
-        given[section] |= values
-    return parse(given)
+        keys[section] |= values
+    return parse(keys)
 
 
 def rows(path: Path) -> list[Entry]:
@@ -60,15 +60,15 @@ def test_the_path_is_that_beside_the_configuration(tmp_path: Path, monkeypatch: 
 
 def test_runs_are_charged_until_the_next_does_not_fit(tmp_path: Path) -> None:
     budget = create_budget(tmp_path / "people.budget", 3.2, 1e-3, SERVER)
-    given = config(tmp_path)
-    run(given, tmp_path / "one")
+    configuration = config(tmp_path)
+    run(configuration, tmp_path / "one")
     own, shared = rows(tmp_path / "one" / "ledger.sqlite"), rows(budget.path)
     assert len(own) == 36
     assert {row.run for row in shared} == {f"pilot/{own[0].run}"}
     assert [(row.round, row.client, row.event) for row in shared] == [(row.round, row.client, row.event) for row in own]
-    run(given, tmp_path / "two")
+    run(configuration, tmp_path / "two")
     with pytest.raises(BudgetExhausted) as caught:
-        run(given, tmp_path / "three")
+        run(configuration, tmp_path / "three")
     assert "is left" in str(caught.value)
     assert not (tmp_path / "three").exists()
     found = spending(budget)
@@ -130,7 +130,7 @@ def test_the_cap_holds_release_by_release_when_another_run_is_faster(tmp_path: P
     assert spending(open_budget(budget.path)).spent <= 1
 
 
-def interrupted(given: Config, path: Path) -> None:
+def interrupted(configuration: Config, path: Path) -> None:
     """A run that ends between the charges of its second round and the checkpoint."""
     real = module.Checkpoints.save
 
@@ -141,15 +141,15 @@ def interrupted(given: Config, path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(module.Checkpoints, "save", save)
-        run(given, path)
+        run(configuration, path)
 
 
 def test_an_interrupted_round_with_fresh_noise_counts_twice(tmp_path: Path) -> None:
     budget = create_budget(tmp_path / "people.budget", 4.0, 1e-3, SERVER)
-    given = config(tmp_path)
-    interrupted(given, tmp_path / "run")
+    configuration = config(tmp_path)
+    interrupted(configuration, tmp_path / "run")
     assert "pilot" in CliRunner().invoke(app, ["budget", "show", str(budget.path)]).output
-    resumed = run(given, tmp_path / "run", resume=True)
+    resumed = run(configuration, tmp_path / "run", resume=True)
     own, shared = rows(tmp_path / "run" / "ledger.sqlite"), rows(budget.path)
     assert Counter(row.round for row in shared) == Counter(row.round for row in own)
     assert Counter(row.round for row in shared)[1] >= 12  # the own cap ends the run where a round had to be done again
@@ -159,25 +159,25 @@ def test_an_interrupted_round_with_fresh_noise_counts_twice(tmp_path: Path) -> N
 def test_a_round_that_hands_over_the_same_bits_again_is_charged_once(tmp_path: Path) -> None:
     scope = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.AGGREGATE)
     budget = create_budget(tmp_path / "people.budget", 4.0, 1e-3, scope)
-    given = config(tmp_path, "aggregate", "banded-mf", 4, training={"sampling": "fixed"})
-    interrupted(given, tmp_path / "run")
+    configuration = config(tmp_path, "aggregate", "banded-mf", 4, training={"sampling": "fixed"})
+    interrupted(configuration, tmp_path / "run")
     assert len(rows(budget.path)) == 2
-    resumed = run(given, tmp_path / "run", resume=True)
+    resumed = run(configuration, tmp_path / "run", resume=True)
     assert (resumed.ended, [row.round for row in rows(budget.path)]) == ("", [0, 1, 2])
 
 
 def test_a_run_is_resumed_when_only_its_own_share_is_left(tmp_path: Path) -> None:
     """The budget holds this run and no other: what it charged before it was interrupted is not asked for again."""
     create_budget(tmp_path / "people.budget", 2.4, 1e-3, SERVER)
-    given = config(tmp_path)
-    interrupted(given, tmp_path / "run")
-    run(given, tmp_path / "run", resume=True)
+    configuration = config(tmp_path)
+    interrupted(configuration, tmp_path / "run")
+    run(configuration, tmp_path / "run", resume=True)
     with pytest.raises(ConfigError, match=r"privacy.budget was"):
-        module.same_run(given, config(tmp_path, privacy={"budget": str(tmp_path / "other")}), tmp_path)
+        module.same_run(configuration, config(tmp_path, privacy={"budget": str(tmp_path / "other")}), tmp_path)
 
 
 def test_sampled_rounds_by_an_order_that_a_configuration_suggests(tmp_path: Path) -> None:
-    given = config(tmp_path, "aggregate", cohort=3)
+    configuration = config(tmp_path, "aggregate", cohort=3)
     made = CliRunner().invoke(
         app,
         [
@@ -196,7 +196,7 @@ def test_sampled_rounds_by_an_order_that_a_configuration_suggests(tmp_path: Path
     budget = open_budget(tmp_path / "people.budget")
     assert isinstance(budget.cap, RdpFilter)
     assert budget.scope.view is View.AGGREGATE
-    run(given, tmp_path / "run")
+    run(configuration, tmp_path / "run")
     assert [(row.client, row.round) for row in rows(budget.path)] == [(-1, 0), (-1, 1), (-1, 2)]
     assert 0 < spending(budget).epsilon < 3
     with pytest.raises(ConfigError, match="server view"):
@@ -205,11 +205,11 @@ def test_sampled_rounds_by_an_order_that_a_configuration_suggests(tmp_path: Path
 
 def test_simulations_charge_nothing(tmp_path: Path) -> None:
     """Twins and replays show nothing of the releases to anybody under the budget; they go without it."""
-    given = config(tmp_path)
-    twin_sensitivity(given, 0)
-    assert replay(given, rounds=1).findings == {}
+    configuration = config(tmp_path)
+    twin_sensitivity(configuration, 0)
+    assert replay(configuration, rounds=1).findings == {}
     budget = create_budget(tmp_path / "people.budget", 4.0, 1e-3, SERVER)
-    twin_sensitivity(given, 0)
+    twin_sensitivity(configuration, 0)
     assert rows(budget.path) == []
 
 

@@ -95,10 +95,10 @@ def write_card(path: Path, config: Config, prepared: Prepared) -> None:
 def card(config: Config, prepared: Prepared, salt: bytes) -> dict[str, Any]:
     """What the card says of these data."""
     dataset, section, population = prepared.dataset, config.data, prepared.population
-    info, given = dataset.info, section.handed_over
+    info, by_program = dataset.info, section.handed_over
     public = {
         "name": info.name,
-        "source": "handed over by a program" if "data" in given else f"configured: {info.source}",
+        "source": "handed over by a program" if "data" in by_program else f"configured: {info.source}",
         "examples": {"shape": list(info.input_shape), "dtype": str(dataset.x_train.dtype)},
         "labels": {"shape": [], "dtype": str(dataset.y_train.dtype), "classes": info.classes},
         "train_examples": len(dataset.y_train),
@@ -107,9 +107,9 @@ def card(config: Config, prepared: Prepared, salt: bytes) -> dict[str, Any]:
         "clients": population.clients,
         "nominal_examples_per_client": population.records,
         "partition": {
-            "source": "handed over by a program" if "partition" in given else "configured",
+            "source": "handed over by a program" if "partition" in by_program else "configured",
             "kind": prepared.partition.kind,
-            "options": {} if "partition" in given else {k: v for k, v in section.partition.items() if k != "kind"},
+            "options": {} if "partition" in by_program else {k: v for k, v in section.partition.items() if k != "kind"},
         },
         "client_test_fraction": section.client_test_fraction,
         "public_fraction": section.public_fraction,

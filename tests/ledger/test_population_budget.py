@@ -11,11 +11,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import mpmath as mp
 import pytest
@@ -27,7 +28,7 @@ from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
 from fedveil.ledger.budget import AGGREGATE, Budgets, GdpFilter, best_order
 from fedveil.ledger.budget_spending import spending
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
-from fedveil.ledger.ledger import Entry, Ledger
+from fedveil.ledger.ledger import Entry, Ledger, Row
 from fedveil.ledger.population_budget import PopulationBudget, create_budget, open_budget, rounded_down
 
 SERVER = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER)
@@ -112,6 +113,31 @@ def test_runs_share_the_cap_of_each_client(budget: PopulationBudget) -> None:
     shared = rows(budget.path)
     assert [row.run for row in shared] == ["a", "b"] * 6
     assert [len(rows(ledger.path)) for ledger in ledgers] == [6, 6]
+
+
+def test_a_long_ledger_is_read_before_the_lock_is_taken(budget: PopulationBudget, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = budget.ledger("a")
+    for _ in range(4):
+        first.charge(entry(TENTH))
+    first.close()
+    read, real, locked = [], Ledger.entries, [False]
+
+    def entries(self: Ledger, since: int = 0) -> Iterator[Row]:
+        for row in real(self, since):
+            read.append(locked[0])
+            yield row
+
+    def append(self: Ledger, *args: Any) -> Any:
+        locked[0] = True
+        return appended(self, *args)
+
+    appended = Ledger._append
+    monkeypatch.setattr(Ledger, "entries", entries)
+    monkeypatch.setattr(Ledger, "_append", append)
+    later = budget.ledger("b")
+    later.charge(entry(TENTH))
+    later.close()
+    assert read == [False] * 4
 
 
 def test_what_the_own_budget_refuses_is_not_charged_to_the_population(budget: PopulationBudget) -> None:

@@ -194,6 +194,8 @@ class Budgets:
                     trial[entry.client] = copy.copy(self.of(entry.client))
                 trial[entry.client].spend(entry.event)
 
+        if not self.seen:  # all of a long ledger, before others have to wait for our lock
+            self.replay(ledger.entries())
         sequence = ledger.charge_many(entries, admit)
         self.replay((seq, 0.0, entry) for seq, entry in zip(sequence, entries, strict=True))
         return sequence

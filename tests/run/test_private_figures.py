@@ -24,7 +24,7 @@ SERVER = AGGREGATE | {"view": "server"}
 MODELS = {"test_loss", "test_accuracy", "test_precision", "test_recall", "test_f1", "update_norm"}
 PLANS = {"noise_norm", "clip", "coordinates", "cumulative_noise_norm"}
 COUNTS = {"participants", "uplink_bytes", "seconds"}
-PUBLIC = {"round", *MODELS, *PLANS, *COUNTS}
+PUBLIC = {"round", "epsilon_spent", *MODELS, *PLANS, *COUNTS}
 
 
 def config(privacy: dict[str, Any], method: str = "dp-fedavg", training: dict[str, Any] | None = None, **more: Any) -> Config:
@@ -53,12 +53,12 @@ CASES = {
     "server by poisson": (config(SERVER, training=POISSON), PUBLIC),
     "aggregate": (config(AGGREGATE), PUBLIC),
     "aggregate by poisson": (config(AGGREGATE, training=POISSON), PUBLIC - COUNTS),
-    "final": (config(AGGREGATE | {"view": "final"}), {"round", *COUNTS}),
-    "final by poisson": (config(AGGREGATE | {"view": "final"}, training=POISSON), {"round"}),
+    "final": (config(AGGREGATE | {"view": "final"}), {"round", "epsilon_spent", *COUNTS}),
+    "final by poisson": (config(AGGREGATE | {"view": "final"}, training=POISSON), {"round", "epsilon_spent"}),
     "a policy that releases its figures": (config(SERVER, "fedanc"), PUBLIC | {"beta", "gamma", "controller_beta", "mu2_spent"}),
     "a policy that reads private data": (
         config(SERVER, "aldp-fl", variant="published"),
-        PUBLIC - PLANS - {"uplink_bytes"},
+        PUBLIC - PLANS - {"uplink_bytes", "epsilon_spent"},
     ),
     "local noise, its amount by who took part": (
         config(AGGREGATE | {"unit": "record", "delta": 1e-5}, training=POISSON | {"local": "dp-sgd"}),

@@ -76,6 +76,17 @@ def plot(
     typer.echo(f"plot: {plot_run(run, what.split(',') if what else None, out)}")
 
 
+@commands.command()
+def publish(
+    run: Annotated[Path, typer.Argument(help="Directory of a finished run.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write; must be new or empty.")],
+) -> None:
+    """Copy what may be shown of a finished run: no private figures, and the ledger without times and numbers of participants."""
+    from fedveil.run.published_copy import publish
+
+    typer.echo(f"published: {publish(run, out)} (everything in it may be shown)")
+
+
 @data_app.callback()
 def data(context: typer.Context) -> None:
     """List the available data sets."""

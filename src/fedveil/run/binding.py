@@ -13,17 +13,26 @@ from typing import Any
 
 from fedveil.errors import LedgerError
 from fedveil.ledger.ledger import Ledger
+from fedveil.run.run_directory import PRIVATE, SALT
 
-FOLDERS = (".", "private")
+FOLDERS = (".", PRIVATE)
 """Folders of a run directory whose files are bound."""
 _UNBOUND = ("ledger.sqlite", ".", "noise-state", "report.html", "audits.json")
 
 
 def digests_of(run: Path) -> dict[str, str]:
-    """SHA-256 of each file that is bound, by its path in the run directory."""
+    """SHA-256 of each file that is bound, by its path in the run directory.
+
+    Private files are hashed behind the salt of the run, since their digests are published: training loss or label counts could
+    be guessed, and a digest would confirm the guess, and with it a membership.
+    """
     files = [file for folder in FOLDERS for file in sorted((run / folder).glob("*")) if file.is_file()]
     bound = [file for file in files if not file.name.startswith(_UNBOUND)]
-    return {file.relative_to(run).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in bound}
+    salt = (run / PRIVATE / SALT).read_bytes() if (run / PRIVATE / SALT).exists() else b""
+    return {
+        file.relative_to(run).as_posix(): hashlib.sha256(salt * (file.parent.name == PRIVATE) + file.read_bytes()).hexdigest()
+        for file in bound
+    }
 
 
 def opening(run: Path, method: str) -> dict[str, Any]:

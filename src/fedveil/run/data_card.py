@@ -20,7 +20,7 @@ import numpy as np
 from fedveil.configuration.config import load_config, require_handed_over
 from fedveil.errors import ConfigError
 from fedveil.run.assembly import Prepared, prepare
-from fedveil.run.run_directory import PRIVATE, plain, private_folder, write_bytes, write_json
+from fedveil.run.run_directory import PRIVATE, SALT, plain, private_folder, write_bytes, write_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
 
-CARD, SALT = "data.json", "salt"
+CARD = "data.json"
 FORMAT = "fedveil-data/1"
 
 

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 
 PRIVATE = "private"
 """The subfolder of what is computed from private data without noise: mode 700, its files 600."""
+SALT = "salt"
+"""32 random bytes in the private folder, with which digests are keyed that are published."""
 _FIRST = ("versions.json", "config.toml", "statement.json", "statement.md", PRIVATE, "data.json")
 """What a run writes before its ledger, with which it can be resumed."""
-_FIRST_PRIVATE = ("salt", "partition.json")
+_FIRST_PRIVATE = (SALT, "partition.json")
 LISTED_CLIENTS = 5000
 """The largest number of clients that `partition.json` lists."""
 PACKAGES = ("fedveil", "torch", "numpy", "scipy", "pydantic", "safetensors")

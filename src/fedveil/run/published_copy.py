@@ -1,0 +1,72 @@
+"""A copy of a run that may be shown: what was released and what is public, and nothing that is computed from private data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import ConfigError
+from fedveil.ledger.publish import publish_ledger
+from fedveil.run.data_card import CARD
+from fedveil.run.history_files import DECLARED
+from fedveil.run.run_directory import write_json
+from fedveil.statement.statement_json import AUDITS
+
+LEDGER = "ledger.sqlite"
+PUBLIC = (
+    *("config.toml", "versions.json", "statement.json", "statement.md", CARD),
+    *("history.csv", "layers.csv", DECLARED, "summary.json", "model.safetensors"),
+)
+"""The files that are copied as they are; the ledger and the audits are copied without what is private of them."""
+
+
+def publish(run: str | Path, out: str | Path) -> Path:
+    """Copy what may be shown of the finished run in `run` to the new folder `out`, and return it.
+
+    The ledger goes without times and numbers of participants, and audits by canaries, which were trained on the data, stay.
+
+    Raises:
+        ConfigError: no finished run of this version, or a folder that exists or cannot be written. LedgerError: a damaged ledger.
+    """
+    source, target = Path(run), Path(out)
+    absent = [name for name in ("config.toml", "summary.json", LEDGER, CARD) if not (source / name).is_file()]
+    if absent:
+        raise ConfigError(
+            f"{source} is not a finished run of this version (it has no {', '.join(absent)}): give the directory of a run that "
+            f"has ended; what an earlier version wrote keeps public and private figures in one table"
+        )
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise ConfigError(f"{target} exists and is not empty: nothing was copied; choose another folder")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
+            draft = Path(folder) / "copy"
+            draft.mkdir()
+            _copy(source, draft)
+            draft.rename(target)
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror or error}; choose a folder that may be written") from error
+    return target
+
+
+def _copy(source: Path, draft: Path) -> None:
+    for name in PUBLIC:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, draft / name)
+    audits = _bounds(source / AUDITS)
+    if audits:
+        write_json(draft / AUDITS, audits)
+    publish_ledger(source / LEDGER, draft / LEDGER)
+
+
+def _bounds(path: Path) -> list[Any]:
+    """Audits that are bounds on the mechanism, whatever the data; the estimates come from runs on the data."""
+    try:
+        return [audit for audit in json.loads(path.read_text(encoding="utf-8")) if audit["rigorous"]]
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"cannot read {path}: {error!r}; the file is damaged") from None

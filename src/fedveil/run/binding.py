@@ -16,7 +16,7 @@ from fedveil.ledger.ledger import Ledger
 
 FOLDERS = (".", "private")
 """Folders of a run directory whose files are bound."""
-_UNBOUND = ("ledger.sqlite", ".", "noise-state", "report.html", "audits.json")
+_UNBOUND = ("ledger.sqlite", ".", "noise-state", "report.html", "audits.json", "closing.sig")
 
 
 def digests_of(run: Path) -> dict[str, str]:

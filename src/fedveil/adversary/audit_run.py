@@ -178,14 +178,14 @@ def audit_run(
     Raises:
         ConfigError: no run directory, one of an earlier version, or data that are not those of the run.
     """
-    from fedveil.configuration.config import load_config
+    from fedveil.configuration.config import load_recorded
     from fedveil.run import run_directory as rundir
     from fedveil.run.resume import refuse_earlier
     from fedveil.statement.statement_json import AUDITS, audits_to_list, read_statement
 
     refuse_earlier(run)
     before = read_statement(run)
-    config, prepared = load_config(run / "config.toml"), None
+    config, prepared = load_recorded(run), None
     if canaries or config.data.handed_over or handed_over.names:
         config, prepared = prepared_again(run, handed_over)
     found = audit(config, n=n, confidence=confidence, canaries=canaries, on_step=on_step, prepared=prepared)

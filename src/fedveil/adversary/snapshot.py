@@ -16,7 +16,7 @@ import torch
 from fedveil.attacks.attack_types import Bounds, ModelFn
 from fedveil.attacks.simulate import split
 from fedveil.audit.adapter import NullLedger
-from fedveil.configuration.config import Config, load_config
+from fedveil.configuration.config import Config, load_config, load_recorded
 from fedveil.engines.select_engine import engine
 from fedveil.errors import ConfigError
 from fedveil.federation.checkpoint import Checkpoints
@@ -125,9 +125,7 @@ def target_of(target: Path, overrides: Sequence[str]) -> tuple[Config, Path | No
             f"--set does not go with a run directory, which is attacked as it was configured: attack {target / 'config.toml'} "
             "instead (settings of the attack itself, attack.NAME=VALUE, are fine)"
         )
-    if not (target / "config.toml").is_file():
-        raise ConfigError(f"{target} is not a run directory (it has no config.toml): give one that `fedveil run` left")
-    return load_config(target / "config.toml"), target
+    return load_recorded(target), target
 
 
 def snapshot_of(

@@ -15,6 +15,7 @@ from pydantic import PlainSerializer, PlainValidator, ValidationError
 
 from fedveil.accounting.types import Scope, View
 from fedveil.configuration.plugins import load_plugins
+from fedveil.configuration.recorded_plugins import check_plugins, is_run
 from fedveil.configuration.sections import (
     FREE,
     DataSection,
@@ -77,8 +78,47 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file and apply overrides: `section.key=value`, or `section={...}` for a whole section anew."""
+def load_config(path: str | Path, overrides: Sequence[str] = (), *, trust_plugins: bool = False) -> Config:
+    """Read a TOML file and apply overrides: `section.key=value`, or `section={...}` for a whole section anew.
+
+    Args:
+        trust_plugins: allow plugins that a run directory names, which may be a stranger's (see `recorded_plugins`); those of a
+            configuration of one's own, and those in `overrides`, are allowed anyhow.
+
+    Raises:
+        ConfigError: it cannot be read, is no configuration, or names plugins that may not run.
+    """
+    config = read_config(path, overrides)
+    folder = Path(path).absolute().parent
+    own = any(item.partition("=")[0].strip() in ("run", "run.plugins") for item in overrides)
+    if config.run.plugins and is_run(folder) and not own:
+        check_plugins(config.run.plugins, folder, trusted=trust_plugins)
+    return config
+
+
+def load_recorded(run: Path) -> Config:
+    """The configuration of a run directory; its plugins must have been imported before (see `import_recorded`).
+
+    Raises:
+        ConfigError: not a run directory, or as `load_config`.
+    """
+    if not (run / "config.toml").is_file() or not is_run(run):
+        raise ConfigError(f"{run} is not a run directory: give one that `fedveil run` left")
+    return load_config(run / "config.toml")
+
+
+def import_recorded(target: Path) -> None:
+    """Import the plugins of a run directory, or of a configuration in one, which the user trusts.
+
+    Raises:
+        ConfigError: as `load_config`; or a plugin cannot be imported.
+    """
+    file = target / "config.toml" if target.is_dir() else target
+    load_plugins(load_config(file, trust_plugins=True).run.plugins)
+
+
+def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """As `load_config`, for reading only: whether its plugins may run is not asked."""
     try:
         text = Path(path).read_text()
     except OSError as error:

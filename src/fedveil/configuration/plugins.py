@@ -12,7 +12,9 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
+from types import CodeType
 
 from fedveil.errors import ConfigError, FedveilError
 
@@ -29,21 +31,70 @@ def load_plugins(plugins: Sequence[str]) -> None:
     for plugin in plugins:
         name = _findable(Path(plugin)) if plugin.endswith(".py") else plugin
         try:
-            importlib.import_module(name)
+            if plugin.endswith(".py") and name not in sys.modules:
+                _import_file(name, plugin)
+            else:
+                importlib.import_module(name)
         except FedveilError:
             raise
         except Exception as error:
             raise ConfigError(f"run.plugins: {plugin} cannot be imported: {_described(error)}") from error
 
 
+def module_of(plugin: str) -> str:
+    """The name of the module that a plugin becomes."""
+    return Path(plugin).stem if plugin.endswith(".py") else plugin
+
+
 def digests(plugins: Sequence[str]) -> dict[str, str]:
-    """SHA-256 of each plugin's own file, by the module's name; the plugins must be importable."""
-    found = {}
-    for plugin in plugins:
-        spec = None if plugin.endswith(".py") else importlib.util.find_spec(plugin)
-        file = plugin if spec is None else spec.origin
-        found[Path(plugin).stem if spec is None else plugin] = hashlib.sha256(Path(str(file)).read_bytes()).hexdigest()
-    return found
+    """SHA-256 of each plugin's own file, by the module's name; nothing is imported.
+
+    Raises:
+        ConfigError: a plugin's file is not there.
+    """
+    return {module_of(plugin): hashlib.sha256(_file_of(plugin).read_bytes()).hexdigest() for plugin in plugins}
+
+
+def _file_of(plugin: str) -> Path:
+    """The file of a plugin; the packages around a module are searched, not imported."""
+    file = Path(plugin)
+    if not plugin.endswith(".py"):
+        file = Path(str(_origin(plugin)))
+    if not file.is_file():
+        raise ConfigError(f"run.plugins: there is no file of {plugin!r}; paths are relative to the configuration that names them")
+    return file
+
+
+def _origin(module: str) -> str | None:
+    first, *below = module.split(".")
+    try:
+        spec = importlib.util.find_spec(first) if first else None
+    except ValueError:  # a module of the interpreter itself
+        return None
+    name = first
+    for part in below:
+        name = f"{name}.{part}"
+        spec = PathFinder.find_spec(name, spec.submodule_search_locations or []) if spec is not None else None
+    return None if spec is None else spec.origin
+
+
+class _FromSource(SourceFileLoader):
+    """Compiles the file itself: a cached .pyc beside it may hold other code than the file whose digest is known."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def _import_file(name: str, file: str) -> None:
+    spec = importlib.util.spec_from_file_location(name, file, loader=_FromSource(name, file))
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
 
 
 def _findable(path: Path) -> str:

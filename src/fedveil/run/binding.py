@@ -17,7 +17,7 @@ from fedveil.run.run_directory import PRIVATE, SALT
 
 FOLDERS = (".", PRIVATE)
 """Folders of a run directory whose files are bound."""
-_UNBOUND = ("ledger.sqlite", ".", "noise-state", "report.html", "audits.json")
+_UNBOUND = ("ledger.sqlite", ".", "noise-state", "report.html", "audits.json", "closing.sig")
 
 
 def digests_of(run: Path) -> dict[str, str]:

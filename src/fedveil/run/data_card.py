@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedveil.configuration.config import load_config, require_handed_over
+from fedveil.configuration.config import load_recorded, require_handed_over
 from fedveil.errors import ConfigError
 from fedveil.run.assembly import Prepared, prepare
 from fedveil.run.run_directory import PRIVATE, SALT, plain, private_folder, write_bytes, write_json
@@ -81,7 +81,7 @@ def how_to_resume(path: Path, config: Config) -> str:
     """What an interrupted run goes on with."""
     names = config.data.handed_over
     if not names:
-        return f"fedveil run --resume {path}"
+        return f"fedveil run --resume {path}{' --trust-plugins' * bool(config.run.plugins)}"
     return f"fv.train(config, {str(path)!r}, resume=True, {', '.join(f'{name}=...' for name in names)}) in Python"
 
 
@@ -165,7 +165,7 @@ def prepared_again(path: Path, handed_over: HandedOver = NOTHING) -> tuple[Confi
     Raises:
         ConfigError: not a run directory, or as `same_handed_over` and `check_data`.
     """
-    config = load_config(path / "config.toml")
+    config = load_recorded(path)
     same_handed_over(config, handed_over, path)
     prepared = prepare(config, handed_over.data, handed_over.partition)
     check_data(path, prepared)

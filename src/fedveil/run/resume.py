@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.configuration.config import Config, flat, load_config, without_free_keys
+from fedveil.configuration.config import Config, flat, read_config, without_free_keys
 from fedveil.configuration.plugins import digests
 from fedveil.errors import ConfigError, LedgerError
 from fedveil.federation.checkpoint import ledger_position
@@ -35,7 +35,7 @@ def resumable(path: Path) -> Config:
         raise ConfigError(f"{path} holds no run: there is nothing to resume; start one with `fedveil run` and another --out")
     if (path / "summary.json").exists():
         raise ConfigError(f"the run in {path} has ended (see summary.json): nothing to resume")
-    return load_config(path / "config.toml")
+    return read_config(path / "config.toml")
 
 
 def refuse_earlier(path: Path) -> None:

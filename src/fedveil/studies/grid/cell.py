@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fedveil.configuration.config import Config, load_config
+from fedveil.configuration.config import Config, read_config
 from fedveil.errors import ConfigError
 from fedveil.run.recorded_run import read_run
 from fedveil.run.resume import begun, refuse_earlier, same_run
@@ -88,7 +88,7 @@ def state_of(cell: Cell, out: str | Path) -> CellState:
     if not begun(path):
         return state
     refuse_earlier(path)
-    same_run(load_config(path / "config.toml"), cell.config, path)
+    same_run(read_config(path / "config.toml"), cell.config, path)
     if not (path / "history.csv").exists():
         return _finished(state) if (path / "summary.json").exists() else state
     history = read_run(path).history

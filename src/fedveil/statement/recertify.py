@@ -1,0 +1,112 @@
+"""A run's statement made again by the installed code, from its configuration and data card alone, and compared number by number."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fedveil.configuration.config import Config, Population, load_config, method_of, population_of, setting_of
+from fedveil.data.catalogue import Info
+from fedveil.errors import FedveilError
+from fedveil.statement.certify import certify
+from fedveil.statement.statement_json import to_dict
+from fedveil.statement.statement_markdown import to_markdown
+from fedveil.verify import Finding
+
+SUBJECT = "statement made again"
+TOLERANCE = 1e-9
+"""Relative agreement of numbers that the same versions computed."""
+_DECIDES = ("fedveil", "numpy", "scipy")
+_SHOWN = 6
+_PROBLEMS = (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, IndexError)
+
+
+def recertify(run: Path, *, trust_plugins: bool = False) -> list[Finding]:
+    """Make the statement of a run directory again and compare it with `statement.json` and `statement.md`.
+
+    Args:
+        trust_plugins: run the plugins that the configuration names, at their recorded digests.
+    """
+    try:
+        config = load_config(run / "config.toml", trust_plugins=trust_plugins)
+        card, stated = (json.loads((run / name).read_text(encoding="utf-8")) for name in ("data.json", "statement.json"))
+        versions = json.loads((run / "versions.json").read_text(encoding="utf-8"))
+        others = [f"{name} {versions.get(name)}, here {version(name)}" for name in _DECIDES if versions.get(name) != version(name)]
+        again = _statement(config, card)
+    except FedveilError as problem:
+        return [Finding("unknown", SUBJECT, str(problem))]
+    except (OSError, *_PROBLEMS) as problem:
+        return [Finding("unknown", SUBJECT, f"cannot be made from what is there ({problem})")]
+    differ = [*differences(stated, to_dict(again)), *_of_card(config, card)]
+    if (run / "statement.md").is_file() and (run / "statement.md").read_bytes() != to_markdown(again).encode():
+        differ.append("statement.md: another text")
+    if not differ:
+        return [Finding("verified", SUBJECT, "configuration and data card give every number and every text of it")]
+    if others:
+        differ.insert(0, f"made by {'; '.join(others)}")
+    more = [f"and {len(differ) - _SHOWN} more"] if len(differ) > _SHOWN else []
+    return [Finding("unknown" if others else "contradicted", SUBJECT, "; ".join([*differ[:_SHOWN], *more]))]
+
+
+def differences(stated: Any, again: Any, where: str = "") -> Iterator[str]:
+    """What differs between two JSON values, each with its place: numbers by more than the tolerance, all else at all."""
+    if isinstance(stated, Mapping) and isinstance(again, Mapping):
+        for key in dict.fromkeys([*again, *stated]):
+            place = f"{where}.{key}" if where else key
+            if key in stated and key in again:
+                yield from differences(stated[key], again[key], place)
+            else:
+                yield f"{place}: {'missing' if key in again else 'not of a statement'}"
+    elif isinstance(stated, list) and isinstance(again, list) and len(stated) == len(again):
+        for i, (one, other) in enumerate(zip(stated, again, strict=True)):
+            yield from differences(one, other, f"{where}[{i}]")
+    elif _number(stated) and _number(again):
+        if not math.isclose(stated, again, rel_tol=TOLERANCE):
+            yield f"{where}: expected {again!r}, found {stated!r}"
+    elif (type(stated), stated) != (type(again), again):
+        yield f"{where}: expected {_short(again)}, found {_short(stated)}"
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _short(value: Any) -> str:
+    text = f"{len(value)} entries" if isinstance(value, list) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _statement(config: Config, card: Mapping[str, Any]) -> Any:
+    """As `run` makes it, with the population of the card."""
+    method, clients, records = method_of(config), int(card["clients"]), int(card["nominal_examples_per_client"])
+    setting = setting_of(config, Population(_info(card), clients, records))
+    return certify(
+        method,
+        method.calibrate(setting),
+        seeded_noise=config.run.seeded_noise,
+        allow_vacuous_delta=config.privacy.allow_vacuous_delta,
+        batch_norm=config.model.keeps_statistics,
+    )
+
+
+def _info(card: Mapping[str, Any]) -> Info:
+    """What a card says of its data set, as far as a statement needs it."""
+    sizes, norm = (int(card["train_examples"]), int(card["test_examples"])), card["normalisation"]
+    shape, classes = tuple(map(int, card["examples"]["shape"])), int(card["labels"]["classes"])
+    name, mean, std = str(card["name"]), tuple(norm["mean"]), tuple(norm["std"])
+    return Info(name, "", shape, classes, *sizes, 0, str(card["source"]), False, mean, std, norm["scale"])
+
+
+def _of_card(config: Config, card: Mapping[str, Any]) -> Iterator[str]:
+    """Where the card contradicts the catalogue and the configuration, which made the data unless a program handed them over."""
+    if config.data.handed_over:
+        return
+    known = population_of(config)
+    if known.clients and known.clients != card["clients"]:
+        yield f"data.json: clients: expected {known.clients}, found {card['clients']}"
+    if known.data.classes != card["labels"]["classes"] or list(known.data.input_shape) != card["examples"]["shape"]:
+        yield f"data.json: expected examples of {known.data.name}, found others"

@@ -22,8 +22,8 @@ from fedveil.engines.memory import keep_freed_memory
 from fedveil.engines.shared_arena import LEAST, Array, Handle, There, WorkerArena
 from fedveil.errors import FedveilError
 from fedveil.federation.round import Context, Outcome, client_round
-from fedveil.release.door import Contribution
-from fedveil.release.plan import Plan, Raw, Upload
+from fedveil.release.door import Contribution, SealedUpload
+from fedveil.release.plan import Plan, Raw
 
 EMPTY = torch.empty(0)
 """Stands in for a vector that lies in shared memory."""
@@ -102,12 +102,13 @@ def _die_with(parent: int) -> None:
 def _slim(outcome: Outcome, row: torch.Tensor, context: Context) -> Outcome:
     """The outcome with its vector moved into shared memory."""
     release = outcome.release
-    if isinstance(release, Upload):
-        floats = [release.vector, *(part.reshape(-1) for part in release.extras.values())]
-        leaving = torch.cat(floats) if release.integers is None else release.integers
+    if isinstance(release, SealedUpload):
+        upload = release.upload
+        floats = [upload.vector, *(part.reshape(-1) for part in upload.extras.values())]
+        leaving = torch.cat(floats) if upload.integers is None else upload.integers
         in_row(row, leaving.dtype, context).copy_(leaving)
-        integers = None if release.integers is None else release.integers.new_empty(0)
-        release = replace(release, vector=EMPTY, extras={}, integers=integers)
+        integers = None if upload.integers is None else upload.integers.new_empty(0)
+        release = replace(release, upload=replace(upload, vector=EMPTY, extras={}, integers=integers))
     elif isinstance(release, Contribution):
         in_row(row, release.sealed.dtype, context).copy_(release.sealed)
         release = replace(release, sealed=release.sealed.new_empty(0))

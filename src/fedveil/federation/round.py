@@ -71,10 +71,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a client's round gave; its release is sealed still. `loss`, `noise_power` and `error` are private and serve as diagnostics of simulations only.
+    """What a client's round gave, its release still sealed.
 
-    `noise_power`: of the noise drawn inside training, per layer of what was sent [L] (see `Local`). `error`: why the client has
-    nothing of its own in this round; under a plan that promises anything it releases zero with noise.
+    `loss`, `noise_power` and `error` are private and serve as diagnostics of simulations only. `noise_power`: of the noise drawn
+    inside training, per layer of what was sent [L] (see `Local`). `error`: why the client has nothing of its own in this round;
+    under a plan that promises anything it releases zero with noise.
     """
 
     client: int

@@ -118,12 +118,13 @@ class Ledger:
             if admit is not None:
                 admit()
             seq, chain = self._last()
-            now = time.time()
+            now, rows = time.time(), []
             for entry in entries:
                 seq += 1
                 values = to_row(seq, now, entry)
                 chain = link(chain, chained(values))
-                self._connection.execute(store.INSERT, (*values, chain))
+                rows.append((*values, chain))
+            self._connection.executemany(store.INSERT, rows)
             self._connection.execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:

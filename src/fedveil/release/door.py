@@ -12,6 +12,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -117,7 +118,7 @@ class Door:
     extras: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     memory: NoiseMemory | None = None
 
-    @property
+    @cached_property
     def parts(self) -> ReleaseLayout:
         """The release layout: update and extras."""
         return ReleaseLayout(self.layout, self.extras)
@@ -194,7 +195,7 @@ class Door:
         vector = self._decoded(integers.numpy(), plan, upload.round)
         if plan.clamp is not None:
             vector[: self.layout.dimension].clamp_(-plan.clamp, plan.clamp)
-        update, extras = self.parts.parted(vector / denominator)
+        update, extras = self.parts.parted(vector if denominator == 1 else vector / denominator)
         return replace(upload, integers=integers, vector=update, extras=extras)
 
     def seal(

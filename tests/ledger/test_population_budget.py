@@ -93,7 +93,7 @@ def test_another_unit_adjacency_or_view_is_refused(budget: PopulationBudget) -> 
         with pytest.raises(ConfigError, match="do not add up"):
             budget.check_scope(other)
         with pytest.raises(ConfigError, match="these budgets speak of"):
-            budget.ledger("r").charge(entry(TENTH, 0, other))
+            budget.ledger("r").charge_all([entry(TENTH, 0, other)])
     budget.check_scope(SERVER)
     assert rows(budget.path) == []
 
@@ -101,10 +101,10 @@ def test_another_unit_adjacency_or_view_is_refused(budget: PopulationBudget) -> 
 def test_runs_share_the_cap_of_each_client(budget: PopulationBudget) -> None:
     ledgers = [own_ledger(budget, name) for name in ("a", "b")]
     for number in range(10):
-        ledgers[number % 2].charge(entry(TENTH, 7))
+        ledgers[number % 2].charge_all([entry(TENTH, 7)])
     for ledger in ledgers:
         with pytest.raises(BudgetExhausted, match=r"privacy.budget: .*epsilon = 2 .*100.0000% spent"):
-            ledger.charge(entry(Gaussian(1e-5), 7))
+            ledger.charge_all([entry(Gaussian(1e-5), 7)])
         assert not ledger.admits(7, Gaussian(1e-5))
         assert ledger.admits(8, TENTH)
         ledger.charge(entry(TENTH, 8))

@@ -30,7 +30,8 @@ from fedveil.accounting.types import (
 from fedveil.errors import ConfigError
 from fedveil.ledger.entry import Entry, from_row, to_row
 from fedveil.ledger.filters import FixedPlan, GdpFilter, RdpFilter, best_order
-from fedveil.ledger.ledger import Ledger, summary
+from fedveil.ledger.ledger import Ledger
+from fedveil.ledger.ledger_totals import summary
 
 ZERO, REPLACE = Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE
 SEEN, FIXED, USER = (

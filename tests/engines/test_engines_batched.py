@@ -32,6 +32,7 @@ from fedveil.ledger.ledger import Ledger
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.models import model_registry as registry
+from fedveil.release.door import SealedUpload
 from fedveil.release.grid import exponent_for
 from fedveil.release.plan import Upload
 from fedveil.run.assembly import federation
@@ -346,7 +347,7 @@ def test_one_faulty_client_is_left_out_and_the_others_are_as_without_it(
 
 def test_an_exhausted_budget_ends_the_run(tmp_path: Path) -> None:
     class Empty:
-        def charge(self, entry: Any) -> int:
+        def charge_all(self, entries: Any) -> None:
             raise BudgetExhausted("spent")
 
     run = by_hand(DPFedAvg(clip=0.1), [ONE, TWO, ONE], z=1.0, book=Empty())
@@ -433,10 +434,14 @@ class Door:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def upload(self, update: torch.Tensor, *rest: Any, **more: Any) -> Upload:
+    def seal_upload(self, update: torch.Tensor, *rest: Any, **more: Any) -> SealedUpload:
         self.updates.append(update)
-        self.uploads.append(self.inner.upload(update, *rest, **more))
-        return self.uploads[-1]
+        sealed: SealedUpload = self.inner.seal_upload(update, *rest, **more)
+        return sealed
+
+    def release_uploads(self, sealed: Any) -> list[Upload]:
+        self.uploads.extend(self.inner.release_uploads(sealed))
+        return self.uploads[-len(sealed) :]
 
 
 def test_bf16_close_to_float32_and_refused_for_dp_sgd(tmp_path: Path) -> None:

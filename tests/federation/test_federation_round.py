@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -221,10 +221,10 @@ def test_integer_buffers_are_never_noised_and_private_statistics_stay() -> None:
 
 def test_an_exhausted_budget_ends_the_run_with_its_last_model() -> None:
     class Purse(Book):
-        def charge(self, entry: Entry) -> int:
+        def charge_all(self, entries: Sequence[Entry]) -> None:
             if len(self.entries) == 2:
                 raise BudgetExhausted("the budget is spent")
-            return super().charge(entry)
+            super().charge_all(entries)
 
     job = federation(DPFedAvg(clip=0.1), [ONE, TWO], z=1.0, rounds=5, book=Purse())
     progress = start(job)

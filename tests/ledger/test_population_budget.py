@@ -94,7 +94,7 @@ def test_another_unit_adjacency_or_view_is_refused(budget: PopulationBudget) -> 
         with pytest.raises(ConfigError, match="do not add up"):
             budget.check_scope(other)
         with pytest.raises(ConfigError, match="these budgets speak of"):
-            budget.ledger("r").charge(entry(TENTH, 0, other))
+            budget.ledger("r").charge_all([entry(TENTH, 0, other)])
     budget.check_scope(SERVER)
     assert rows(budget.path) == []
 
@@ -102,13 +102,13 @@ def test_another_unit_adjacency_or_view_is_refused(budget: PopulationBudget) -> 
 def test_runs_share_the_cap_of_each_client(budget: PopulationBudget) -> None:
     ledgers = [own_ledger(budget, name) for name in ("a", "b")]
     for number in range(10):
-        ledgers[number % 2].charge(entry(TENTH, 7))
+        ledgers[number % 2].charge_all([entry(TENTH, 7)])
     for ledger in ledgers:
         with pytest.raises(BudgetExhausted, match=r"privacy.budget: .*epsilon = 2 .*100.0000% spent"):
-            ledger.charge(entry(Gaussian(1e-5), 7))
+            ledger.charge_all([entry(Gaussian(1e-5), 7)])
         assert not ledger.admits(7, Gaussian(1e-5))
         assert ledger.admits(8, TENTH)
-        ledger.charge(entry(TENTH, 8))
+        ledger.charge_all([entry(TENTH, 8)])
         ledger.close()
     shared = rows(budget.path)
     assert [row.run for row in shared] == ["a", "b"] * 6
@@ -142,9 +142,9 @@ def test_a_long_ledger_is_read_before_the_lock_is_taken(budget: PopulationBudget
 
 def test_what_the_own_budget_refuses_is_not_charged_to_the_population(budget: PopulationBudget) -> None:
     ledger = own_ledger(budget, "a", Budgets(GdpFilter.from_mu(TENTH.mu, DELTA), SERVER))
-    ledger.charge(entry(TENTH))
+    ledger.charge_all([entry(TENTH)])
     with pytest.raises(BudgetExhausted):
-        ledger.charge(entry(TENTH))
+        ledger.charge_all([entry(TENTH)])
     ledger.close()
     assert len(rows(budget.path)) == len(rows(ledger.path)) == 1
 
@@ -153,9 +153,9 @@ def test_a_crash_between_the_two_charges_over_counts(budget: PopulationBudget, m
     ledger = own_ledger(budget, "a")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(BudgetedLedger, "_charge", lambda self, entry: stop() if self is ledger else charged(self, entry))
-        ledger.charge(entry(TENTH))
+        ledger.charge_all([entry(TENTH)])
     assert (len(rows(budget.path)), len(rows(ledger.path))) == (1, 0)
-    ledger.charge(entry(TENTH))  # fresh noise: another release
+    ledger.charge_all([entry(TENTH)])  # fresh noise: another release
     assert (len(rows(budget.path)), len(rows(ledger.path))) == (2, 1)
     ledger.close()
 
@@ -191,7 +191,7 @@ def test_the_same_bits_again_are_charged_once_in_both(budget: PopulationBudget, 
 def test_a_plan_is_held_against_what_is_left_to_the_bit(budget: PopulationBudget) -> None:
     ledger = budget.ledger("a")
     for _ in range(4):
-        ledger.charge(entry(TENTH, 3))
+        ledger.charge_all([entry(TENTH, 3)])
     ledger.close()
     budget.check_plan([replace(TENTH, count=6)], "b", range(5))
     budget.check_plan([replace(TENTH, count=10)], "b", range(3))  # client 3 takes no part
@@ -216,7 +216,7 @@ def test_a_run_that_goes_on_is_not_asked_twice_for_what_it_charged(budget: Popul
     for run, releases in (("a", 3), ("b", 5)):
         ledger = budget.ledger(run)
         for _ in range(releases):
-            ledger.charge(entry(TENTH))
+            ledger.charge_all([entry(TENTH)])
         ledger.close()
     budget.check_plan([replace(TENTH, count=5)], "a", range(3))
     with pytest.raises(BudgetExhausted):
@@ -252,7 +252,7 @@ def test_projects_are_priced_alone_and_together(tmp_path: Path, order: float | N
     for run, releases in (("tuning/1", 1), ("tuning/2", 2), ("final", 4)):
         ledger = budget.ledger(run)
         for _ in range(releases):
-            ledger.charge(entry(part, AGGREGATE, SUM))
+            ledger.charge_all([entry(part, AGGREGATE, SUM)])
         ledger.close()
     found = spending(budget)
     assert [(p.name, p.runs, p.rows) for p in found.projects] == [("tuning", 2, 3), ("final", 1, 4)]
@@ -282,7 +282,7 @@ def test_commands(tmp_path: Path) -> None:
     assert open_budget(path).scope == SERVER
     assert "no release yet" in run.invoke(app, ["budget", "show", str(path)]).output
     ledger = open_budget(path).ledger("pilot/7")
-    ledger.charge(entry(TENTH, 4))
+    ledger.charge_all([entry(TENTH, 4)])
     ledger.close()
     text = run.invoke(app, ["budget", "show", str(path)]).output
     assert "pilot" in text
@@ -315,7 +315,7 @@ def release_all(budget: PopulationBudget, name: str, out: Path, last: bool) -> N
         ledger = own_ledger(budget, name)
         for number in range(1 + max(map(int, out.read_text().split()), default=-1), UPLOADS):
             with suppress(BudgetExhausted):
-                ledger.charge(entry(TENTH, number % CLIENTS, round=number))
+                ledger.charge_all([entry(TENTH, number % CLIENTS, round=number)])
                 os.write(handed, b"%d\n" % number)
         while not last:
             signal.pause()

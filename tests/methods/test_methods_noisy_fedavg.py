@@ -24,6 +24,7 @@ from fedveil.methods.base import Setting
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
 from fedveil.methods.trajectory import Ball, Trajectory, last_model_mu, trajectory, upload_std
 from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, Schedule, linear_loss_mu
+from fedveil.release.door import SealedUpload
 from fedveil.release.plan import Plan, Upload
 from fedveil.statement.certify import certify
 from fedveil.training.local import LocalSpec, OptimizerSpec
@@ -82,7 +83,7 @@ def _uploads(job: Any, clients: Clients) -> list[Upload]:
     context = replace(job.context, clients=clients)
     seen = released(job.context.model.vector.tolist())
     found = [client_round(context, Task(c, seen, 1.0)).release for c in range(len(clients))]
-    return [u for u in found if isinstance(u, Upload)]
+    return [s.upload for s in found if isinstance(s, SealedUpload)]
 
 
 # --- noise and its cost ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -162,12 +163,11 @@ PLAN = Plan(clip=1.0, noise_std=2.0, place="sum", mechanism=banded())
 class Book:
     entries: list[Entry] = field(default_factory=list)
 
-    def charge(self, entry: Entry) -> int:
+    def charge_all(self, entries: Sequence[Entry]) -> None:
         raise AssertionError("what has a state is charged once a round")
 
-    def charge_once(self, entry: Entry, *, digest: str) -> int:
+    def charge_once(self, entry: Entry, *, digest: str) -> None:
         self.entries.append(entry)
-        return len(self.entries)
 
 
 def door(ledger: Any, memory: NoiseMemory | None, *, seeded: bool = False, **more: Any) -> Door:
@@ -233,7 +233,7 @@ def test_a_crash_between_state_and_charge(ledger: Path) -> None:
     """The state is written, the ledger is not: nothing had left, and the round is charged when it does."""
 
     class Unplugged(BudgetedLedger):
-        def charge_once(self, entry: Entry, *, digest: str) -> int:
+        def charge_once(self, entry: Entry, *, digest: str) -> None:
             raise KeyboardInterrupt
 
     state = ledger.with_name("noise-state.safetensors")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,9 +35,8 @@ class Book:
 
     entries: list[Entry] = field(default_factory=list)
 
-    def charge(self, entry: Entry) -> int:
-        self.entries.append(entry)
-        return len(self.entries)
+    def charge_all(self, entries: Sequence[Entry]) -> None:
+        self.entries += entries
 
 
 def door(
@@ -217,10 +217,10 @@ def test_an_update_too_large_for_float32_norms_is_still_clipped_exactly() -> Non
 
 def test_charge_comes_before_the_hand_over_and_a_refusal_lets_nothing_out() -> None:
     class Purse(Book):
-        def charge(self, entry: Entry) -> int:
+        def charge_all(self, entries: Sequence[Entry]) -> None:
             if self.entries:
                 raise BudgetExhausted("empty")
-            return super().charge(entry)
+            super().charge_all(entries)
 
     d = Door(LAYOUT, Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER), "run", Purse(), Randomness(1, True))
     d.upload(torch.ones(7), Plan(clip=1.0, noise_std=2.0), 3, 5)
@@ -235,7 +235,7 @@ def test_charge_comes_before_the_hand_over_and_a_refusal_lets_nothing_out() -> N
 
 def test_a_ledger_that_cannot_be_written_lets_nothing_out() -> None:
     class Broken:
-        def charge(self, entry: Entry) -> int:
+        def charge_all(self, entries: Sequence[Entry]) -> None:
             raise OSError("disk full")
 
     d = Door(LAYOUT, Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER), "run", Broken(), Randomness(1, True))

@@ -65,11 +65,10 @@ def before_the_server(at: int, patch: pytest.MonkeyPatch) -> None:
     """Killed with the row in the ledger, before anybody got the release."""
     real = BudgetedLedger.charge_once
 
-    def charged(self: BudgetedLedger, entry: Any, *, digest: str) -> int:
-        number = real(self, entry, digest=digest)
+    def charged(self: BudgetedLedger, entry: Any, *, digest: str) -> None:
+        real(self, entry, digest=digest)
         if entry.round == at:
             die()
-        return number
 
     patch.setattr(BudgetedLedger, "charge_once", charged)
 

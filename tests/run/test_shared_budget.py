@@ -121,7 +121,7 @@ def test_the_cap_holds_release_by_release_when_another_run_is_faster(tmp_path: P
     def takes(record: Any) -> None:
         if record["round"] == 0:
             for _ in range(2):
-                other.charge(next(row for row in rows(budget.path) if row.client == 4))
+                other.charge_all([next(row for row in rows(budget.path) if row.client == 4)])
             other.close()
 
     ended = run(config(tmp_path), tmp_path / "two", takes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,12 +32,11 @@ class Book:
 
     entries: list[Entry] = field(default_factory=list)
 
-    def charge(self, entry: Entry) -> int:
-        self.entries.append(entry)
-        return len(self.entries)
+    def charge_all(self, entries: Sequence[Entry]) -> None:
+        self.entries += entries
 
-    def charge_once(self, entry: Entry, *, digest: str) -> int:
-        return self.charge(entry)
+    def charge_once(self, entry: Entry, *, digest: str) -> None:
+        self.charge_all([entry])
 
     def mu2(self, client: int) -> float:
         """Sum of mu^2 of one client's rows (-1: the sums)."""

@@ -22,7 +22,7 @@ from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.base import Method, Setting
 from fedveil.papers.paper_files import paper_files
-from fedveil.release.door import AGGREGATE, Contribution, Door
+from fedveil.release.door import AGGREGATE, Contribution, Door, SealedUpload
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import NoiseMemory
 from fedveil.release.plan import Plan, Raw, Released, Upload, same_plan
@@ -122,14 +122,16 @@ class Replay:
     plans: dict[tuple[int, int], Plan] = field(default_factory=dict)
     weights: dict[tuple[int, int], float] = field(default_factory=dict)
     norms: dict[tuple[int, int], float] = field(default_factory=dict)
-    released: dict[tuple[int, int], Upload] = field(default_factory=dict)
+    released: dict[tuple[int, int], Upload | SealedUpload] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.door, name)
 
-    def upload(self, *arguments: Any, **named: Any) -> Upload:
+    def seal_upload(self, *arguments: Any, **named: Any) -> SealedUpload:
         """As the door's, or the other run's upload."""
-        return self._release(self._write_down(self.door.upload, arguments, named), self.door.upload, arguments, named)
+        key = self._write_down(self.door.seal_upload, arguments, named)
+        sealed: SealedUpload = self._release(key, self.door.seal_upload, arguments, named)
+        return sealed
 
     def seal(self, *arguments: Any, **named: Any) -> Contribution:
         """As the door's."""
@@ -138,9 +140,10 @@ class Replay:
 
     def release_sum(self, contributions: Any, plan: Plan | Raw, round: int, denominator: float) -> Upload:
         """As the door's, or the other run's sum."""
-        return self._release((AGGREGATE, round), self.door.release_sum, (contributions, plan, round, denominator), {})
+        sent: Upload = self._release((AGGREGATE, round), self.door.release_sum, (contributions, plan, round, denominator), {})
+        return sent
 
-    def _release(self, key: tuple[int, int], real: Callable[..., Upload], arguments: Any, named: Any) -> Upload:
+    def _release(self, key: tuple[int, int], real: Callable[..., Any], arguments: Any, named: Any) -> Any:
         if self.other is None:
             self.released[key] = real(*arguments, **named)
         return (self.other or self).released[key]

@@ -26,7 +26,7 @@ from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
 from fedveil.methods.trajectory import Trajectory
-from fedveil.release.door import Contribution, Door
+from fedveil.release.door import Contribution, Door, SealedUpload
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import Extra, Fixed, Plan, Policy, Released, Upload
@@ -336,19 +336,19 @@ class NoNoiseOnExtras(Door):
 class Refusing(Door):
     """As doors were: an update that is not finite does not leave, and everybody sees that it does not."""
 
-    def upload(self, update: Tensor | None, plan: Any, client: int, round: int, **more: Any) -> Upload:
+    def seal_upload(self, update: Tensor | None, plan: Any, client: int, round: int, **more: Any) -> SealedUpload:
         if update is None or not bool(update.isfinite().all()):
             raise UpdateRefused("not finite")
-        return super().upload(update, plan, client, round, **more)
+        return super().seal_upload(update, plan, client, round, **more)
 
 
 class AsOftenAsNeeded(Door):
     """A large update leaves twice."""
 
-    def upload(self, update: Tensor | None, plan: Any, client: int, round: int, **more: Any) -> Upload:
+    def seal_upload(self, update: Tensor | None, plan: Any, client: int, round: int, **more: Any) -> SealedUpload:
         if update is not None and float(update.norm()) > 1.0:
-            super().upload(update, plan, client, round, **more)
-        return super().upload(update, plan, client, round, **more)
+            self.release_uploads([super().seal_upload(update, plan, client, round, **more)])
+        return super().seal_upload(update, plan, client, round, **more)
 
 
 class BySurvivors(Door):
@@ -374,11 +374,11 @@ class Generous(Door):
 class NoiseFromData(Door):
     """Seeds the noise with the update, to save entropy."""
 
-    def upload(self, update: Tensor | None, plan: Any, client: int, round: int, **more: Any) -> Upload:
+    def seal_upload(self, update: Tensor | None, plan: Any, client: int, round: int, **more: Any) -> SealedUpload:
         seen = 0 if update is None else int(1e6 * float(update.norm().nan_to_num()))
         own = object.__new__(type(self))
         own.__dict__.update({**vars(self), "randomness": _Named(self.randomness, seen)})
-        return Door.upload(own, update, plan, client, round, **more)
+        return Door.seal_upload(own, update, plan, client, round, **more)
 
 
 class _Named:

@@ -11,7 +11,7 @@ import torch
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.clients import Clients
 from fedveil.federation.round import Context, Task, client_round
-from fedveil.release.door import Contribution, Door, clipped
+from fedveil.release.door import Contribution, Door, SealedUpload, clipped
 from fedveil.release.plan import Plan, Raw, Upload
 
 if TYPE_CHECKING:
@@ -86,11 +86,11 @@ class RecordingDoor(Door):
         """The same door, recording."""
         return cls(**{f.name: getattr(door, f.name) for f in fields(Door)})
 
-    def upload(self, update: Tensor | None, plan: Plan | Raw, client: int, round: int, **more: Any) -> Upload:
+    def seal_upload(self, update: Tensor | None, plan: Plan | Raw, client: int, round: int, **more: Any) -> SealedUpload:
         """As the door's."""
-        sent = super().upload(update, plan, client, round, **more)
-        self._note(update, sent.plan)
-        return sent
+        sealed = super().seal_upload(update, plan, client, round, **more)
+        self._note(update, sealed.upload.plan)
+        return sealed
 
     def seal(self, update: Tensor | None, plan: Plan | Raw, client: int, round: int, **more: Any) -> Contribution:
         """As the door's."""
@@ -153,7 +153,8 @@ def client_release(
     outcome = client_round(held, task)
     if outcome.release is None:
         raise FedveilError(f"nothing was released, so there is nothing to attack: {outcome.error}")
-    return outcome.release, recording.clean[-1]
+    sealed = outcome.release
+    return recording.release_uploads([sealed])[0] if isinstance(sealed, SealedUpload) else sealed, recording.clean[-1]
 
 
 def holding(victim: Victim, clients: int) -> Clients:

@@ -19,7 +19,7 @@ from fedveil.adversary.replay_notes import Diary
 from fedveil.adversary.replay_records import RecordedLedger, RecordedRandomness
 from fedveil.errors import FedveilError
 from fedveil.release.cost import promises, step_exponent, step_sensitivity
-from fedveil.release.door import AGGREGATE, Contribution, Door
+from fedveil.release.door import AGGREGATE, Contribution, Door, SealedUpload
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise_mechanism import Independent
 from fedveil.release.plan import Plan, Raw, Upload
@@ -63,13 +63,19 @@ class ReplayDoor(Door):
         own = replace(door, randomness=cast("Randomness", noise), ledger=RecordedLedger(door.ledger, diary))
         return cls(**{f.name: getattr(own, f.name) for f in fields(Door)}, own=own, noise=noise, diary=diary, first=first)
 
-    def upload(self, update: Tensor | None, plan: Plan | Raw, client: int, round: int, **more: Any) -> Upload:
+    def seal_upload(self, update: Tensor | None, plan: Plan | Raw, client: int, round: int, **more: Any) -> SealedUpload:
         """As the door's, or what the first world released."""
-        sent: Upload = self._released(lambda: self.own.upload(update, plan, client, round, **more), plan, client, round)
+        call = lambda: self.own.seal_upload(update, plan, client, round, **more)  # noqa: E731
+        sealed: SealedUpload = self._released(call, plan, client, round)
+        sent = sealed.upload
         self._note(UPLOADS, sent, {**vars(sent), "vector": _form(sent.vector), "integers": _form(sent.integers), "extras": None})
         self._note(WEIGHTS, sent, more.get("weight", 1.0))
         self._left(sent.vector if sent.integers is None else sent.integers, sent.plan, client, round, noisy=True)
-        return self._replayed(sent)
+        return replace(sealed, upload=self._replayed(sent))
+
+    def release_uploads(self, sealed: Sequence[SealedUpload]) -> list[Upload]:
+        """As the door's."""
+        return self.own.release_uploads(sealed)
 
     def seal(self, update: Tensor | None, plan: Plan | Raw, client: int, round: int, **more: Any) -> Contribution:
         """As the door's."""

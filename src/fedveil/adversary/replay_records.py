@@ -62,22 +62,21 @@ class _SameCoins:
 
 
 class RecordedLedger:
-    """The run's ledger; each row is noted as soon as it is charged."""
+    """The run's ledger; its rows are noted as soon as they are charged."""
 
     def __init__(self, own: Charger, diary: Diary) -> None:
         self.own, self.diary = own, diary
 
-    def charge(self, entry: Entry) -> int:
+    def charge_all(self, entries: Sequence[Entry]) -> None:
         """As the run's."""
-        number = self.own.charge(entry)
-        self.diary.note("public", ROWS, entry.round, entry.client, entry)
-        return number
+        self.own.charge_all(entries)
+        for entry in entries:
+            self.diary.note("public", ROWS, entry.round, entry.client, entry)
 
-    def charge_once(self, entry: Entry, *, digest: str) -> int:
+    def charge_once(self, entry: Entry, *, digest: str) -> None:
         """As the run's."""
-        number = self.own.charge_once(entry, digest=digest)
+        self.own.charge_once(entry, digest=digest)
         self.diary.note("public", ROWS, entry.round, entry.client, entry)
-        return number
 
     def admits(self, client: int, event: Event) -> bool:
         """As the run's."""
@@ -91,15 +90,16 @@ class RowsInMemory:
         self.budgets = budgets
         self.rows: list[Entry] = []
 
-    def charge(self, entry: Entry) -> int:
-        """One row, if the budget allows it."""
+    def charge_all(self, entries: Sequence[Entry]) -> None:
+        """The rows, if the budget allows them."""
         if self.budgets is None:
-            return self.charge_many([entry])[0]
-        return self.budgets.charge(cast("Ledger", self), [entry])[0]
+            self.charge_many(entries)
+        else:
+            self.budgets.charge(cast("Ledger", self), entries)
 
-    def charge_once(self, entry: Entry, *, digest: str) -> int:
-        """As `charge`: no round of a replay is done again."""
-        return self.charge(entry)
+    def charge_once(self, entry: Entry, *, digest: str) -> None:
+        """As `charge_all`: no round of a replay is done again."""
+        self.charge_all([entry])
 
     def admits(self, client: int, event: Event) -> bool:
         """Whether the budget allows it."""

@@ -7,7 +7,7 @@ come first, so that adaptive clips and masks are at work. Nothing is charged to 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -43,13 +43,11 @@ CROWD = 4
 class NullLedger:
     """A charger without a budget and without a file."""
 
-    def charge(self, entry: Entry) -> int:
-        """Accept the release."""
-        return 0
+    def charge_all(self, entries: Sequence[Entry]) -> None:
+        """Accept the releases."""
 
-    def charge_once(self, entry: Entry, *, digest: str) -> int:
+    def charge_once(self, entry: Entry, *, digest: str) -> None:
         """Accept the release."""
-        return 0
 
     def admits(self, client: int, event: Event) -> bool:
         """Whatever it costs."""

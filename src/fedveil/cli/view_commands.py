@@ -48,13 +48,16 @@ def report(
     out: Annotated[Path | None, typer.Option(help="HTML file to write; by default report.html in the run directory.")] = None,
 ) -> None:
     """Write a report of one or several runs: a self-contained page with curves, privacy, fairness, data and settings."""
+    from fedveil.cli.reading_progress import reading_progress
     from fedveil.pages.report import write_report
 
     shown = [run for run in runs if (run / "config.toml").is_file() or not run.is_dir()] or runs
     for run in runs:
         if run not in shown:
             typer.echo(f"left out: {run} is not a run directory (it has no config.toml)", err=True)
-    typer.echo(f"report: {write_report(shown, out)} (open it in a browser; it needs no network)")
+    with reading_progress() as progress:
+        page = write_report(shown, out, progress)
+    typer.echo(f"report: {page} (open it in a browser; it needs no network)")
 
 
 @commands.command()

@@ -22,7 +22,7 @@ from fedveil.engines.device import settings
 from fedveil.engines.memory import keep_freed_memory
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
-from fedveil.federation.round import Context, Failure, Outcome, Task, Work, attempted, planned, released_outcome
+from fedveil.federation.round import Context, Failure, Outcome, Task, Work, attempted, planned, sealed_outcome
 from fedveil.training.local import BatchGradient, GradientSource
 
 if TYPE_CHECKING:
@@ -60,12 +60,12 @@ class Batched:
         self._settings.close()
 
     def map(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
-        """Train all, then let them out in the order of the tasks."""
+        """Train all, then seal what they release in the order of the tasks."""
         todo = list(tasks)
         start = time.perf_counter()
         works = self._train(todo)
         for i, task in enumerate(todo):
-            yield released_outcome(self.context, task, works[i], start)
+            yield sealed_outcome(self.context, task, works[i], start)
 
     def _train(self, todo: list[Task]) -> dict[int, Work | Failure]:
         """What each task's training gave; longest clients first, a row is given to the next client as soon as it is free."""

@@ -28,8 +28,8 @@ from fedveil.engines.memory import keep_freed_memory, shared, shared_zeros
 from fedveil.engines.pool_worker import EMPTY, SharedMemory, in_row, pack, read_reply, work
 from fedveil.engines.shared_arena import SharedArena, Slot
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.federation.round import Context, Failure, Outcome, Task, planned, released_outcome
-from fedveil.release.door import Contribution
+from fedveil.federation.round import Context, Failure, Outcome, Task, planned, sealed_outcome
+from fedveil.release.door import Contribution, SealedUpload
 from fedveil.release.plan import Plan, Released, Upload
 
 _TRIES = 2
@@ -262,10 +262,10 @@ class ProcessPool:
             lost = replace(outcome, client=task.client, policy_state=task.policy_state, private=task.private)
             if outcome.error.startswith(_DIED):
                 return lost
-            return released_outcome(self.context, task, Failure(planned(self.context, task), outcome.error), time.perf_counter())
+            return sealed_outcome(self.context, task, Failure(planned(self.context, task), outcome.error), time.perf_counter())
         release = outcome.release
-        if isinstance(release, Upload):
-            release = self._opened_upload(release, self._rows[index])
+        if isinstance(release, SealedUpload):
+            release = replace(release, upload=self._opened_upload(release.upload, self._rows[index]))
         elif isinstance(release, Contribution):
             release = replace(release, sealed=in_row(self._rows[index], release.sealed.dtype, self.context))
         state = task.policy_state if self.context.summed else outcome.policy_state

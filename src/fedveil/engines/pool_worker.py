@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import parent_process
 from typing import Any
@@ -22,8 +23,8 @@ from fedveil.engines.memory import keep_freed_memory
 from fedveil.engines.shared_arena import LEAST, Array, Handle, There, WorkerArena
 from fedveil.errors import FedveilError
 from fedveil.federation.round import Context, Outcome, client_round
-from fedveil.release.door import Contribution
-from fedveil.release.plan import Plan, Raw, Upload
+from fedveil.release.door import Contribution, SealedUpload
+from fedveil.release.plan import Plan, Raw
 
 EMPTY = torch.empty(0)
 """Stands in for a vector that lies in shared memory."""
@@ -102,12 +103,13 @@ def _die_with(parent: int) -> None:
 def _slim(outcome: Outcome, row: torch.Tensor, context: Context) -> Outcome:
     """The outcome with its vector moved into shared memory."""
     release = outcome.release
-    if isinstance(release, Upload):
-        floats = [release.vector, *(part.reshape(-1) for part in release.extras.values())]
-        leaving = torch.cat(floats) if release.integers is None else release.integers
+    if isinstance(release, SealedUpload):
+        upload = release.upload
+        floats = [upload.vector, *(part.reshape(-1) for part in upload.extras.values())]
+        leaving = torch.cat(floats) if upload.integers is None else upload.integers
         in_row(row, leaving.dtype, context).copy_(leaving)
-        integers = None if release.integers is None else release.integers.new_empty(0)
-        release = replace(release, vector=EMPTY, extras={}, integers=integers)
+        integers = None if upload.integers is None else upload.integers.new_empty(0)
+        release = replace(release, upload=replace(upload, vector=EMPTY, extras={}, integers=integers))
     elif isinstance(release, Contribution):
         in_row(row, release.sealed.dtype, context).copy_(release.sealed)
         release = replace(release, sealed=release.sealed.new_empty(0))
@@ -170,7 +172,12 @@ class _Unpickler(pickle.Unpickler):
         self._found = there
 
     def find_class(self, module: str, name: str) -> Any:
-        return self._found if (module, name) == (__name__, _there.__name__) else super().find_class(module, name)
+        return self._found if (module, name) == (__name__, _there.__name__) else _class(module, name)
+
+
+@cache
+def _class(module: str, name: str) -> Any:
+    return pickle.Unpickler(io.BytesIO()).find_class(module, name)
 
 
 def _there(offset: int, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:

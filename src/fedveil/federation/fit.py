@@ -17,7 +17,7 @@ from fedveil.federation.measures import method_measures, release_measures
 from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import Outcome, Task, observed, planned
 from fedveil.methods.base import weighting_of
-from fedveil.release.door import Contribution
+from fedveil.release.door import Contribution, SealedUpload
 from fedveil.release.plan import Plan, Raw, Released, ServerPolicy, Upload
 
 if TYPE_CHECKING:
@@ -159,18 +159,18 @@ def _uploads(
     released: Released,
     record: Record,
 ) -> list[Upload]:
-    """What this round released: the clients' uploads, or their one noisy mean; nothing if too few survived."""
+    """Release what the clients sealed: their uploads, charged together, or one noisy mean; nothing if too few survived."""
     context, s = federation.context, federation.setting
     releases = [o.release for o in outcomes if o.release is not None]
+    uploads = [] if plan is not None else context.door.release_uploads([r for r in releases if isinstance(r, SealedUpload)])
     if s.min_survivors is not None and len(releases) < s.min_survivors:
         record["skipped"] = f"{len(releases)} of the {s.min_survivors} clients that privacy.min_survivors asks for"
         return []
     if plan is None:
-        uploads = [u for u in releases if isinstance(u, Upload)]
         if isinstance(context.policy, ServerPolicy):
             progress.common = context.policy.observe_all(progress.common, uploads)
         return uploads
-    sealed = [c for c in releases if not isinstance(c, Upload)]
+    sealed = [c for c in releases if isinstance(c, Contribution)]
     denominator = float(s.cohort) if weighting_of(federation.method) == "uniform" else sum(c.weight for c in sealed)
     if not denominator:
         return []

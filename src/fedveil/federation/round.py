@@ -1,4 +1,4 @@
-"""One client's round, the walk of one update: plan, train, release, observe. Every engine runs this function."""
+"""One client's round, the walk of one update: plan, train, seal, observe. Every engine runs this function."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from fedveil.errors import UpdateRefused
 from fedveil.release.cost import promises
+from fedveil.release.door import Contribution, SealedUpload
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload, copied
 from fedveil.training.local import BatchGradient, GradientSource, Local, Objective, State, train
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.federation.clients import Clients
-    from fedveil.release.door import Contribution, Door
+    from fedveil.release.door import Door
     from fedveil.release.noise import Randomness
     from fedveil.training.local import LocalSpec
     from fedveil.training.params import FlatModel
@@ -70,14 +71,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a client's round gave. `loss`, `noise_power` and `error` are private and serve as diagnostics of simulations only.
+    """What a client's round gave, its release still sealed.
 
-    `noise_power`: of the noise drawn inside training, per layer of what was sent [L] (see `Local`). `error`: why the client has
-    nothing of its own in this round; under a plan that promises anything it releases zero with noise.
+    `loss`, `noise_power` and `error` are private and serve as diagnostics of simulations only. `noise_power`: of the noise drawn
+    inside training, per layer of what was sent [L] (see `Local`). `error`: why the client has nothing of its own in this round;
+    under a plan that promises anything it releases zero with noise.
     """
 
     client: int
-    release: Upload | Contribution | None
+    release: SealedUpload | Contribution | None
     policy_state: State
     private: State
     loss: float = 0.0
@@ -110,13 +112,13 @@ class Failure:
 
 
 def client_round(context: Context, task: Task) -> Outcome:
-    """Plan before the data are touched, train, release through the door, observe what left.
+    """Plan before the data are touched, train, seal what shall leave, observe it.
 
     A client whose training fails leaves its private state as it was, and releases zero with noise if its plan promises anything.
-    An exhausted budget, a ledger that cannot be written, or a policy that makes no plan ends the run.
+    A policy that makes no plan ends the run.
     """
     start = time.perf_counter()
-    return released_outcome(context, task, attempted(context, task, planned(context, task)), start)
+    return sealed_outcome(context, task, attempted(context, task, planned(context, task)), start)
 
 
 def planned(context: Context, task: Task) -> Plan | Raw:
@@ -134,14 +136,14 @@ def attempted(context: Context, task: Task, plan: Plan | Raw) -> Work | Failure:
         return Failure(plan, _reason(error))
 
 
-def released_outcome(context: Context, task: Task, work: Work | Failure, start: float) -> Outcome:
-    """Release what training gave through the door, and observe what left."""
+def sealed_outcome(context: Context, task: Task, work: Work | Failure, start: float) -> Outcome:
+    """Seal what training gave at the door, and let the client's own policy observe it; it leaves with the round's others."""
     door = context.door
     problem = work.reason if isinstance(work, Failure) else door.problem(work.update, work.extras)
-    release: Upload | Contribution | None = None
+    release: SealedUpload | Contribution | None = None
     if not problem or _promising(work.plan, door):
         try:
-            release = (door.seal if context.summed else door.upload)(
+            release = (door.seal if context.summed else door.seal_upload)(
                 None if isinstance(work, Failure) else work.update,
                 work.plan,
                 task.client,
@@ -153,8 +155,8 @@ def released_outcome(context: Context, task: Task, work: Work | Failure, start: 
         except UpdateRefused as refused:
             problem = str(refused)
     state = task.policy_state
-    if isinstance(release, Upload):
-        state = context.policy.observe(state, observed(release, task.released))
+    if isinstance(release, SealedUpload):
+        state = context.policy.observe(state, observed(release.upload, task.released))
     seconds = time.perf_counter() - start
     if isinstance(work, Failure) or problem:
         return Outcome(task.client, release, state, task.private, seconds=seconds, error=problem)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,45 +41,44 @@ class BudgetedLedger:
         self.path, self.budgets, self.reproducible = path, budgets, reproducible
         self.run, self.population = run, population
         self._read = 0
-        self._held: dict[tuple[int, int], tuple[int, Entry]] = {}
+        self._held: dict[tuple[int, int], Entry] = {}
         self._ledger: Ledger | None = None
         self._pid = 0
 
-    def charge(self, entry: Entry) -> int:
-        """Write and sync one release, before it is handed over; returns its number.
+    def charge_all(self, entries: Sequence[Entry]) -> None:
+        """Write and sync releases in one transaction, before any of them is handed over.
 
         Raises:
-            BudgetExhausted: it would exceed the budget; nothing was written. LedgerError: it could not be written.
+            BudgetExhausted: one would exceed its budget; nothing was written. LedgerError: they could not be written.
         """
-        entry = self._named(entry)
-        held = self._held_row(entry) if self.reproducible else None
-        if held is not None and held[1] == entry:
-            return held[0]
-        if self.population is not None:
-            self._charge_population(entry, self.population.charge)
-        return self._charge(entry)
+        entries = [self._named(entry) for entry in entries]
+        if self.reproducible and entries:
+            held = self._held_rows(entries[0].run, min(entry.round for entry in entries))
+            entries = [entry for entry in entries if held.get((entry.round, entry.client)) != entry]
+        if self.population is not None and entries:
+            self._charge_population(entries, self.population.charge_all)
+        self._charge(entries)
 
-    def charge_once(self, entry: Entry, *, digest: str) -> int:
-        """As `charge`, for what may leave once in its round: SHA-256 tells which bits, and the same bits again cost nothing.
+    def charge_once(self, entry: Entry, *, digest: str) -> None:
+        """As `charge_all`, for what may leave once in its round: SHA-256 tells which bits, and the same bits again cost nothing.
 
         Args:
             digest: of the integers; it goes into the note.
 
         Raises:
-            LedgerError: as `charge`; or other bits left in that round.
+            LedgerError: as `charge_all`; or other bits left in that round.
         """
         entry = replace(self._named(entry), note=f"released sha256 {digest}")
-        held = self._held_row(entry)
+        held = self._held_rows(entry.run, entry.round).get((entry.round, entry.client))
         if held is None:
-            if self.population is not None:
-                self._charge_population(entry, partial(self.population.charge_once, digest=digest))
-            return self._charge(entry)
-        if held[1].note != entry.note:
+            if (population := self.population) is not None:
+                self._charge_population([entry], lambda _: population.charge_once(entry, digest=digest))
+            self._charge([entry])
+        elif held.note != entry.note:
             raise LedgerError(
                 f"round {entry.round} was released before, and the state of its noise was lost or is an older copy, so that it "
                 f"would leave with other noise: start anew. What {self.path} holds was released and still counts"
             )
-        return held[0]
 
     def admits(self, client: int, event: Event) -> bool:
         """Whether each budget has room for a release of this cost, after all that any process charged so far."""
@@ -94,11 +92,12 @@ class BudgetedLedger:
         if self.budgets is not None:
             self.budgets.check(self._own(), client, event)
 
-    def _charge_population(self, entry: Entry, charge: Callable[[Entry], int]) -> None:
+    def _charge_population(self, entries: Sequence[Entry], charge: Callable[[Sequence[Entry]], None]) -> None:
         """Charge the shared budget, but nothing that our own would refuse."""
-        self._check(entry.client, entry.event)
+        for entry in entries:
+            self._check(entry.client, entry.event)
         try:
-            charge(entry)
+            charge(entries)
         except BudgetExhausted as refusal:
             raise BudgetExhausted(f"privacy.budget: {refusal}") from None
 
@@ -109,18 +108,20 @@ class BudgetedLedger:
         """The releases with a number above `since`, whichever process charged them."""
         return self._own().entries(since)
 
-    def _charge(self, entry: Entry) -> int:
-        ledger = self._own()
-        return ledger.charge(entry) if self.budgets is None else self.budgets.charge(ledger, [entry])[0]
+    def _charge(self, entries: Sequence[Entry]) -> None:
+        if self.budgets is None:
+            self._own().charge_many(entries)
+        else:
+            self.budgets.charge(self._own(), entries)
 
-    def _held_row(self, entry: Entry) -> tuple[int, Entry] | None:
-        """The last row of that run, round and client; older rounds are forgotten."""
+    def _held_rows(self, run: str, first: int) -> dict[tuple[int, int], Entry]:
+        """The last row of each round and client of that run, from the round `first` on; older rounds are forgotten."""
         for seq, _, old in self._own().entries(since=self._read):
             self._read = seq
-            if old.run == entry.run:
-                self._held[old.round, old.client] = seq, old
-        self._held = {key: row for key, row in self._held.items() if key[0] >= entry.round}
-        return self._held.get((entry.round, entry.client))
+            if old.run == run:
+                self._held[old.round, old.client] = old
+        self._held = {key: row for key, row in self._held.items() if key[0] >= first}
+        return self._held
 
     def close(self) -> None:
         """Close this process's connections."""

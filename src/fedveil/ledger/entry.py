@@ -209,7 +209,7 @@ def from_row(row: Sequence[Value]) -> tuple[int, float | None, Entry]:
     try:
         entry = Entry(
             **{name: f[name] for name in ("run", "round", "client", "unit", "adjacency", "view")},
-            event=_event(f),
+            event=event_from(*(f[name] for name in ("event", "mu", "rate", "noise_multiplier", "count", "reason"))),
             clip=tuple(math.inf if c is None else c for c in json.loads(f["clip"])),
             noise_std=tuple(json.loads(f["noise_std"])),
             **{name: f[name] for name in ("coordinates", "dimension", "participants", "note")},
@@ -233,24 +233,26 @@ def _kind(event: SecretSample) -> str:
     return f"user_records_gaussian:{event.records}" if isinstance(event, UserRecordsGaussian) else "sampled_gaussian"
 
 
-def _event(f: dict[str, Any]) -> Event:
-    kind, *numbers = f["event"].split(":")
-    whole, noise, count = [int(number) for number in numbers], f["noise_multiplier"], f["count"]
+def event_from(text: str, mu: Any, rate: Any, noise_multiplier: Any, count: Any, reason: Any) -> Event:
+    """The event of these columns of a row; raises TypeError, ValueError or IndexError where they are none."""
+    kind, *numbers = text.split(":")
+    whole = [int(number) for number in numbers]
     if kind == "gaussian":
-        return Gaussian(f["mu"], count)
+        return Gaussian(mu, count)
     if kind == "sampled_gaussian":
-        return SampledGaussian(f["rate"], noise, count)
+        return SampledGaussian(rate, noise_multiplier, count)
     if kind == "seen_count_gaussian":
-        return SeenCountGaussian(whole[0], f["rate"], noise, count)
+        return SeenCountGaussian(whole[0], rate, noise_multiplier, count)
     if kind == "fixed_sample_gaussian":
-        return FixedSampleGaussian(whole[0], whole[1], noise, count)
+        return FixedSampleGaussian(whole[0], whole[1], noise_multiplier, count)
     if kind == "user_records_gaussian":
-        return UserRecordsGaussian(whole[0], f["rate"], noise, count)
+        return UserRecordsGaussian(whole[0], rate, noise_multiplier, count)
     if kind == "unbounded":
-        return Unbounded(f["reason"])
-    raise ValueError(f"unknown event {f['event']!r}")
+        return Unbounded(reason)
+    raise ValueError(f"unknown event {text!r}")
 
 
+_SEALED = operator.itemgetter(*map(COLUMNS.index, (*PRIVATE, "sealed")))
 _CHAINED = operator.itemgetter(*(i for i, name in enumerate(COLUMNS) if name not in PRIVATE))
 
 
@@ -271,7 +273,9 @@ def seal(time: float, participants: int | None, nonce: str) -> str:
 
 def sealed_rightly(values: Sequence[Value]) -> bool:
     """Whether the private columns of a row are those that were sealed, or are all left out."""
-    f = dict(zip(COLUMNS, values, strict=False))
-    if "sealed" not in f or (f["time"], f["participants"], f["nonce"]) == (None, None, None):
+    if len(values) == len(COLUMNS_1):
         return True
-    return isinstance(f["nonce"], str) and f["sealed"] == seal(f["time"], f["participants"], f["nonce"])  # type: ignore[arg-type]
+    time, participants, nonce, sealed = _SEALED(values)
+    if time is participants is nonce is None:
+        return True
+    return isinstance(nonce, str) and sealed == seal(time, participants, nonce)

@@ -11,20 +11,18 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet
 
-from fedveil.accounting.types import Adjacency, Unit, View
 from fedveil.errors import LedgerError
 from fedveil.ledger import ledger_store as store
 from fedveil.ledger.entry import AGGREGATE, Entry, chained, from_row, link, to_row
 from fedveil.ledger.ledger_head import head_path, raise_head, read_head
 
-__all__ = ["AGGREGATE", "Entry", "Ledger", "Row", "Total", "summary"]
+__all__ = ["AGGREGATE", "Entry", "Ledger", "Row"]
 
 Row = tuple[int, float | None, Entry]
 """Sequence number (from 1), Unix time in seconds (None in a published ledger), and the release."""
@@ -38,8 +36,8 @@ class Ledger:
     Any number of processes may write one ledger, each through its own, also forked ones; the threads of a process may share one.
     """
 
-    def __init__(self, path: Path, meta: Mapping[str, str]) -> None:
-        self.path = path
+    def __init__(self, path: Path, meta: Mapping[str, str], mode: str = "rw") -> None:
+        self.path, self._mode = path, mode
         self.run = meta["run"]
         self.schema = int(meta["schema"])
         self.meta: dict[str, Any] = json.loads(meta["meta"])
@@ -60,21 +58,34 @@ class Ledger:
         return cls.open(path)
 
     @classmethod
-    def open(cls, path: str | Path) -> Self:
+    def open(cls, path: str | Path, *, read_only: bool = False, progress: Callable[[int, int], None] | None = None) -> Self:
         """Open an existing ledger after verifying all of it (time linear in its rows; measured in docs/ledger.md).
 
         A ledger of schema 1 is opened for reading only: what it lists left as floats, and nothing more may be added to it.
+
+        Args:
+            read_only: only to be read, without write access to file or folder; nothing appears beside it.
+            progress: called with the number of rows that are verified, and of all.
 
         Raises LedgerError, with advice, when it is missing, damaged, shorter than what was charged, not a ledger, or of a schema
         to come. Nothing is repaired, and a refused file is left as it was found.
         """
         path = Path(path)
-        meta = store.verify(path)
+        reading = read_only or store.schema_of(path) != store.SCHEMA
+        mode, before = store.reading_mode(path) if reading else "rw", store.unwritten(path)
         try:
-            return cls(path, meta)
+            meta = store.verify(path, mode if reading else "ro", progress)
+        except LedgerError:
+            if mode != "immutable" or store.unwritten(path) == before:
+                raise
+            mode = "ro"  # somebody began to write it
+            meta = store.verify(path, mode, progress)
+        try:
+            return cls(path, meta, mode)
         except (sqlite3.Error, OSError, KeyError, ValueError) as problem:
             raise LedgerError(
-                f"cannot open the ledger {path} for writing: {problem}. Check the permissions of the file and its folder"
+                f"cannot open the ledger {path} for {'reading' if reading else 'writing'}: {problem}. Check the permissions of "
+                f"the file and its folder"
             ) from problem
 
     def charge(self, entry: Entry) -> int:
@@ -99,6 +110,8 @@ class Ledger:
                     f"the ledger {self.path} is of schema {self.schema}: its releases left as floats, which the ledger can show "
                     f"and no run may continue; start a new run with a new ledger"
                 )
+            if self._mode != "rw":
+                raise LedgerError(f"the ledger {self.path} was opened for reading: open it without read_only to charge releases")
             if not entries:
                 return []
             try:
@@ -118,12 +131,13 @@ class Ledger:
             if admit is not None:
                 admit()
             seq, chain = self._last()
-            now = time.time()
+            now, rows = time.time(), []
             for entry in entries:
                 seq += 1
                 values = to_row(seq, now, entry)
                 chain = link(chain, chained(values))
-                self._connection.execute(store.INSERT, (*values, chain))
+                rows.append((*values, chain))
+            self._connection.executemany(store.INSERT, rows)
             self._connection.execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:
@@ -181,6 +195,14 @@ class Ledger:
                 return
             since = page[-1][0]
 
+    def select(self, sql: str, parameters: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query in plain SQL (docs/ledger.md), a page at a time, so that none of them need fit into memory."""
+        with self._lock:
+            self._check_usable()
+            cursor = self._connection.execute(sql, parameters)
+        while page := cursor.fetchmany(_PAGE):
+            yield from page
+
     @property
     def last_digest(self) -> str:
         """The digest of the last release, or of the table `meta` before the first."""
@@ -215,7 +237,7 @@ class Ledger:
         self.close()
 
     def _connect(self) -> None:
-        self._connection = store.connect(self.path, "rw" if self.schema == store.SCHEMA else "ro")
+        self._connection = store.connect(self.path, self._mode)
         self._connection.execute("SELECT count(*) FROM meta").fetchone()
         self._files = self._identity()
         self._suspended = False
@@ -240,6 +262,8 @@ class Ledger:
         return row or (0, self._genesis)
 
     def _identity(self) -> tuple[int, ...]:
+        if self._mode == "immutable":
+            return store.unwritten(self.path)
         return tuple(os.stat(file).st_ino for file in (self.path, store.wal_path(self.path), head_path(self.path)))
 
     def _check_usable(self) -> None:
@@ -256,6 +280,8 @@ class Ledger:
             same = self._identity() == self._files
         except (OSError, sqlite3.Error):
             same = False
+        if not same and self._mode == "immutable":
+            raise LedgerError(f"the ledger {self.path} was written or replaced while it was read: read it again")
         if not same:
             raise LedgerError(
                 f"a file of the ledger {self.path} was removed or replaced while in use, so releases may be lost: hand nothing "
@@ -284,42 +310,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
-
-
-# --- summary ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Total:
-    """What one client (or the aggregate, -1) released under one scope.
-
-    releases: how many, with multiplicity. sum_mu_squared: over the Gaussian ones (0 if none), in floating point, for display; a
-    budget adds up exactly. sampled: how many were credited with a secret sample. unbounded: a reason why nothing can be proven,
-    or None.
-    """
-
-    client: int
-    unit: Unit
-    adjacency: Adjacency
-    view: View
-    releases: int
-    sum_mu_squared: float
-    sampled: int
-    first_round: int
-    last_round: int
-    unbounded: str | None
-
-
-_SUMMARY = """
-SELECT client, unit, adjacency, view, sum(count), total(count * mu * mu),
-       sum(CASE WHEN event IN ('gaussian', 'unbounded') THEN 0 ELSE count END), min(round), max(round), min(reason)
-FROM release GROUP BY client, unit, adjacency, view ORDER BY view, client, unit, adjacency
-"""
-
-
-def summary(ledger: Ledger) -> list[Total]:
-    """Totals per client and scope of everything in the ledger."""
-    with ledger._lock:
-        ledger._check_usable()
-        rows = ledger._connection.execute(_SUMMARY).fetchall()
-    return [Total(row[0], Unit(row[1]), Adjacency(row[2]), View(row[3]), *row[4:]) for row in rows]

@@ -8,7 +8,7 @@ import os
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -181,36 +181,63 @@ def _sync(path: Path) -> None:
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 
+def reading_mode(path: Path) -> str:
+    """How to read the ledger at `path`: "immutable", which writes nothing, where its log holds nothing; else "ro"."""
+    return "ro" if unwritten(path)[1] else "immutable"
+
+
+def unwritten(path: Path) -> tuple[int, ...]:
+    """What stays the same while nobody writes the ledger: inode and size of database, log and head, and the time of a change."""
+    found = [file.stat() if file.exists() else None for file in (path, wal_path(path), head_path(path))]
+    database, log, head = ((0, 0, 0) if s is None else (s.st_ino, s.st_size, s.st_mtime_ns) for s in found)
+    return database[0], log[1], head[0], *database[1:]
+
+
 def connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
-    """A connection (`mode` "rw" or "ro") on which every commit is synced and which waits a minute for other writers."""
-    uri = f"file:{quote(str(path.absolute()))}?mode={mode}"
+    """A connection on which every commit is synced and which waits a minute for other writers.
+
+    Args:
+        mode: "rw", "ro", or "immutable" for a file that nobody writes: it takes no locks and needs no writable folder.
+    """
+    uri = f"file:{quote(str(path.absolute()))}?mode={'ro&immutable=1' if mode == 'immutable' else mode}"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_SECONDS, check_same_thread=False)
     for pragma in ("synchronous = FULL", "fullfsync = ON", "checkpoint_fullfsync = ON"):
         connection.execute(f"PRAGMA {pragma}")
     return connection
 
 
-def verify(path: Path) -> dict[str, str]:
+def verify(path: Path, mode: str = "ro", progress: Callable[[int, int], None] | None = None) -> dict[str, str]:
     """Check everything that matters, changing neither database nor log, and return the table `meta`.
 
     Header, size, schema, SQLite's integrity check, the hash chain over all rows, the head file. Raises LedgerError with advice.
+
+    Args:
+        mode: "ro" or "immutable", as of `connect`. progress: called with the rows checked and those there are.
     """
     schema = _verify_header(path)
     head, digest = read_head(path)
     try:
-        with closing(connect(path, "ro")) as connection:
+        with closing(connect(path, mode)) as connection:
             connection.execute("BEGIN")
-            _verify_structure(connection, schema)
+            _verify_structure(connection, schema, mode)
             meta = dict(connection.execute("SELECT key, value FROM meta"))
             if meta.get("schema") != str(schema):
                 raise _Damage(f"its header says schema {schema}, its content {meta.get('schema')}")
-            rows = connection.execute(f"{SELECT[schema]} ORDER BY seq")
+            rows: Iterable[tuple[Any, ...]] = connection.execute(f"{SELECT[schema]} ORDER BY seq")
+            if progress is not None:
+                rows = reported(rows, connection.execute("SELECT count(*) FROM release").fetchone()[0], progress)
             seq, chain = _verify_chain(genesis(meta), rows, head, digest)
             if schema == SCHEMA:
                 _verify_closing(connection.execute(CLOSING).fetchone(), seq, chain)
             counted = connection.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence").fetchone()[0]
     except (sqlite3.Error, UnicodeDecodeError, TypeError, ValueError, _Damage) as problem:
         if getattr(problem, "sqlite_errorcode", None) in _CIRCUMSTANCES:
+            if unwritten(path)[1] and not os.access(path.parent, os.W_OK):
+                raise LedgerError(
+                    f"cannot read the ledger {path} ({problem}): {path.name}-wal holds releases that are not in {path.name} yet, "
+                    f"and SQLite cannot read it where the folder is not writable: copy {path.name}, {path.name}-wal and "
+                    f"{path.name}-head to a folder of your own and read them there"
+                ) from problem
             raise LedgerError(
                 f"cannot open the ledger {path} ({problem}): check free space, and the permissions of the file and its folder, "
                 f"then try again; nothing is wrong with its content as far as it was read"
@@ -222,6 +249,15 @@ def verify(path: Path) -> dict[str, str]:
             f"deleted, or an old copy put in place?). {_ADVICE}"
         )
     return meta
+
+
+def reported(rows: Iterable[tuple[Any, ...]], total: int, progress: Callable[[int, int], None]) -> Iterator[tuple[Any, ...]]:
+    """The rows, with a call of `progress(done, total)` now and then."""
+    for done, row in enumerate(rows):
+        if done % 10_000 == 0:
+            progress(done, total)
+        yield row
+    progress(total, total)
 
 
 class _Damage(Exception):
@@ -283,9 +319,10 @@ def _header(path: Path) -> tuple[int, int]:
     return application, schema
 
 
-def _verify_structure(connection: sqlite3.Connection, schema: int) -> None:
-    if (mode := connection.execute("PRAGMA journal_mode").fetchone()[0]) != "wal":
-        raise _Damage(f"its journal mode was changed from wal to {mode}")
+def _verify_structure(connection: sqlite3.Connection, schema: int, mode: str) -> None:
+    journal = connection.execute("PRAGMA journal_mode").fetchone()[0]
+    if journal != "wal" and mode != "immutable":  # an immutable file has no journal
+        raise _Damage(f"its journal mode was changed from wal to {journal}")
     found = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite%'")}
     if found != {*_TABLES[schema], *_TRIGGERS[schema]}:
         raise _Damage("its tables, or the triggers that keep it append-only, were changed")

@@ -25,7 +25,7 @@ def publish_ledger(source: Path, target: Path) -> None:
     Raises:
         LedgerError: the source is damaged, of an earlier schema or not concluded, or the target exists or cannot be written.
     """
-    with Ledger.open(source) as ledger:
+    with Ledger.open(source, read_only=True) as ledger:
         if ledger.closing is None:
             raise LedgerError(
                 f"the ledger {source} is not concluded, so its run may still release: publish it when the run has ended"
@@ -50,7 +50,7 @@ def publish_ledger(source: Path, target: Path) -> None:
 
 def _copy(source: Path, draft: Path) -> None:
     """The tables of `source`, with nothing in the private columns."""
-    with closing(store.connect(source, "ro")) as connection:
+    with closing(store.connect(source, store.reading_mode(source))) as connection:
         meta = dict(connection.execute("SELECT key, value FROM meta"))
         store.write_empty(draft, meta)
         with closing(sqlite3.connect(draft, isolation_level=None)) as copy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -104,9 +104,11 @@ def _epsilon(value: float) -> str:
     return epsilon(value, UNBOUNDED)
 
 
-def spent_values(runs: Sequence[RunData]) -> Values | None:
+def spent_values(runs: Sequence[RunData], progress: Callable[[int, int], None] | None = None) -> Values | None:
     """Epsilon over the rounds, from the ledger: of several runs, that of the one that spent most."""
-    each = [(run, spent(run.path / "ledger.sqlite", s.scope, s.delta, s.clients), s) for run in runs if (s := run.statement)]
+    each = [
+        (run, spent(run.path / "ledger.sqlite", s.scope, s.delta, s.clients, progress), s) for run in runs if (s := run.statement)
+    ]
     if not each:
         return None
     run, found, s = max(each, key=lambda one: _end(one[1]))

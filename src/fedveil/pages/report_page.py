@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,19 +22,19 @@ COLUMNS = 240
 """The partition plot has so many columns at most; neighbours are averaged above that."""
 
 
-def page_values(runs: Sequence[RunData]) -> dict[str, Any]:
+def page_values(runs: Sequence[RunData], progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
     """Everything that the page shows, as values for strict JSON."""
     groups = grouped(runs)
     names = group_names(groups)
     room = [PICTURE_BYTES]
-    shown = [_group(name, group, room) for name, group in zip(names, groups, strict=True)]
+    shown = [_group(name, group, room, progress) for name, group in zip(names, groups, strict=True)]
     shown.sort(key=lambda g: (g["proven_value"] is None, g["proven_value"] or 0.0, -(g["accuracy"] or {"mean": 0.0})["mean"]))
     scopes = {g["scope"] for g in shown if g["scope"]}
     charts = chart_values(shown)
     return {"runs": len(runs), "groups": shown, "charts": charts, "one_scope": next(iter(scopes)) if len(scopes) == 1 else None}
 
 
-def _group(name: str, runs: list[RunData], room: list[int]) -> dict[str, Any]:
+def _group(name: str, runs: list[RunData], room: list[int], progress: Callable[[int, int], None] | None) -> dict[str, Any]:
     first, privacy = runs[0], privacy_values(runs)
     accuracy = spread([last(run.history, "test_accuracy") for run in runs])
     columns, seconds = list(dict.fromkeys(c for run in runs for c in run.columns)), [p for r in runs for p in r.points("seconds")]
@@ -52,7 +52,7 @@ def _group(name: str, runs: list[RunData], room: list[int]) -> dict[str, Any]:
         "constant": {c: last(first.history, c) for c in columns if constant(runs, c)},
         "layers": layers(runs),
         **column_values(runs),
-        "spent": spent_values(runs),
+        "spent": spent_values(runs, progress),
         "clients": _clients(runs),
         "partition": _partition(first.partition),
         "failures": _failures(runs),

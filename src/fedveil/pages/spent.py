@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.gaussian import epsilon_of
@@ -14,6 +16,7 @@ from fedveil.accounting.secret_samples import rate_of, unsampled_mu
 from fedveil.accounting.types import Event, Gaussian, Scope, Unbounded
 from fedveil.errors import LedgerError
 from fedveil.ledger.ledger import Ledger
+from fedveil.ledger.ledger_totals import charged, charged_to
 
 _POINTS = {True: 60, False: 9}
 """Rounds at which epsilon is computed, where that is cheap (Gaussian releases alone) and where it is not."""
@@ -34,68 +37,63 @@ class Spent:
     problem: str = ""
 
 
-def spent(ledger: Path, scope: Scope, delta: float, clients: int) -> Spent:
+def spent(ledger: Path, scope: Scope, delta: float, clients: int, progress: Callable[[int, int], None] | None = None) -> Spent:
     """Epsilon over rounds from a ledger file; a ledger that cannot be trusted gives its problem and no number.
 
     Args:
-        clients: all clients, whether or not they released anything.
+        clients: all clients, whether or not they released anything. progress: called with the rows verified, and all.
     """
     if not ledger.is_file():
         return Spent(problem="the run directory has no ledger")
     try:
-        with Ledger.open(ledger) as book:
-            entries = [entry for _, _, entry in book.entries()]
+        with Ledger.open(ledger, read_only=True, progress=progress) as book:
+            return _over_rounds(book, scope, delta, clients)
     except LedgerError as error:
         return Spent(problem=str(error))
-    releases = [(e.round, e.client, e.event) for e in entries if Scope(e.unit, e.adjacency, e.view) == scope]
-    if not releases:
+
+
+def _over_rounds(book: Ledger, scope: Scope, delta: float, clients: int) -> Spent:
+    cheap, (each_round, each_client, each_cost) = True, (array("q"), array("q"), array("d"))
+    for t, client, event in charged(book, scope):
+        each_round.append(t)
+        each_client.append(client)
+        each_cost.append(_cost(event))
+        cheap = cheap and isinstance(event, Gaussian)
+    if not each_round:
         return Spent(problem=f"the ledger charged nothing for the promised scope ({scope})")
-    return _over_rounds(releases, scope, delta, clients)
+    order = np.argsort(each_round, kind="stable")
+    rounds, costs = np.array(each_round)[order], np.array(each_cost)[order]
+    numbers, places = np.unique(np.array(each_client)[order], return_inverse=True)
+    totals, active = np.zeros(len(numbers)), np.zeros(len(numbers), dtype=bool)
+    most, median, reason, done = [], [], "", 0
+
+    def epsilon(place: int, t: int) -> float:
+        if cheap:
+            return epsilon_of(math.sqrt(totals[place]), delta)
+        return bound(charged_to(book, scope, int(numbers[place]), t), delta, adjacency=scope.adjacency)[0]
+
+    for t in _spaced(np.unique(rounds).tolist(), _POINTS[cheap]):
+        end = int(np.searchsorted(rounds, t, side="right"))
+        np.add.at(totals, places[done:end], costs[done:end])
+        active[places[done:end]] = True
+        done = end
+        among = np.flatnonzero(active)
+        top = int(among[np.argmax(totals[among])])
+        most.append((t + 1, epsilon(top, t)))
+        if numbers[0] >= 0:
+            idle, middle = clients - len(among), (clients - 1) // 2
+            ranked = among[np.argsort(totals[among], kind="stable")]
+            median.append((t + 1, 0.0 if middle < idle else epsilon(int(ranked[middle - idle]), t)))
+        if math.isinf(most[-1][1]) and not cheap:
+            events = charged_to(book, scope, int(numbers[top]), t)
+            reason = next((e.reason for e in events if isinstance(e, Unbounded)), "")
+    return Spent(most, median, len(rounds), reason)
 
 
-def _over_rounds(releases: list[tuple[int, int, Event]], scope: Scope, delta: float, clients: int) -> Spent:
-    by_round: dict[int, list[tuple[int, Event]]] = defaultdict(list)
-    for t, client, event in releases:
-        by_round[t].append((client, event))
-    cheap = all(isinstance(event, Gaussian) for _, _, event in releases)
-    each_client = all(client >= 0 for _, client, _ in releases)
-    stops = _spaced(sorted(by_round), _POINTS[cheap])
-    costs: dict[int, float] = defaultdict(float)
-    totals: dict[int, Counter[Event]] = defaultdict(Counter)
-    most, median, reason = [], [], ""
-
-    def epsilon(client: int) -> float:
-        return epsilon_of(math.sqrt(costs[client]), delta) if cheap else _epsilon(totals[client], scope, delta)
-
-    for t in sorted(by_round):
-        for client, event in by_round[t]:
-            costs[client] += _cost(event)
-            if not cheap:
-                totals[client][_one(event)] += 1 if isinstance(event, Unbounded) else event.count
-        if t not in stops:
-            continue
-        order = sorted(costs, key=costs.__getitem__)
-        most.append((t + 1, epsilon(order[-1])))
-        if each_client:
-            idle, middle = clients - len(costs), (clients - 1) // 2
-            median.append((t + 1, 0.0 if middle < idle else epsilon(order[middle - idle])))
-        if math.isinf(most[-1][1]):
-            reason = next((e.reason for e in totals[order[-1]] if isinstance(e, Unbounded)), "")
-    return Spent(most, median, len(releases), reason)
-
-
-def _spaced(rounds: list[int], points: int) -> set[int]:
+def _spaced(rounds: list[int], points: int) -> list[int]:
+    """Some of the ascending rounds, evenly spaced, with the last."""
     count = min(points, len(rounds))
-    return {rounds[round(i * (len(rounds) - 1) / max(1, count - 1))] for i in range(count)} | {rounds[-1]}
-
-
-def _one(event: Event) -> Event:
-    return event if isinstance(event, Unbounded) else replace(event, count=1)
-
-
-def _times(events: Counter[Event]) -> Iterable[Event]:
-    for event, count in events.items():
-        yield event if isinstance(event, Unbounded) else replace(event, count=count)
+    return sorted({rounds[round(i * (len(rounds) - 1) / max(1, count - 1))] for i in range(count)} | {rounds[-1]})
 
 
 def _cost(event: Event) -> float:
@@ -105,7 +103,3 @@ def _cost(event: Event) -> float:
     if isinstance(event, Unbounded):
         return math.inf
     return event.count * rate_of(event) ** 2 * math.expm1(min(unsampled_mu(event) ** 2, 700.0))
-
-
-def _epsilon(events: Counter[Event], scope: Scope, delta: float) -> float:
-    return bound(list(_times(events)), delta, adjacency=scope.adjacency)[0]

@@ -1,4 +1,4 @@
-"""The door itself. In the order of the code: check, restrict, clip, put on the grid, noise, charge, hand over.
+"""The door itself. In the order of the code: check, restrict, clip, put on the grid, noise, seal; charge, hand over.
 
 What leaves under a plan that promises anything is integers: clipped coordinates truncated to a public grid, plus rounded Gaussian
 noise that was drawn without looking at them (`grid`, `sampler`). Sums of clients are integer sums. An update that cannot be
@@ -12,7 +12,8 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -45,12 +46,15 @@ AGGREGATE = -1
 class Charger(Protocol):
     """The part of a ledger that the door needs."""
 
-    def charge(self, entry: Entry) -> int:
-        """Write and sync one release if the budget allows it; returns its number, raises BudgetExhausted otherwise."""
+    def charge_all(self, entries: Sequence[Entry]) -> None:
+        """Write and sync releases that are handed over together, in one transaction, if the budget allows each of them.
+
+        Raises BudgetExhausted, with nothing written, otherwise.
+        """
         ...
 
-    def charge_once(self, entry: Entry, *, digest: str) -> int:
-        """As `charge`, for what may leave once in its round: SHA-256 tells which bits, and the same bits again cost nothing."""
+    def charge_once(self, entry: Entry, *, digest: str) -> None:
+        """Charge what may leave once in its round: SHA-256 tells which bits, and the same bits again cost nothing."""
         ...
 
     def admits(self, client: int, event: Event) -> bool:
@@ -72,6 +76,22 @@ class Contribution:
     sealed: Tensor
     plan: Plan | None = None
     buffers: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class SealedUpload:
+    """One client's noisy upload before it leaves, and the ledger row that it leaves by.
+
+    Sealed: `Door.release_uploads` hands it over, and until then only the client's own policy reads it.
+    """
+
+    upload: Upload
+    entry: Entry
+
+    @property
+    def weight(self) -> float:
+        """Public weight in the mean."""
+        return self.upload.weight
 
 
 @dataclass(frozen=True)
@@ -98,7 +118,7 @@ class Door:
     extras: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     memory: NoiseMemory | None = None
 
-    @property
+    @cached_property
     def parts(self) -> ReleaseLayout:
         """The release layout: update and extras."""
         return ReleaseLayout(self.layout, self.extras)
@@ -121,7 +141,11 @@ class Door:
             return str(refused)
         return ""
 
-    def upload(
+    def upload(self, update: Tensor | None, plan: Plan | Raw, client: int, round: int, **more: Any) -> Upload:
+        """Seal one client's update [d] and release it on its own; see `seal_upload` and `release_uploads`."""
+        return self.release_uploads([self.seal_upload(update, plan, client, round, **more)])[0]
+
+    def seal_upload(
         self,
         update: Tensor | None,
         plan: Plan | Raw,
@@ -131,15 +155,14 @@ class Door:
         extras: Mapping[str, Tensor] | None = None,
         weight: float = 1.0,
         buffers: Tensor | None = None,
-    ) -> Upload:
-        """Release one client's update [d] to the server: its own noise, its own row in the ledger.
+    ) -> SealedUpload:
+        """Prepare one client's update [d] for the server, with its own noise and its own row; only `release_uploads` lets it out.
 
         Args:
             update: None where there is none that could leave; it is then released as zero if the plan promises anything.
 
         Raises:
-            UpdateRefused: under a plan that promises nothing, an update that cannot leave; nothing was released.
-            BudgetExhausted: the release would exceed the budget; nothing was released.
+            UpdateRefused: under a plan that promises nothing, an update that cannot leave.
         """
         plan, reads, reason, vector = self._settled(update, plan, extras or {})
         statistics = _statistics(buffers, plan, reason)
@@ -150,18 +173,29 @@ class Door:
             integers = torch.from_numpy(noisy)
         else:
             vector = self._float_noised(self._clipped(vector, plan), plan, client, round)
-        self.ledger.charge(self._entry(plan, event, client, round, 1, reads))
+        entry = self._entry(plan, event, client, round, 1, reads)
         stds = vector.new_tensor(per_layer(plan.noise_std, self.layout))
         update, others = self.parts.parted(vector)
         upload = Upload(client, round, update, stds, plan, plan.support, weight, statistics, integers=integers, extras=others)
-        return upload if integers is None else self.opened(upload, integers, plan)
+        return SealedUpload(upload if integers is None else self.opened(upload, integers, plan), entry)
+
+    def release_uploads(self, sealed: Sequence[SealedUpload]) -> list[Upload]:
+        """Release the uploads of a round together: each client's budget is checked, all rows are charged, all are handed over.
+
+        The rows are written in one transaction, so a crash leaves all of them charged, or none, and nothing released.
+
+        Raises:
+            BudgetExhausted: one of them would exceed its client's budget; nothing was charged and nothing released.
+        """
+        self.ledger.charge_all([one.entry for one in sealed])
+        return [one.upload for one in sealed]
 
     def opened(self, upload: Upload, integers: Tensor, plan: Plan, denominator: float = 1.0) -> Upload:
         """The upload with its vectors read off the released integers [D]: post-processing, for whoever receives them."""
         vector = self._decoded(integers.numpy(), plan, upload.round)
         if plan.clamp is not None:
             vector[: self.layout.dimension].clamp_(-plan.clamp, plan.clamp)
-        update, extras = self.parts.parted(vector / denominator)
+        update, extras = self.parts.parted(vector if denominator == 1 else vector / denominator)
         return replace(upload, integers=integers, vector=update, extras=extras)
 
     def seal(
@@ -238,7 +272,7 @@ class Door:
             digest = hashlib.sha256(total.numpy().tobytes()).hexdigest()
             self.ledger.charge_once(entry, digest=digest)
         else:
-            self.ledger.charge(entry)
+            self.ledger.charge_all([entry])
         stds = torch.tensor(per_layer(executed.noise_std, self.layout)) / denominator
         if executed.place == "upload":
             stds = stds * math.sqrt(n)
@@ -455,4 +489,4 @@ def _mean_buffers(contributions: Sequence[Contribution]) -> Tensor | None:
     return torch.stack([b * (w / total) for w, b in buffers]).sum(0)
 
 
-__all__ = ["AGGREGATE", "Charger", "Contribution", "Door", "clipped"]
+__all__ = ["AGGREGATE", "Charger", "Contribution", "Door", "SealedUpload", "clipped"]

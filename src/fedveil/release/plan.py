@@ -130,6 +130,8 @@ def copied(plan: Plan) -> Plan:
 
 
 def _own(value: Any) -> Any:
+    if value is None or isinstance(value, float | int | str):
+        return value
     if isinstance(value, Mapping):
         return MappingProxyType({name: _own(part) for name, part in value.items()})
     return value.detach().clone() if hasattr(value, "detach") else deepcopy(value)

@@ -19,6 +19,7 @@ _WHERE = {
     "certify": "fedveil.statement.certify:certify_config",
     "to_markdown": "fedveil.statement.statement_markdown",
     "train": "fedveil.run.run:run",
+    "verification": "fedveil.run.verification",
     "FedAvg": "fedveil.methods.fedavg",
     "DPFedAvg": "fedveil.methods.dp_fedavg",
     "ALDPFL": "fedveil.methods.aldp_fl",

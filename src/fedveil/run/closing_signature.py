@@ -63,7 +63,9 @@ def check_signature(run: Path, closing: str, signer: Signer | None) -> Finding |
         FedveilError: the file of allowed signers cannot be read, or there is no ssh-keygen.
     """
     if signer is not None and not signer.allowed.is_file():
-        raise FedveilError(f"--signers {signer.allowed}: there is no such file; it is an allowed_signers file as ssh-keygen reads it")
+        raise FedveilError(
+            f"--signers {signer.allowed}: there is no such file; it is an allowed_signers file as ssh-keygen reads it"
+        )
     try:
         text = (run / SIGNATURE).read_bytes().decode("ascii")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A run's statement made again by the installed code, from its configuration and data card alone, and compared number by number."""
+"""A run's statement made again by the installed code from its configuration and data card, and compared number by number."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def recertify(run: Path, *, trust_plugins: bool = False) -> list[Finding]:
         config = load_config(run / "config.toml", trust_plugins=trust_plugins)
         card, stated = (json.loads((run / name).read_text(encoding="utf-8")) for name in ("data.json", "statement.json"))
         versions = json.loads((run / "versions.json").read_text(encoding="utf-8"))
-        others = [f"{name} {versions.get(name)}, here {version(name)}" for name in _DECIDES if versions.get(name) != version(name)]
+        others = [
+            f"{name} {versions.get(name)}, here {version(name)}" for name in _DECIDES if versions.get(name) != version(name)
+        ]
         again = _statement(config, card)
     except FedveilError as problem:
         return [Finding("unknown", SUBJECT, str(problem))]

@@ -20,6 +20,7 @@ _WHERE = {
     "to_markdown": "fedveil.statement.statement_markdown",
     "train": "fedveil.run.run:run",
     "publish": "fedveil.run.published_copy",
+    "verification": "fedveil.run.verification",
     "FedAvg": "fedveil.methods.fedavg",
     "DPFedAvg": "fedveil.methods.dp_fedavg",
     "ALDPFL": "fedveil.methods.aldp_fl",

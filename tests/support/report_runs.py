@@ -25,7 +25,7 @@ def raw(**privacy: Any) -> dict[str, Any]:
         },
         "model": {"name": "linear"},
         "method": {"name": "dp-fedavg", "clip": 0.5},
-        "training": {"rounds": ROUNDS, "clients_per_round": SHOWN, "local_epochs": 1, "batch_size": 16},
+        "training": {"sampling": "poisson", "rounds": ROUNDS, "clients_per_round": SHOWN, "local_epochs": 1, "batch_size": 16},
         "privacy": {"epsilon": 6.0, "delta": 1e-3, **privacy},
         "run": {"seed": 1, "seeded_noise": True, "engine": "inline"},
     }

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli import budget_commands, privacy_commands, run_commands, study_commands, view_commands
+from fedveil.cli import budget_commands, privacy_commands, run_commands, study_commands, verify_commands, view_commands
 from fedveil.errors import FedveilError
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # parallelism is by processes; threads inside operators only get in their way
@@ -20,7 +20,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for group in (run_commands, study_commands, privacy_commands, view_commands):
+for group in (run_commands, study_commands, privacy_commands, verify_commands, view_commands):
     app.registered_commands.extend(group.commands.registered_commands)
 app.add_typer(view_commands.data_app, name="data")
 app.add_typer(budget_commands.budget_app, name="budget")

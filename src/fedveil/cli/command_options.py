@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from fedveil.configuration.config import Config
 
 ConfigPath = Annotated[Path, typer.Argument(help="Configuration file (TOML).")]
 OptionalConfig = Annotated[Path | None, typer.Argument(help="Configuration file (TOML); leave out with --preset.")]
@@ -15,12 +18,23 @@ Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override sec
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Seed = Annotated[int | None, typer.Option(help="Shorthand for --set run.seed=N.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+TrustPlugins = Annotated[
+    bool, typer.Option("--trust-plugins", help="Run plugins that a run directory names, at the digests that it recorded.")
+]
 NewDirectory = Annotated[Path | None, typer.Option(help="Directory to write to; must be new or empty.")]
 
 
 def with_seed(overrides: list[str] | None, seed: int | None) -> list[str]:
     """The overrides of `--set`, with that of `--seed`."""
     return [*(overrides or []), *([] if seed is None else [f"run.seed={seed}"])]
+
+
+def configuration(config: Path | None, preset: str | None, overrides: list[str] | None, trust_plugins: bool) -> Config:
+    """The configuration of a command, from a file or a preset."""
+    from fedveil.configuration.config import load_config
+    from fedveil.configuration.presets import chosen
+
+    return load_config(chosen(config, preset), overrides or [], trust_plugins=trust_plugins)
 
 
 def print_json(value: Any) -> None:

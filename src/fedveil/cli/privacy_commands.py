@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedveil.cli.command_options import AsJson, OptionalConfig, Overrides, Preset, Seed, print_json, with_seed
+from fedveil.cli.command_options import (
+    AsJson,
+    OptionalConfig,
+    Overrides,
+    Preset,
+    Seed,
+    TrustPlugins,
+    configuration,
+    print_json,
+    with_seed,
+)
+
+if TYPE_CHECKING:
+    from fedveil.statement.statement import Statement
 
 commands = typer.Typer()
 
@@ -18,20 +31,36 @@ def certify(
     preset: Preset = None,
     overrides: Overrides = None,
     seed: Seed = None,
+    trust_plugins: TrustPlugins = False,
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
 ) -> None:
-    """Print the privacy statement of a configuration, without training, or of a run directory, with its audits."""
-    from fedveil.configuration.config import load_config
-    from fedveil.configuration.presets import chosen
+    """Print the privacy statement of a configuration, without training, or of a run, which is verified (exit 1: contradicted)."""
     from fedveil.statement.certify import certify_config
-    from fedveil.statement.statement_json import read_statement, to_dict
+    from fedveil.statement.statement_json import read_statement
+
+    if config is None or preset is not None or not config.is_dir():
+        statement = certify_config(configuration(config, preset, with_seed(overrides, seed), trust_plugins))
+        _print_statement(statement, as_json, markdown)
+        return
+    from fedveil.cli.verify_terminal import headline, problems, verification_values, verify_with_progress
+
+    found = verify_with_progress(config, None, None, trust_plugins=trust_plugins, quiet=as_json)
+    statement = read_statement(config)
+    if not as_json:
+        lines = [headline(config, found), *problems(found)]
+        typer.echo("\n".join(f"> {line}  " for line in lines) + "\n" if markdown else "\n".join(lines))
+    _print_statement(statement, as_json, markdown, verification=verification_values(found))
+    if found.exit_status == 1:
+        raise typer.Exit(1)
+
+
+def _print_statement(statement: Statement, as_json: bool, markdown: bool, **more: Any) -> None:
+    from fedveil.statement.statement_json import to_dict
     from fedveil.statement.statement_markdown import to_markdown
 
-    source = chosen(config, preset)
-    statement = read_statement(source) if source.is_dir() else certify_config(load_config(source, with_seed(overrides, seed)))
     if as_json:
-        print_json(to_dict(statement))
+        print_json(to_dict(statement) | more)
     elif markdown:
         typer.echo(to_markdown(statement))
     else:
@@ -51,21 +80,16 @@ def audit(
     canaries: Annotated[
         int, typer.Option(help="Also train once on the data with this many clients as canaries; gives an estimate, not a bound.")
     ] = 0,
+    trust_plugins: TrustPlugins = False,
     as_json: AsJson = False,
 ) -> None:
     """Attack the mechanism of a configuration or run: lower bounds on epsilon, next to the claimed and proven values."""
     from fedveil.cli.audit_terminal import audit_with_progress
-    from fedveil.statement.statement_json import to_dict
 
+    _import_trusted(target, trust_plugins)
     statement = audit_with_progress(target, overrides or [], n, confidence, canaries, quiet=as_json)
-    if as_json:
-        print_json(to_dict(statement))
-    else:
-        from rich.console import Console
-
-        from fedveil.cli.statement_terminal import render
-
-        render(statement, Console())
+    _print_statement(statement, as_json, markdown=False)
+    if not as_json:
         _stale_report(target)
 
 
@@ -78,14 +102,13 @@ def replay(
     engine: Annotated[
         Literal["inline", "pool"], typer.Option(help="Engine of both runs; with pool, the order of releases is not checked.")
     ] = "inline",
+    trust_plugins: TrustPlugins = False,
     as_json: AsJson = False,
 ) -> None:
     """Run on the data, then replay the releases on neighbouring data: everything else that is public must be identical."""
     from fedveil.cli.replay_terminal import render, replay_with_progress
-    from fedveil.configuration.config import load_config
-    from fedveil.configuration.presets import chosen
 
-    found = replay_with_progress(load_config(chosen(config, preset), overrides or []), rounds, engine, quiet=as_json)
+    found = replay_with_progress(configuration(config, preset, overrides, trust_plugins), rounds, engine, quiet=as_json)
     if as_json:
         print_json(found.to_dict())
     else:
@@ -121,6 +144,7 @@ def attack(
         Path | None, typer.Option(help="Directory for attack-KIND.json and .png; by default the run directory.")
     ] = None,
     overrides: Overrides = None,
+    trust_plugins: TrustPlugins = False,
     as_json: AsJson = False,
 ) -> None:
     """Attack what a configuration or run releases (images, labels, clients, attributes), and show what guessing achieves."""
@@ -128,6 +152,7 @@ def attack(
     from fedveil.cli.attack_terminal import attack_with_progress, render
     from fedveil.run.run_directory import plain
 
+    _import_trusted(target, trust_plugins)
     known = PUBLIC if knows is None else known_as(knows)
     options = AttackOptions(images, batch, restarts, steps, seed, round, known, defence)  # type: ignore[arg-type]
     found = attack_with_progress(target, kind, options, overrides or [], out, quiet=as_json)
@@ -160,6 +185,14 @@ def explore(out: Annotated[Path, typer.Option(help="HTML file to write.")] = Pat
     from fedveil.pages.explorer import write_explorer
 
     typer.echo(f"privacy explorer: {write_explorer(out)} (open it in a browser; it needs no network)")
+
+
+def _import_trusted(target: Path, trust_plugins: bool) -> None:
+    """Import the plugins of a run directory first, where the user trusts them."""
+    if trust_plugins:
+        from fedveil.configuration.config import import_recorded
+
+        import_recorded(target)
 
 
 def _stale_report(run: Path) -> None:

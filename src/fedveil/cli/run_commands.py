@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedveil.cli.command_options import NewDirectory, OptionalConfig, Overrides, Preset, Quiet, Seed, with_seed
+from fedveil.cli.command_options import (
+    NewDirectory,
+    OptionalConfig,
+    Overrides,
+    Preset,
+    Quiet,
+    Seed,
+    TrustPlugins,
+    configuration,
+    with_seed,
+)
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
@@ -25,11 +35,9 @@ def run(
     quiet: Quiet = False,
     resume: Annotated[Path | None, typer.Option(help="Continue the interrupted run in this directory.")] = None,
     track: Annotated[list[str] | None, typer.Option(help="Tracker to use: tensorboard or mlflow; may be repeated.")] = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Train as configured and write a run directory."""
-    from fedveil.configuration.config import load_config
-    from fedveil.configuration.presets import chosen
-
     if resume is not None and out is not None:
         raise typer.BadParameter("--resume names the run directory itself; leave out --out")
     if resume is not None and config is None and preset is None:
@@ -38,8 +46,7 @@ def run(
         resumable(resume)
         config = resume / "config.toml"
     added = [*(overrides or []), *([f"run.track={track}"] if track else [])]
-    configuration = load_config(chosen(config, preset), with_seed(added, seed))
-    _train(configuration, resume or out, quiet, resume is not None)
+    _train(configuration(config, preset, with_seed(added, seed), trust_plugins), resume or out, quiet, resume is not None)
 
 
 @commands.command()
@@ -76,15 +83,14 @@ def twin(
     ] = "labels",
     out: NewDirectory = None,
     quiet: Quiet = False,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Measure global sensitivity over the rounds: two runs with the same noise, on data that differ in one client."""
     from fedveil.cli.run_terminal import twin_with_progress
-    from fedveil.configuration.config import load_config
-    from fedveil.configuration.presets import chosen
 
-    configuration = load_config(chosen(config, preset), overrides or [])
-    folder = out if out is not None else Path("runs") / f"twin-{configuration.method.name}-{configuration.data.name}"
-    made = twin_with_progress(configuration, client, change, folder, quiet)
+    shared = configuration(config, preset, overrides, trust_plugins)
+    folder = out if out is not None else Path("runs") / f"twin-{shared.method.name}-{shared.data.name}"
+    made = twin_with_progress(shared, client, change, folder, quiet)
     typer.echo(f"twins: {made} (fedveil plot {made} --what sensitivity,update)")
 
 

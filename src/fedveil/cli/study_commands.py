@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from fedveil.cli.command_options import AsJson, OptionalConfig, Overrides, Preset, print_json
+from fedveil.cli.command_options import AsJson, OptionalConfig, Overrides, Preset, TrustPlugins, configuration, print_json
 
 commands = typer.Typer()
 
@@ -33,14 +33,13 @@ def compare_methods(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Directory to write; an interrupted comparison in it is continued.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Number of runs at a time; by default one per core.")] = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Compare methods at an equal privacy guarantee over several seeds: ranked tables, a significance test, figures."""
     from fedveil.cli.compare_terminal import compare_with_table, epsilons_of, split_list
-    from fedveil.configuration.config import load_config
-    from fedveil.configuration.presets import chosen
     from fedveil.studies.compare.comparison_spec import By, ComparisonSpec, seeds_from
 
-    shared = load_config(chosen(config, preset), overrides or [])
+    shared = configuration(config, preset, overrides, trust_plugins)
     spec = ComparisonSpec(
         shared,
         split_list(methods),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli.command_options import ConfigPath, Overrides, print_table
+from fedveil.cli.command_options import ConfigPath, Overrides, TrustPlugins, configuration, print_table
 
 commands = typer.Typer()
 data_app = typer.Typer(
@@ -104,12 +104,12 @@ def data_plot(
     config: ConfigPath,
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="Image file to write.")] = Path("partition.png"),
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Plot how many examples of each label each client holds."""
-    from fedveil.configuration.config import load_config
     from fedveil.pages.figures.partition_figure import plot_partition
     from fedveil.run.assembly import prepare
 
-    ready = prepare(load_config(config, overrides or []))
+    ready = prepare(configuration(config, None, overrides, trust_plugins))
     plot_partition(ready.partition, ready.dataset.y_train, ready.dataset.info.classes, out)
     typer.echo(f"partition plot: {out}")

@@ -32,8 +32,8 @@ def check_plugins(plugins: Sequence[str], run: Path, *, trusted: bool) -> None:
     wrong = [f"{plugin!r} (SHA-256 {now[module_of(plugin)]})" for plugin in plugins if not _same(plugin, recorded, now)]
     if wrong:
         raise ConfigError(
-            f"run.plugins: {', '.join(wrong)}: not the code whose digest {run / 'versions.json'} records, so it does not run: put "
-            f"the run's own file there, or name another in a configuration of yours"
+            f"run.plugins: {', '.join(wrong)}: not the code whose digest {run / 'versions.json'} records, so it does not run: "
+            f"put the run's own file there, or name another in a configuration of yours"
         )
     if not trusted and not all(module_of(plugin) in sys.modules for plugin in plugins):
         shown = ", ".join(f"{plugin!r} (SHA-256 {now[module_of(plugin)]})" for plugin in plugins)

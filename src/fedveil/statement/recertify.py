@@ -1,4 +1,4 @@
-"""A run's statement made again by the installed code, from its configuration and data card alone, and compared number by number."""
+"""A run's statement made again by the installed code from its configuration and data card, and compared number by number."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from fedveil.statement.statement import Statement
 FORMAT = "fedveil-statement/1"
 AUDITS = "audits.json"
 """Audits made of a run since; the statement itself is bound by the run's digests and never written again."""
-_WRITTEN_ONLY = ("format", "in_words", "contradictions")
+_WRITTEN_ONLY = ("format", "in_words", "contradictions", "verification")
 
 
 def to_dict(statement: Statement) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def test_runs_share_the_cap_of_each_client(budget: PopulationBudget) -> None:
 def test_a_long_ledger_is_read_before_the_lock_is_taken(budget: PopulationBudget, monkeypatch: pytest.MonkeyPatch) -> None:
     first = budget.ledger("a")
     for _ in range(4):
-        first.charge(entry(TENTH))
+        first.charge_all([entry(TENTH)])
     first.close()
     read, real, locked = [], Ledger.entries, [False]
 
@@ -135,7 +135,7 @@ def test_a_long_ledger_is_read_before_the_lock_is_taken(budget: PopulationBudget
     monkeypatch.setattr(Ledger, "entries", entries)
     monkeypatch.setattr(Ledger, "_append", append)
     later = budget.ledger("b")
-    later.charge(entry(TENTH))
+    later.charge_all([entry(TENTH)])
     later.close()
     assert read == [False] * 4
 

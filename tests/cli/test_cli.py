@@ -87,7 +87,7 @@ def test_run_leaves_a_complete_directory_and_the_same_seed_gives_the_same_bits(
         rows = list(csv.DictReader(file))
     assert [r["round"] for r in rows] == ["0", "1", "2"]
     assert {"test_loss", "test_accuracy", "test_precision", "test_recall", "test_f1", "noise_norm"} <= set(rows[0])
-    assert "seconds" in (first / "private" / "history.csv").read_text().splitlines()[0], "the time of a Poisson round tells its size"
+    assert "seconds" in (first / "private" / "history.csv").read_text().splitlines()[0]  # a Poisson round's time tells its size
     statement = json.loads((first / "statement.json").read_text())
     assert "inf" in json.dumps(statement)
     with sqlite3.connect(first / "ledger.sqlite") as book:

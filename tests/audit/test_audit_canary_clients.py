@@ -138,7 +138,7 @@ def test_a_run_on_data_that_were_handed_over_is_refused(tmp_path: Path) -> None:
     config = federation_of(DP_FEDAVG, epsilon=4.0)
     prepared = prepare(config)
     run(config, tmp_path / "run", data=prepared.dataset, partition=prepared.partition)
-    with pytest.raises(ConfigError, match="handed over by a program"):
+    with pytest.raises(ConfigError, match="hand them over again in Python"):
         audit_run(tmp_path / "run", n=40, canaries=10)
 
 

@@ -88,7 +88,7 @@ def test_all_layouts_of_the_statement_show_the_seen_count_and_who_must_not_see_i
     assert [row[2].note for row in numbers_table(s).rows[1:]] == [line, line]
     hidden = "who joined, and how many did, stays hidden from everybody but the server"
     assert sum(hidden in a.what for a in s.assumptions) == 1
-    assert any("history and the ledger of a run write it down" in text for text in s.not_protected)
+    assert any("the ledger and the folder private of a run write it down" in text for text in s.not_protected)
 
 
 def test_a_statement_of_version_0_1_is_read_without_a_seen_count() -> None:

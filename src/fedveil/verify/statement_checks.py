@@ -23,7 +23,7 @@ def check_configuration(findings: Findings, statement: Json, config: Json, clien
         "privacy.epsilon": (privacy.get("epsilon"), statement["target_epsilon"]),
         "privacy.delta": (privacy["delta"], statement["delta"]),
         "training.rounds": (training["rounds"], statement["rounds"]),
-        "training.sampling": (training["sampling"], statement["sampling"]),
+        "training.sampling": (training.get("sampling", statement["sampling"]), statement["sampling"]),
         "training.clients_per_round": (cohort, statement["cohort"]),
         "number of clients": (clients, statement["clients"]),
         **{f"privacy.{key}": (privacy[key], statement["scope"][key]) for key in ("unit", "adjacency", "view")},

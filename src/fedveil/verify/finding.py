@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -25,6 +27,11 @@ class Findings(list[Finding]):
         text = f"{found}" if right else f"expected {expected}, found {found}"
         self.append(Finding("verified" if right else "contradicted", subject, text))
 
+    def agree(self, subject: str, pairs: Mapping[str, tuple[object, object]]) -> None:
+        """Add one check of many: of each name the number that follows, and the number that is stated; floats to six digits."""
+        wrong = [f"{name} = {a!r}, not {b!r}" for name, (a, b) in pairs.items() if not _same(a, b)]
+        self.check(not wrong, subject, "; ".join(wrong), "other values" if wrong else f"agrees on {', '.join(pairs)}")
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -43,3 +50,7 @@ class Verification:
     def outcome(self) -> str:
         """`verified`, `contradicted` or `cannot tell`."""
         return ("verified", "contradicted", "cannot tell")[self.exit_status]
+
+
+def _same(a: object, b: object) -> bool:
+    return a == b or (isinstance(a, float) and isinstance(b, float) and math.isclose(a, b, rel_tol=1e-6))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from fedveil.verify.second_path import Release, epsilon_of
+from fedveil.verify.second_path import Curve, Release
 
 
 class RowCosts:
@@ -19,14 +19,17 @@ class RowCosts:
         self.scope, self.colluders = scope, colluders
         self.squares: dict[int, float] = defaultdict(float)
         self.sampled: dict[int, Counter[Release]] = defaultdict(Counter)
-        self.unbounded, self.dimension = "", 0
-        self.rounds, self.participants, self.wrong = Counter[int](), dict[int, int | None](), dict[str, str]()
+        self.dimension, self.extras = 0, False
+        self.participants: dict[int, float] = {}
+        self.wrong: dict[str, str] = {}
 
     def add(self, row: Mapping[str, Any], run: str) -> None:
         """Count one row, and check what it says of itself."""
-        self.rounds[row["round"]] += 1
-        self.participants[row["round"]], self.dimension = row["participants"], row["dimension"]
-        if (row["unit"], row["adjacency"], row["view"]) != self.scope or row["run"] != run:
+        own = row["client"] >= 0
+        together = math.inf if row["participants"] is None else row["participants"]
+        self.participants[row["round"]] = self.participants.get(row["round"], 0) + 1 if own else together
+        self.dimension, self.extras = row["dimension"], row["extras"] != "[]"
+        if (row["unit"], row["adjacency"], row["view"]) != self.scope or row["run"] != run or own != (row["view"] == "server"):
             found = f"{row['unit']}, {row['adjacency']}, {row['view']} of run {row['run']}"
             self.wrong.setdefault("scope of the rows", f"row {row['seq']} is charged for {found}")
         self.count(row["client"], row)
@@ -36,9 +39,9 @@ class RowCosts:
     def count(self, client: int, row: Mapping[str, Any]) -> None:
         """Count the cost of one row, or of one planned release."""
         if row["event"] == "unbounded":
-            self.unbounded = self.unbounded or str(row["reason"])
-        elif row["event"] == "gaussian":
-            self.squares[client] += row["count"] * row["mu"] ** 2
+            self.squares[client] = math.inf
+        elif row["event"] == "gaussian" or row["rate"] == 1:
+            self.squares[client] += row["count"] * (row["mu"] if row["event"] == "gaussian" else 1 / row["noise_multiplier"]) ** 2
         else:
             self.sampled[client][(row["event"], row["rate"], row["noise_multiplier"])] += row["count"]
 
@@ -60,14 +63,15 @@ class RowCosts:
                 right = charged >= alone * (1 - 1e-9) if row["round"] == 0 else charged == 0
         return "" if right else f"charges mu = {charged:.9g}, and its clip, noise and coordinates give {alone:.9g}"
 
-    def epsilon(self, delta: float, adjacency: str) -> tuple[float, bool]:
-        """The largest epsilon of any client, and whether it is exact; raises ValueError for a kind of release unknown here."""
-        if self.unbounded:
-            return math.inf, True
-        costs = {(self.squares.get(c, 0.0), frozenset(self.sampled[c].items())) for c in {*self.squares, *self.sampled}}
-        plain = max((squares for squares, sampled in costs if not sampled), default=0.0)
-        mixed = [epsilon_of(dict(sampled), squares, delta, adjacency) for squares, sampled in costs if sampled]
-        return max([epsilon_of({}, plain, delta, adjacency), *mixed])
+    def curve(self, delta: float, adjacency: str) -> Curve:
+        """What the releases of one client tell, of whom most is told; raises ValueError as `Curve`."""
+        costs = {(frozenset(self.sampled[c].items()), self.squares.get(c, 0.0)) for c in {*self.squares, *self.sampled}}
+        plain = max((squares for sampled, squares in costs if not sampled), default=0.0)
+        dearest = [(frozenset[Any](), plain), *(cost for cost in costs if cost[0])]
+        return max((_curve(*cost, delta, adjacency) for cost in dearest), key=lambda curve: curve.epsilon)
+
+
+_curve = lru_cache(maxsize=64)(Curve)
 
 
 @lru_cache(maxsize=4096)

@@ -25,7 +25,6 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "statement.md": str,
     "history.csv": lambda text: list(csv.DictReader(text.splitlines())),
 }
-Step = Callable[[int, int], None]
 _TRUST = {
     "all releases": "that nothing left beside these releases: the run's code; secure aggregation or two ledgers remove it",
     "secret noise": "that nobody saw the noise: the machine that drew it; attestation or noise in shares removes it",
@@ -33,7 +32,7 @@ _TRUST = {
 }
 
 
-def verify_run(path: str | Path, *, pin: str | None = None, on_step: Step | None = None) -> Verification:
+def verify_run(path: str | Path, *, pin: str | None = None, on_step: Callable[[int, int], None] | None = None) -> Verification:
     """Check a run directory (or a zip of one) without running any of its code, and without writing to it.
 
     pin: the closing digest that is known from elsewhere. on_step: called with (rows read, rows there).
@@ -51,7 +50,7 @@ def verify_run(path: str | Path, *, pin: str | None = None, on_step: Step | None
         return _verify(ledger.parent, findings, pin, on_step)
 
 
-def _verify(run: Path, findings: Findings, pin: str | None, on_step: Step | None) -> Verification:
+def _verify(run: Path, findings: Findings, pin: str | None, on_step: Callable[[int, int], None] | None) -> Verification:
     ledger = LedgerFile(run / "ledger.sqlite")
     try:
         files = {name: parse((run / name).read_text(encoding="utf-8")) for name, parse in _PARSERS.items()}
@@ -73,16 +72,16 @@ def _verify(run: Path, findings: Findings, pin: str | None, on_step: Step | None
 
 def _check_ends(findings: Findings, ledger: LedgerFile, pin: str | None) -> None:
     """The head file, the closing and the pin."""
-    head = ledger.path.with_name(f"{ledger.path.name}-head").read_bytes()
-    findings.check(head == ledger.head, "head", f"{ledger.releases} releases", head.decode("ascii", "replace").strip())
+    head = f"fedveil ledger head {ledger.releases:020d} {ledger.last if ledger.releases else '0' * 64}\n"
+    found = ledger.path.with_name(f"{ledger.path.name}-head").read_bytes().decode("ascii", "replace")
+    findings.check(head == found, "head", head.strip(), found.strip())
     closing = ledger.closing_digest or "none"
     if not ledger.closing:
-        findings.append(Finding("unknown", "closing", "the ledger is not closed: the run goes on, or the closing was taken away"))
+        findings.append(Finding("unknown", "closing", "not there: the run goes on, or its end was taken away"))
     if pin is not None:
         findings.check(closing == pin.strip().lower(), "pin", pin, closing)
     else:
-        text = f"{closing}: only a digest known from elsewhere (--pin) tells a wholly rewritten run"
-        findings.append(Finding("trust", "closing digest", text))
+        findings.append(Finding("trust", "closing digest", f"{closing}: only --pin, from elsewhere, tells a rewritten run"))
 
 
 def _check_files(findings: Findings, run: Path, ledger: LedgerFile) -> None:
@@ -116,7 +115,7 @@ def _check_numbers(findings: Findings, run: Path, ledger: LedgerFile, spent: Row
     few = [r for r in rounds if spent.participants.get(r, least) < seen[r]]
     few += [r for r in spent.participants if r > finished - bool(ledger.closing)]
     findings.check(not few, "rounds of the ledger", "the participants of the history", f"others in {few}" if few else "the same")
-    more, fewer = (spent.dimension, statement["dimension"]) if ledger.releases else (0, 0)
-    findings.check(more == fewer or (spent.extras and more > fewer), "dimension", fewer, more)
+    excess = spent.dimension - statement["dimension"] if ledger.releases else 0
+    findings.check(excess == 0 or (spent.extras and excess > 0), "dimension", statement["dimension"], spent.dimension)
     statement_checks.check_rows(findings, spent, statement, complete)
     statement_checks.check_statement(findings, statement, files["statement.md"])

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Kind = Literal["verified", "contradicted", "unknown", "trust"]
-"""Checked and right; checked and wrong; could not be checked here; what no file of a run can show."""
 
 
 class Finding(NamedTuple):
-    """One check: what was expected, and what is there."""
+    """One check: right; wrong, with what was expected; impossible to make here; or what no file of a run can show."""
 
     kind: Kind
     subject: str

@@ -16,8 +16,7 @@ _COLUMNS = (
     *("reason", "clip", "noise_std", "coordinates", "dimension", "participants", "reads", "note", "grid", "mechanism", "extras"),
     *("whole_clip", "nonce", "sealed", "digest"),
 )
-_TABLES = "3f09ce983971ed161ca8dba7180375f7e767e6dfb926992de418ebaa84ca2757"
-"""The digest of the tables and triggers that make a ledger append-only."""
+_TABLES = "3f09ce983971ed161ca8dba7180375f7e767e6dfb926992de418ebaa84ca2757"  # and triggers
 _CHAINED = [i for i, name in enumerate(_COLUMNS) if name not in ("time", "participants", "nonce", "digest")]
 
 
@@ -30,11 +29,7 @@ class LedgerFile:
         self.closing_digest, self.published = "", False
 
     def rows(self, on_step: Callable[[int, int], None] | None = None) -> Iterator[dict[str, Any]]:
-        """Every row, checked against chain and commitment; on_step is called with (rows read, rows there).
-
-        Raises:
-            OSError: no ledger that can be read, or another schema. ValueError, sqlite3.Error: it contradicts itself.
-        """
+        """Every row, checked; OSError where there is no ledger to read, ValueError or sqlite3.Error where it is wrong."""
         log = self.path.with_name(self.path.name + "-wal")
         if not self.path.is_file() or (log.exists() and log.stat().st_size):
             raise OSError(f"{self.path.name} is not there, or it is open still: a run that has ended leaves an empty -wal")
@@ -72,11 +67,6 @@ class LedgerFile:
         self.run, self.opening = meta["run"], json.loads(meta["meta"])
         self.last = _link("", [text for item in sorted(meta.items()) for text in item])
         return int(db.execute("SELECT count(*) FROM release").fetchone()[0])
-
-    @property
-    def head(self) -> bytes:
-        """What the head file holds when every release was handed over."""
-        return f"fedveil ledger head {self.releases:020d} {self.last if self.releases else '0' * 64}\n".encode()
 
 
 def _link(previous: str, values: list[Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr, ndtr, ndtri
+from scipy.special import log_ndtr, logsumexp, ndtr, ndtri
 
 Array = NDArray[np.floating[Any]]
 Tails = Callable[[Array], tuple[Array, Array]]  # from losses l >= 0 to (P(loss > l), Q(loss > l)) of one direction
@@ -36,16 +36,12 @@ class Curve:
             pairs.append((_gaussian(self.mu), _gaussian(self.mu), 1.0))
         back = [(second, first, count) for first, second, count in pairs]
         self.losses = [_composed(direction, delta) for direction in (pairs, back) if sampled]
-        if any(infinite >= delta for _, _, infinite in self.losses):
-            raise NotImplementedError("the second path does not reach epsilons this large")
-        self.epsilon = gaussian_epsilon(self.mu, delta) if self.exact else _root(lambda epsilon: self.delta(epsilon) > delta)
+        self.epsilon = gaussian_epsilon(self.mu, delta) if self.exact else _root(lambda epsilon: self._delta(epsilon) > delta)
 
-    def delta(self, epsilon: float) -> float:
-        """The least delta >= 0 at which epsilon holds, from above, of curves that are not exact."""
-        return max(
-            infinite - float(mass[losses > epsilon] @ np.expm1(epsilon - losses[losses > epsilon]))
-            for losses, mass, infinite in self.losses
-        )
+    def _delta(self, epsilon: float) -> float:
+        if epsilon > 600:
+            raise NotImplementedError("an epsilon this large")
+        return max(beyond - float(mass @ np.expm1(np.minimum(epsilon - losses, 0.0))) for losses, mass, beyond in self.losses)
 
     def true_positives(self, rate: float) -> float:
         """The largest true-positive rate at this false-positive rate: exact of Gaussian releases, else of the losses' bound."""
@@ -113,8 +109,7 @@ def _composed(pairs: list[tuple[Tails, Tails, float]], delta: float) -> Loss:
     rough = [(*_masses(pair[:2], top, coarse)[:2], pair[2]) for pair, top in zip(pairs, tops, strict=True)]
     size = 1 << 18
     step = 2.2 * _reach(rough, tail) / size
-    product: Any = np.ones(size // 2 + 1, dtype=np.complex128)
-    infinite = 0.0
+    product, infinite = np.ones(size // 2 + 1, dtype=np.complex128), 0.0
     for (first, second, count), top in zip(pairs, tops, strict=True):
         losses, mass, beyond = _masses((first, second), top, step)
         product *= np.fft.rfft(np.bincount(np.rint(losses / step).astype(np.int64) % size, mass, size)) ** count
@@ -145,20 +140,15 @@ def _half(tails: Tails, cells: int, step: float) -> tuple[Array, float]:
     dp, dq = np.maximum(p[:-1] - p[1:], 0.0), np.maximum(q[:-1] - q[1:], 0.0)
     # dp = a + b and dq = a e^-near + b e^-(near + step): b sits at the far end
     b = np.clip((dp - np.exp(np.sign(step) * sizes[:-1]) * dq) / -np.expm1(-step), 0.0, dp)
-    mass = np.zeros(cells + 1)
-    mass[:-1] += dp - b
-    mass[1:] += b
-    return mass, float(p[-1])
+    return np.append(dp - b, 0.0) + np.append(0.0, b), float(p[-1])
 
 
 def _reach(rough: list[tuple[Array, Array, float]], tail: float) -> float:
     """A size that the sum of all losses exceeds with probability below 2 `tail`, by Chernoff's bound."""
-    reach = 1e-3
-    for sign in (1, -1):
-        best = math.inf
-        for order in np.geomspace(1e-3, 1e3, 80):
-            exponents = [(sign * order * losses, mass, count) for losses, mass, count in rough]
-            logs = (n * (e.max() + math.log(float(mass @ np.exp(e - e.max())))) for e, mass, n in exponents)
-            best = min(best, (math.fsum(logs) - math.log(tail)) / order)
-        reach = max(reach, best)
-    return reach
+
+    def bound(order: float) -> float:
+        logs = (count * float(logsumexp(order * losses, b=mass)) for losses, mass, count in rough)
+        return (math.fsum(logs) - math.log(tail)) / abs(order)
+
+    orders = np.geomspace(1e-3, 1e3, 80)
+    return max(1e-3, min(map(bound, orders)), min(map(bound, -orders)))

@@ -13,8 +13,7 @@ from fedveil.verify.second_path import Curve
 
 EXACT, NUMERIC = 1e-6, 1e-3
 """Relative agreement of epsilons in closed form, and of those by loss distributions on two grids, both from above."""
-FPR = 0.05
-"""The false-positive rate at which a statement quotes `tpr`."""
+FPR = 0.05  # at which a statement quotes `tpr`
 _VIEWS = ("server", "aggregate", "final")
 Json = Mapping[str, Any]
 
@@ -36,17 +35,16 @@ def check_configuration(findings: Findings, statement: Json, config: Json, card:
     for view, numbers in zip(_VIEWS, statement["views"], strict=True):
         pairs[f"scope ({view})"] = ({**statement["scope"], "view": view}, numbers["proven"]["scope"])
         pairs[f"delta ({view})"] = (statement["delta"], numbers["proven"]["delta"])
+        for rate in (release["rate"] for release in numbers["releases"] if release["rate"] and privacy["unit"] == "client"):
+            pairs[f"sampling rate ({view})"] = (statement["cohort"] / clients, rate)
     findings.agree("statement and configuration", pairs)
 
 
 def check_statement(findings: Findings, statement: Json, page: str) -> None:
     """Every proven number from the releases that the statement lists, by a second path; and the page beside it."""
     for view, numbers in zip(_VIEWS, statement["views"], strict=True):
-        subject, stated, curve = (
-            f"proven epsilon ({view} view)",
-            float(numbers["proven"]["epsilon"]),
-            _planned(numbers, statement),
-        )
+        subject, stated = f"proven epsilon ({view} view)", float(numbers["proven"]["epsilon"])
+        curve = _planned(numbers, statement)
         tolerance, tpr = EXACT if curve.exact else NUMERIC, curve.true_positives(FPR)
         right = stated == curve.epsilon or math.isclose(stated, curve.epsilon, rel_tol=tolerance)
         right = right or (not curve.exact and curve.epsilon < stated < math.inf)  # a bound that is less sharp is a bound
@@ -56,41 +54,38 @@ def check_statement(findings: Findings, statement: Json, page: str) -> None:
         mu = curve.mu if curve.exact and math.isfinite(stated) else None
         findings.agree(f"mu and tpr ({view} view)", {"mu": (mu, numbers["mu"]), "tpr": (tpr, numbers["tpr"])})
     on_page = {float(text.rstrip(".")) for text in re.findall(r"\d[\d.]*(?:e[+-]?\d+)?", page)}
-    stated = _numbers(statement)
-    lacking = [f"{key} = {value}" for key, value in stated if on_page.isdisjoint({float(f"{value:.4g}"), float(f"{value:g}")})]
+    lacking = [n for n in _numbers(statement) if on_page.isdisjoint({float(f"{n:.4g}"), float(f"{n:g}")})]
     right = not lacking and page.startswith(f"# Privacy statement: {statement['method']} ({statement['variant']}")
     findings.check(right, "statement.md", "the numbers of statement.json", "the same numbers" if right else f"no {lacking}")
 
 
 def check_rows(findings: Findings, spent: RowCosts, statement: Json, complete: bool) -> None:
     """The rows, and their sum beside the proven epsilon of the run's view; in a complete run of aggregates it is the plan's."""
-    for subject in ("scope of the rows", "cost of the rows"):
-        wrong = spent.wrong.get(subject)
-        findings.check(not wrong, subject, "what the statement and the row say", wrong or "right")
+    findings.check(
+        not spent.wrong, "rows", "the statement's scope, and costs as they follow", spent.wrong or "each as it should be"
+    )
     view, target = statement["scope"]["view"], statement["target_epsilon"]
     own = statement["views"][_VIEWS.index(view)]
     proven, subject = float(own["proven"]["epsilon"]), f"epsilon spent ({view} view)"
     curve, plan = spent.curve(statement["delta"], _pair(statement)), _planned(own, statement)
     epsilon, tolerance = curve.epsilon, EXACT if curve.exact else NUMERIC
     least = plan.epsilon if complete and view == "aggregate" and math.isfinite(plan.epsilon) else 0.0
-    expected = f"at most {proven:.9g}, the statement's" + (f", and {least:.9g}, the plan's" if least else "")
-    if view == "final":
-        findings.check(True, subject, "", f"{epsilon:.9g} by all releases; {proven:.9g} is of the last model alone")
-    else:
-        right = least * (1 - tolerance) <= epsilon <= proven * (1 + tolerance)
-        findings.check(right, subject, expected, f"{epsilon:.9g}")
+    most = math.inf if view == "final" else proven  # which is of the last model alone
+    right = least * (1 - tolerance) <= epsilon <= most * (1 + tolerance)
+    findings.check(right, subject, f"{least:.9g} to {most:.9g}", f"{epsilon:.9g}")
     right = target is None or proven <= target * (1 + EXACT) or proven == math.inf
     findings.check(right, "target epsilon", f"at most {target}", f"{proven:.9g}")
 
 
-def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, float]]:
+def _numbers(value: Any) -> Iterator[float]:
     """Every number of the statement that its page shows, too; the others are computed again."""
-    inner = value.items() if isinstance(value, dict) else [(key, item) for item in value] if isinstance(value, list) else []
-    for name, item in inner:
-        if name not in ("mu", "tpr", "releases", "units"):
-            yield from _numbers(item, name)
     if isinstance(value, int | float):
-        yield key, value
+        yield value
+    inner = value if isinstance(value, list) else []
+    if isinstance(value, dict):
+        inner = [item for key, item in value.items() if key not in ("mu", "tpr", "releases", "units")]
+    for item in inner:
+        yield from _numbers(item)
 
 
 def _pair(statement: Json) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Kind = Literal["verified", "contradicted", "unknown", "trust"]
-"""Checked and right; checked and wrong; could not be checked here; what no file of a run can show."""
 
 
 class Finding(NamedTuple):
-    """One check: what was expected, and what is there."""
+    """One check: right; wrong, with what was expected; impossible to make here; or what no file of a run can show."""
 
     kind: Kind
     subject: str
@@ -24,6 +25,11 @@ class Findings(list[Finding]):
         """Add the outcome of one check."""
         text = f"{found}" if right else f"expected {expected}, found {found}"
         self.append(Finding("verified" if right else "contradicted", subject, text))
+
+    def agree(self, subject: str, pairs: Mapping[str, tuple[object, object]]) -> None:
+        """Add one check of many: of each name the number that follows, and the number that is stated; floats to six digits."""
+        wrong = [f"{name} = {a!r}, not {b!r}" for name, (a, b) in pairs.items() if not _same(a, b)]
+        self.check(not wrong, subject, "; ".join(wrong), "other values" if wrong else f"agrees on {', '.join(pairs)}")
 
 
 @dataclass(frozen=True)
@@ -43,3 +49,7 @@ class Verification:
     def outcome(self) -> str:
         """`verified`, `contradicted` or `cannot tell`."""
         return ("verified", "contradicted", "cannot tell")[self.exit_status]
+
+
+def _same(a: object, b: object) -> bool:
+    return a == b or (isinstance(a, float) and isinstance(b, float) and math.isclose(a, b, rel_tol=1e-6))

@@ -9,65 +9,66 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from fedveil.verify.second_path import Release, epsilon_of
+from fedveil.verify.second_path import Curve, Release
 
 
 class RowCosts:
-    """The sum of the rows, client by client (-1 is the aggregate), and the first row that is wrong in each way."""
+    """The sum of the rows, client by client (-1 is the aggregate), and what is wrong with the first row that is."""
 
     def __init__(self, scope: tuple[str, ...], colluders: int) -> None:
         self.scope, self.colluders = scope, colluders
         self.squares: dict[int, float] = defaultdict(float)
         self.sampled: dict[int, Counter[Release]] = defaultdict(Counter)
-        self.unbounded, self.dimension = "", 0
-        self.rounds, self.participants, self.wrong = Counter[int](), dict[int, int | None](), dict[str, str]()
+        self.dimension, self.extras = 0, False
+        self.participants, self.wrong = dict[int, float](), ""
 
     def add(self, row: Mapping[str, Any], run: str) -> None:
         """Count one row, and check what it says of itself."""
-        self.rounds[row["round"]] += 1
-        self.participants[row["round"]], self.dimension = row["participants"], row["dimension"]
-        if (row["unit"], row["adjacency"], row["view"]) != self.scope or row["run"] != run:
-            found = f"{row['unit']}, {row['adjacency']}, {row['view']} of run {row['run']}"
-            self.wrong.setdefault("scope of the rows", f"row {row['seq']} is charged for {found}")
+        own = row["client"] >= 0
+        together = math.inf if row["participants"] is None else row["participants"]
+        self.participants[row["round"]] = self.participants.get(row["round"], 0) + 1 if own else together
+        self.dimension, self.extras = row["dimension"], row["extras"] != "[]"
+        if (row["unit"], row["adjacency"], row["view"]) != self.scope or row["run"] != run or own != (row["view"] == "server"):
+            self.wrong = self.wrong or f"row {row['seq']} is charged for another scope, or is of another run"
         self.count(row["client"], row)
         if row["event"] != "unbounded" and (problem := self._cost_problem(row)):
-            self.wrong.setdefault("cost of the rows", f"row {row['seq']} {problem}")
+            self.wrong = self.wrong or f"row {row['seq']} {problem}"
 
     def count(self, client: int, row: Mapping[str, Any]) -> None:
         """Count the cost of one row, or of one planned release."""
+        if row["count"] < 1:
+            raise ValueError("a release counts at least once")
         if row["event"] == "unbounded":
-            self.unbounded = self.unbounded or str(row["reason"])
-        elif row["event"] == "gaussian":
-            self.squares[client] += row["count"] * row["mu"] ** 2
+            self.squares[client] = math.inf
+        elif row["event"] == "gaussian" or row["rate"] == 1:
+            self.squares[client] += row["count"] * (row["mu"] if row["event"] == "gaussian" else 1 / row["noise_multiplier"]) ** 2
         else:
             self.sampled[client][(row["event"], row["rate"], row["noise_multiplier"])] += row["count"]
 
     def _cost_problem(self, row: Mapping[str, Any]) -> str:
         """Why the charged cost does not follow from the row; correlated noise has a factor that only the plan knows."""
         charged = row["mu"] if row["event"] == "gaussian" else 1 / row["noise_multiplier"]
-        if row["note"].startswith("DP-SGD"):  # charged a little more, for the rounding of sums
-            clip, std = json.loads(row["clip"])[0], json.loads(row["noise_std"])[0]
-            alone = (1 if row["adjacency"] == "zero_out" else 2) * clip / std
+        steps = row["note"].startswith("DP-SGD")
+        factor = 2 if row["adjacency"] == "replace_one" or (row["unit"] == "record" and not steps) else 1
+        whole = math.inf if row["whole_clip"] is None else row["whole_clip"]
+        alone = factor * _mu(row["clip"], row["noise_std"], whole, len(json.loads(row["extras"]))) if row["coordinates"] else 0.0
+        shares = max((row["participants"] or 0) - self.colluders, 1)  # each upload of a sum may carry noise of its own
+        right = any(math.isclose(charged, mu, rel_tol=1e-9, abs_tol=1e-12) for mu in (alone, alone / math.sqrt(shares)))
+        if steps:  # charged a little more, for the rounding of sums
             right = alone <= charged * (1 + 1e-9) <= 1.01 * alone
-        else:
-            factor = 2 if row["unit"] == "record" or row["adjacency"] == "replace_one" else 1
-            whole = math.inf if row["whole_clip"] is None else row["whole_clip"]
-            extras = len(json.loads(row["extras"]))
-            alone = factor * _mu(row["clip"], row["noise_std"], whole, extras) if row["coordinates"] else 0.0
-            shares = max((row["participants"] or 0) - self.colluders, 1)  # each upload of a sum may carry noise of its own
-            right = any(math.isclose(charged, mu, rel_tol=1e-9, abs_tol=1e-12) for mu in (alone, alone / math.sqrt(shares)))
-            if row["mechanism"] == "banded":
-                right = charged >= alone * (1 - 1e-9) if row["round"] == 0 else charged == 0
+        elif row["mechanism"] == "banded":
+            right = charged >= alone * (1 - 1e-9) if row["round"] == 0 else charged == 0
         return "" if right else f"charges mu = {charged:.9g}, and its clip, noise and coordinates give {alone:.9g}"
 
-    def epsilon(self, delta: float, adjacency: str) -> tuple[float, bool]:
-        """The largest epsilon of any client, and whether it is exact; raises ValueError for a kind of release unknown here."""
-        if self.unbounded:
-            return math.inf, True
-        costs = {(self.squares.get(c, 0.0), frozenset(self.sampled[c].items())) for c in {*self.squares, *self.sampled}}
-        plain = max((squares for squares, sampled in costs if not sampled), default=0.0)
-        mixed = [epsilon_of(dict(sampled), squares, delta, adjacency) for squares, sampled in costs if sampled]
-        return max([epsilon_of({}, plain, delta, adjacency), *mixed])
+    def curve(self, delta: float, adjacency: str) -> Curve:
+        """What the releases of one client tell, of whom most is told; raises ValueError as `Curve`."""
+        costs = {(frozenset(self.sampled[c].items()), self.squares.get(c, 0.0)) for c in {*self.squares, *self.sampled}}
+        plain = max((squares for sampled, squares in costs if not sampled), default=0.0)
+        dearest = [(frozenset[Any](), plain), *(cost for cost in costs if cost[0])]
+        return max((_curve(*cost, delta, adjacency) for cost in dearest), key=lambda curve: curve.epsilon)
+
+
+_curve = lru_cache(maxsize=64)(Curve)
 
 
 @lru_cache(maxsize=4096)

@@ -220,3 +220,24 @@ def test_caps_of_single_clients_are_listed(open_page: Callable[..., Any], made: 
     assert "Each client has a cap of its own" in text(browser, "#privacy")
     rows = [row.split() for row in texts(browser, "#privacy tbody tr")]
     assert [["1.25", "3"], [number(statement.proven.epsilon), "9"]] == rows[3:5]
+
+
+def test_the_badge_says_what_verifying_found_and_contradictions_stand_below_it(
+    open_page: Callable[..., Any], made: dict[str, Path], tmp_path: Path
+) -> None:
+    forged = Path(shutil.copytree(made["one"], tmp_path / "forged"))
+    statement = forged / "statement.json"
+    statement.write_text(statement.read_text().replace('"tpr": 0.', '"tpr": 0.0'))
+    browser = open_page(write_report([made["other"]], tmp_path / "right.html"), width=390)
+    assert text(browser, "#result .badge.verified") == "Verification: verified"
+    assert texts(browser, "#result .refuted") == []
+    browser = open_page(write_report([forged, made["other"]], tmp_path / "wrong.html"), width=390)
+    assert text(browser, "#result .badge.contradicted") == "Verification: contradicted (1 of 2 runs)"
+    assert "forged: files: expected what the run wrote, found changed: statement.json" in text(browser, "#result .refuted")
+    assert text(browser, "#result .findings li") == ""  # folded
+    click(browser, "#result .findings summary")
+    assert texts(browser, "#result .findings h3")[0].startswith("forged: contradicted (")
+    assert {"Contradicted", "Verified", "What has to be trusted"} == {
+        t.split(" (")[0] for t in texts(browser, "#result .findings h4")
+    }
+    assert browser.execute_script(OVERFLOW) <= 0

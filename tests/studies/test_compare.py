@@ -23,7 +23,7 @@ from fedveil.cli.app import app
 from fedveil.cli.compare_terminal import LiveTable, render
 from fedveil.configuration.config import parse
 from fedveil.errors import ConfigError
-from fedveil.pages.compare_files import markdown, write_files
+from fedveil.pages.compare_files import check_runs, markdown, write_files
 from fedveil.run.run import run
 from fedveil.run.run_directory import write_config
 from fedveil.studies.compare.comparison import Comparison, compare, default_out
@@ -125,7 +125,7 @@ def test_the_sample_and_its_limits_are_said(found: Comparison) -> None:
 
 
 def test_files(found: Comparison) -> None:
-    paths = write_files(found)
+    paths = write_files(found, check_runs(found))
     assert {p.name for p in paths.values()} == {
         *("compare.html", "compare.md", "compare.csv", "cells.csv", "compare.json", "compare.png", "compare.svg", "runs.html")
     }
@@ -199,7 +199,7 @@ def test_the_final_table(found: Comparison) -> None:
 
 
 def test_the_command_ends_with_the_same_table(found: Comparison) -> None:
-    write_files(found)
+    write_files(found, check_runs(found))
     arguments = ["compare", str(found.path / "base.toml"), "--methods", ",".join(METHODS), "--epsilon", "2,8", "--seeds", "3"]
     printed = CliRunner().invoke(app, [*arguments, "--out", str(found.path)])
     assert printed.exit_code == 0, printed.output
@@ -257,7 +257,7 @@ def test_a_failed_cell_is_left_out_and_told(found: Comparison) -> None:
     assert not kept.failed
     empty = replace(found, rows=(absent,))
     assert empty.failed
-    assert "| rank |" not in markdown(empty)
+    assert "| rank |" not in markdown(empty, {})
 
 
 def test_a_comparison_without_a_number_ends_with_status_1(

@@ -17,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedveil.errors import ConfigError
-from fedveil.pages.compare_files import write_files
+from fedveil.pages.compare_files import check_runs, write_files
+from fedveil.pages.verification_section import outcome_lines
 from fedveil.studies.compare.comparison import Comparison, compare, default_out
 from fedveil.studies.compare.comparison_plan import ComparisonListener, Planned
 from fedveil.studies.compare.comparison_rows import Row
@@ -126,9 +127,12 @@ def compare_with_table(spec: ComparisonSpec, out: Path | None, jobs: int | None)
         except KeyboardInterrupt:
             console.print(f"interrupted; the same command goes on where it was (--out {folder})", highlight=False, soft_wrap=True)
             raise
-        live.update(Text("writing tables and pictures"))
-        paths = write_files(found)
+        live.update(Text("verifying the runs, writing tables and pictures"))
+        checked = check_runs(found)
+        paths = write_files(found, checked)
     render(found, console)
+    for line in outcome_lines(checked):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     for what in ("page", "picture", "table"):
         if what in paths:
             console.print(f"{what}: {paths[what]}", highlight=False, soft_wrap=True)

@@ -43,12 +43,16 @@ def certify(
         statement = certify_config(configuration(config, preset, with_seed(overrides, seed), trust_plugins))
         _print_statement(statement, as_json, markdown)
         return
-    from fedveil.cli.verify_terminal import headline, problems, verification_values, verify_with_progress
+    from fedveil.cli.reading_progress import reading_progress
+    from fedveil.cli.verify_terminal import verification_values
+    from fedveil.run.verification import verification
+    from fedveil.run.verification_text import headline, problems
 
-    found = verify_with_progress(config, None, None, trust_plugins=trust_plugins, quiet=as_json)
+    with reading_progress() as progress:
+        found = verification(config, trust_plugins=trust_plugins, on_step=progress)
     statement = read_statement(config)
     if not as_json:
-        lines = [headline(config, found), *problems(found)]
+        lines = [headline(str(config), found), *problems(found)]
         typer.echo("\n".join(f"> {line}  " for line in lines) + "\n" if markdown else "\n".join(lines))
     _print_statement(statement, as_json, markdown, verification=verification_values(found))
     if found.exit_status == 1:

@@ -26,14 +26,17 @@ def verify(
     """Check a run that you were given: what is bound, recomputed, unknown. Exit 0 verified, 1 contradicted, 2 cannot tell."""
     from rich.console import Console
 
-    from fedveil.cli.verify_terminal import render_verification, verification_values, verify_with_progress
+    from fedveil.cli.reading_progress import reading_progress
+    from fedveil.cli.verify_terminal import render_verification, verification_values
     from fedveil.errors import ConfigError
     from fedveil.run.closing_signature import Signer
+    from fedveil.run.verification import verification
 
     if (signers is None) != (identity is None):
         raise ConfigError("--signers FILE and --identity NAME go together: give both, or neither")
     signer = None if signers is None or identity is None else Signer(identity, signers)
-    found = verify_with_progress(run, pin, signer, trust_plugins=trust_plugins, quiet=as_json)
+    with reading_progress() as progress:
+        found = verification(run, pin=pin, signer=signer, trust_plugins=trust_plugins, on_step=progress)
     if as_json:
         print_json({"run": str(run), **verification_values(found)})
     else:

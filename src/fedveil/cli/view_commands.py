@@ -46,17 +46,23 @@ def models() -> None:
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories; runs that differ only in their seed are shown together.")],
     out: Annotated[Path | None, typer.Option(help="HTML file to write; by default report.html in the run directory.")] = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
-    """Write a report of one or several runs: a self-contained page with curves, privacy, fairness, data and settings."""
+    """Verify runs and write their report: a self-contained page with curves, privacy, fairness, data and settings."""
     from fedveil.cli.reading_progress import reading_progress
     from fedveil.pages.report import write_report
+    from fedveil.pages.verification_section import outcome_lines
+    from fedveil.run.verification import verification
 
     shown = [run for run in runs if (run / "config.toml").is_file() or not run.is_dir()] or runs
     for run in runs:
         if run not in shown:
             typer.echo(f"left out: {run} is not a run directory (it has no config.toml)", err=True)
     with reading_progress() as progress:
-        page = write_report(shown, out, progress)
+        checked = {path: verification(path, trust_plugins=trust_plugins, on_step=progress) for path in shown}
+        page = write_report(shown, out, progress, checked)
+    for line in outcome_lines(checked):
+        typer.echo(line)
     typer.echo(f"report: {page} (open it in a browser; it needs no network)")
 
 

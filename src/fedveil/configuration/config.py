@@ -96,15 +96,15 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, trust_plugin
     return config
 
 
-def load_recorded(run: Path) -> Config:
-    """The configuration of a run directory; its plugins must have been imported before (see `import_recorded`).
+def load_recorded(run: Path, *, trust_plugins: bool = False) -> Config:
+    """The configuration of a run directory; unless they are trusted, its plugins must have been imported before.
 
     Raises:
         ConfigError: not a run directory, or as `load_config`.
     """
     if not (run / "config.toml").is_file() or not is_run(run):
         raise ConfigError(f"{run} is not a run directory: give one that `fedveil run` left")
-    return load_config(run / "config.toml")
+    return load_config(run / "config.toml", trust_plugins=trust_plugins)
 
 
 def import_recorded(target: Path) -> None:
@@ -113,8 +113,8 @@ def import_recorded(target: Path) -> None:
     Raises:
         ConfigError: as `load_config`; or a plugin cannot be imported.
     """
-    file = target / "config.toml" if target.is_dir() else target
-    load_plugins(load_config(file, trust_plugins=True).run.plugins)
+    config = load_recorded(target, trust_plugins=True) if target.is_dir() else load_config(target, trust_plugins=True)
+    load_plugins(config.run.plugins)
 
 
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,30 +11,37 @@ from fedveil.federation.history import Columns
 from fedveil.pages.compare_page import cells, write_page
 from fedveil.pages.figures.compare_figure import plot_comparison
 from fedveil.pages.report import MOST_RUNS, write_report
+from fedveil.pages.verification_section import outcome_lines
 from fedveil.run.run_directory import write_config, write_json, write_table, write_text
+from fedveil.run.verification import verification
 from fedveil.studies.compare.comparison import Comparison
 from fedveil.studies.compare.comparison_rows import Row
 from fedveil.studies.compare.comparison_text import guarantee
+from fedveil.verify import Verification
 
 FORMAT = "fedveil-compare/1"
 
 
-def write_files(found: Comparison) -> dict[str, Path]:
+def check_runs(found: Comparison) -> dict[Path, Verification]:
+    """What is found by verifying the runs of a comparison, by their paths."""
+    return {state.path: verification(state.path) for row in found.rows for state in row.states if state.rounds}
+
+
+def write_files(found: Comparison, checked: Mapping[Path, Verification]) -> dict[str, Path]:
     """Write tables, pictures and pages into the comparison's directory and return their paths by what they are."""
     folder = found.path
     write_config(folder / "base.toml", found.config)
     write_table(folder / "compare.csv", [row_values(row) for row in found.rows])
-    write_table(folder / "cells.csv", cell_values(found))
-    write_json(folder / "compare.json", values(found))
+    write_table(folder / "cells.csv", cell_values(found, checked))
+    write_json(folder / "compare.json", values(found, checked))
     paths = {"table": folder / "compare.csv", "cells": folder / "cells.csv", "json": folder / "compare.json"}
     if any(row.values for row in found.rows):
         paths["picture"] = plot_comparison(found, folder / "compare.png")
         paths["svg"] = plot_comparison(found, folder / "compare.svg")
-    runs = [state.path for row in found.rows for state in row.states if state.rounds]
-    if 1 < len(runs) <= MOST_RUNS:
-        paths["runs"] = write_report(runs, folder / "runs.html")
-    write_text(folder / "compare.md", markdown(found))
-    page = write_page(found, folder / "compare.html", paths.get("runs"))
+    if 1 < len(checked) <= MOST_RUNS:
+        paths["runs"] = write_report(list(checked), folder / "runs.html", checked=checked)
+    write_text(folder / "compare.md", markdown(found, checked))
+    page = write_page(found, folder / "compare.html", paths.get("runs"), checked)
     return {"page": page, "markdown": folder / "compare.md", **paths}
 
 
@@ -70,7 +78,7 @@ def row_values(row: Row) -> dict[str, Any]:
     }
 
 
-def cell_values(found: Comparison) -> list[dict[str, Any]]:
+def cell_values(found: Comparison, checked: Mapping[Path, Verification]) -> list[dict[str, Any]]:
     """One line a run: the sample itself."""
     return [
         {
@@ -84,13 +92,14 @@ def cell_values(found: Comparison) -> list[dict[str, Any]]:
             "seconds": state.seconds,
             "run": state.path.relative_to(found.path).as_posix(),
             "problem": state.error or state.ended,
+            "verification": checked[state.path].outcome if state.path in checked else None,
         }
         for row in found.rows
         for state in row.states
     ]
 
 
-def values(found: Comparison) -> dict[str, Any]:
+def values(found: Comparison, checked: Mapping[Path, Verification]) -> dict[str, Any]:
     """The whole comparison as plain values (`compare.json`)."""
     return {
         "format": FORMAT,
@@ -99,11 +108,11 @@ def values(found: Comparison) -> dict[str, Any]:
         "seeds": list(found.seeds),
         "notes": found.sentences,
         "rows": [row_values(row) | {"problems": list(row.problems)} for row in found.rows],
-        "cells": cell_values(found),
+        "cells": cell_values(found, checked),
     }
 
 
-def markdown(found: Comparison) -> str:
+def markdown(found: Comparison, checked: Mapping[Path, Verification]) -> str:
     """The comparison as a Markdown page."""
     names = found.names
     lines = [
@@ -124,6 +133,7 @@ def markdown(found: Comparison) -> str:
         lines += [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
         lines += [*(f"| {' | '.join(line.values())} |" for line in table), ""]
     lines += [*(f"- {line} ({', '.join(where)})" for line, where in found.problems.items()), ""]
+    lines += [*(f"{line}\n" for line in outcome_lines(checked))]
     lines += [*(f"{sentence}\n" for sentence in found.sentences)]
     if any(":" in method for method in names):
         lines += ["Options: " + "; ".join(f"`{method}`" for method in names if ":" in method), ""]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,22 +12,27 @@ import tomli_w
 
 from fedveil.accounting.formatting import percent
 from fedveil.federation.history import Columns
+from fedveil.pages.verification_section import outcome_values
 from fedveil.pages.web_page import render
 from fedveil.run.run_directory import present, write_text
 from fedveil.studies.compare.comparison_rows import Row
 from fedveil.studies.compare.comparison_text import claimed, count, guarantee, mean_and_sd, proven, verdict
+from fedveil.verify import Verification
 
 if TYPE_CHECKING:
     from fedveil.studies.compare.comparison import Comparison
 
 
-def write_page(found: Comparison, path: Path, runs: Path | None = None) -> Path:
+def write_page(
+    found: Comparison, path: Path, runs: Path | None = None, checked: Mapping[Path, Verification] | None = None
+) -> Path:
     """Write the page and return its path.
 
     Args:
-        runs: the report of the runs, to link to.
+        runs: the report of the runs, to link to. checked: what is found by verifying them.
     """
-    write_text(path, render("compare.js", page_values(found) | {"runs": runs.name if runs is not None else None}))
+    more = {"runs": runs.name if runs is not None else None, "verification": outcome_values(checked or {})}
+    write_text(path, render("compare.js", page_values(found) | more))
     return path
 
 

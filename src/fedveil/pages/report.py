@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,17 @@ from fedveil.errors import ConfigError
 from fedveil.pages.report_page import page_values
 from fedveil.pages.web_page import render, write_html
 from fedveil.run.recorded_run import read_run
+from fedveil.run.verification import verification
+from fedveil.verify import Verification
 
 MOST_RUNS = 60
 
 
 def write_report(
-    runs: Sequence[str | Path], out: str | Path | None = None, progress: Callable[[int, int], None] | None = None
+    runs: Sequence[str | Path],
+    out: str | Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    checked: Mapping[Path, Verification] | None = None,
 ) -> Path:
     """Write the report of these run directories and return its path.
 
@@ -23,6 +28,7 @@ def write_report(
         runs: run directories; those that differ in their seed only are shown as one, with their mean and range.
         out: the HTML file; by default `report.html` in the run directory, or in the working directory for several runs.
         progress: called with the rows of a ledger that are verified, and all of it.
+        checked: what is found by verifying them, where that is known already.
 
     Raises:
         ConfigError: no run, more than 60, the same one twice, one that cannot be read, or a page that cannot be written.
@@ -33,7 +39,9 @@ def write_report(
     if len({p.resolve() for p in paths}) < len(paths):
         raise ConfigError(f"a run is given twice: {', '.join(map(str, paths))}; give each run directory once")
     target = Path(out) if out is not None else (paths[0] / "report.html" if len(paths) == 1 else Path("report.html"))
-    values = page_values([read_run(p) for p in paths], progress)
+    shown = [read_run(path) for path in paths]
+    checked = checked or {path: verification(path, on_step=progress) for path in paths}
+    values = page_values(shown, progress, checked)
     return write_html(target, render_page(values), "report", private=bool(values["charts"]["private"]))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from fedveil.accounting.formatting import percent
 from fedveil.pages.attack_section import attack_values
 from fedveil.pages.privacy_section import card_of, privacy_values, spent_values
 from fedveil.pages.report_charts import chart_values, column_values
+from fedveil.pages.verification_section import outcome_values
 from fedveil.run.recorded_run import RunData, experiment_of, group_names, grouped
 from fedveil.studies.curves import constant, curve, last, layers, spread, thinned
+from fedveil.verify import Verification
 
 PICTURE_BYTES = 2_500_000
 """Pictures beyond this total are named, not shown, so that the page stays small."""
@@ -22,8 +25,16 @@ COLUMNS = 240
 """The partition plot has so many columns at most; neighbours are averaged above that."""
 
 
-def page_values(runs: Sequence[RunData], progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-    """Everything that the page shows, as values for strict JSON."""
+def page_values(
+    runs: Sequence[RunData],
+    progress: Callable[[int, int], None] | None = None,
+    checked: Mapping[Path, Verification] | None = None,
+) -> dict[str, Any]:
+    """Everything that the page shows, as values for strict JSON.
+
+    Args:
+        checked: what is found by verifying the runs, by their paths.
+    """
     groups = grouped(runs)
     names = group_names(groups)
     room = [PICTURE_BYTES]
@@ -31,7 +42,13 @@ def page_values(runs: Sequence[RunData], progress: Callable[[int, int], None] | 
     shown.sort(key=lambda g: (g["proven_value"] is None, g["proven_value"] or 0.0, -(g["accuracy"] or {"mean": 0.0})["mean"]))
     scopes = {g["scope"] for g in shown if g["scope"]}
     charts = chart_values(shown)
-    return {"runs": len(runs), "groups": shown, "charts": charts, "one_scope": next(iter(scopes)) if len(scopes) == 1 else None}
+    return {
+        "runs": len(runs),
+        "groups": shown,
+        "charts": charts,
+        "one_scope": next(iter(scopes)) if len(scopes) == 1 else None,
+        "verification": outcome_values(checked or {}),
+    }
 
 
 def _group(name: str, runs: list[RunData], room: list[int], progress: Callable[[int, int], None] | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedveil.errors import ConfigError
 from fedveil.ledger.publish import publish_ledger
+from fedveil.run.closing_signature import SIGNATURE
 from fedveil.run.data_card import CARD
 from fedveil.run.history_files import DECLARED
 from fedveil.run.run_directory import write_json
@@ -18,7 +19,7 @@ from fedveil.statement.statement_json import AUDITS
 LEDGER = "ledger.sqlite"
 PUBLIC = (
     *("config.toml", "versions.json", "statement.json", "statement.md", CARD),
-    *("history.csv", "layers.csv", DECLARED, "summary.json", "model.safetensors"),
+    *("history.csv", "layers.csv", DECLARED, "summary.json", "model.safetensors", SIGNATURE),
 )
 """The files that are copied as they are; the ledger and the audits are copied without what is private of them."""
 

@@ -38,20 +38,21 @@ def recertify(run: Path, *, trust_plugins: bool = False) -> list[Finding]:
         others = [
             f"{name} {versions.get(name)}, here {version(name)}" for name in _DECIDES if versions.get(name) != version(name)
         ]
+        if wrong := list(_of_card(config, card)):
+            return [Finding("contradicted", SUBJECT, "; ".join(wrong))]
         again = _statement(config, card)
+        differ = list(differences(stated, to_dict(again)))
+        if (run / "statement.md").is_file() and (run / "statement.md").read_bytes() != to_markdown(again).encode():
+            differ.append("statement.md: another text")
     except FedveilError as problem:
         return [Finding("unknown", SUBJECT, str(problem))]
     except (OSError, *_PROBLEMS) as problem:
         return [Finding("unknown", SUBJECT, f"cannot be made from what is there ({problem})")]
-    differ = [*differences(stated, to_dict(again)), *_of_card(config, card)]
-    if (run / "statement.md").is_file() and (run / "statement.md").read_bytes() != to_markdown(again).encode():
-        differ.append("statement.md: another text")
     if not differ:
         return [Finding("verified", SUBJECT, "configuration and data card give every number and every text of it")]
-    if others:
-        differ.insert(0, f"made by {'; '.join(others)}")
     more = [f"and {len(differ) - _SHOWN} more"] if len(differ) > _SHOWN else []
-    return [Finding("unknown" if others else "contradicted", SUBJECT, "; ".join([*differ[:_SHOWN], *more]))]
+    text = "; ".join([*([f"made by {', '.join(others)}"] if others else []), *differ[:_SHOWN], *more])
+    return [Finding("unknown" if others else "contradicted", SUBJECT, text)]
 
 
 def differences(stated: Any, again: Any, where: str = "") -> Iterator[str]:

@@ -2,7 +2,7 @@
 "use strict";
 
 (() => {
-  const { data, el, fold, head, list, section, table } = veilPage;
+  const { data, el, fold, head, list, section, table, verification } = veilPage;
 
   /** A cell of a table: its text and its small print. The column of the methods names the rows; numbers do not wrap. */
   function place(column, [text, small]) {
@@ -32,6 +32,7 @@
     "result",
     "Result",
     data.headlines.map((text) => el("p.sentence", {}, text.replace(/ (±|%|=) ?/g, joined))),
+    verification(data.verification),
     cells.length && el(cells.length > 1 ? "div.charts" : "div.charts.one", {}, cells),
   );
   section("tables", "Tables", data.tables.map(block));

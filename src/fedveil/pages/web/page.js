@@ -46,6 +46,21 @@ globalThis.veilPage = (() => {
       : null;
   const fold = (title, ...children) => el("details", {}, el("summary", {}, title), ...children);
 
+  /** The outcome of verifying the runs, with every finding in a fold; below it, in words, what is contradicted. */
+  function verification(found) {
+    if (!found) return null;
+    const badge = el(`span.badge.${found.outcome.replace(" ", "-")}`, {}, `Verification: ${found.outcome}${found.count}`);
+    const run = ({ headline, kinds }) => [
+      found.runs.length > 1 ? el("h3", {}, headline) : "",
+      kinds.map(([title, lines]) => [el("h4", {}, `${title} (${lines.length})`), list(lines)]),
+    ];
+    const wrong = found.contradictions;
+    return [
+      el("details.findings", {}, el("summary", {}, badge), found.runs.map(run)),
+      wrong.length ? el("div.warning.refuted", {}, el("b", {}, "Do not rely on the numbers of this page: a run contradicts itself."), list(wrong)) : "",
+    ];
+  }
+
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => (d.open = true)));
-  return { cell, data: JSON.parse(document.getElementById("data").textContent), el, fold, head, list, section, table };
+  return { cell, data: JSON.parse(document.getElementById("data").textContent), el, fold, head, list, section, table, verification };
 })();

@@ -2,7 +2,7 @@
 "use strict";
 
 (() => {
-  const { cell, data, el, fold, head, section, table } = veilPage;
+  const { cell, data, el, fold, head, section, table, verification } = veilPage;
   const groups = data.groups;
   const several = groups.length > 1;
   const hidden = new Set();
@@ -211,6 +211,7 @@
         "result",
         "Result",
         el("p.sentence", {}, rich(groups[0].sentence)),
+        verification(data.verification),
         el("div.cards", {}, Object.entries(groups[0].cards).map(card)),
         warnings(groups[0]),
       );
@@ -221,6 +222,7 @@
       "result",
       "Comparison",
       el("p.about", {}, `${plural(data.runs, "run")}; those that differ in their seed only are one line. Ordered by proven ε, then accuracy. ${scopes}`),
+      verification(data.verification),
       comparison(),
       chooser(),
       groups.flatMap(warnings),

@@ -1,0 +1,122 @@
+"""A statement made again from configuration and data card: every number and text counts, and other versions are told apart."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from fedveil.statement.recertify import differences, recertify
+from fedveil.verify import Finding
+from finished_runs import finished
+
+pytestmark = pytest.mark.heavy
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture
+def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finished(tmp_path_factory, tmp_path)
+
+
+def changed(file: Path, change: Change) -> None:
+    values = json.loads(file.read_text())
+    change(values)
+    file.write_text(json.dumps(values))
+
+
+def only(run: Path) -> Finding:
+    (finding,) = recertify(run)
+    return finding
+
+
+def test_an_untouched_statement_is_made_again_to_the_digit(run: Path) -> None:
+    assert only(run).kind == "verified"
+
+
+NUMBERS: dict[str, Change] = {
+    "views[1].proven.epsilon": lambda s: s["views"][1]["proven"].update(epsilon=s["views"][1]["proven"]["epsilon"] * (1 + 2e-9)),
+    "views[0].proven.epsilon": lambda s: s["views"][0]["proven"].update(epsilon=3.0),
+    "views[1].tpr": lambda s: s["views"][1].update(tpr=0.06),
+    "views[1].mu": lambda s: s["views"][1].update(mu=0.1),
+    "views[1].seen_count": lambda s: s["views"][1].update(seen_count=None),
+    "views[1].claimed": lambda s: s["views"][1].update(claimed=s["views"][1]["proven"]),
+    "views[1].releases[0].noise_multiplier": lambda s: s["views"][1]["releases"][0].update(noise_multiplier=9.0),
+    "noise_multiplier": lambda s: s.update(noise_multiplier=9.0),
+    "not_protected": lambda s: s.update(not_protected=[]),
+    "in_words": lambda s: s.update(in_words="Perfectly private."),
+    "units": lambda s: s.update(units=True),
+    "scope.adjacency": lambda s: s["scope"].update(adjacency="replace_one"),
+    "assumptions": lambda s: s.pop("assumptions"),
+    "approved": lambda s: s.update(approved="by everybody"),
+}
+
+
+@pytest.mark.parametrize("place", NUMBERS)
+def test_each_forged_entry_is_contradicted_by_name(place: str, run: Path) -> None:
+    changed(run / "statement.json", NUMBERS[place])
+    found = only(run)
+    assert found.kind == "contradicted"
+    assert f"{place}: " in found.text
+
+
+def test_the_last_digits_are_free(run: Path) -> None:
+    changed(
+        run / "statement.json", lambda s: s["views"][1]["proven"].update(epsilon=s["views"][1]["proven"]["epsilon"] * (1 + 1e-12))
+    )
+    assert only(run).kind == "verified"
+
+
+def test_the_text_for_people_counts_too(run: Path) -> None:
+    (run / "statement.md").write_text("# Perfectly private\n")
+    assert (only(run).kind, only(run).text) == ("contradicted", "statement.md: another text")
+
+
+def test_another_version_is_named_and_contradicts_nothing(run: Path) -> None:
+    changed(run / "versions.json", lambda v: v.update(fedveil="9.9"))
+    assert only(run).kind == "verified", "the same numbers are right whoever computed them"
+    changed(run / "statement.json", NUMBERS["views[1].tpr"])
+    found = only(run)
+    assert found.kind == "unknown"
+    assert "made by fedveil 9.9, here " in found.text
+    assert "views[1].tpr: expected " in found.text
+
+
+def test_a_card_of_more_clients_than_configured_is_contradicted(run: Path) -> None:
+    changed(run / "data.json", lambda card: card.update(clients=1000))
+    found = only(run)
+    assert found.kind == "contradicted"
+    assert "data.json: clients: expected 12, found 1000" in found.text
+
+
+def test_a_warning_taken_out_of_a_simulation_is_missed(run: Path) -> None:
+    config = tomllib.loads((run / "config.toml").read_text())
+    config["run"]["seeded_noise"] = True
+    (run / "config.toml").write_text(tomli_w.dumps(config))
+    assert "warnings: expected 1 entries, found 0 entries" in only(run).text
+
+
+@pytest.mark.parametrize("name", ["data.json", "statement.json", "versions.json"])
+@pytest.mark.parametrize("content", ["{", "[]", "null", '"text"', "1"])
+def test_nonsense_is_never_verified(name: str, content: str, run: Path) -> None:
+    (run / name).write_text(content)
+    assert only(run).kind in ("unknown", "contradicted")
+
+
+def test_values_of_other_types_differ() -> None:
+    for stated, again in (
+        (True, 1),
+        ("inf", 1e300),
+        (None, 0),
+        ([1], [1, 2]),
+        ({"a": 1}, {"b": 1}),
+        (1, "1"),
+        (float("nan"), 1.0),
+    ):
+        assert list(differences(stated, again)), (stated, again)
+    assert not list(differences({"a": [1, "inf", None]}, {"a": [1.0 + 1e-12, "inf", None]}))

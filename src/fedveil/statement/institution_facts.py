@@ -29,7 +29,7 @@ PUBLISHED = "published variant: the method as its paper prints it; what the pape
 
 def fact(text: str, *fields: str, why: str = "") -> Item:
     """A sentence, and the fields of the statement that it comes from."""
-    return Item(f"{one_line(text)} (`{', '.join(fields)}`)", one_line(why))
+    return Item(f"{one_line(text)} ({', '.join(f'`{field}`' for field in fields)})", one_line(why))
 
 
 def one_line(text: str) -> str:

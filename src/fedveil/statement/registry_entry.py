@@ -16,13 +16,13 @@ from fedveil.statement.statement import VIEWS, Statement
 from fedveil.statement.statement_text import Item, TextSection
 
 CURATORS = (
-    "url_slug",
     "deployment.administrative.registry_authors",
     "deployment.basic.data_curators",
     "deployment.basic.data_product_region",
     "deployment.basic.intended_use",
     "deployment.basic.name",
     "deployment.basic.publication_date",
+    "url_slug",
 )
 """Required fields that no statement can fill."""
 

@@ -34,7 +34,7 @@ class RunFigures:
         if self.rounds is None:
             return [*found, fact("the run has not ended", "summary.json")]
         ended = f", ended {self.ended}" if self.ended else ""
-        return [*found, fact(f"{self.rounds} rounds finished{ended}", "summary.json: rounds, ended")]
+        return [*found, fact(f"{self.rounds} rounds finished{ended}", "summary.json: rounds", "summary.json: ended")]
 
     def evaluation(self) -> list[Item]:
         """The figures of the last evaluation; private figures are never among them."""

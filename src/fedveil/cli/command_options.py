@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,6 +20,14 @@ Seed = Annotated[int | None, typer.Option(help="Shorthand for --set run.seed=N."
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
 TrustPlugins = Annotated[
     bool, typer.Option("--trust-plugins", help="Run plugins that a run directory names, at the digests that it recorded.")
+]
+ForInstitution = Annotated[
+    Literal["nist", "registry", "dpia", "model-card"] | None,
+    typer.Option(
+        "--as",
+        help="Print what an institution asks for: answers to NIST SP 800-226, an entry for OpenDP's deployment registry (JSON), "
+        "facts for a data protection impact assessment, or a model card.",
+    ),
 ]
 NewDirectory = Annotated[Path | None, typer.Option(help="Directory to write to; must be new or empty.")]
 

@@ -9,6 +9,7 @@ import typer
 
 from fedveil.cli.command_options import (
     AsJson,
+    ForInstitution,
     OptionalConfig,
     Overrides,
     Preset,
@@ -34,13 +35,19 @@ def certify(
     trust_plugins: TrustPlugins = False,
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    institution: ForInstitution = None,
 ) -> None:
     """Print the privacy statement of a configuration, without training, or of a run, which is verified (exit 1: contradicted)."""
+    from fedveil.cli.institution_output import check_alone, print_for_institution
     from fedveil.statement.certify import certify_config
     from fedveil.statement.statement_json import read_statement
 
+    check_alone(institution, as_json, markdown)
     if config is None or preset is not None or not config.is_dir():
         statement = certify_config(configuration(config, preset, with_seed(overrides, seed), trust_plugins))
+        if institution is not None:
+            print_for_institution(statement, institution)
+            return
         _print_statement(statement, as_json, markdown)
         return
     from fedveil.cli.reading_progress import reading_progress
@@ -51,6 +58,9 @@ def certify(
     with reading_progress() as progress:
         found = verification(config, trust_plugins=trust_plugins, on_step=progress)
     statement = read_statement(config)
+    if institution is not None:
+        print_for_institution(statement, institution, config, found)
+        return
     if not as_json:
         lines = [headline(str(config), found), *problems(found)]
         typer.echo("\n".join(f"> {line}  " for line in lines) + "\n" if markdown else "\n".join(lines))

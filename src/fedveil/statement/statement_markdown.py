@@ -13,12 +13,17 @@ _UNTITLED = ("words", "facts")
 def to_markdown(statement: Statement) -> str:
     """The whole statement as a Markdown page."""
     title = f"# Privacy statement: {statement.method} ({variant_of(statement)})"
-    parts = [part for key, section in statement_text(statement).items() for part in _section(key, section)]
+    parts = [
+        part
+        for key, section in statement_text(statement).items()
+        for part in markdown_section(section, titled=key not in _UNTITLED)
+    ]
     return "\n\n".join([title, *parts]) + "\n"
 
 
-def _section(key: str, section: TextSection) -> Iterator[str]:
-    if key not in _UNTITLED:
+def markdown_section(section: TextSection, *, titled: bool = True) -> Iterator[str]:
+    """The paragraphs of a section, under its title."""
+    if titled:
         yield f"## {section.title}"
     yield from section.paragraphs
     if section.table is not None:

@@ -23,6 +23,7 @@ from fedveil.release.cost import event_of, plan_mu
 from fedveil.release.door import AGGREGATE, Door, clipped
 from fedveil.release.grid import exponent_for, to_grid
 from fedveil.release.noise import Randomness
+from fedveil.release.noise_mechanism import Independent
 from fedveil.release.plan import DpSgd, Plan, Raw
 from fedveil.training.params import Layout
 
@@ -335,6 +336,21 @@ def test_a_sum_with_a_promise_needs_equal_weights(weight: float) -> None:
         with pytest.raises(ConfigError, match=f"all weigh 1; got the weight {weight}"):
             d.seal(torch.ones(7), plan, 0, 0, weight=weight)
     assert door(View.AGGREGATE).seal(torch.ones(7), Plan(), 0, 0, weight=weight).weight == weight
+
+
+@pytest.mark.parametrize("bits", [0, 1, 2])
+def test_a_share_of_noise_has_at_least_four_grid_steps(bits: int) -> None:
+    """Below, a sum of rounded shares is not what is charged (docs/exact-release.md, noise in shares)."""
+    plan = Plan(clip=1.0, noise_std=1.0, mechanism=Independent(bits=bits))
+    for make in (door(View.AGGREGATE).seal, door().seal_upload):
+        if bits < 2:
+            with pytest.raises(ConfigError, match="grid steps, and noise that is added up over uploads needs at least 4"):
+                make(torch.ones(7), plan, 0, 0)
+        else:
+            make(torch.ones(7), plan, 0, 0)
+    summed = replace(plan, place="sum")
+    d = door(View.AGGREGATE)
+    d.release_sum([d.seal(torch.ones(7), summed, 0, 0)], summed, 0, 4.0)  # one draw: any grid will do
 
 
 def test_noise_in_shares_cannot_be_clamped_and_other_noise_can() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import typer
 
-from fedveil.cli.verify_terminal import headline, problems
 from fedveil.errors import ConfigError
+from fedveil.run.verification_text import headline, problems
 from fedveil.statement.institutions import Institution, for_institution
 from fedveil.statement.run_figures import read_run_figures
 from fedveil.statement.statement import Statement
@@ -27,7 +27,7 @@ def print_for_institution(
     if run is None or found is None:
         typer.echo(for_institution(statement, institution), nl=False)
         return
-    typer.echo("\n".join([headline(run, found), *problems(found)]), err=True)
+    typer.echo("\n".join([headline(str(run), found), *problems(found)]), err=True)
     if found.exit_status == 1:
         typer.echo(f"no {institution} is written of a contradicted run", err=True)
         raise typer.Exit(1)

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _ROUNDING = 1 - 1e-6
 """A clipped float32 vector that promises nothing is scaled this much further, so that its norm stays at or below the clip."""
 
+LEAST_SHARE = 4
+"""Grid steps of a share's noise std from which a sum of rounded shares costs what one Gaussian does (docs/exact-release.md)."""
 AGGREGATE = -1
 """The client number of a release that is a whole round's sum."""
 
@@ -342,6 +344,10 @@ class Door:
         ]
         return np.concatenate([whole, *others]) if others else whole
 
+    def noise_steps(self, plan: Plan) -> list[float]:
+        """The noise std of each part of a release in steps of its grid."""
+        return [std * 2.0**-k for (_, std, _), (_, k) in zip(self.parts.groups(plan), self.parts.grid(plan), strict=True)]
+
     def _noise(self, plan: Plan, client: int, round: int) -> _Draw:
         return _Draw(self, plan, client, round)
 
@@ -421,7 +427,12 @@ class _Draw:
     def __call__(self) -> Integers:
         door, plan = self.door, self.plan
         n, name = door.parts.dimension, (self.round, self.client)
-        steps = [std * 2.0**-k for (_, std, _), (_, k) in zip(door.parts.groups(plan), door.parts.grid(plan), strict=True)]
+        steps = door.noise_steps(plan)
+        if plan.place == "upload" and min((s for s in steps if s), default=LEAST_SHARE) < LEAST_SHARE:
+            raise ConfigError(
+                f"an upload's noise has a std of {min(s for s in steps if s):.3g} grid steps, and noise that is added up over "
+                f"uploads needs at least {LEAST_SHARE}: give the mechanism at least 2 bits, or the plan more noise"
+            )
         if len(set(steps)) == 1 and plan.support is None:
             return door.randomness.integers(steps[0], n, *name)
         sizes = [part.stop - part.start for part, _ in door.parts.grid(plan)]

@@ -53,6 +53,17 @@ COMMANDS: dict[str, Callable[[Path], Sequence[str]]] = {
     "resume": lambda run: ["run", "--resume", f"{run}"],
     "run": lambda run: ["run", f"{run}/config.toml"],
     "compare": lambda run: ["compare", f"{run}/config.toml", "--methods", "dp-fedavg"],
+    "budget create": lambda run: [
+        "budget",
+        "create",
+        f"{run.parent}/b",
+        "--epsilon",
+        "1",
+        "--delta",
+        "1e-5",
+        "--like",
+        f"{run}/config.toml",
+    ],
     "data plot": lambda run: ["data", "plot", f"{run}/config.toml"],
 }
 

@@ -12,6 +12,7 @@ import pytest
 
 from fedveil.errors import FedveilError
 from fedveil.run.closing_signature import SIGNATURE, Signer, check_signature, sign_run
+from fedveil.run.published_copy import publish
 from fedveil.run.verification import verification
 from fedveil.verify import Finding
 from finished_runs import finished
@@ -98,6 +99,13 @@ def test_what_nobody_signed_is_contradicted(
 ) -> None:
     change(signed, finished(tmp_path_factory, signed.parent, "other"), keys)
     assert found(signed, Signer("alice", keys / "signers")).kind == "contradicted"
+
+
+def test_a_published_copy_carries_the_signature(signed: Path, keys: Path) -> None:
+    copy = publish(signed, signed.parent / "copy")
+    assert verification(copy).closing == verification(signed).closing
+    assert found(copy, Signer("alice", keys / "signers")).kind == "verified"
+    assert verification(copy).outcome == "verified"
 
 
 def test_the_signature_is_gone(signed: Path, keys: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
-from fedveil.cli.command_options import AsJson, print_json
+from fedveil.cli.command_options import AsJson, TrustPlugins, import_trusted, print_json
 
 budget_app = typer.Typer(
     help="Create or show a lifetime budget that runs share (privacy.budget = PATH in their configurations).", no_args_is_help=True
@@ -34,11 +34,14 @@ def create(
         Path | None,
         typer.Option(help="Typical configuration: whose unit, adjacency and view to take, and the best order for its releases."),
     ] = None,
+    trust_plugins: TrustPlugins = False,
 ) -> None:
     """Create the budget of a population, once in its life; runs of another unit, adjacency or view cannot charge it."""
     from fedveil.ledger.population_budget import create_budget
     from fedveil.run.shared_budget import scope_and_order
 
+    if like is not None:
+        import_trusted(like, trust_plugins)
     scope, best = scope_and_order(like, epsilon, delta)
     scope = Scope(unit or scope.unit, adjacency or scope.adjacency, view or scope.view)
     made = create_budget(path, epsilon, delta, scope, best if order is None else order)

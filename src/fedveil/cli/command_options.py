@@ -45,6 +45,14 @@ def configuration(config: Path | None, preset: str | None, overrides: list[str] 
     return load_config(chosen(config, preset), overrides or [], trust_plugins=trust_plugins)
 
 
+def import_trusted(target: Path, trust_plugins: bool) -> None:
+    """Import the plugins of a run directory first, where the user trusts them."""
+    if trust_plugins:
+        from fedveil.configuration.config import import_recorded
+
+        import_recorded(target)
+
+
 def print_json(value: Any) -> None:
     """Print strict JSON."""
     typer.echo(json.dumps(value, indent=2, allow_nan=False))

@@ -16,6 +16,7 @@ from fedveil.cli.command_options import (
     Seed,
     TrustPlugins,
     configuration,
+    import_trusted,
     print_json,
     with_seed,
 )
@@ -100,7 +101,7 @@ def audit(
     """Attack the mechanism of a configuration or run: lower bounds on epsilon, next to the claimed and proven values."""
     from fedveil.cli.audit_terminal import audit_with_progress
 
-    _import_trusted(target, trust_plugins)
+    import_trusted(target, trust_plugins)
     statement = audit_with_progress(target, overrides or [], n, confidence, canaries, quiet=as_json)
     _print_statement(statement, as_json, markdown=False)
     if not as_json:
@@ -166,7 +167,7 @@ def attack(
     from fedveil.cli.attack_terminal import attack_with_progress, render
     from fedveil.run.run_directory import plain
 
-    _import_trusted(target, trust_plugins)
+    import_trusted(target, trust_plugins)
     known = PUBLIC if knows is None else known_as(knows)
     options = AttackOptions(images, batch, restarts, steps, seed, round, known, defence)  # type: ignore[arg-type]
     found = attack_with_progress(target, kind, options, overrides or [], out, quiet=as_json)
@@ -199,14 +200,6 @@ def explore(out: Annotated[Path, typer.Option(help="HTML file to write.")] = Pat
     from fedveil.pages.explorer import write_explorer
 
     typer.echo(f"privacy explorer: {write_explorer(out)} (open it in a browser; it needs no network)")
-
-
-def _import_trusted(target: Path, trust_plugins: bool) -> None:
-    """Import the plugins of a run directory first, where the user trusts them."""
-    if trust_plugins:
-        from fedveil.configuration.config import import_recorded
-
-        import_recorded(target)
 
 
 def _stale_report(run: Path) -> None:

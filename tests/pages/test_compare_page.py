@@ -17,6 +17,7 @@ from fedveil.studies.compare.comparison_plan import plan
 from fedveil.studies.compare.comparison_rows import Row
 from fedveil.studies.compare.comparison_spec import ComparisonSpec
 from fedveil.studies.statistics import Against
+from fedveil.verify import Finding, Verification
 from grid_cells import small
 
 pytestmark = pytest.mark.browser
@@ -129,3 +130,18 @@ def test_dark_and_print(open_page: Callable[..., Any], page: Path) -> None:
 
 def browser_text(browser: Any) -> str:
     return str(browser.execute_script("return document.querySelector('main').innerText"))
+
+
+def test_the_badge_and_what_is_contradicted(open_page: Callable[..., Any], tmp_path: Path) -> None:
+    right, wrong = (
+        Verification((Finding("verified", "ledger", "whole"),)),
+        Verification((Finding("contradicted", "pin", "<b>x</b>"),)),
+    )
+    found = comparison(tmp_path, (2.0, 8.0))
+    browser = open_page(write_page(found, tmp_path / "right.html", checked={Path("a"): right, Path("b"): right}), width=390)
+    assert browser.execute_script(TEXTS, "#result .badge") == ["Verification: verified (2 of 2 runs)"]
+    assert browser.execute_script(TEXTS, "#result .refuted") == []
+    browser = open_page(write_page(found, tmp_path / "wrong.html", checked={Path("a"): right, Path("b"): wrong}), width=390)
+    assert browser.execute_script(TEXTS, "#result .badge.contradicted") == ["Verification: contradicted (1 of 2 runs)"]
+    assert browser.execute_script(TEXTS, "#result .refuted li") == ["b: pin: <b>x</b>"]
+    assert browser.execute_script(OVERFLOW) <= 0

@@ -140,6 +140,7 @@ def test_files(found: Comparison) -> None:
     with paths["cells"].open(newline="") as file:
         cells = list(csv.DictReader(file))
     assert len(cells) == 15
+    assert {c["verification"] for c in cells} == {"verified"}
     assert {(found.path / c["run"] / "config.toml").is_file() for c in cells} == {True}
     stored = json.loads(paths["json"].read_text())
     assert stored["notes"] == found.sentences

@@ -10,12 +10,16 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from safetensors.numpy import load_file
 
 from fedveil.cli.app import main
+from fedveil.configuration.config import load_config
 from fedveil.errors import ConfigError
+from fedveil.statement.certify import certify_config
+from fedveil.statement.institutions import Institution, for_institution
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -127,6 +131,35 @@ def test_certify_speaks_json_and_markdown(config: Path, call: Program) -> None:
     views = json.dumps(json.loads(done.stdout))
     assert all(word in views for word in ("server", "aggregate", "final", "proven"))
     assert "epsilon" in call("certify", config, "--markdown").stdout
+
+
+def test_certify_writes_what_institutions_ask_for(config: Path, call: Program) -> None:
+    statement = certify_config(load_config(config))
+    for institution in get_args(Institution):
+        done = call("certify", config, "--as", institution)
+        assert (done.returncode, done.stdout) == (0, for_institution(statement, institution))
+    done = call("certify", config, "--as", "nist", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--as nist has a format of its own: leave out --json and --markdown" in " ".join(done.stderr.split())
+
+
+def test_no_model_card_is_written_of_a_contradicted_run(config: Path, tmp_path: Path, call: Program) -> None:
+    run = tmp_path / "run"
+    call("run", config, "--out", run, "--quiet", "--set", "run.seeded_noise=false")
+    card = call("certify", run, "--as", "model-card")
+    assert card.returncode == 0
+    closing = json.loads(call("verify", run, "--json").stdout)["closing_digest"]
+    accuracy = json.loads((run / "summary.json").read_text())["final"]["test_accuracy"]
+    assert f"closing digest {closing}, " in card.stdout
+    assert f"test_accuracy: {accuracy:.4g} " in card.stdout
+    assert card.stdout.startswith("---\n")
+    assert ": verified (" in card.stderr
+    call("publish", run, tmp_path / "shown")
+    assert call("certify", tmp_path / "shown", "--as", "model-card").stdout == card.stdout
+    (run / "summary.json").write_text((run / "summary.json").read_text().replace("test_accuracy", "test_precision"))
+    done = call("certify", run, "--as", "model-card")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no model-card is written of a contradicted run" in done.stderr
 
 
 def test_lists(call: Program) -> None:

@@ -9,7 +9,7 @@ import typer
 from fedveil.errors import ConfigError
 from fedveil.run.verification_text import headline, problems
 from fedveil.statement.institutions import Institution, for_institution
-from fedveil.statement.run_figures import read_run_figures
+from fedveil.statement.public_figures import read_run_figures
 from fedveil.statement.statement import Statement
 from fedveil.verify import Verification
 

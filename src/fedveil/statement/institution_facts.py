@@ -151,7 +151,7 @@ def utility(statement: Statement) -> list[Item]:
     return [] if block is None else [fact(verdict_in_words(block), "learnability")]
 
 
-class Pool:
+class Remaining:
     """Facts that a page divides among its questions; what no question asks for is left for the end, so that none is lost."""
 
     def __init__(self, items: Iterable[Item]) -> None:

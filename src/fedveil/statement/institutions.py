@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Literal
 
 from fedveil.statement import impact_facts, institution_facts, model_card, nist_answers
+from fedveil.statement.public_figures import RunFigures
 from fedveil.statement.registry_entry import registry_entry
-from fedveil.statement.run_figures import RunFigures
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_markdown import markdown_section
 from fedveil.statement.statement_text import TextSection

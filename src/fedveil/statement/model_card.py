@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedveil.statement import institution_facts as shared
-from fedveil.statement.run_figures import RunFigures
+from fedveil.statement.public_figures import RunFigures
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_text import TextSection
 

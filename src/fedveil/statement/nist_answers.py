@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fedveil.statement import institution_facts as shared
-from fedveil.statement.run_figures import RunFigures
+from fedveil.statement.public_figures import RunFigures
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_text import Item, TextSection
 
@@ -19,7 +19,7 @@ NOT_OURS = "Not ours: "
 
 def nist_answers(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
     """One section a question."""
-    limits, rests, notes = (shared.Pool(f(s)) for f in (shared.unprotected, shared.assumptions, shared.notes))
+    limits, rests, notes = (shared.Remaining(f(s)) for f in (shared.unprotected, shared.assumptions, shared.notes))
     yield _answer("Privacy parameters: which epsilon and delta?", shared.numbers(s), shared.asked(s, "target"))
     several = [*notes.take("record"), *limits.take("a client as a whole")]
     yield _answer("Unit of privacy: what is protected, and how do neighbouring data differ?", shared.unit(s), several)

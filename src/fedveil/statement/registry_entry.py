@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fedveil.statement import institution_facts as shared
-from fedveil.statement.run_figures import RunFigures
+from fedveil.statement.public_figures import RunFigures
 from fedveil.statement.statement import VIEWS, Statement
 from fedveil.statement.statement_text import Item, TextSection
 
@@ -33,7 +33,7 @@ def registry_entry(s: Statement, run: RunFigures | None) -> str:
 
 
 def _deployment(s: Statement, run: RunFigures | None) -> dict[str, Any]:
-    limits, withheld = shared.Pool(shared.unprotected(s)), shared.why_not_alone(s)
+    limits, withheld = shared.Remaining(shared.unprotected(s)), shared.why_not_alone(s)
     tuning = limits.take("hyper-parameter tuning")
     missing = f"To be added by the curator before submission: {', '.join(CURATORS)}."
     checking = run.checking() if run else []

@@ -200,6 +200,23 @@ def test_questions_that_a_statement_cannot_answer_are_marked(statements: dict[st
     ]
 
 
+@pytest.mark.parametrize("name", ["proven", "records"])
+def test_each_sentence_answers_its_own_question(statements: dict[str, Statement], name: str) -> None:
+    sections = {s.split(":")[0]: s for s in pages(statements[name])["nist"].split("\n## ")[1:]}
+    homes = {
+        "the noise sampler is within": "Floating point",
+        "hyper-parameter tuning: runs": "Tuning",
+        "absence and running time": "Side channels",
+        "figures of a simulation": "Security and access control",
+        "noise comes from a secret": "Assumptions",
+        "a client as a whole": "Unit of privacy",
+        " joins each ": "Sampling",
+    }
+    found = {sentence: [home for home, text in sections.items() if sentence in text] for sentence in homes}
+    whole = {"a client as a whole": []} if name == "proven" else {}
+    assert found == {sentence: [home] for sentence, home in homes.items()} | whole
+
+
 # --- the registry's schema ----------------------------------------------------------------------------------------------------
 
 SCHEMA = json.loads((DATA / "registry-schema.json").read_text())

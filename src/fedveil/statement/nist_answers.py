@@ -21,7 +21,7 @@ def nist_answers(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
     """One section a question."""
     limits, rests, notes = (shared.Remaining(f(s)) for f in (shared.unprotected, shared.assumptions, shared.notes))
     yield _answer("Privacy parameters: which epsilon and delta?", shared.numbers(s), shared.asked(s, "target"))
-    several = [*notes.take("record"), *limits.take("a client as a whole")]
+    several = [*notes.take("several records", "clips whole clients"), *limits.take("a client as a whole")]
     yield _answer("Unit of privacy: what is protected, and how do neighbouring data differ?", shared.unit(s), several)
     population = limits.take("what holds for the population")
     yield _answer("Promise: what may still be learned about people?", population, other="whether learning that harms a group.")

@@ -46,7 +46,10 @@ CONFIGS = {
     "proven": _config(),
     "published": config({"name": "aldp-fl", "variant": "published"}, "server"),
     "simulated": _config(run={"seeded_noise": True}),
-    "records": _config(training={"example_clip": 1.0, "sampling": "fixed"}, privacy={"unit": "record", "view": "server"}),
+    "records": _config(
+        training={"local": "dp-sgd", "batch_size": 2, "sampling": "fixed"},
+        privacy={"unit": "record", "view": "server"},
+    ),
     "no noise": _config(privacy={"noise_multiplier": 0.0}),
 }
 

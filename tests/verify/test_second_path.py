@@ -43,7 +43,7 @@ def test_gaussian_releases_agree_to_nine_digits(mu: float, delta: float) -> None
 @pytest.mark.heavy
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 def test_sampled_releases_agree_with_the_accountant(adjacency: Adjacency) -> None:
-    for q, z, rounds, delta in GRID:
+    for q, z, rounds, delta in GRID[::3]:
         expected, _ = bound([SampledGaussian(q, z, rounds)], delta, accountant="pld", adjacency=adjacency)
         found = sampled(q, z, rounds, delta, adjacency).epsilon
         assert found == pytest.approx(expected, rel=1e-3, abs=1e-6), (q, z, rounds, delta)

@@ -27,9 +27,10 @@ class RowCosts:
         own = row["client"] >= 0
         together = math.inf if row["participants"] is None else row["participants"]
         self.participants[row["round"]] = self.participants.get(row["round"], 0) + 1 if own else together
-        self.dimension, self.extras = row["dimension"], row["extras"] != "[]"
-        if (row["unit"], row["adjacency"], row["view"]) != self.scope or row["run"] != run or own != (row["view"] == "server"):
-            self.wrong = self.wrong or f"row {row['seq']} is charged for another scope, or is of another run"
+        named = (row["unit"], row["adjacency"], row["view"], own, row["dimension"], row["run"])
+        self.dimension, self.extras = self.dimension or row["dimension"], row["extras"] != "[]"
+        if named != (*self.scope, row["view"] == "server", self.dimension, run) or row["coordinates"] > self.dimension:
+            self.wrong = self.wrong or f"row {row['seq']} is charged for another scope, or is of another run or model"
         self.count(row["client"], row)
         if row["event"] != "unbounded" and (problem := self._cost_problem(row)):
             self.wrong = self.wrong or f"row {row['seq']} {problem}"

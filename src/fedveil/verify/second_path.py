@@ -107,8 +107,7 @@ def _composed(pairs: list[tuple[Tails, Tails, float]], delta: float) -> Loss:
     tops = [(_top(first, tail / count), _top(second, tail / count)) for first, second, count in pairs]
     coarse = max(max(top) for top in tops) / 7500
     rough = [(*_masses(pair[:2], top, coarse)[:2], pair[2]) for pair, top in zip(pairs, tops, strict=True)]
-    size = 1 << 18
-    step = 2.2 * _reach(rough, tail) / size
+    step = 2.2 * _reach(rough, tail) / (size := 1 << 18)
     product, infinite = np.ones(size // 2 + 1, dtype=np.complex128), 0.0
     for (first, second, count), top in zip(pairs, tops, strict=True):
         losses, mass, beyond = _masses((first, second), top, step)

@@ -47,7 +47,8 @@ def check_statement(findings: Findings, statement: Json, page: str) -> None:
         curve = _planned(numbers, statement)
         tolerance, tpr = EXACT if curve.exact else NUMERIC, curve.true_positives(FPR)
         right = stated == curve.epsilon or math.isclose(stated, curve.epsilon, rel_tol=tolerance)
-        right = right or (not curve.exact and curve.epsilon < stated < math.inf)  # a bound that is less sharp is a bound
+        blunt = not curve.exact and (numbers["proven"]["accountant"] != "pld" or stated > 100)  # less sharp, and still a bound
+        right = right or (blunt and curve.epsilon < stated < math.inf)
         findings.check(right, subject, f"{curve.epsilon:.9g} by a second path", f"{stated:.9g}")
         if not curve.exact:
             tpr = min(max(numbers["tpr"], tpr * (1 - tolerance)), 1.0)

@@ -1,0 +1,55 @@
+"""Runs as they are made verify: six kinds, every method and variant in each view, resumed, published, zipped."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from federation_runs import every_method
+from fedveil.configuration.config import Config
+from fedveil.ledger.ledger import Ledger
+from fedveil.verify import verify_run
+from resumed_runs import case, go, interrupted
+from verified_runs import KINDS, made, small_run
+
+pytestmark = pytest.mark.heavy
+
+
+def wrong(run: Path, pin: str | None = None) -> list[str]:
+    """What keeps a run from being verified."""
+    return [f"{f.subject}: {f.text}" for f in verify_run(run, pin=pin).findings if f.kind in ("contradicted", "unknown")]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_run_of_each_kind_verifies(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    run = made(tmp_path_factory)[name]
+    assert wrong(run) == []
+    with Ledger.open(run / "ledger.sqlite") as ledger:
+        assert ledger.closing is not None
+        assert verify_run(run).closing == ledger.closing[1]
+    assert wrong(run, pin=verify_run(run).closing) == []
+    assert wrong(run, pin="0" * 64) != []
+
+
+@pytest.mark.parametrize(("name", "configuration"), [pytest.param(*one, id=one[0]) for one in every_method()])
+def test_every_method_verifies(name: str, configuration: Config, tmp_path: Path) -> None:
+    assert wrong(small_run(configuration, tmp_path / "run")) == []
+
+
+@pytest.mark.parametrize("name", ["dp-fedavg aggregate", "noisy-fedavg", "banded-mf"])
+def test_a_run_that_was_interrupted_and_resumed_verifies(name: str, tmp_path: Path) -> None:
+    configuration = case(name)
+    interrupted(configuration, tmp_path / "run", 3)
+    assert verify_run(tmp_path / "run").exit_status == 2, "not closed yet"
+    go(configuration, tmp_path / "run", resume=True)
+    assert wrong(tmp_path / "run") == []
+
+
+def test_a_zip_of_a_run_verifies(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    archive = shutil.make_archive(str(tmp_path / "run"), "zip", made(tmp_path_factory)["server"])
+    assert wrong(Path(archive)) == []
+    (tmp_path / "broken.zip").write_bytes(Path(archive).read_bytes()[:-30])
+    assert verify_run(tmp_path / "broken.zip").exit_status == 2
+    assert verify_run(tmp_path / "nothing").exit_status == 2

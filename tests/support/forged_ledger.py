@@ -96,5 +96,11 @@ def content(run: Path) -> list[str]:
 
 
 def _digests(run: Path, files: dict[str, str]) -> dict[str, str]:
-    there = {name: run / name for name in files}
-    return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in there.items() if file.exists()}
+    """As fedveil.run.binding makes them: the salt goes before what is private."""
+    secret = run / "private" / "salt"
+    salt = secret.read_bytes() if secret.exists() else b""
+    there = {name: run / name for name in files if (run / name).exists()}
+    return {
+        name: hashlib.sha256((salt if name.startswith("private/") else b"") + file.read_bytes()).hexdigest()
+        for name, file in there.items()
+    }

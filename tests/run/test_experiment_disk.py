@@ -123,7 +123,7 @@ def test_a_table_that_cannot_be_added_to(tmp_path: Path) -> None:
     from federation_runs import prepared, small_digits
     from fedveil.run.run import run
 
-    with pytest.raises(FedveilError, match=r"cannot write .*history.csv.*all finished rounds are safe in .*checkpoint.*--resume"):
+    with pytest.raises(FedveilError, match=r"cannot write .*history.csv.*all finished rounds are safe .*checkpoint.*resume=True"):
         run(configuration, path, block, data=small_digits(), partition=prepared(configuration).partition)
     assert hit == [1]
     (path / "history.csv").rmdir()

@@ -132,7 +132,7 @@ def test_an_older_ledger_is_refused_and_a_newer_one_is_counted(name: str, tmp_pa
     assert kept(path) == before
     for file in LEDGER:
         (path / file).unlink(missing_ok=True)
-    with pytest.raises(ConfigError, match="no run that was begun"):
+    with pytest.raises(ConfigError, match="holds no run"):
         go(configuration, path, resume=True)
     copied(tmp_path / "new", path)
     go(configuration, path, resume=True)

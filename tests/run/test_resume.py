@@ -86,7 +86,7 @@ def test_another_configuration_is_refused_with_the_difference(tmp_path: Path) ->
     assert json.loads((tmp_path / "a" / "summary.json").read_text())["rounds"] == 3
     with pytest.raises(ConfigError, match="has ended"):
         go(configuration, tmp_path / "a", resume=True)
-    with pytest.raises(ConfigError, match="no run that was begun"):
+    with pytest.raises(ConfigError, match="holds no run"):
         go(configuration, tmp_path / "none", resume=True)
 
 

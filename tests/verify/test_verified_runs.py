@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from federation_runs import every_method
+from federation_runs import config, every_method
 from fedveil.configuration.config import Config
 from fedveil.ledger.ledger import Ledger
+from fedveil.run.published_copy import publish
 from fedveil.verify import verify_run
+from forged_ledger import ForgedLedger
 from resumed_runs import case, go, interrupted
 from verified_runs import KINDS, made, small_run
 
@@ -45,6 +47,26 @@ def test_a_run_that_was_interrupted_and_resumed_verifies(name: str, tmp_path: Pa
     assert verify_run(tmp_path / "run").exit_status == 2, "not closed yet"
     go(configuration, tmp_path / "run", resume=True)
     assert wrong(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_steps_of_dp_sgd_verify_and_steps_with_too_low_a_cost_do_not(view: str, tmp_path: Path) -> None:
+    records = {"unit": "record", "delta": 1e-5}
+    run = small_run(config({"name": "dp-fedavg"}, view, training={"local": "dp-sgd"}, privacy=records), tmp_path / "run")
+    assert wrong(run) == []
+    ledger = ForgedLedger.read(run)
+    for row in ledger.rows:
+        row["noise_multiplier"] *= 1.02
+    ledger.write(coherent=True)
+    assert any("its clip, noise and coordinates give" in problem for problem in wrong(run))
+
+
+def test_a_published_copy_verifies(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    source = made(tmp_path_factory)["poisson"]
+    copy = publish(source, tmp_path / "copy")
+    assert wrong(copy) == []
+    assert verify_run(copy).closing == verify_run(source).closing
+    assert any("as published" in finding.text for finding in verify_run(copy).findings)
 
 
 def test_a_zip_of_a_run_verifies(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

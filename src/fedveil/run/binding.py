@@ -13,7 +13,7 @@ from typing import Any
 
 from fedveil.errors import LedgerError
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.run_directory import PRIVATE, SALT
+from fedveil.run.run_directory import DRAFT, PRIVATE, SALT
 
 FOLDERS = (".", PRIVATE)
 """Folders of a run directory whose files are bound."""
@@ -27,7 +27,7 @@ def digests_of(run: Path) -> dict[str, str]:
     be guessed, and a digest would confirm the guess, and with it a membership.
     """
     files = [file for folder in FOLDERS for file in sorted((run / folder).glob("*")) if file.is_file()]
-    bound = [file for file in files if not file.name.startswith(_UNBOUND)]
+    bound = [file for file in files if not file.name.startswith(_UNBOUND) and not file.name.endswith(DRAFT)]
     salt = (run / PRIVATE / SALT).read_bytes() if (run / PRIVATE / SALT).exists() else b""
     return {
         file.relative_to(run).as_posix(): hashlib.sha256(salt * (file.parent.name == PRIVATE) + file.read_bytes()).hexdigest()

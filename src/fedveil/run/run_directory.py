@@ -36,6 +36,8 @@ SALT = "salt"
 _FIRST = ("versions.json", "config.toml", "statement.json", "statement.md", PRIVATE, "data.json")
 """What a run writes before its ledger, with which it can be resumed."""
 _FIRST_PRIVATE = (SALT, "partition.json")
+DRAFT = ".part"
+"""How the name of a file ends while it is written; what is left of a killed run may have it."""
 LISTED_CLIENTS = 5000
 """The largest number of clients that `partition.json` lists."""
 PACKAGES = ("fedveil", "torch", "numpy", "scipy", "pydantic", "safetensors")
@@ -58,7 +60,7 @@ def _unbegun(path: Path) -> bool:
 def _names(folder: Path) -> set[str]:
     """What lies in a folder, drafts under their names to be; nothing where there is none."""
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
-    return {name.removesuffix(".part") for name in names if not name.startswith(".ledger.sqlite-")}
+    return {name.removesuffix(DRAFT) for name in names if not name.startswith(".ledger.sqlite-")}
 
 
 def private_folder(path: Path) -> Path:
@@ -73,7 +75,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """As `write_text`; on failure no draft is left to fill the disk."""
-    draft = path.with_name(path.name + ".part")
+    draft = path.with_name(path.name + DRAFT)
     try:
         with open(draft, "wb", opener=owner_only if path.parent.name == PRIVATE else None) as file:
             file.write(content)

@@ -95,7 +95,7 @@ def _check_files(findings: Findings, run: Path, ledger: LedgerFile) -> None:
     salt = there["private/salt"].read_bytes() if "private/salt" in there else b""  # goes before what is private
     wrong = [n for n in checked if hashlib.sha256(salt * (n[:8] == "private/") + there[n].read_bytes()).hexdigest() != bound[n]]
     wrong += [f"{name} (without a digest)" for name in _PARSERS if name not in bound and ledger.closing]
-    findings.check(not wrong, "files", "what the run wrote", ", ".join(wrong or checked))
+    findings.check(not wrong, "files", "what the run wrote", f"{'changed: ' * bool(wrong)}{', '.join(wrong or checked)}")
     outside = sorted(name for name in there.keys() - bound.keys() if not name.startswith("ledger.sqlite"))
     if outside:
         findings.append(Finding("trust", "other files", f"no digest covers {', '.join(outside)}"))

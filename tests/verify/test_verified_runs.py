@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from federation_runs import config, every_method
-from fedveil.configuration.config import Config
+from fedveil.configuration.config import Config, load_config
 from fedveil.ledger.ledger import Ledger
+from fedveil.run.demo import demo_config
 from fedveil.run.published_copy import publish
+from fedveil.run.run import run as train
+from fedveil.statement.certify import certify_config
+from fedveil.statement.statement_json import to_dict
+from fedveil.statement.statement_markdown import to_markdown
 from fedveil.verify import verify_run
+from fedveil.verify.finding import Findings
+from fedveil.verify.statement_checks import check_statement
 from forged_ledger import ForgedLedger
 from resumed_runs import case, go, interrupted
 from verified_runs import KINDS, made, small_run
@@ -75,3 +83,17 @@ def test_a_zip_of_a_run_verifies(tmp_path: Path, tmp_path_factory: pytest.TempPa
     (tmp_path / "broken.zip").write_bytes(Path(archive).read_bytes()[:-30])
     assert verify_run(tmp_path / "broken.zip").exit_status == 2
     assert verify_run(tmp_path / "nothing").exit_status == 2
+
+
+CONFIGURATIONS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
+
+
+@pytest.mark.parametrize("file", CONFIGURATIONS, ids=lambda file: file.stem)
+def test_the_page_of_an_honest_statement_has_its_numbers(file: Path) -> None:
+    statement, findings = certify_config(load_config(file)), Findings()
+    check_statement(findings, json.loads(json.dumps(to_dict(statement))), to_markdown(statement))
+    assert [finding for finding in findings if finding.kind != "verified"] == []
+
+
+def test_the_first_run_of_a_newcomer_verifies(tmp_path: Path) -> None:
+    assert wrong(train(demo_config(), tmp_path / "run").path) == []

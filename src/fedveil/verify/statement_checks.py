@@ -84,7 +84,7 @@ def _numbers(value: Any) -> Iterator[float]:
         yield value
     inner = value if isinstance(value, list) else []
     if isinstance(value, dict):
-        inner = [item for key, item in value.items() if key not in ("mu", "tpr", "releases", "units")]
+        inner = [item for key, item in value.items() if key not in ("mu", "tpr", "releases", "units", "target_ratio")]
     for item in inner:
         yield from _numbers(item)
 

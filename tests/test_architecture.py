@@ -16,7 +16,20 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "fedveil"
 LANGUAGES = (".py", ".js", ".css", ".html")
 ROOMS = (
-    *("verify", "errors", "accounting", "papers", "ledger", "data", "training", "release", "models", "methods", "federation"),
+    *(
+        "verify",
+        "errors",
+        "accounting",
+        "papers",
+        "ledger",
+        "data",
+        "tasks",
+        "training",
+        "release",
+        "models",
+        "methods",
+        "federation",
+    ),
     *("engines", "configuration", "statement", "run", "attacks", "audit", "adversary", "studies", "pages", "trackers", "cli"),
 )
 """From low to high: a room imports only rooms before it. `fedveil/__init__.py` is below, `fedveil/__main__.py` above all."""

@@ -148,7 +148,7 @@ def test_layouts_of_pictures(tmp_path: Path, shape: tuple[int, ...]) -> None:
         ({"y_train": np.full(6, 10, np.uint8)}, "labels go from 10 to 10; expected 0 to 9"),
         ({"y_train": np.full(6, -1, np.int16)}, "labels go from -1"),
         ({"y_train": np.zeros(6)}, "labels are float64; expected integers"),
-        ({"y_train": np.zeros(5, np.uint8)}, r"labels are int64 of shape \(5,\)"),
+        ({"y_train": np.zeros(5, np.uint8)}, r"targets are int64 of shape \(5,\)"),
         ({"y_test": None}, "there is no array 'y_test'; it holds x_train, y_train, x_test"),
         ({"x_test": np.array([{}])}, "array 'x_test' cannot be read .*allow_pickle"),
         ({"user_train": np.zeros(4, np.uint8)}, r"users are int64 of shape \(4,\)"),

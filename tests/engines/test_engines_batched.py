@@ -37,6 +37,7 @@ from fedveil.release.grid import exponent_for
 from fedveil.release.plan import Upload
 from fedveil.run.assembly import federation
 from fedveil.run.run import run as run_experiment
+from fedveil.tasks.classification import Classification
 from fedveil.training.local import BatchGradient, Local, LocalSpec, Plain
 from fedveil.training.params import FlatModel, Layout
 from pretend_gpu import PretendGpu
@@ -80,7 +81,7 @@ def test_stacked_gradients_are_those_of_each_model_alone(name: str, shape: tuple
     vectors = torch.stack([torch.cat([p.detach().flatten() for p in m.parameters()]) for m in modules])
     xs = [torch.randn(n, *shape, generator=generator, dtype=torch.float64) for n in (4, 1, 3)]
     ys = [torch.randint(0, 5, (len(x),), generator=generator) for x in xs]
-    losses, grads = gradients(modules[0], layout, LocalSpec(batch_clip=clip), vectors, *padded(xs, ys))
+    losses, grads = gradients((modules[0], layout, Classification()), LocalSpec(batch_clip=clip), vectors, *padded(xs, ys))
     for i, module in enumerate(modules):
         loss = torch.nn.functional.cross_entropy(module(xs[i]), ys[i])
         loss.backward()
@@ -101,7 +102,7 @@ def test_padding_weighs_nothing_and_holds_only_the_clients_own_examples() -> Non
 @pytest.mark.parametrize("rows", [(2, 0, 1), (1, 0), (2, 1)])
 def test_requests_may_come_in_any_order_and_from_some_of_the_models(rows: tuple[int, ...]) -> None:
     model = FlatModel(registry.build("mlp", (4,), 3, 0, hidden=[5]))
-    stack, alone = Stack(model, LocalSpec(), 3), Stack(model, LocalSpec(), 3)
+    stack, alone = Stack(model, LocalSpec(), 3, Classification()), Stack(model, LocalSpec(), 3, Classification())
     generator = torch.Generator().manual_seed(1)
     both = []
     for part in (stack, alone):
@@ -232,11 +233,11 @@ def counted(monkeypatch: pytest.MonkeyPatch, most: int = 1000) -> list[int]:
     """The models in each stacked pass; more than `most` do not fit into memory."""
     sizes: list[int] = []
 
-    def pass_(module: Any, layout: Layout, spec: LocalSpec, vectors: torch.Tensor, *batch: torch.Tensor) -> Any:
+    def pass_(learned: Any, spec: LocalSpec, vectors: torch.Tensor, *batch: torch.Tensor) -> Any:
         if len(vectors) > most:
             raise torch.OutOfMemoryError("out of memory")
         sizes.append(len(vectors))
-        return gradients(module, layout, spec, vectors, *batch)
+        return gradients(learned, spec, vectors, *batch)
 
     monkeypatch.setattr(batched_gradient, "gradients", pass_)
     return sizes
@@ -541,8 +542,8 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGpu]:
     gpu = PretendGpu()
 
     def pass_(*arguments: Any) -> Any:
-        assert gpu.holds(arguments[3])
-        assert all(map(gpu.holds, arguments[4:]))
+        assert gpu.holds(arguments[2])
+        assert all(map(gpu.holds, arguments[3:]))
         with torch._C.DisableTorchFunction():
             out = gradients(*arguments)
         return gpu.place(out)

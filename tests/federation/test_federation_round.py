@@ -17,7 +17,7 @@ from fedveil.errors import BudgetExhausted, FedveilError
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
-from fedveil.federation.round import Outcome, Task
+from fedveil.federation.round import ClientTask, Outcome
 from fedveil.ledger.ledger import Entry
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
@@ -160,7 +160,7 @@ def test_without_a_promise_a_client_with_a_broken_example_is_left_out(view: View
 class Shuffled(Inline):
     """Clients train and answer in another order."""
 
-    def map(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+    def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
         todo = list(tasks)
         return super().map(todo[i] for i in np.random.default_rng(0).permutation(len(todo)))
 

@@ -32,7 +32,7 @@ from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
-from fedveil.federation.round import Outcome, Task
+from fedveil.federation.round import ClientTask, Outcome
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.banded_mf import BandedMF
 from fedveil.release.banded import Banded
@@ -213,7 +213,7 @@ class Losing:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def map(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+    def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
         for task in tasks:
             gone = Outcome(task.client, None, task.policy_state, task.private, error="its worker process died")
             yield gone if task.client == 0 else next(iter(self.real.map([task])))

@@ -19,7 +19,7 @@ from fedveil.accounting.types import Adjacency, Gaussian, Unbounded, View
 from fedveil.configuration.config import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
-from fedveil.federation.round import Task, client_round
+from fedveil.federation.round import ClientTask, client_round
 from fedveil.methods.base import Setting
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
 from fedveil.methods.trajectory import Ball, Trajectory, last_model_mu, trajectory, upload_std
@@ -82,7 +82,7 @@ def test_no_update_goes_further_and_an_aligned_one_goes_as_far(schedule: str, tm
 def _uploads(job: Any, clients: Clients) -> list[Upload]:
     context = replace(job.context, clients=clients)
     seen = released(job.context.model.vector.tolist())
-    found = [client_round(context, Task(c, seen, 1.0)).release for c in range(len(clients))]
+    found = [client_round(context, ClientTask(c, seen, 1.0)).release for c in range(len(clients))]
     return [s.upload for s in found if isinstance(s, SealedUpload)]
 
 

@@ -102,7 +102,7 @@ def test_digits_fit(name: str) -> None:
         (lambda: registry.shapes("cnn-lstm", MNIST, 10), ["(channels, length)"]),
         (lambda: registry.shapes("mlp", (0,), 10), ["(0,)", "positive"]),
         (lambda: registry.shapes("mlp", (), 10), ["()", "positive"]),
-        (lambda: registry.shapes("mlp", MNIST, 1), ["classes is 1", "at least 2"]),
+        (lambda: registry.shapes("mlp", MNIST, 0), ["classes is 0", "at least 1"]),
         (lambda: registry.build("mlp", MNIST, 10, -1), ["seed is -1"]),
         (lambda: registry.build("mlp", MNIST, 10, True), ["seed is True"]),
     ],

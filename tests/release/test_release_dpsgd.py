@@ -23,6 +23,7 @@ from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
 from fedveil.release.per_example import per_example_gradients, rows
 from fedveil.release.plan import DpSgd
+from fedveil.tasks.classification import Classification
 from fedveil.training.local import Local, LocalSpec, OptimizerSpec, Plain, train
 from fedveil.training.params import FlatModel
 
@@ -58,7 +59,7 @@ def gradients(plan: DpSgd, model: FlatModel, x: torch.Tensor, y: torch.Tensor, *
 
 def test_each_example_is_clipped_and_the_divisor_is_the_public_one() -> None:
     model, x, y = small()
-    flat = rows(per_example_gradients(model.module, x, y)[0])
+    flat = rows(per_example_gradients(model.module, x, y, Classification().losses)[0])
     clip = float(flat.norm(dim=1).median())
     (seen,) = gradients(plan_of(clip, 0.0, 1.0, 1, expected=10.0), model, x, y)
     factors = (clip / flat.norm(dim=1)).clamp_max(1.0)
@@ -169,7 +170,7 @@ def test_an_example_without_a_finite_gradient_counts_as_zero(name: str, value: f
     assert with_it.isfinite().all()
     # not to the bit: the other examples' gradients are computed in a batch of another size
     torch.testing.assert_close(with_it, without, rtol=0, atol=1e-5)
-    flat = rows(per_example_gradients(model.module, x, y)[0])
+    flat = rows(per_example_gradients(model.module, x, y, Classification().losses)[0])
     assert not flat[2].isfinite().all(), "this value must break the plain gradient, or nothing is tested"
 
 

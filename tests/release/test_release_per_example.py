@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from fedveil.models.model_registry import build
 from fedveil.release import per_example
 from fedveil.release.per_example import Block, norms, per_example_gradients, rows, transformed, weighted_sum
+from fedveil.tasks.classification import Classification
 
 
 def examples(*shape: int, n: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,7 +119,7 @@ def test_gradients_equal_one_backward_pass_for_each_example(name: str, monkeypat
     module(x)  # makes lazy layers
     used: list[str] = []
     monkeypatch.setattr(per_example, "transformed", lambda *arguments: used.append(name) or transformed(*arguments))
-    blocks, losses = per_example_gradients(module, x, y)
+    blocks, losses = per_example_gradients(module, x, y, Classification().losses)
     assert bool(used) == (name not in BY_HAND)
     flat, exact = one_by_one(module, x, y)
     torch.testing.assert_close(rows(blocks), flat, rtol=2e-3, atol=2e-5)
@@ -128,7 +129,7 @@ def test_gradients_equal_one_backward_pass_for_each_example(name: str, monkeypat
 def test_gradients_leave_the_network_as_it_was() -> None:
     module, (x, y) = build("lenet5", (1, 28, 28), 4, 1), examples(1, 28, 28)
     before = [p.clone() for p in module.parameters()]
-    per_example_gradients(module, x, y)
+    per_example_gradients(module, x, y, Classification().losses)
     assert all(p.requires_grad and p.grad is None and p.equal(b) for p, b in zip(module.parameters(), before, strict=True))
     assert not any(layer._forward_hooks for layer in module.modules())
     assert not x.requires_grad

@@ -64,8 +64,8 @@ def test_the_card_says_what_was_trained_on(made: Result) -> None:
     card = card_of(made.path)
     assert card["name"] == "wards"
     assert card["source"] == card["partition"]["source"] == "handed over by a program"
-    assert card["examples"] == {"shape": [1, 8, 8], "dtype": "uint8"}
-    assert card["labels"] == {"shape": [], "dtype": "int64", "classes": 10}
+    assert card["examples"] == {"shape": [1, 8, 8], "dtype": "uint8", "vocabulary": 0}
+    assert card["labels"] == {"shape": [], "dtype": "int64", "names": [], "unit": "", "classes": 10}
     assert (card["train_examples"], card["test_examples"], card["clients"]) == (300, 60, 6)
     assert card["nominal_examples_per_client"] == 50
     assert card["normalisation"] == {"scale": 255.0, "mean": [0.25], "std": [0.4]}

@@ -16,7 +16,8 @@ from fedveil.pages.report_charts import chart_values
 from fedveil.run.history_files import DECLARED
 from fedveil.run.recorded_run import RunData, read_run
 from fedveil.run.run import Result, run
-from fedveil.training.column import Column
+from fedveil.tasks.classification import Classification
+from fedveil.tasks.column import Column
 
 
 def config(method: dict[str, Any], model: str = "linear") -> Config:
@@ -83,11 +84,14 @@ def test_an_own_column_is_public_only_if_a_policy_declares_it_and_no_objective_m
         pass
 
     def public(objective: object, policy: object) -> set[str]:
-        return {name for name, column in declared(objective, policy).items() if column.public} & {"beta", "gamma"}  # type: ignore[arg-type]
+        return {name for name, column in declared(Classification(), objective, policy).items() if column.public} & {
+            "beta",
+            "gamma",
+        }  # type: ignore[arg-type]
 
     assert public(Nothing(), Has()) == {"beta"}
     assert public(Has(), Nothing()) == public(Has(), Has()) == set()
-    assert not declared(Nothing(), Nothing())["anything"].public  # type: ignore[arg-type]
+    assert not declared(Classification(), Nothing(), Nothing())["anything"].public  # type: ignore[arg-type]
     assert not read_run(published.path).declared["mask_share"].public
 
 
@@ -134,7 +138,7 @@ def test_one_name_with_two_meanings_has_two_charts(published: Result) -> None:
 
     def group(name: str, data: RunData, columns: Columns) -> dict[str, Any]:
         words = {"title": columns["beta"].words, "axis": columns["beta"].axis, "share": columns["beta"].share, "private": False}
-        return {"name": name, "columns": {"beta": words}, "curves": {}, "clients": None, "partition": None}
+        return {"name": name, "columns": {"beta": words}, "charts": {}, "curves": {}, "clients": None, "partition": None}
 
     data = read_run(published.path)
     groups = [group("a", data, data.declared), group("b", data, other), group("c", data, other)]

@@ -18,10 +18,11 @@ from fedveil.pages.report_page import page_values
 from fedveil.run import run_directory as rundir
 from fedveil.run.recorded_run import read_run
 from fedveil.run.run import run
+from fedveil.tasks.classification import Classification
 
 AGGREGATE = {"epsilon": 8.0, "delta": 0.01, "view": "aggregate"}
 SERVER = AGGREGATE | {"view": "server"}
-MODELS = {"test_loss", "test_accuracy", "test_precision", "test_recall", "test_f1", "update_norm"}
+MODELS = {"test_loss", "update_norm"} | {f"test_{m.name}" for m in Classification.metrics}
 PLANS = {"noise_norm", "clip", "coordinates", "cumulative_noise_norm"}
 COUNTS = {"participants", "uplink_bytes", "seconds"}
 PUBLIC = {"round", "epsilon_spent", *MODELS, *PLANS, *COUNTS}

@@ -16,7 +16,7 @@ from fedveil.cli.app import app
 from fedveil.configuration.config import Config, configure
 from fedveil.data.load import load
 from fedveil.errors import ConfigError
-from fedveil.federation.round import Task, client_round
+from fedveil.federation.round import ClientTask, client_round
 from fedveil.pages.figures.run_figures import plot_run
 from fedveil.pages.report_page import page_values
 from fedveil.release.door import Contribution
@@ -45,7 +45,7 @@ def test_first_round_of_an_absent_client_is_its_share_of_the_mean() -> None:
     c = config(training={"rounds": 1}, method={"name": "noisy-fedavg", "sigma": 1e-6})
     job = job_of(c)
     released, policy = Released(0, job.context.model.vector.clone(), None), job.context.policy
-    release = client_round(job.context, Task(7, released, 1.0)).release
+    release = client_round(job.context, ClientTask(7, released, 1.0)).release
     assert isinstance(release, Contribution)
     share = job.context.door.release_sum([release], policy.plan(released, policy.start()), 0, 20.0).vector
     assert twin_sensitivity(c, 7, "absent") == [pytest.approx(float(share.norm()), rel=1e-3)]

@@ -31,7 +31,7 @@ from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import Extra, Fixed, Plan, Policy, Released, Upload
 from fedveil.run.assembly import Prepared, federation, prepare
-from fedveil.training.column import Column
+from fedveil.tasks.column import Column
 from fedveil.training.local import Local, Plain, State
 from fedveil.training.optimizer import Optimizer, OptimizerSpec
 from method_kit import digits

@@ -10,7 +10,7 @@ import torch
 
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.clients import Clients
-from fedveil.federation.round import Context, Task, client_round
+from fedveil.federation.round import ClientTask, Context, client_round
 from fedveil.release.door import Contribution, Door, SealedUpload, clipped
 from fedveil.release.plan import Plan, Raw, Upload
 
@@ -141,7 +141,7 @@ def client_release(
     recording = RecordingDoor.of(context.door)
     held: Context = replace(context, clients=holding(victim, len(context.clients)), door=recording)
     state = progress.common or context.policy.start() if plan is not None else progress.policies.get(victim.client)
-    task = Task(
+    task = ClientTask(
         victim.client,
         snapshot.released,
         1.0,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedveil.federation.engine import Engine
     from fedveil.federation.history import Columns
     from fedveil.federation.progress import Federation, Progress
-    from fedveil.federation.round import Context, Outcome, Task
+    from fedveil.federation.round import ClientTask, Context, Outcome
     from fedveil.release.door import Door
     from fedveil.training.local import GradientSource
 
@@ -84,7 +84,7 @@ def play(
 
     context = replace(context, door=door, gradients=recorded, clients=clients or context.clients)
     job, progress = replace(job, context=context), start(job)
-    columns, ended = declared(context.objective, context.policy), ""
+    columns, ended = declared(context.task, context.objective, context.policy), ""
     try:
         with RecordedEngine(engine(engine_name, context), context, diary, unchanged=first is None) as workers:
             while progress.round < min(rounds, job.setting.rounds):
@@ -131,7 +131,7 @@ class RecordedEngine:
     def __exit__(self, *exc: object) -> None:
         self.own.__exit__(*exc)
 
-    def map(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+    def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
         """As the engine's."""
         todo = list(tasks)
         if not todo:
@@ -150,7 +150,7 @@ class RecordedEngine:
         problem = difference(copies, received)
         self.diary.verdict(PURE, round, ROUND, f"what clients receive was changed in place: {problem}" if problem else "")
 
-    def _impure(self, task: Task) -> str:
+    def _impure(self, task: ClientTask) -> str:
         """How two plans made of the same things differ, or from the round's plan."""
         alone = replace(task, common=None, client=ROUND if task.common is not None else task.client)
         plans = [task.common] if task.common is not None else []
@@ -162,7 +162,7 @@ def _plain(plan: Any) -> Any:
     return plan if not hasattr(plan, "make") else (plan.reads, plan.reason)
 
 
-def _received(task: Task) -> list[Any]:
+def _received(task: ClientTask) -> list[Any]:
     released = task.released
     return [released.model, released.previous, released.public_loss, task.buffers, task.policy_state, task.weight]
 

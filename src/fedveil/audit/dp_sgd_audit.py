@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
 from fedveil.release.per_example import Block, per_example_gradients
 from fedveil.release.plan import DpSgd, Plan
+from fedveil.tasks.classification import Classification
 from fedveil.training.local import Local, State, train
 
 GradientOf = Callable[[torch.nn.Module, Tensor, Tensor], tuple[list[Block], Tensor]]
@@ -180,7 +182,10 @@ def canary_scores(client: Client, rng: np.random.Generator) -> tuple[Floats, Seq
     coins = rng.random(d) < 0.5
     tall = TALL * step.clip * np.where(coins, 1.0, client.offset)
     examples = torch.diag(torch.from_numpy(tall).float())
-    x = [client.along(vector) for vector in client.uploads(examples, rng, per_example_gradients)]
+    x = [
+        client.along(vector)
+        for vector in client.uploads(examples, rng, partial(per_example_gradients, losses_of=Classification().losses))
+    ]
     return np.sum(x, axis=0), coins.tolist()
 
 

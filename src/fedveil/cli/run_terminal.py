@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedveil.cli.statement_terminal import render_brief
+from fedveil.configuration.config import task_of
 from fedveil.run.run import Result, run
 from fedveil.studies.twin import twin_directory
 
@@ -27,16 +29,18 @@ def run_with_progress(config: Config, out: Path | None, quiet: bool, resume: boo
         TextColumn("[bold]{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[accuracy]}"),
+        TextColumn("{task.fields[score]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, disable=quiet, transient=False) as bar:
-        task = bar.add_task(f"{config.method.name} on {config.data.name}", total=config.training.rounds, accuracy="")
+        task = bar.add_task(f"{config.method.name} on {config.data.name}", total=config.training.rounds, score="")
+        main = task_of(config).main
 
         def on_round(record: Record) -> None:
-            if "test_accuracy" in record:
-                bar.update(task, accuracy=f"accuracy {record['test_accuracy']:.1%}")
+            value = record.get(f"test_{main.name}")
+            if value is not None:
+                bar.update(task, score=f"{main.phrase} {main.text(value)}")
             bar.update(task, completed=record["round"] + 1)
 
         try:
@@ -63,11 +67,12 @@ def twin_with_progress(config: Config, client: int, change: Change, out: Path, q
 
 
 def _summary(result: Result, console: Console) -> None:
-    curve = [float(r["test_accuracy"]) for r in result.history if "test_accuracy" in r]
+    main = result.columns.main
+    curve = [float(r[main.name]) for r in result.history if main.name in r]
     if result.ended:
         console.print(f"[bold yellow]The budget is spent:[/] {result.ended}")
     if curve:
-        console.print(f"\n[bold]Test accuracy {curve[-1]:.1%}[/] after {len(result.history)} rounds   {sparkline(curve)}")
+        console.print(f"\n[bold]{main.words} {main.text(curve[-1])}[/] after {len(result.history)} rounds   {sparkline(curve)}")
     failed = sum(int(r["failed"]) for r in result.history)
     if failed:
         console.print(f"{failed} client updates were left out; see {result.path / 'private' / 'failures.csv'}")
@@ -79,7 +84,7 @@ def _summary(result: Result, console: Console) -> None:
         from fedveil.pages.figures.run_figures import plot_curves
         from fedveil.pages.report import write_report
 
-        picture, report = plot_curves(result.history, result.path / "curves.png"), write_report([result.path])
+        picture, report = plot_curves(result.history, result.columns, result.path / "curves.png"), write_report([result.path])
         console.print(f"Learning curve: {picture}", highlight=False, soft_wrap=True)
         console.print(f"Report: {report} (open it in a browser; it needs no network)", highlight=False, soft_wrap=True)
     console.print(f"Run directory: {result.path}", highlight=False, soft_wrap=True)
@@ -87,7 +92,9 @@ def _summary(result: Result, console: Console) -> None:
 
 
 def sparkline(values: list[float], width: int = 40) -> str:
-    """Values in [0, 1] as a line of blocks."""
+    """Values as a line of blocks, from 0 to 1 or to their largest; what is below 0 or not finite shows as none."""
+    top = max(1.0, *(v for v in values if math.isfinite(v))) if any(map(math.isfinite, values)) else 1.0
+    values = [v / top if math.isfinite(v) else 0.0 for v in values]
     if len(values) > width:
         values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
     return "".join(_BLOCKS[max(0, min(8, round(v * 8)))] for v in values)

@@ -113,9 +113,11 @@ def data_plot(
     trust_plugins: TrustPlugins = False,
 ) -> None:
     """Plot how many examples of each label each client holds."""
+    from fedveil.data.dataset import strata
     from fedveil.pages.figures.partition_figure import plot_partition
     from fedveil.run.assembly import prepare
 
     ready = prepare(configuration(config, None, overrides, trust_plugins))
-    plot_partition(ready.partition, ready.dataset.y_train, ready.dataset.info.classes, out)
+    info = ready.dataset.info
+    plot_partition(ready.partition, strata(info, ready.dataset.y_train), info.strata, out)
     typer.echo(f"partition plot: {out}")

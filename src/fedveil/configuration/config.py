@@ -1,4 +1,4 @@
-"""The configuration of a run: a TOML file with the sections data, model, method, training, privacy, run.
+"""The configuration of a run: a TOML file with the sections data, model, task, method, training, privacy, run.
 
 Nothing here touches data or imports torch, so that a privacy statement can be had in milliseconds.
 """
@@ -21,6 +21,7 @@ from fedveil.configuration.sections import (
     DataSection,
     Network,
     PluginMethod,
+    PluginTask,
     PrivacySection,
     RunSection,
     Section,
@@ -28,6 +29,7 @@ from fedveil.configuration.sections import (
     given_keys,
     method_section_of,
     network_of,
+    task_section_of,
 )
 from fedveil.data.catalogue import Info, info
 from fedveil.data.partition import checked_options
@@ -36,6 +38,9 @@ from fedveil.methods.base import Method, MethodConfig, Setting
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.method_registry import method_from
 from fedveil.models import model_registry as models
+from fedveil.tasks.classification import Classification
+from fedveil.tasks.task import Task
+from fedveil.tasks.task_registry import task_from
 from fedveil.training.local import LocalSpec
 from fedveil.training.params import Layout
 
@@ -45,6 +50,7 @@ class Config(Section):
 
     data: DataSection = DataSection()
     model: Annotated[Network, PlainValidator(network_of), PlainSerializer(Network.section)] = network_of({})
+    task: Annotated[Task, PlainValidator(task_section_of), PlainSerializer(given_keys)] = Classification()
     method: Annotated[MethodConfig, PlainValidator(method_section_of), PlainSerializer(given_keys)] = FedAvg()
     training: TrainingSection = TrainingSection()
     privacy: PrivacySection = PrivacySection()
@@ -183,6 +189,16 @@ def method_of(config: Config) -> Method:
     return method_from(given_keys(method)) if isinstance(method, PluginMethod) else method
 
 
+def task_of(config: Config) -> Task:
+    """The configured task; this imports the plugins, which may bring it.
+
+    Raises:
+        ConfigError: unknown name or constant, impossible value, or a plugin that cannot be imported.
+    """
+    load_plugins(config.run.plugins)
+    return task_from(given_keys(config.task)) if isinstance(config.task, PluginTask) else config.task
+
+
 def require_handed_over(config: Config, data: object = None, partition: object = None) -> None:
     """Refuse a configuration whose data or partition a program handed over, unless they are handed over again.
 
@@ -232,7 +248,13 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
     Args:
         population: when the data are not the catalogue's.
     """
-    population = population or population_of(config)
+    population, task = population or population_of(config), task_of(config)
+    task.check(population.data)
+    if config.training.local == "dp-sgd" and not task.by_example:
+        raise ConfigError(
+            f"training.local = 'dp-sgd' clips the gradient of each example, and the loss of task.name = {task.name!r} is not a "
+            f"mean over examples: protect whole clients (privacy.unit = 'client', training.local = 'sgd')"
+        )
     clients, t, p = population.clients, config.training, config.privacy
     cohort = t.clients_per_round if t.clients_per_round is not None else clients
     if cohort > clients:
@@ -292,13 +314,15 @@ def calibrated_setting(config: Config, population: Population | None = None) -> 
 
 def layout_of(config: Config, data: Info) -> Layout:
     """The layout of the configured model, without building it."""
-    return Layout.of(models.shapes(config.model.name, data.input_shape, data.classes, **dict(config.model.options)))
+    return Layout.of(
+        models.shapes(config.model.name, data.input_shape, task_of(config).outputs(data), **dict(config.model.options))
+    )
 
 
 def configure(**sections: Any) -> Config:
-    """A configuration from Python: keywords data, model, method, training, privacy, run, each a dict.
+    """A configuration from Python: keywords data, model, task, method, training, privacy, run, each a dict.
 
-    `method` may be a method object and `model` a name.
+    `method` may be a method object; `model` and `task` may be names.
     """
     method, model = sections.get("method"), sections.get("model")
     if isinstance(method, MethodConfig):

@@ -17,6 +17,8 @@ from fedveil.errors import ConfigError, explain, nearest
 from fedveil.methods.base import MethodConfig
 from fedveil.methods.method_registry import METHODS, method_from
 from fedveil.models import model_registry as models
+from fedveil.tasks.task import Task
+from fedveil.tasks.task_registry import TASKS, task_from
 from fedveil.training.local import Precision, Schedule
 from fedveil.training.optimizer import OptimizerSpec
 
@@ -194,6 +196,26 @@ def method_section_of(section: Any) -> MethodConfig:
     return cast(MethodConfig, method_from(dict(section)))
 
 
-def given_keys(method: MethodConfig) -> dict[str, Any]:
-    """The keys of the section `method` as they were given."""
-    return {"name": method.name, **method.model_dump(mode="json", exclude_unset=True)}
+class PluginTask(Task):
+    """The section `task` of a task that is not known yet: reading a configuration imports no plugin."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def task_section_of(section: Any) -> Task:
+    """The task that a section, or a name alone, describes, as a `PluginTask` where a plugin may bring it.
+
+    Raises:
+        ConfigError: no name, an unknown constant, an impossible value.
+    """
+    if isinstance(section, Task):
+        return section
+    options = {"name": section} if isinstance(section, str) else section
+    if not isinstance(options, Mapping) or not isinstance(options.get("name"), str):
+        raise ConfigError(f"task = {section!r} is not a section: give one with the key name, such as name = 'regression'")
+    return task_from(options) if options["name"] in TASKS else PluginTask(**options)
+
+
+def given_keys(named: MethodConfig | Task) -> dict[str, Any]:
+    """The keys of the section `method` or `task` as they were given."""
+    return {"name": named.name, **named.model_dump(mode="json", exclude_unset=True)}

@@ -4,20 +4,40 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
+from typing import Literal
 
 from fedveil.errors import ConfigError
+
+IGNORED = -100
+"""Stands for the class of a place in a sequence or picture that has none, such as padding."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the target of one example looks like; by default the number of a class.
+
+    shape: `()` is one number. dtype: int64 for classes, float32 for quantities. names: of its entries, or of the classes.
+    unit: of quantities, as beside an axis.
+    """
+
+    shape: tuple[int, ...] = ()
+    dtype: Literal["int64", "float32"] = "int64"
+    names: tuple[str, ...] = ()
+    unit: str = ""
 
 
 @dataclass(frozen=True)
 class Info:
     """What is known about a data set before it is loaded.
 
-    input_shape: one example: (channels, height, width) for images, (channels, time) for signals.
+    input_shape: one example: (channels, height, width) for images, (channels, time) for signals, (length,) for tokens.
+    classes: how many there are; 0 where targets are quantities.
     train_size, test_size: examples of the official split; 0 where the number depends on how the files were prepared.
     users: natural users of both splits together, 0 if there are none.
     source: where it comes from and under which licence. embedded: it comes with a dependency, nothing is downloaded.
     mean, std: one constant per channel, in the units of `Dataset.x_train` divided by `scale`; see `dataset.standardise`.
     scale: 255 for images stored as bytes, 1 for signals.
+    target: what targets look like. vocabulary: number of tokens where inputs are tokens, int64 from 0; else 0.
     """
 
     name: str
@@ -32,6 +52,13 @@ class Info:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     scale: float = 255.0
+    target: Targets = Targets()
+    vocabulary: int = 0
+
+    @property
+    def strata(self) -> int:
+        """How many classes examples can be grouped by; 1 where an example does not have just one class."""
+        return self.classes if self.classes and not self.target.shape else 1
 
 
 def _image(

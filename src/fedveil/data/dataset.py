@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.data.catalogue import Info
+from fedveil.data.catalogue import IGNORED, Info
 from fedveil.errors import DataError
 
 Array = NDArray[Any]
@@ -17,18 +17,20 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Examples, labels and, where there are any, users of the two official splits.
+    """Examples, targets and, where there are any, users of the two official splits.
 
-    x_train, x_test: (examples, *info.input_shape), uint8 from 0 to 255 for images, float32 for signals, C-contiguous.
-    y_train, y_test: int64 from 0 to info.classes - 1. users_train, users_test: int64 ids of the natural users, or None.
-    Raises DataError if shapes, types, labels or values are not so.
+    x_train, x_test: (examples, *info.input_shape), uint8 from 0 to 255 for images, float32 for signals, int64 for tokens from 0
+    to info.vocabulary - 1, C-contiguous.
+    y_train, y_test: (examples, *info.target.shape), classes int64 from 0 to info.classes - 1, in sequences and pictures also
+    IGNORED; or quantities float32. users_train, users_test: int64 ids of the natural users, or None.
+    Raises DataError if shapes, types, targets or values are not so.
     """
 
     info: Info
     x_train: Array
-    y_train: Ints
+    y_train: Array
     x_test: Array
-    y_test: Ints
+    y_test: Array
     users_train: Ints | None = None
     users_test: Ints | None = None
 
@@ -36,13 +38,18 @@ class Dataset:
         _check_split(self.info, "train", self.x_train, self.y_train, self.users_train)
         _check_split(self.info, "test", self.x_test, self.y_test, self.users_test)
 
-    def standardise(self, x: Array) -> NDArray[np.float32]:
+    def standardise(self, x: Array) -> Array:
         """`standardise` with the constants of this data set."""
         return standardise(x, self.info)
 
 
-def standardise(x: Array, info: Info) -> NDArray[np.float32]:
-    """(x / scale - mean) / std per channel, in float32, with the constants of the catalogue.
+def strata(info: Info, y: Array) -> Ints:
+    """What examples may be grouped by: their class, or the same number for all where an example does not have just one class."""
+    return y if info.strata > 1 else np.zeros(len(y), np.int64)
+
+
+def standardise(x: Array, info: Info) -> Array:
+    """(x / scale - mean) / std per channel, in float32, with the constants of the catalogue; tokens stay as they are.
 
     The constants are published ones, or fixed ranges where none is published: no statistic of the private data is computed
     at run time, so the step costs no privacy at run time. (Published constants were once computed by others from the whole
@@ -52,6 +59,8 @@ def standardise(x: Array, info: Info) -> NDArray[np.float32]:
     shape = info.input_shape
     if x.shape[-len(shape) :] != shape or x.ndim not in (len(shape), len(shape) + 1):
         raise DataError(f"{info.name}: cannot standardise an array of shape {x.shape}; give (examples, {_sides(shape)})")
+    if info.vocabulary:
+        return x
     column = (-1,) + (1,) * (len(shape) - 1)
     mean = np.asarray(info.mean, dtype=np.float32).reshape(column)
     std = np.asarray(info.std, dtype=np.float32).reshape(column)
@@ -67,19 +76,38 @@ def _check_split(info: Info, split: str, x: Array, y: Array, users: Array | None
         raise DataError(f"{where}: examples have shape {x.shape}; expected (examples, {_sides(info.input_shape)})")
     if len(x) == 0:
         raise DataError(f"{where}: there are no examples")
-    if x.dtype not in (np.uint8, np.float32):
-        raise DataError(f"{where}: examples are {x.dtype}; expected uint8 or float32")
-    if y.dtype != np.int64 or y.shape != (len(x),):
-        raise DataError(f"{where}: labels are {y.dtype} of shape {y.shape}; expected int64 of shape ({len(x)},)")
-    low, high = int(y.min()), int(y.max())
-    if low < 0 or high >= info.classes:
-        raise DataError(f"{where}: labels go from {low} to {high}; expected 0 to {info.classes - 1}")
+    wanted = ("int64",) if info.vocabulary else ("uint8", "float32")
+    if x.dtype not in wanted:
+        raise DataError(f"{where}: examples are {x.dtype}; expected {' or '.join(wanted)}")
+    if info.vocabulary:
+        _check_range(f"{where}: tokens", x, info.vocabulary)
+    _check_targets(where, info, y, len(x))
     if users is not None and (users.dtype != np.int64 or users.shape != (len(x),)):
         raise DataError(f"{where}: users are {users.dtype} of shape {users.shape}; expected int64 of shape ({len(x)},)")
-    if x.dtype == np.float32:
-        bad = ~np.isfinite(x).reshape(len(x), -1).all(axis=1)
+    _check_finite(where, "examples", x)
+
+
+def _check_targets(where: str, info: Info, y: Array, examples: int) -> None:
+    target = info.target
+    if y.dtype != target.dtype or y.shape != (examples, *target.shape):
+        expected = f"({', '.join(str(side) for side in (examples, *target.shape))})"
+        raise DataError(f"{where}: targets are {y.dtype} of shape {y.shape}; expected {target.dtype} of shape {expected}")
+    if info.classes:
+        _check_range(f"{where}: labels", y[y != IGNORED] if target.shape else y, info.classes)
+    _check_finite(where, "targets", y)
+
+
+def _check_range(what: str, values: Array, count: int) -> None:
+    low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
+    if low < 0 or high >= count:
+        raise DataError(f"{what} go from {low} to {high}; expected 0 to {count - 1}")
+
+
+def _check_finite(where: str, what: str, values: Array) -> None:
+    if values.dtype == np.float32:
+        bad = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
         if bad.any():
-            raise DataError(f"{where}: {int(bad.sum())} examples hold NaN or infinite values, the first is {int(bad.argmax())}")
+            raise DataError(f"{where}: {int(bad.sum())} {what} hold NaN or infinite values, the first is {int(bad.argmax())}")
 
 
 def _sides(shape: tuple[int, ...]) -> str:

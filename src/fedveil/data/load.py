@@ -126,9 +126,9 @@ def _checked(info: Info, raw: RawData, place: str) -> Dataset:
         return Dataset(
             info,
             _examples(info, raw.x_train),
-            _integers(raw.y_train, "labels"),
+            _targets(info, raw.y_train),
             _examples(info, raw.x_test),
-            _integers(raw.y_test, "labels"),
+            _targets(info, raw.y_test),
             None if raw.users_train is None else _integers(raw.users_train, "users"),
             None if raw.users_test is None else _integers(raw.users_test, "users"),
         )
@@ -137,6 +137,8 @@ def _checked(info: Info, raw: RawData, place: str) -> Dataset:
 
 
 def _examples(info: Info, x: Array) -> Array:
+    if info.vocabulary:
+        return np.ascontiguousarray(_integers(x, "tokens"))
     if info.scale == 255.0:
         if x.dtype != np.uint8:
             raise DataError(f"{info.name}: pictures are {x.dtype}; expected uint8 from 0 to 255")
@@ -144,6 +146,14 @@ def _examples(info: Info, x: Array) -> Array:
     if x.dtype.kind != "f":
         raise DataError(f"{info.name}: signals are {x.dtype}; expected floating point")
     return np.ascontiguousarray(x, dtype=np.float32)
+
+
+def _targets(info: Info, y: Array) -> Array:
+    if info.target.dtype == "int64":
+        return _integers(y, "labels")
+    if y.dtype.kind not in "iuf":
+        raise DataError(f"targets are {y.dtype}; expected numbers")
+    return y.astype(np.float32)
 
 
 def _integers(values: Array, what: str) -> Ints:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from fedveil.data import partition_kinds, partition_ladp
+from fedveil.data.catalogue import Info
 from fedveil.data.partition_options import PARTITIONS
 from fedveil.data.seeding import generator
 from fedveil.errors import ConfigError, nearest
@@ -147,6 +148,20 @@ def from_options(
     count = len(extras["users"]) if kind == "users" else int(options.clients)  # type: ignore[attr-defined]
     clients = ClientIndices.from_owners(owner, count)
     return Partition(ClientIndices(chosen[clients.order], clients.offsets), kind, seed, extras)
+
+
+def need_strata(data: Info, options: BaseModel) -> None:
+    """Refuse a partition by class of examples that do not have one class each.
+
+    Raises:
+        ConfigError: of such a partition.
+    """
+    kind = str(options.kind)  # type: ignore[attr-defined]
+    if kind not in ("iid", "users") and data.strata == 1:
+        raise ConfigError(
+            f"data.partition.kind = {kind!r} goes by the class of each example, and those of {data.name} do not have one class "
+            f"each: choose 'iid' or 'users'"
+        )
 
 
 def _options(kind: str, options: dict[str, Any]) -> BaseModel:

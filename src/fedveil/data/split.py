@@ -8,7 +8,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.data.dataset import Dataset
+from fedveil.data.dataset import Dataset, strata
 from fedveil.data.partition import ClientIndices, Partition
 from fedveil.data.seeding import generator
 from fedveil.errors import ConfigError, DataError
@@ -67,7 +67,7 @@ def split_within_users(dataset: Dataset, test_fraction: float) -> Dataset:
     x = np.concatenate([dataset.x_train, dataset.x_test])
     y = np.concatenate([dataset.y_train, dataset.y_test])
     users = np.concatenate([dataset.users_train, dataset.users_test])
-    group = np.unique(users * dataset.info.classes + y, return_inverse=True)[1]
+    group = np.unique(users * max(dataset.info.classes, 1) + strata(dataset.info, y), return_inverse=True)[1]
     by_group = np.argsort(group, kind="stable")
     sizes = np.bincount(group)
     rank = np.empty(len(y), dtype=np.int64)

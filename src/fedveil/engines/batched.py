@@ -22,7 +22,7 @@ from fedveil.engines.device import settings
 from fedveil.engines.memory import keep_freed_memory
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
-from fedveil.federation.round import Context, Failure, Outcome, Task, Work, attempted, planned, sealed_outcome
+from fedveil.federation.round import ClientTask, Context, Failure, Outcome, Work, attempted, planned, sealed_outcome
 from fedveil.training.local import BatchGradient, GradientSource
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Batched:
         self._stack = None
         self._settings.close()
 
-    def map(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+    def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
         """Train all, then seal what they release in the order of the tasks."""
         todo = list(tasks)
         start = time.perf_counter()
@@ -67,7 +67,7 @@ class Batched:
         for i, task in enumerate(todo):
             yield sealed_outcome(self.context, task, works[i], start)
 
-    def _train(self, todo: list[Task]) -> dict[int, Work | Failure]:
+    def _train(self, todo: list[ClientTask]) -> dict[int, Work | Failure]:
         """What each task's training gave; longest clients first, a row is given to the next client as soon as it is free."""
         if not todo:
             return {}
@@ -95,7 +95,7 @@ class Batched:
                 thread.give_up()
         return works
 
-    def _client(self, thread: ClientThread, task: Task, start: Tensor, row: int) -> Work | Failure:
+    def _client(self, thread: ClientThread, task: ClientTask, start: Tensor, row: int) -> Work | Failure:
         def in_step(source: GradientSource) -> GradientSource:
             return InStep(source, thread, row) if isinstance(source, BatchGradient) else source
 
@@ -109,7 +109,7 @@ class Batched:
         rows = min(tasks, self.at_once or self._fitting())
         if self._stack is None or len(self._stack.models) < rows:
             self._stack = None
-            self._stack = Stack(self.context.model, self.context.spec, rows)
+            self._stack = Stack(self.context.model, self.context.spec, rows, self.context.task)
         return self._stack
 
     def _fitting(self) -> int:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch.func import functional_call, vmap
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedveil.training.local import forward_precision
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedveil.engines.client_thread import Request
+    from fedveil.tasks.task import Task
     from fedveil.training.local import LocalSpec
     from fedveil.training.params import Layout
 
@@ -36,14 +36,16 @@ class Stack:
         vectors, grads: [n, d]. models: each on its rows. together: models in one pass.
     """
 
-    def __init__(self, model: FlatModel, spec: LocalSpec, n: int) -> None:
-        self.module, self.layout, self.spec = model.module, model.layout, spec
+    def __init__(self, model: FlatModel, spec: LocalSpec, n: int, task: Task) -> None:
+        self.module, self.layout, self.spec, self.task = model.module, model.layout, spec, task
         self.vectors = model.vector.new_zeros(n, model.layout.dimension)
         self.grads = torch.zeros_like(self.vectors)
         self.models = [FlatModel(copy.deepcopy(model.module), *rows) for rows in zip(self.vectors, self.grads, strict=True)]
         self.together = n
         if n > 1 and any(isinstance(part, _BatchNorm) for part in model.module.modules()):
             self._one_at_a_time("its batch normalisation takes statistics of whole batches")
+        elif n > 1 and not task.by_example:
+            self._one_at_a_time(f"the loss of task.name = {task.name!r} is not a mean over examples")
 
     def answer(self, requests: Sequence[Request]) -> None:
         """Write each request's gradient into its model and its loss (or what went wrong) into the request."""
@@ -77,7 +79,7 @@ class Stack:
         x, y, weights = padded([r.x for r in part], [r.y for r in part])
         rows = _on_device(tuple(r.row for r in part), self.vectors.device)
         vectors = self.vectors if len(part) == len(self.vectors) else self.vectors[rows]
-        losses, grads = gradients(self.module, self.layout, self.spec, vectors, x, y, weights)
+        losses, grads = gradients((self.module, self.layout, self.task), self.spec, vectors, x, y, weights)
         self.grads.index_copy_(0, rows, grads)
         for request, loss in zip(part, losses.unbind(), strict=True):
             request.answer = loss
@@ -95,7 +97,7 @@ def _alone(request: Request) -> None:
 
 
 def padded(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Batches of several clients as one tensor each: examples [n, b, ...], labels [n, b], weights [n, b] that make means.
+    """Batches of several clients as one tensor each: examples [n, b, ...], targets [n, b, ...], weights [n, b] that make means.
 
     Short batches are filled up with their own first example, at weight 0. No batch may be empty.
     """
@@ -122,24 +124,26 @@ def _filled(part: Tensor, length: int) -> Tensor:
 
 
 def gradients(
-    module: nn.Module, layout: Layout, spec: LocalSpec, vectors: Tensor, x: Tensor, y: Tensor, weights: Tensor
+    learned: tuple[nn.Module, Layout, Task], spec: LocalSpec, vectors: Tensor, x: Tensor, y: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The loss [n] and the gradient [n, d] of each model on its own batch, clipped to V row by row when the spec says so.
 
     Args:
+        learned: the network, its layers, and the task.
         vectors: parameters [n, d]. x, y, weights: as `padded` gives them.
     """
+    module, layout, task = learned
     leaf = vectors.detach().requires_grad_()
     parts = zip(layout.names, layout.shapes, torch.split(leaf, layout.sizes, 1), strict=True)
     parameters = {name: part.view(-1, *shape) for name, shape, part in parts}
 
-    def logits_of(own: dict[str, Tensor], batch: Tensor) -> Tensor:
+    def output_of(own: dict[str, Tensor], batch: Tensor) -> Tensor:
         out: Tensor = functional_call(module, own, (batch,))
         return out
 
     with forward_precision(spec, x.device):
-        logits = vmap(logits_of, randomness="different")(parameters, x)
-    each = F.cross_entropy(logits.to(vectors.dtype).flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+        output = vmap(output_of, randomness="different")(parameters, x)
+    each = task.losses(output.to(vectors.dtype).flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2])
     losses = (each * weights).sum(1)
     (grads,) = torch.autograd.grad(losses.sum(), leaf)
     if spec.batch_clip is not None:

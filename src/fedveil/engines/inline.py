@@ -8,7 +8,7 @@ from typing import Self
 import torch
 
 from fedveil.engines.memory import keep_freed_memory
-from fedveil.federation.round import Context, Outcome, Task, client_round
+from fedveil.federation.round import ClientTask, Context, Outcome, client_round
 
 
 class Inline:
@@ -26,7 +26,7 @@ class Inline:
     def __exit__(self, *exc: object) -> None:
         torch.set_num_threads(self._threads)
 
-    def map(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+    def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
         """Run each task in turn."""
         for task in tasks:
             yield client_round(self.context, task)

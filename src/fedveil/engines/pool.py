@@ -28,7 +28,7 @@ from fedveil.engines.memory import keep_freed_memory, shared, shared_zeros
 from fedveil.engines.pool_worker import EMPTY, SharedMemory, in_row, pack, read_reply, work
 from fedveil.engines.shared_arena import SharedArena, Slot
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.federation.round import Context, Failure, Outcome, Task, planned, sealed_outcome
+from fedveil.federation.round import ClientTask, Context, Failure, Outcome, planned, sealed_outcome
 from fedveil.release.door import Contribution, SealedUpload
 from fedveil.release.plan import Plan, Released, Upload
 
@@ -96,7 +96,7 @@ class ProcessPool:
         self._slots.close()
         torch.set_num_threads(self._threads)
 
-    def map(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+    def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
         """Run the tasks, longest client first, and give the outcomes in the order of the tasks.
 
         A worker that dies is replaced and its client tried once more; a client that outlasts the time-out is given up.
@@ -115,7 +115,7 @@ class ProcessPool:
 
     # --- one round ---
 
-    def _run(self, todo: list[Task]) -> Iterator[Outcome]:
+    def _run(self, todo: list[ClientTask]) -> Iterator[Outcome]:
         clients = self.context.clients
         waiting = deque(sorted(range(len(todo)), key=lambda i: -clients.size(todo[i].client)))
         tries = [0] * len(todo)
@@ -156,7 +156,7 @@ class ProcessPool:
         theirs.close()
         return _Worker(process, ours)
 
-    def _hand_out(self, todo: list[Task], waiting: deque[int], tries: list[int]) -> None:
+    def _hand_out(self, todo: list[ClientTask], waiting: deque[int], tries: list[int]) -> None:
         for place, worker in enumerate(self._workers):
             if worker.index >= 0 or not waiting:
                 continue
@@ -181,7 +181,7 @@ class ProcessPool:
             worker.index, worker.since = waiting.popleft(), time.monotonic()
             tries[worker.index] += 1
 
-    def _with_common_plan(self, task: Task, known: bool) -> Task:
+    def _with_common_plan(self, task: ClientTask, known: bool) -> ClientTask:
         """What a worker needs for the plan of the round: it travels once a round; a raw one is made by the worker."""
         if known:
             return replace(task, common=None, policy_state={})
@@ -252,7 +252,7 @@ class ProcessPool:
             self._workers[place] = self._hire()
         return self._workers[place]
 
-    def _completed(self, outcome: Outcome, task: Task, index: int) -> Outcome:
+    def _completed(self, outcome: Outcome, task: ClientTask, index: int) -> Outcome:
         """Put back what did not travel: the vector from its row, the common state, a lost client's states.
 
         A client that was given up releases zero with noise from here, as if its training had failed; one whose process died is

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ class Clients:
     """The training examples of N clients, each client's in one contiguous block of one tensor.
 
     Args:
-        x: examples [total, ...], float32, client after client. y: labels [total], int64.
+        x: examples [total, ...], float32 or int64 tokens, client after client. y: targets [total, ...], int64 or float32.
         offsets: client i holds x[offsets[i] : offsets[i + 1]]; length N + 1.
     """
 
@@ -31,19 +31,19 @@ class Clients:
     offsets: NDArray[np.int64]
 
     @classmethod
-    def of(cls, x: NDArray[np.float32], y: NDArray[np.int64], parts: Sequence[NDArray[np.int64]]) -> Clients:
+    def of(cls, x: NDArray[Any], y: NDArray[Any], parts: Sequence[NDArray[np.int64]]) -> Clients:
         """Gather the parts (index arrays into x and y) once, in client order; clients may be empty."""
         if not np.isfinite(x).all():
             raise DataError("the examples contain NaN or infinite values: clean the data set before training on it")
         order = np.concatenate([np.asarray(p, dtype=np.int64) for p in parts]) if len(parts) else np.empty(0, np.int64)
         offsets = np.concatenate([[0], np.cumsum([len(p) for p in parts])]).astype(np.int64)
-        return cls(torch.from_numpy(x[order]), torch.from_numpy(np.asarray(y, dtype=np.int64)[order]), offsets)
+        return cls(torch.from_numpy(x[order]), torch.from_numpy(y[order]), offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def examples(self, client: int) -> tuple[Tensor, Tensor]:
-        """Examples and labels of one client, as views."""
+        """Examples and targets of one client, as views."""
         lo, hi = int(self.offsets[client]), int(self.offsets[client + 1])
         return self.x[lo:hi], self.y[lo:hi]
 

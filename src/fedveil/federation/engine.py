@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol, Self
 
-from fedveil.federation.round import Outcome, Task
+from fedveil.federation.round import ClientTask, Outcome
 
 
 class Engine(Protocol):
     """Runs client rounds; a context manager, because workers must end with the run."""
 
-    def map(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+    def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
         """The outcomes, in the order of the tasks."""
         ...
 

@@ -1,13 +1,12 @@
-"""Scores of a run's models: loss, accuracy, macro precision, recall and F1, and accuracy per client."""
+"""Scores of a run's models by its task: loss and metrics on the public test set, the main metric by client."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-from torch.nn import functional as F
 
 from fedveil.training.local import HasPersonalModel
 
@@ -17,62 +16,26 @@ if TYPE_CHECKING:
     from fedveil.federation.clients import Clients
     from fedveil.federation.history import Record
     from fedveil.federation.progress import Federation, Progress
+    from fedveil.tasks.task import Evidence, Task
     from fedveil.training.params import FlatModel
 
 _BATCH = 1000
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Quality of one model on one set; macro figures are plain means over the classes that occur in the labels."""
+def evidence(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistics: bool = False) -> Evidence:
+    """What the task keeps of the examples [n, ...] and targets [n, ...] of a test, on the CPU.
 
-    loss: float
-    accuracy: float
-    precision: float
-    recall: float
-    f1: float
-
-    @classmethod
-    def of(cls, loss: float, confusion: Tensor) -> Scores:
-        """From the mean loss and the confusion matrix [class, predicted]; a class never predicted has precision 0."""
-        table = confusion.double()
-        hit, actual, predicted = table.diagonal(), table.sum(1), table.sum(0)
-        seen = actual > 0
-        precision = hit / predicted.clamp_min(1)
-        recall = hit / actual.clamp_min(1)
-        f1 = 2 * precision * recall / (precision + recall).clamp_min(1e-12)
-        accuracy = float(hit.sum() / table.sum())
-        return cls(loss, accuracy, *(float(m[seen].mean()) for m in (precision, recall, f1)))
-
-
-def predict(model: FlatModel, x: Tensor, batch_statistics: bool = False) -> Tensor:
-    """Logits [n, classes], on the CPU; with `batch_statistics`, batch normalisation uses each batch's own (buffers stay)."""
+    With `batch_statistics`, batch normalisation uses each batch's own (buffers stay).
+    """
     kept, device = model.buffers(), model.vector.device
     model.module.train(batch_statistics)
+    parts = zip(torch.split(x, _BATCH), torch.split(y, _BATCH), strict=True)
     with torch.inference_mode():
-        logits = torch.cat([model.module(part.to(device)) for part in torch.split(x, _BATCH)]).cpu()
+        found = [task.evidence(model.module(bx.to(device)).cpu(), by) for bx, by in parts]
     model.module.train()
     if kept.numel():
         model.load_buffers(kept)
-    return logits.clone()
-
-
-def score(logits: Tensor, y: Tensor) -> Scores:
-    """Scores of logits [n, classes] against labels [n]."""
-    classes = logits.shape[1]
-    confusion = torch.bincount(y * classes + logits.argmax(1), minlength=classes * classes).view(classes, classes)
-    return Scores.of(float(F.cross_entropy(logits, y)), confusion)
-
-
-def client_accuracy(model: FlatModel, tests: Clients, batch_statistics: bool = False) -> list[float | None]:
-    """Accuracy of one model on each client's own test examples; None for a client without any."""
-    if not len(tests.y):
-        return [None] * len(tests)
-    right = (predict(model, tests.x, batch_statistics).argmax(1) == tests.y).double()
-    sums = torch.cat([right.new_zeros(1), right.cumsum(0)])
-    lo, hi = torch.from_numpy(tests.offsets[:-1]), torch.from_numpy(tests.offsets[1:])
-    hits, sizes = (sums[hi] - sums[lo]).tolist(), tests.sizes().tolist()
-    return [h / n if n else None for h, n in zip(hits, sizes, strict=True)]
+    return tuple(torch.cat(part) for part in zip(*found, strict=True))
 
 
 def global_model(federation: Federation, progress: Progress) -> FlatModel:
@@ -91,19 +54,22 @@ def evaluate(federation: Federation, progress: Progress) -> Record:
     """
     model = global_model(federation, progress)
     own_statistics = progress.buffers is None
-    x, y = federation.test
+    task, tests = federation.context.task, federation.client_tests
     with torch.no_grad():
-        scores = score(predict(model, x, own_statistics), y)
-        row: Record = {f"test_{k}": v for k, v in vars(scores).items()}
-        if federation.client_tests is not None:
-            row["client_accuracy"] = client_accuracy(model, federation.client_tests, own_statistics)
-            row.update(_personal_scores(federation, progress, federation.client_tests))
+        found = evidence(task, model, *federation.test, own_statistics)
+        row: Record = {"test_loss": task.test_loss(*found)} | {f"test_{k}": v for k, v in task.scores(*found).items()}
+        if tests is not None:
+            each: list[float | None] = [None] * len(tests)
+            if len(tests.y):
+                each = task.client_scores(tests.offsets, *evidence(task, model, tests.x, tests.y, own_statistics))
+            row[f"client_{task.main.name}"] = each
+            row.update(_personal_scores(federation, progress, tests))
     return row
 
 
 def _personal_scores(federation: Federation, progress: Progress, tests: Clients) -> Record:
-    """Accuracy of each client's own model on its own test examples, where the method has such models (see `HasPersonalModel`)."""
-    objective = federation.context.objective
+    """The main metric of each client's own model on its own test, where the method has such models (see `HasPersonalModel`)."""
+    objective, task = federation.context.objective, federation.context.task
     if not isinstance(objective, HasPersonalModel):
         return {}
     each: list[float | None] = []
@@ -114,6 +80,8 @@ def _personal_scores(federation: Federation, progress: Progress, tests: Clients)
             model.load_buffers(state["buffers"])
         x, y = tests.examples(c)
         own_statistics = progress.buffers is None and "buffers" not in state
-        each.append(float((predict(model, x, own_statistics).argmax(1) == y).double().mean()) if len(y) else None)
+        whole = np.array([0, len(y)])
+        each += task.client_scores(whole, *evidence(task, model, x, y, own_statistics)) if len(y) else [None]
     known = [a for a in each if a is not None]
-    return {"personal_accuracy": each, "mean_personal_accuracy": sum(known) / len(known) if known else math.nan}
+    name = f"personal_{task.main.name}"
+    return {name: each, f"mean_{name}": sum(known) / len(known) if known else math.nan}

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from fedveil.errors import BudgetExhausted, FedveilError
-from fedveil.federation.evaluate import evaluate, global_model, predict, score
+from fedveil.federation.evaluate import evaluate, evidence, global_model
 from fedveil.federation.history import Record
 from fedveil.federation.measures import method_measures, release_measures
 from fedveil.federation.progress import Federation, Progress
-from fedveil.federation.round import Outcome, Task, observed, planned
+from fedveil.federation.round import ClientTask, Outcome, observed, planned
 from fedveil.methods.base import weighting_of
 from fedveil.release.door import Contribution, SealedUpload
 from fedveil.release.plan import Plan, Raw, Released, ServerPolicy, Upload
@@ -117,15 +117,15 @@ def _free(progress: Progress, s: Setting, rule: Participation | None) -> NDArray
 
 def _tasks(
     federation: Federation, progress: Progress, released: Released, chosen: list[int], plan: Plan | Raw | None
-) -> Iterator[Task]:
+) -> Iterator[ClientTask]:
     clients = federation.context.clients
     for c in chosen:
         weight = max(clients.size(c), 1) / clients.largest if weighting_of(federation.method) == "examples" else 1.0
         state = progress.common if plan is not None else progress.policies.get(c) or federation.context.policy.start()
-        yield Task(c, released, weight, plan, state, progress.privates.get(c, {}), progress.buffers)
+        yield ClientTask(c, released, weight, plan, state, progress.privates.get(c, {}), progress.buffers)
 
 
-def _affordable(federation: Federation, progress: Progress, tasks: Iterable[Task]) -> list[Task]:
+def _affordable(federation: Federation, progress: Progress, tasks: Iterable[ClientTask]) -> list[ClientTask]:
     """The tasks whose plans fit into their clients' caps; the other clients take no further part.
 
     Decided by plans, which are public, before any data are touched.
@@ -196,7 +196,6 @@ def _step(federation: Federation, progress: Progress, uploads: list[Upload]) -> 
 def _public_loss(federation: Federation, progress: Progress) -> float | None:
     if federation.public is None:
         return None
-    x, y = federation.public
-    model = global_model(federation, progress)
+    model, task = global_model(federation, progress), federation.context.task
     with torch.no_grad():
-        return score(predict(model, x, progress.buffers is None), y).loss
+        return task.test_loss(*evidence(task, model, *federation.public, progress.buffers is None))

@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedveil.accounting.types import View
-from fedveil.training.column import Column, HasColumns
+from fedveil.tasks.classification import Classification
+from fedveil.tasks.column import Column, HasColumns
 
 if TYPE_CHECKING:
     from fedveil.methods.base import Method, Setting
+    from fedveil.tasks.task import Task
     from fedveil.training.local import Objective
 
 Record = dict[str, Any]
@@ -42,41 +44,81 @@ COLUMNS = (
     Column("update_norm", "Released update with its noise", "L2 norm", public=True),
     Column("cumulative_noise_norm", "Expected noise, added up over the rounds", "L2 norm", public=True),
     Column("epsilon_spent", "Proven ε of the releases so far", "ε", "lower", public=True),
-    Column("train_loss", "Training loss", "cross-entropy", "lower"),
     Column("seconds", "Time", "seconds a round", "lower", public=True),
-    Column("test_loss", "Test loss", "cross-entropy", "lower", public=True),
-    Column("test_accuracy", "Test accuracy", "accuracy", "higher", share=True, public=True),
-    Column("test_precision", "Precision", "macro mean", "higher", share=True, public=True),
-    Column("test_recall", "Recall", "macro mean", "higher", share=True, public=True),
-    Column("test_f1", "F1 score", "macro mean", "higher", share=True, public=True),
-    Column("client_accuracy", "Accuracy by client", "accuracy", "higher", "client", share=True),
-    Column("personal_accuracy", "Accuracy of the personal models by client", "accuracy", "higher", "client", share=True),
-    Column("mean_personal_accuracy", "Accuracy of the personal models", "accuracy", "higher", share=True),
 )
 """What every round can have; methods add their own (see `HasMetrics`), which are private unless they are declared public."""
+
+
+def of_task(task: Task) -> tuple[Column, ...]:
+    """What is measured of a task: losses, metrics on the test set, and the main metric by client."""
+    main = task.main
+    test = [Column("test_loss", "Test loss", task.loss_unit, "lower", public=True, main=not task.metrics)]
+    for metric in task.metrics:
+        title = f"Test {main.phrase}" if metric is main else metric.title
+        test.append(replace(metric, name=f"test_{metric.name}", title=title, public=True, main=metric is main))
+    return (
+        Column("train_loss", "Training loss", task.loss_unit, "lower"),
+        *test,
+        replace(main, name=f"client_{main.name}", title=f"{main.words} by client", kind="client"),
+        replace(main, name=f"personal_{main.name}", title=f"{main.words} of the personal models by client", kind="client"),
+        replace(main, name=f"mean_personal_{main.name}", title=f"{main.words} of the personal models"),
+    )
+
+
 _COUNTED = ("participants", "uplink_bytes", "seconds", "skipped")
 """What tells how many clients took part in a round, as the running time does, and nothing of a model."""
 _NOISED = ("noise_norm", "cumulative_noise_norm", "layer_noise_std")
 """What tells it too, where each client brings noise of its own."""
 _PLANNED = (*_NOISED, "clip", "layer_clip", "coordinates", "uplink_bytes")
 """What is chosen by a plan."""
-TOGETHER = {
-    "accuracy": ("Accuracy", ("test_accuracy", "mean_personal_accuracy")),
-    "loss": ("Loss", ("test_loss", "train_loss")),
-    "update": ("The released update and its noise", ("update_norm", "noise_norm")),
-    "scores": ("Precision, recall, F1", ("test_precision", "test_recall", "test_f1")),
-}
-"""Columns that are drawn in one chart, and its title, under a short name."""
-CLIENT_TABLE = {"client_accuracy": "accuracy", "personal_accuracy": "personal"}
-"""The columns by client, under their names in `clients.csv`."""
+
+
+def in_client_table(column: str) -> str:
+    """The name in `clients.csv` of a column by client."""
+    return "personal" if column.startswith("personal_") else column.removeprefix("client_")
+
+
+def _metric(column: Column) -> str:
+    return column.name.removeprefix("test_")
 
 
 class Columns(Mapping[str, Column]):
-    """The columns of one run by name: those of every run, and the method's `own`; an undeclared name gets a default."""
+    """The columns of one run by name: those of every run, and the `own` ones of its task and method.
+
+    An undeclared name gets a default. Without a task of its own, a run learns classes.
+    """
 
     def __init__(self, own: Iterable[Column] = ()) -> None:
         self.own = tuple(own)
-        self._known = {column.name: column for column in (*INDEX, *COLUMNS, *self.own)}
+        tasks = () if any(column.main for column in self.own) else of_task(Classification())
+        self._known = {column.name: column for column in (*INDEX, *COLUMNS, *tasks, *self.own)}
+
+    @property
+    def main(self) -> Column:
+        """By which runs are compared."""
+        return next(column for column in self._known.values() if column.main)
+
+    @property
+    def personal(self) -> Column:
+        """The same of the clients' personal models."""
+        return self[f"mean_personal_{_metric(self.main)}"]
+
+    @property
+    def together(self) -> dict[str, tuple[str, tuple[str, ...]]]:
+        """What is drawn in one chart, under a short name: its title and its columns."""
+        main = self.main
+        others = [c for c in self._known.values() if c.name.startswith("test_") and c not in (main, self["test_loss"])]
+        beside = [c for c in others if c.better is None and c.unit == main.unit]
+        scores = [c for c in others if c.share and c not in beside]
+        apart = [c for c in others if not c.share and c not in beside]
+        charts = {
+            _metric(main): (main.words.removeprefix("Test "), (main, self.personal, *beside)),
+            "loss": ("Loss", (self["test_loss"], self["train_loss"])),
+            "update": ("The released update and its noise", (self["update_norm"], self["noise_norm"])),
+            "scores": ("Other scores", scores),
+            **{_metric(c): (c.words, (c,)) for c in apart},
+        }
+        return {short: (title, tuple(c.name for c in columns)) for short, (title, columns) in charts.items() if columns}
 
     def __getitem__(self, name: str) -> Column:
         return self._known.get(name) or Column(name)
@@ -104,11 +146,12 @@ class Columns(Mapping[str, Column]):
         return next(known, Column(header, kind="layer"))
 
 
-def declared(objective: Objective, policy: object) -> Columns:
-    """The columns of a run with this objective and policy; what an objective measures is private, as its states are."""
+def declared(task: Task, objective: Objective, policy: object) -> Columns:
+    """The columns of a run with this task, objective and policy; what an objective measures is private, as its states are."""
+    learned = () if isinstance(task, Classification) else of_task(task)
     measured = objective.columns if isinstance(objective, HasColumns) else ()
     released = policy.columns if isinstance(policy, HasColumns) else ()
-    return Columns((*released, *(replace(c, public=False) for c in measured)))
+    return Columns((*learned, *released, *(replace(c, public=False) for c in measured)))
 
 
 def hidden(method: Method, s: Setting, columns: Columns) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,10 @@ from fedveil.errors import UpdateRefused
 from fedveil.release.cost import promises
 from fedveil.release.door import Contribution, SealedUpload
 from fedveil.release.dpsgd import PerExampleGradient
+from fedveil.release.per_example import per_example_gradients
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload, copied
+from fedveil.tasks.classification import Classification
+from fedveil.tasks.task import Task
 from fedveil.training.local import BatchGradient, GradientSource, Local, Objective, State, train
 
 if TYPE_CHECKING:
@@ -35,8 +39,8 @@ class Context:
     """What all clients of a run share; nothing in it changes between rounds.
 
     `summed`: uploads are added before anyone sees them (aggregate and final view). `buffers`: the initial batch statistics.
-    `gradients`: what an engine makes of each client's source of gradients. Training happens where `model` and `clients` are;
-    plans, door and all states stay on the CPU.
+    `gradients`: what an engine makes of each client's source of gradients. `task`: what is learned. Training happens
+    where `model` and `clients` are; plans, door and all states stay on the CPU.
     """
 
     model: FlatModel
@@ -49,10 +53,11 @@ class Context:
     summed: bool
     buffers: Tensor
     gradients: Callable[[GradientSource], GradientSource] = _itself
+    task: Task = field(default_factory=Classification)
 
 
 @dataclass(frozen=True)
-class Task:
+class ClientTask:
     """One client's part in one round.
 
     `common` is the plan of the round when its uploads are summed before anyone sees them; otherwise the client plans for itself
@@ -111,7 +116,7 @@ class Failure:
     reason: str
 
 
-def client_round(context: Context, task: Task) -> Outcome:
+def client_round(context: Context, task: ClientTask) -> Outcome:
     """Plan before the data are touched, train, seal what shall leave, observe it.
 
     A client whose training fails leaves its private state as it was, and releases zero with noise if its plan promises anything.
@@ -121,14 +126,14 @@ def client_round(context: Context, task: Task) -> Outcome:
     return sealed_outcome(context, task, attempted(context, task, planned(context, task)), start)
 
 
-def planned(context: Context, task: Task) -> Plan | Raw:
+def planned(context: Context, task: ClientTask) -> Plan | Raw:
     """The plan of the coming release, made before the data are touched."""
     if task.common is not None:
         return task.common
     return context.policy.plan(replace(task.released, client=task.client), task.policy_state)
 
 
-def attempted(context: Context, task: Task, plan: Plan | Raw) -> Work | Failure:
+def attempted(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
     """Local training under that plan, or why it gave nothing."""
     try:
         return trained(context, task, plan)
@@ -136,7 +141,7 @@ def attempted(context: Context, task: Task, plan: Plan | Raw) -> Work | Failure:
         return Failure(plan, _reason(error))
 
 
-def sealed_outcome(context: Context, task: Task, work: Work | Failure, start: float) -> Outcome:
+def sealed_outcome(context: Context, task: ClientTask, work: Work | Failure, start: float) -> Outcome:
     """Seal what training gave at the door, and let the client's own policy observe it; it leaves with the round's others."""
     door = context.door
     problem = work.reason if isinstance(work, Failure) else door.problem(work.update, work.extras)
@@ -172,17 +177,19 @@ def _promising(plan: Plan | Raw, door: Door) -> bool:
     return isinstance(plan, Plan) and (plan.dp_sgd is not None or promises(plan, door.layout))
 
 
-def trained(context: Context, task: Task, plan: Plan | Raw) -> Work:
+def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
     """Local training under that plan, where the context's model is; `task.released.model` may be there already."""
     x, y = context.clients.examples(task.client)
     t = task.released.round
     model, device = context.model, context.model.vector.device
     model.load_buffers(task.buffers if task.buffers is not None else task.private.get("buffers", context.buffers))
     executed = copied(plan) if isinstance(plan, Plan) else None
-    source: GradientSource = BatchGradient()
+    source: GradientSource = BatchGradient(context.task)
     dp_sgd = None if executed is None else executed.dp_sgd
     if dp_sgd is not None:
-        source = PerExampleGradient(dp_sgd, context.randomness, (t, task.client))
+        source = PerExampleGradient(
+            dp_sgd, context.randomness, (t, task.client), partial(per_example_gradients, losses_of=context.task.losses)
+        )
     support = None if executed is None else executed.support
     local = Local(
         model,

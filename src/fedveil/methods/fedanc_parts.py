@@ -13,7 +13,7 @@ from fedveil.methods.base import Setting, sum_noise
 from fedveil.methods.fedanc_options import FedANCOptions
 from fedveil.methods.lstm_controller import BETA, ranks, soft_mask_slope
 from fedveil.release.plan import Plan, Released, Upload
-from fedveil.training.column import Column
+from fedveil.tasks.column import Column
 from fedveil.training.local import Local, State, clip_
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from fedveil.methods.base import Setting, gaussian_plan, sum_noise
 from fedveil.methods.fedglp_options import FedGLPOptions
 from fedveil.methods.sparse import grown
 from fedveil.release.plan import Plan, Released, Upload
-from fedveil.training.column import Column
+from fedveil.tasks.column import Column
 from fedveil.training.local import Local, State
 
 if TYPE_CHECKING:

@@ -57,7 +57,7 @@ def shapes(name: str, input_shape: Shape, classes: int, **options: Any) -> Shape
     """Shapes of the parameters of a network by name, in the order of `named_parameters()`; needs no torch.
 
     input_shape: one example, without the batch: (channels, height, width), (channels, length) or (features,).
-    classes: number of logits, at least 2. options: those of `options_model(name)`.
+    classes: width of the last layer, such as the number of classes; at least 1. options: those of `options_model(name)`.
     Raises ConfigError for an unknown name or option, an impossible value, or an input the network cannot take.
     """
     return all_parameter_shapes(_layers(name, input_shape, classes, options), tuple(input_shape))
@@ -92,8 +92,8 @@ def _layers(name: str, input_shape: Shape, classes: int, options: dict[str, Any]
     entry = _entry(name)
     if not input_shape or any(isinstance(side, bool) or not isinstance(side, int) or side < 1 for side in input_shape):
         raise ConfigError(f"input_shape is {input_shape!r}; give positive integers such as (1, 28, 28), (9, 128) or (561,)")
-    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 2:
-        raise ConfigError(f"classes is {classes!r}; give an integer of at least 2")
+    if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
+        raise ConfigError(f"classes is {classes!r}; give an integer of at least 1")
     layers = entry.layers(tuple(input_shape), classes, _checked(name, entry.options, options))
     try:
         all_parameter_shapes(layers, tuple(input_shape))

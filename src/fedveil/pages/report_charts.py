@@ -6,17 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedveil.accounting.formatting import joined
-from fedveil.federation.history import TOGETHER
 from fedveil.run.recorded_run import RunData
-from fedveil.training.column import Column
+from fedveil.tasks.column import Column
 
 Values = dict[str, Any]
-TRAINING = {
-    **dict(TOGETHER.values()),
-    "Expected noise, added up over the rounds": ("cumulative_noise_norm",),
-}
-"""Charts of one configuration: their titles and columns. Of several configurations each column has its own, but for these:"""
-NOT_COMPARED = ("test_precision", "test_recall")
+NOISE = {"Expected noise, added up over the rounds": ("cumulative_noise_norm",)}
 COST = ("participants", "failed", "uplink_bytes", "seconds")
 
 
@@ -26,6 +20,8 @@ def column_values(runs: Sequence[RunData]) -> Values:
     layered = dict.fromkeys(name for row in runs[0].layers[:1] for name in row if name not in ("round", "layer"))
     known = runs[0].declared
     return {
+        "charts": dict(known.together.values()) | NOISE,
+        "main": known.main.name,
         "columns": {name: _words(known[name]) for name in names},
         "layer_columns": {name: _words(known.by_layer(name)) for name in layered},
     }
@@ -33,13 +29,14 @@ def column_values(runs: Sequence[RunData]) -> Values:
 
 def chart_values(groups: Sequence[Values]) -> Values:
     """The charts of each section from the columns of the page's groups of runs, and what is said of private figures."""
-    drawn = [name for columns in TRAINING.values() for name in columns]
+    charts = {title: columns for g in groups for title, columns in g["charts"].items()}
+    drawn = [name for columns in charts.values() for name in columns]
     shown = (*drawn, *COST, "epsilon_spent")  # the last one in the part on privacy, from the ledger
     own = dict.fromkeys(name for g in groups for name in g["columns"] if name not in shown)
     if len(groups) == 1:
-        training = [_chart(groups, names, title) for title, names in TRAINING.items()]
+        training = [_chart(groups, names, title) for title, names in charts.items()]
     else:
-        training = [chart for name in drawn if name not in NOT_COMPARED for chart in _apart(groups, name)]
+        training = [chart for name in drawn for chart in _apart(groups, name)]
     return {
         "training": [chart for chart in training if chart["series"]],
         "method": [chart for name in own for chart in _apart(groups, name)],

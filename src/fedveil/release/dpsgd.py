@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 from fedveil.errors import ConfigError
 from fedveil.release.cost import step_exponent
 from fedveil.release.per_example import Block, norms, per_example_gradients, weighted_sum
+from fedveil.tasks.classification import Classification
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +45,9 @@ class PerExampleGradient:
     plan: DpSgd
     randomness: Randomness
     key: tuple[int, int]
-    gradients: Callable[[torch.nn.Module, Tensor, Tensor], tuple[list[Block], Tensor]] = per_example_gradients
+    gradients: Callable[[torch.nn.Module, Tensor, Tensor], tuple[list[Block], Tensor]] = field(
+        default_factory=lambda: partial(per_example_gradients, losses_of=Classification().losses)
+    )
     _batch: tuple[Tensor, Tensor] | None = field(default=None, init=False)
     losses: list[float] = field(default_factory=list, init=False)
 
@@ -60,7 +64,7 @@ class PerExampleGradient:
         for step in range(self.plan.steps):
             chosen = np.flatnonzero(draw.random(min(len(y), self.plan.cap)) < self.plan.rate)
             self._batch = x[torch.from_numpy(chosen)], y[torch.from_numpy(chosen)]
-            yield x.new_empty(0, *x.shape[1:]), y.new_empty(0)  # of their own: views would still hold all examples
+            yield x.new_empty(0, *x.shape[1:]), y.new_empty(0, *y.shape[1:])  # of their own: views would still hold all examples
             if self._batch is not None:
                 raise ConfigError(
                     f"under DP-SGD an objective must ask for local.gradient once in each step; it did not in step {step}"
@@ -97,7 +101,7 @@ class PerExampleGradient:
             if len(y) > 1:
                 return torch.stack([self._sum(module, x[i : i + 1], y[i : i + 1]) for i in range(len(y))]).sum(0)
             _log.warning("client %d, round %d: an example counts as zero: %r", self.key[1], self.key[0], error)
-            return x.new_zeros(sum(p.numel() for p in module.parameters()), dtype=torch.float64)
+            return torch.zeros(sum(p.numel() for p in module.parameters()), dtype=torch.float64, device=x.device)
         self.losses.append(float(losses.mean()))
         return clipped_sum(blocks, self.plan.clip)
 

@@ -6,6 +6,7 @@ of that slope with the layer's input (for a convolution, with the windows of its
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,21 +20,24 @@ if TYPE_CHECKING:
 Block = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """One parameter's gradient for each example: [n, k], or the factors [n, o] and [n, i] of which it is the outer product."""
 
+Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(output [n, ...], targets [n, ...]) -> the loss of each example [n]."""
+
 _Call = tuple[nn.Module, torch.Tensor, torch.Tensor]
 
 
-def per_example_gradients(module: nn.Module, x: Tensor, y: Tensor) -> tuple[list[Block], Tensor]:
-    """The gradient of the cross-entropy for each example, parameter by parameter, and the losses [n].
+def per_example_gradients(module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses) -> tuple[list[Block], Tensor]:
+    """The gradient of the loss of each example, parameter by parameter, and the losses [n].
 
     The network must treat examples apart from each other: no batch normalisation.
     """
     layers = [layer for layer in module.modules() if next(layer.parameters(recurse=False), None) is not None]
     known = sum(len(list(layer.parameters(recurse=False))) for layer in layers) == len(list(module.parameters()))
     if known and all(map(_by_hand, layers)):
-        calls, losses = _slopes(module, layers, x, y)
+        calls, losses = _slopes(module, layers, x, y, losses_of)
         if [layer for layer, _, _ in calls] == layers:
             return [block for call in calls for block in _blocks(*call)], losses
-    return transformed(module, x, y)
+    return transformed(module, x, y, losses_of)
 
 
 def norms(blocks: list[Block]) -> Tensor:
@@ -73,7 +77,7 @@ def _by_hand(layer: nn.Module) -> bool:
     return type(layer) is nn.Linear
 
 
-def _slopes(module: nn.Module, layers: list[nn.Module], x: Tensor, y: Tensor) -> tuple[list[_Call], Tensor]:
+def _slopes(module: nn.Module, layers: list[nn.Module], x: Tensor, y: Tensor, losses_of: Losses) -> tuple[list[_Call], Tensor]:
     """Each layer's input and the slope of the losses at its output, in the order of use; and the losses [n].
 
     Parameters need no gradient here: the backward pass leaves out their sums, and what lies before the first layer. There are no
@@ -93,7 +97,7 @@ def _slopes(module: nn.Module, layers: list[nn.Module], x: Tensor, y: Tensor) ->
     finally:
         for hook in hooks:
             hook.remove()
-    losses = F.cross_entropy(logits, y, reduction="none")
+    losses = losses_of(logits, y)
     if versions != [tensor._version for _, inputs, output in used for tensor in (inputs, output)]:
         return [], losses.detach()
     slopes = torch.autograd.grad(losses.sum(), [output for _, _, output in used], materialize_grads=True)
@@ -124,13 +128,13 @@ def _windows(layer: nn.Conv2d, x: Tensor) -> Tensor:
 # --- by torch.func -----------------------------------------------------------------------------------------------------
 
 
-def transformed(module: nn.Module, x: Tensor, y: Tensor) -> tuple[list[Block], Tensor]:
+def transformed(module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses) -> tuple[list[Block], Tensor]:
     """The same as `per_example_gradients` for any network."""
     params = {name: p.detach() for name, p in module.named_parameters()}
     buffers = dict(module.named_buffers())
 
     def loss(p: dict[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(module, (p, buffers), (one.unsqueeze(0),)), label.unsqueeze(0))
+        return losses_of(functional_call(module, (p, buffers), (one.unsqueeze(0),)), label.unsqueeze(0)).squeeze(0)
 
     gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0))(params, x, y)
     return [g.flatten(1) for g in gradients.values()], losses

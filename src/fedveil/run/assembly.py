@@ -14,9 +14,10 @@ import torch
 
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded, View
-from fedveil.configuration.config import Config, Population, calibrated_setting, method_of, require_handed_over
+from fedveil.configuration.config import Config, Population, calibrated_setting, method_of, require_handed_over, task_of
+from fedveil.data.dataset import strata
 from fedveil.data.load import load
-from fedveil.data.partition import checked_options, from_options
+from fedveil.data.partition import checked_options, from_options, need_strata
 from fedveil.data.split import client_test_split, public_split, split_within_users
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
@@ -74,7 +75,10 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
         among, public_part = public_split(len(dataset.y_train), seed=seed, fraction=section.public_fraction)
     if partition is None:
         options = checked_options(section.partition)
-        partition = from_options(options, dataset.y_train, seed=seed, users=dataset.users_train, among=among)
+        need_strata(dataset.info, options)
+        partition = from_options(
+            options, strata(dataset.info, dataset.y_train), seed=seed, users=dataset.users_train, among=among
+        )
     x, y = dataset.standardise(dataset.x_train), dataset.y_train
     tests = None
     if section.client_test_fraction:
@@ -88,7 +92,7 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
 def build_model(config: Config, prepared: Prepared) -> FlatModel:
     """The configured network, initialised from the run's seed."""
     network, info, seed = config.model, prepared.dataset.info, Randomness(config.run.seed).derive("model")
-    return FlatModel(models.build(network.name, info.input_shape, info.classes, seed, **dict(network.options)))
+    return FlatModel(models.build(network.name, info.input_shape, task_of(config).outputs(info), seed, **dict(network.options)))
 
 
 def federation(
@@ -135,6 +139,7 @@ def federation(
         randomness,
         setting.scope.view is not View.SERVER,
         model.buffers(),
+        task=task_of(config),
     )
     return Federation(
         setting,

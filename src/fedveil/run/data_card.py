@@ -11,7 +11,7 @@ import hmac
 import json
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,8 +99,8 @@ def card(config: Config, prepared: Prepared, salt: bytes) -> dict[str, Any]:
     public = {
         "name": info.name,
         "source": "handed over by a program" if "data" in by_program else f"configured: {info.source}",
-        "examples": {"shape": list(info.input_shape), "dtype": str(dataset.x_train.dtype)},
-        "labels": {"shape": [], "dtype": str(dataset.y_train.dtype), "classes": info.classes},
+        "examples": {"shape": list(info.input_shape), "dtype": str(dataset.x_train.dtype), "vocabulary": info.vocabulary},
+        "labels": {**asdict(info.target), "classes": info.classes},
         "train_examples": len(dataset.y_train),
         "test_examples": len(dataset.y_test),
         "normalisation": {"scale": info.scale, "mean": info.mean, "std": info.std},

@@ -19,9 +19,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.federation.history import CLIENT_TABLE, Columns
+from fedveil.federation.history import Columns, in_client_table
 from fedveil.run.run_directory import headers_of, private_folder, table_text, write_json, write_text
-from fedveil.training.column import Column
+from fedveil.tasks.column import Column
 
 if TYPE_CHECKING:
     from fedveil.federation.history import Record
@@ -108,7 +108,8 @@ def _key(table: str, row: Row) -> tuple[Any, ...]:
 def _column(table: str, header: str, columns: Columns) -> Column:
     """What a header of a table stands for."""
     if table == "clients.csv":
-        return next((columns[name] for name, own in CLIENT_TABLE.items() if own == header), columns[header])
+        by_client = (column for column in columns.values() if column.kind == "client")
+        return next((column for column in by_client if in_client_table(column.name) == header), columns[header])
     by_layer = table == "layers.csv" and columns[header].kind == "number"
     return columns.by_layer(header) if by_layer else columns[header]
 
@@ -147,7 +148,7 @@ def _tables(history: Sequence[Record], layout: Layout, columns: Columns) -> dict
     rows = [
         [_round_row(row) for row in history],
         [cells for row in history for cells in _layer_rows(row, layout, columns)],
-        [cells for row in history for cells in _client_rows(row)],
+        [cells for row in history for cells in _client_rows(row, columns)],
         [{"round": row["round"], **cells} for row in history for cells in row.get("by_client", [])],
         [{"round": row["round"], "client": c, "failure": why} for row in history for c, why in row["failures"].items()],
     ]
@@ -179,13 +180,11 @@ def layer_cells(row: Record, layers: int, columns: Columns) -> dict[Column, list
     return {column: values for column, values in lists.items() if column.kind == "layer" and len(values) == layers}
 
 
-def _client_rows(row: Record) -> list[Record]:
+def _client_rows(row: Record, columns: Columns) -> list[Record]:
     """One row a client of an evaluated round; without personal models there is no column of them."""
-    held = {header: row[name] for name, header in CLIENT_TABLE.items() if row.get(name)}
-    return [
-        {"round": row["round"], "client": i, **{header: values[i] for header, values in held.items()}}
-        for i in range(len(row.get("client_accuracy", [])))
-    ]
+    held = {in_client_table(name): values for name, values in row.items() if columns[name].kind == "client" and values}
+    clients = len(next(iter(held.values()), []))
+    return [{"round": row["round"], "client": i, **{header: v[i] for header, v in held.items()}} for i in range(clients)]
 
 
 def _header(path: Path) -> list[str]:

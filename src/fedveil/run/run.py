@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedveil.run.run_directory as rundir
 from fedveil.configuration.config import calibrated_setting
 from fedveil.configuration.plugins import digests
+from fedveil.data.dataset import strata
 from fedveil.engines.select_engine import engine, place
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.checkpoint import Checkpoints
@@ -48,7 +49,8 @@ class Result:
     Args:
         model: the final model. history: one record a round. privacy: the statement. path: the run directory.
         ended: why the run stopped before its last round, or an empty string.
-        closing: the closing digest of its ledger, 64 hex digits, which stands for all of the run and can be pinned elsewhere.
+        columns: of the history. closing: the closing digest of its ledger, 64 hex digits, which stands for all of the run and can
+            be pinned elsewhere.
     """
 
     model: FlatModel
@@ -57,11 +59,25 @@ class Result:
     path: Path
     ended: str = ""
     closing: str = ""
+    columns: Columns = field(default_factory=Columns)
+
+    @property
+    def score(self) -> float:
+        """The main metric of the final model on the test set, such as its accuracy."""
+        return self._last(self.columns.main.name)
 
     @property
     def accuracy(self) -> float:
         """Test accuracy of the final model, in [0, 1]."""
-        return float(next(r["test_accuracy"] for r in reversed(self.history) if "test_accuracy" in r))
+        return self._last("test_accuracy")
+
+    def _last(self, name: str) -> float:
+        values = [float(r[name]) for r in self.history if name in r]
+        if not values:
+            raise ConfigError(
+                f"the history has no {name}: there are {', '.join(dict.fromkeys(k for r in self.history for k in r))}"
+            )
+        return values[-1]
 
 
 def run(
@@ -122,7 +138,10 @@ def run(
         progress = checkpoints.load()
         population = None if shared is None else shared.ledger(run_name(config, run_id))
         job = federation(config, prepared, path / "ledger.sqlite", run_id, device, (method, setting), population)
-        history, columns = progress.history if progress is not None else [], declared(job.context.objective, job.context.policy)
+        history, columns = (
+            progress.history if progress is not None else [],
+            declared(job.context.task, job.context.objective, job.context.policy),
+        )
         columns = columns.hiding(hidden(method, setting, columns))
         begun = Begun(run_id, path, config, statement, setting.layout.names, history, columns)
         with following(trackers, begun) as tracked:
@@ -162,7 +181,7 @@ def _train(
             job.context.door.ledger.close()
     model = job.context.model.to("cpu")
     model.load(progress.model)
-    result = Result(model, progress.history, begun.statement, path, ended)
+    result = Result(model, progress.history, begun.statement, path, ended, columns=columns)
     with _safe(begun):
         write_history(path, progress.history, layout, columns)
         rundir.write_model(path / "model.safetensors", progress.model, layout)
@@ -181,9 +200,10 @@ def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement,
         rundir.write_versions(path / "versions.json", digests(config.run.plugins))
         rundir.write_config(path / "config.toml", config)
         _write_statement(path, statement)
-        labels, classes = prepared.dataset.y_train, prepared.dataset.info.classes
+        info = prepared.dataset.info
+        labels = strata(info, prepared.dataset.y_train)
         write_card(path, config, prepared)
-        rundir.write_partition(rundir.private_folder(path) / "partition.json", prepared.partition, labels, classes)
+        rundir.write_partition(rundir.private_folder(path) / "partition.json", prepared.partition, labels, info.strata)
     Ledger.create(path / "ledger.sqlite", run_id, opening(path, config.method.name)).close()
 
 

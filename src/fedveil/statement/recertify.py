@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.configuration.config import Config, Population, load_config, method_of, population_of, setting_of
-from fedveil.data.catalogue import Info
+from fedveil.data.catalogue import Info, Targets
 from fedveil.errors import FedveilError
 from fedveil.statement.certify import certify
 from fedveil.statement.statement_json import to_dict
@@ -101,7 +101,9 @@ def _info(card: Mapping[str, Any]) -> Info:
     sizes, norm = (int(card["train_examples"]), int(card["test_examples"])), card["normalisation"]
     shape, classes = tuple(map(int, card["examples"]["shape"])), int(card["labels"]["classes"])
     name, mean, std = str(card["name"]), tuple(norm["mean"]), tuple(norm["std"])
-    return Info(name, "", shape, classes, *sizes, 0, str(card["source"]), False, mean, std, norm["scale"])
+    target = Targets(tuple(map(int, card["labels"]["shape"])), card["labels"]["dtype"])
+    vocabulary = int(card["examples"].get("vocabulary", 0))
+    return Info(name, "", shape, classes, *sizes, 0, str(card["source"]), False, mean, std, norm["scale"], target, vocabulary)
 
 
 def _of_card(config: Config, card: Mapping[str, Any]) -> Iterator[str]:

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from fedveil.errors import ConfigError
-from fedveil.training.column import Column, HasColumns
+from fedveil.tasks.classification import Classification
+from fedveil.tasks.column import Column, HasColumns
+from fedveil.tasks.task import Task
 from fedveil.training.optimizer import Optimizer, OptimizerSpec
 
 if TYPE_CHECKING:
@@ -97,7 +99,7 @@ class Local:
         scratch: whatever an objective needs from one batch to the next; it dies with the round.
         normal: source of standard normals, by number; ask `noise`. examples: how many the client has. client: its number.
         plan: what will leave (a copy of the client's own), or None where that is decided from the update.
-        data: examples and labels for `begin`, or None under DP-SGD, where they may touch nothing but the gradient source.
+        data: examples and targets for `begin`, or None under DP-SGD, where they may touch nothing but the gradient source.
         extras: what leaves beside the update, by the names of the method's release layout; to be set until `finish` returns.
         noise_power: expected squared norm of the noise drawn inside training, per layer of the update [L]; None without any, NaN
             where it is not known; see `noised`.
@@ -203,16 +205,17 @@ class HasMetrics(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class BatchGradient:
-    """The mean gradient of a batch, clipped to V when the spec says so."""
+    """The gradient of a batch's loss, clipped to V when the spec says so."""
+
+    task: Task = field(default_factory=Classification)
 
     def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
-        from torch.nn import functional as F
-
         local.model.grad.zero_()
         with forward_precision(local.spec, x.device):
-            logits = local.model.module(x)
-        loss = F.cross_entropy(logits.float(), y)
+            output = local.model.module(x)
+        loss = self.task.loss(output.float(), y)
         loss.backward()  # type: ignore[no-untyped-call]
         if local.spec.batch_clip is not None:
             clip_(local.model.grad, local.spec.batch_clip)
@@ -231,7 +234,7 @@ class BatchGradient:
 
 
 def forward_precision(spec: LocalSpec, device: torch.device) -> AbstractContextManager[object]:
-    """The context in which a network computes its logits."""
+    """The context in which a network computes its output."""
     if spec.precision != "bf16":
         return nullcontext()
     import torch
@@ -312,13 +315,13 @@ def train(local: Local, x: Tensor, y: Tensor, objective: Objective) -> tuple[Ten
 
     Args:
         local: the working set; its model is overwritten.
-        x: examples [n, ...], float32. y: labels [n], int64. n = 0 gives a zero update.
+        x: examples [n, ...]. y: targets [n, ...]. n = 0 gives a zero update.
 
     Returns:
         The update [d] and the mean training loss (0.0 without examples). Both are private.
     """
     if len(x) != len(y):
-        raise ConfigError(f"as many labels as examples are needed, got {len(x)} examples and {len(y)} labels")
+        raise ConfigError(f"as many targets as examples are needed, got {len(x)} examples and {len(y)} targets")
     local.model.load(local.start)
     local.examples = len(y)
     local.steps = local.spec.steps_for(len(y))

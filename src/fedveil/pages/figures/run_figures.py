@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedveil.errors import ConfigError, nearest
-from fedveil.federation.history import TOGETHER, Columns
+from fedveil.federation.history import Columns
 from fedveil.pages.figures.figure_style import BLUE, COLOURS, DASHES, GREEN, MUTED, ORANGE, blank, panels, quiet, save, writable
 from fedveil.run.history_files import Row
 from fedveil.run.recorded_run import RunData, read_run
-from fedveil.training.column import Column
+from fedveil.tasks.column import Column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from fedveil.federation.history import Record
 
-OVERVIEW = ("accuracy", "loss", "update", "noise", "clip", "participants")
+OVERVIEW = ("loss", "update", "noise", "clip", "participants")
 """`noise`, `clip` and every other column of layers.csv are drawn by layer."""
 MOST_LAYERS = 12
 Points = list[tuple[float, float]]
@@ -35,12 +35,12 @@ class Panel:
     share: bool = False
 
 
-def plot_curves(history: Sequence[Record], path: Path) -> Path:
-    """Accuracy, loss, and the noise of the mean update against its own norm, over rounds."""
+def plot_curves(history: Sequence[Record], columns: Columns, path: Path) -> Path:
+    """The main metric, loss, and the noise of the mean update against its own norm, over rounds."""
     figure = blank(11, 3.2)
     colours = ((BLUE,), (ORANGE,), (BLUE, GREEN))
-    for axis, (title, names), own in zip(panels(figure, 3, 3), TOGETHER.values(), colours, strict=False):
-        _draw(axis, _together(title, names[: len(own)], history, Columns()), own)
+    for axis, (title, names), own in zip(panels(figure, 3, 3), columns.together.values(), colours, strict=False):
+        _draw(axis, _together(title, names[: len(own)], history, columns), own)
     return save(figure, path)
 
 
@@ -48,15 +48,17 @@ def plot_run(run: str | Path, what: Sequence[str] | None = None, out: str | Path
     """Draw columns of a run's history over its rounds, one panel each, and return the picture's path.
 
     Args:
-        run: run directory. what: `accuracy`, `loss`, `update`, `noise`, `clip`, or columns of history.csv or layers.csv, or
-            `client_` and a column of participants.csv (a line a client); by default an overview of six panels.
+        run: run directory. what: the main metric, such as `accuracy`; `loss`, `update`, `noise`, `clip`, or
+            columns of history.csv or layers.csv, or `client_` and a column of participants.csv (a line a client);
+            by default an overview of six panels.
         out: ends in .png, .svg or .pdf; by default in the run directory.
 
     Raises:
         ConfigError: no run directory, an unknown column (the message names those that there are), or another suffix.
     """
     data = read_run(run)
-    chosen = [name.strip() for name in what] if what else list(OVERVIEW)
+    overview = dict.fromkeys((next(iter(data.declared.together)), *OVERVIEW))
+    chosen = [name.strip() for name in what] if what else list(overview)
     drawn = [_panel(data, name) for name in chosen]
     if out is None:
         out = data.path / ("overview.png" if not what else f"plot-{'-'.join(chosen)}.png")
@@ -78,13 +80,14 @@ def _panel(run: RunData, name: str) -> Panel:
     if name in own:
         header = name.removeprefix("client_")
         return _one_each(run.declared[header], header, run.participants, "client")
-    if name in TOGETHER:
-        return _together(*TOGETHER[name], run.history, run.declared)
+    charts = run.declared.together
+    if name in charts:
+        return _together(*charts[name], run.history, run.declared)
     if name in run.columns:
         return _together("", (name,), run.history, run.declared)
     if name in OVERVIEW or name == "noise":
         return Panel(name.capitalize())
-    there = [*TOGETHER, *(["noise"] if "noise_std" in layered else []), *layered, *run.columns, *own]
+    there = [*charts, *(["noise"] if "noise_std" in layered else []), *layered, *run.columns, *own]
     known = list(dict.fromkeys(there))
     raise ConfigError(f"{run.path} has no column {name!r}{nearest(name, known)}; there are {', '.join(known)}")
 

@@ -83,7 +83,7 @@ def of_twins(config: Config, run: Path | None, folder: Path, *, client: int = 0,
 def of_partition(config: Config, run: Path | None, folder: Path, *, curious: int = 0) -> Measured:
     """Labels and examples that the curious client and the others hold."""
     prepared = prepare(config)
-    counts = prepared.partition.label_counts(prepared.dataset.y_train, prepared.dataset.info.classes)
+    counts = prepared.partition.label_counts(prepared.dataset.y_train, prepared.dataset.info.strata)
     others = np.delete(counts, curious, 0)
     figures = {
         "labels_curious": (counts[curious] > 0).sum(),

@@ -19,6 +19,7 @@ class Column:
         better: the direction in which a run is better, or None.
         kind: one `number` a round, or a list of one a `layer` or `client`; `text`, or the `index` of a round or client.
         share: values from 0 to 1, shown in percent.
+        main: whether runs are compared by it.
         public: computed from what was released and from public configuration alone; otherwise it is a figure of a simulation,
             computed from private data without noise, and not for publication.
     """
@@ -30,6 +31,7 @@ class Column:
     kind: Kind = "number"
     share: bool = False
     public: bool = False
+    main: bool = False
 
     @property
     def words(self) -> str:
@@ -48,6 +50,10 @@ class Column:
         """The unit, as beside an axis."""
         unit = self.unit or self.phrase
         return f"{unit} (%)" if self.share else unit
+
+    def text(self, value: float) -> str:
+        """A value, as in a sentence."""
+        return f"{value:.1%}" if self.share else f"{value:.4g}"
 
     @property
     def header(self) -> str:

@@ -1,0 +1,63 @@
+"""Quantities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from fedveil.data.catalogue import Info
+from fedveil.tasks.column import Column
+from fedveil.tasks.task import Task, need_quantities
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Regression(Task):
+    """One or several quantities: the network learns (target - mean) / scale.
+
+    error: what the loss is the mean of; Huber's is quadratic up to `huber`. mean, scale: public constants in the unit of the
+    target, not computed from private data. Metrics are in the unit of the target.
+    """
+
+    metrics: ClassVar = (
+        Column("rmse", "Root mean squared error", "in the unit of the target", "lower"),
+        Column("mae", "Mean absolute error", "in the unit of the target", "lower"),
+        Column("r2", "R², share of the variance explained", "R²", "higher"),
+    )
+    loss_unit: ClassVar = "loss of the standardised target"
+
+    name: Literal["regression"] = "regression"
+    error: Literal["squared", "absolute", "huber"] = "squared"
+    huber: float = Field(1.0, gt=0, allow_inf_nan=False)
+    mean: float = Field(0.0, allow_inf_nan=False)
+    scale: float = Field(1.0, gt=0, allow_inf_nan=False)
+
+    def check(self, info: Info) -> None:
+        """Targets are quantities."""
+        need_quantities(self.name, info)
+
+    def losses(self, output: Tensor, target: Tensor) -> Tensor:
+        """The mean over the numbers of a target."""
+        from torch.nn import functional as F
+
+        wanted = (target - self.mean) / self.scale
+        found = output.reshape(wanted.shape)
+        if self.error == "huber":
+            each = F.huber_loss(found, wanted, reduction="none", delta=self.huber)
+        else:
+            each = (F.mse_loss if self.error == "squared" else F.l1_loss)(found, wanted, reduction="none")
+        return each.reshape(len(each), -1).mean(1)
+
+    def scores(self, *evidence: Tensor) -> Mapping[str, float]:
+        """R² is over all numbers together, against the mean of each number over the test set."""
+        output, target = evidence
+        error = output.reshape(target.shape).double() * self.scale + self.mean - target.double()
+        spread = (target.double() - target.double().mean(0)).square().sum()
+        return {
+            "rmse": float(error.square().mean().sqrt()),
+            "mae": float(error.abs().mean()),
+            "r2": float(1 - error.square().sum() / spread) if spread > 0 else float("nan"),
+        }

@@ -1,0 +1,108 @@
+"""What every task is made of: a loss, metrics, and what it needs of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from fedveil.data.catalogue import Info
+from fedveil.errors import ConfigError
+from fedveil.tasks.column import Column
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+Evidence = tuple["Tensor", ...]
+"""What a score is computed from, example by example: tensors [n, ...] of the same n."""
+
+
+class Task(BaseModel):
+    """What is learned: its constants, frozen and public; and its functions, of which a task of one's own needs only `losses`.
+
+    metrics: what `scores` returns, declared; runs are compared by the first. loss_unit: beside the axis of the loss.
+    by_example: whether the loss of a batch is the mean of its examples' losses; otherwise `loss` is overridden, and the task has
+    no record-level privacy.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    metrics: ClassVar[tuple[Column, ...]] = ()
+    loss_unit: ClassVar[str] = "loss"
+    by_example: ClassVar[bool] = True
+
+    name: str
+
+    @property
+    def main(self) -> Column:
+        """The metric by which runs are compared; the loss where a task has no other."""
+        return self.metrics[0] if self.metrics else Column("loss", "Loss", self.loss_unit, "lower")
+
+    def check(self, info: Info) -> None:
+        """Refuse data that the task cannot learn from.
+
+        Raises:
+            ConfigError: their targets are of another kind.
+        """
+
+    def outputs(self, info: Info) -> int:
+        """Width of the network's last layer: one for each class, or for each number of the target."""
+        return info.classes or int(np.prod(info.target.shape, dtype=int))
+
+    def losses(self, output: Tensor, target: Tensor) -> Tensor:
+        """The loss of each example [n], from what the network gives [n, ...] and the targets [n, ...]."""
+        raise ConfigError(f"task.name = {self.name!r} has no loss for each example: {type(self).__qualname__} lacks `losses`")
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The loss of a batch, one number."""
+        return self.losses(output, target).mean()
+
+    def evidence(self, output: Tensor, target: Tensor) -> Evidence:
+        """What evaluation keeps of a batch, example by example: by default output and target themselves."""
+        return output, target
+
+    def test_loss(self, *evidence: Tensor) -> float:
+        """The loss of the whole test set, from what `evidence` kept."""
+        return float(self.loss(*evidence))
+
+    def scores(self, *evidence: Tensor) -> Mapping[str, float]:
+        """The metrics by name, from what `evidence` kept of at least one example."""
+        return {}
+
+    def client_scores(self, offsets: NDArray[np.int64], *evidence: Tensor) -> list[float | None]:
+        """The main metric of each client, whose examples are offsets[i] to offsets[i + 1]; None where it has none."""
+        return [self._main_score(*(e[lo:hi] for e in evidence)) for lo, hi in pairwise(offsets)]
+
+    def _main_score(self, *evidence: Tensor) -> float | None:
+        if not len(evidence[0]):
+            return None
+        found = {"loss": self.test_loss(*evidence)} if not self.metrics else self.scores(*evidence)
+        score = found[self.main.name]
+        return None if np.isnan(score) else score
+
+
+def need_classes(task: str, info: Info, shape: str = "") -> None:
+    """Refuse data whose targets are not the numbers of classes.
+
+    Args:
+        shape: what targets have to be besides, such as `one number`; empty: whatever they are.
+    """
+    if not info.classes:
+        raise ConfigError(
+            f"task.name = {task!r} learns classes, and the targets of {info.name} are quantities: choose another task, "
+            f"such as 'regression', or data with classes"
+        )
+    if shape and (shape == "one number") == bool(info.target.shape):
+        raise ConfigError(f"task.name = {task!r} needs {shape} for each example; those of {info.name} have {info.target.shape}")
+
+
+def need_quantities(task: str, info: Info) -> None:
+    """Refuse data whose targets are the numbers of classes."""
+    if info.classes:
+        raise ConfigError(
+            f"task.name = {task!r} learns quantities, and the targets of {info.name} are {info.classes} classes: choose another "
+            f"task, such as 'classification', or targets in float32"
+        )

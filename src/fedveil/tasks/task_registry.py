@@ -1,0 +1,50 @@
+"""The tasks by name. Adding one is one file and one line here; a project's own are registered by its plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from fedveil.errors import ConfigError, explain, nearest
+from fedveil.tasks.classification import Classification
+from fedveil.tasks.regression import Regression
+from fedveil.tasks.task import Task
+
+Kind = TypeVar("Kind", bound=Task)
+
+TASKS: dict[str, type[Task]] = {"classification": Classification, "regression": Regression}
+
+
+def register_task(kind: type[Kind]) -> type[Kind]:
+    """Make a task of one's own known by its name: a decorator of its class.
+
+    Raises:
+        ConfigError: it has no name or no loss, or another task has the name.
+    """
+    name = kind.model_fields["name"].default
+    if not isinstance(name, str) or (kind.losses is Task.losses and kind.loss is Task.loss):
+        lacks = "`losses`" if isinstance(name, str) else 'name: Literal["..."] = "..."'
+        raise ConfigError(f"{kind.__qualname__} is not a task yet: it lacks {lacks} (see fedveil.tasks.task.Task)")
+    if name in TASKS and TASKS[name].__module__ != kind.__module__:
+        raise ConfigError(f"the name {name!r} of {kind.__qualname__} belongs to {TASKS[name].__qualname__}: choose another")
+    TASKS[name] = kind
+    return kind
+
+
+def task_from(options: Mapping[str, Any]) -> Task:
+    """The task that `options` describe: `name`, and the constants of that task.
+
+    Raises:
+        ConfigError: unknown name or constant, impossible value.
+    """
+    name = str(options.get("name"))
+    if name not in TASKS:
+        own = "a task of your own needs its file in run.plugins"
+        raise ConfigError(f"task.name = {name!r}: unknown task{nearest(name, TASKS)}; there are {', '.join(TASKS)}; {own}")
+    kind = TASKS[name]
+    try:
+        return kind(**options)
+    except ValidationError as error:
+        raise ConfigError(explain(error, kind, "task.")) from None

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
+from fedveil.federation.history import Columns
 from fedveil.pages.compare_page import write_page
 from fedveil.studies.compare.comparison import Comparison
 from fedveil.studies.compare.comparison_plan import plan
@@ -32,13 +33,13 @@ def comparison(folder: Path, epsilons: tuple[float, ...]) -> Comparison:
     rows = []
     for p in plan(ComparisonSpec(small(), METHODS, epsilons, (1, 2))):
         if not p.cells:
-            rows.append(Row(p.method, p.partition, p.epsilon, 0, problems=("<b>set</b> training.batch_clip",)))
+            rows.append(Row(p.method, p.partition, p.epsilon, Columns().main, 0, problems=("<b>set</b> training.batch_clip",)))
             continue
         alone, best = math.isinf(p.epsilon), p.method == "dp-fedavg"
         test = None if alone or best else Against("dp-fedavg", 2, -0.2, 0.03, 0.5, 0.04)
         values = {1: 0.7, 2: 0.72} if best else {1: 0.5, 2: 0.54}
         rank = None if alone else (1 if best else 2)
-        rows.append(Row(p.method, p.partition, p.epsilon, 2, values, rank, test, p.statement))
+        rows.append(Row(p.method, p.partition, p.epsilon, Columns().main, 2, values, rank, test, p.statement))
     return Comparison(folder, small(), "proven", "test_accuracy", METHODS, epsilons, (), (1, 2), tuple(rows))
 
 

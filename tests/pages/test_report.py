@@ -141,7 +141,7 @@ def test_seeds_are_one_group_with_mean_and_its_confidence_interval(made: Made) -
         theirs = stats.t.interval(0.95, 1, loc=fmean(pair), scale=stats.sem(pair))
         assert (low, high) == pytest.approx(theirs)
     assert "band" not in loose["curves"]["test_accuracy"]
-    assert tight["accuracy"]["mean"] == pytest.approx(fmean(b[-1] for b in both))
+    assert tight["score"] == pytest.approx(100 * fmean(b[-1] for b in both))
 
 
 def test_noise_of_unknown_effect_is_left_out_and_the_rest_is_shown(made: Made, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_long_curves_are_thinned_and_keep_both_ends() -> None:
 def test_fairness_is_over_the_clients_of_the_last_evaluated_round(made: Made) -> None:
     (group,) = page_values([read_run(made["one"])])["groups"]
     rows = [r for r in runs.table(made["one"] / "private" / "clients.csv") if r["round"] == "3" and r["accuracy"]]
-    want = sorted(float(r["accuracy"]) for r in rows)
+    want = sorted(100 * float(r["accuracy"]) for r in rows)
     assert group["clients"]["final"] == pytest.approx(want)
     assert group["clients"]["points"][-1] == [4, pytest.approx(np.median(want))]
 

@@ -23,6 +23,7 @@ from fedveil.cli.app import app
 from fedveil.cli.compare_terminal import LiveTable, render
 from fedveil.configuration.config import parse
 from fedveil.errors import ConfigError
+from fedveil.federation.history import Columns
 from fedveil.pages.compare_files import check_runs, markdown, write_files
 from fedveil.run.run import run
 from fedveil.run.run_directory import write_config
@@ -34,6 +35,7 @@ from fedveil.studies.compare.comparison_text import promise_sentences, verdict
 from fedveil.studies.grid.cell import CellState
 from grid_cells import small
 
+ACCURACY = Columns().main
 METHODS = ("fedavg", "dp-fedavg", "dp-fedavg:clip=0.01", "noisy-fedavg")
 EPSILONS = (2.0, 8.0)
 SEEDS = range(5, 8)
@@ -102,7 +104,7 @@ def test_ranks_and_tests_within_a_guarantee(found: Comparison) -> None:
 
 
 def test_blocks_come_by_partition_then_epsilon() -> None:
-    rows = [Row("m", p, e, 0) for e in (math.inf, 8.0, 2.0) for p in ("b", "a")]
+    rows = [Row("m", p, e, ACCURACY, 0) for e in (math.inf, 8.0, 2.0) for p in ("b", "a")]
     assert list(blocks(rows)) == [(p, e) for p in ("b", "a") for e in (2.0, 8.0, math.inf)]
 
 
@@ -243,13 +245,13 @@ def test_a_failed_cell_is_left_out_and_told(found: Comparison) -> None:
     broken = rows["dp-fedavg"].states[0]
     failed = {**states, broken.cell.name: CellState(broken.cell, broken.path, "failed", error="the disk is full")}
     planned = [Planned(m, "", 8.0, tuple(s.cell for s in r.states)) for m, r in rows.items()]
-    incomplete, other = rows_of(planned, failed, "test_accuracy")
+    incomplete, other = rows_of(planned, failed, ACCURACY)
     assert sorted(incomplete.values) == [6, 7]
     assert incomplete.problems == ("seed 5: failed: the disk is full",)
     assert (incomplete.rank, incomplete.against, verdict(incomplete)) == (None, None, "only 2 of 3 seeds")
     assert (other.rank, verdict(other)) == (None, "alone")
     assert [r.method for r in blocks([incomplete, other])["", 8.0]] == [other.method, incomplete.method]
-    absent, _ = rows_of(planned, states, "mean_personal_accuracy")
+    absent, _ = rows_of(planned, states, Columns()["mean_personal_accuracy"])
     assert absent.problems == ("seeds 5, 6, 7: no mean_personal_accuracy",)
     kept = replace(found, rows=(incomplete, other))
     console = Console(record=True, width=80, file=io.StringIO())

@@ -81,7 +81,7 @@ def test_cells_are_the_runs_that_run_makes(calm: Path, tmp_path: Path) -> None:
         assert content(alone.path) == content(calm / "cells" / cell.name)
         state = state_of(cell, calm)
         assert (state.state, state.rounds, state.total, state.error, state.ended) == ("done", 3, 3, "", "")
-        assert state.accuracy == pytest.approx(alone.accuracy, abs=1e-12)
+        assert state.score == pytest.approx(alone.accuracy, abs=1e-12)
         assert state.statement == alone.privacy
         assert state.summary["rounds"] == 3
 

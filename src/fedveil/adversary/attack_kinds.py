@@ -15,9 +15,11 @@ from fedveil.adversary.model_attacks import attribute, extraction
 from fedveil.adversary.reconstruction import reconstruction
 from fedveil.adversary.snapshot import Snapshot, snapshot_of, target_of
 from fedveil.configuration.config import Config, override
+from fedveil.configuration.sections import given_keys
 from fedveil.errors import ConfigError, nearest
 from fedveil.run.assembly import Prepared, prepare
 from fedveil.run.data_card import NOTHING, HandedOver, prepared_again
+from fedveil.tasks.classification import Classification
 
 Run = Callable[[str, Snapshot, AttackOptions, OnProgress], AttackOutcome]
 Place = Literal["first", "last", "watched"]
@@ -137,11 +139,23 @@ def attacked(
         on_round=lambda t, n: on_progress(t, n, "training"),
         prepared=prepared,
     )
+    _need_plain_classes(kind, snapshot)
     if options.examples == "test" and chosen.place == "first":
         snapshot = snapshot.one_step()
     if options.defence == "none":
         snapshot = snapshot.without_defence()
     return snapshot, chosen.run(kind, snapshot, options, on_progress)
+
+
+def _need_plain_classes(kind: str, snapshot: Snapshot) -> None:
+    """Refuse a run whose loss the attacks do not know: they differentiate the cross-entropy of one class an example."""
+    task = snapshot.federation.context.task
+    if task != Classification() or snapshot.info.vocabulary:
+        what = "tokens" if snapshot.info.vocabulary else ", ".join(f"task.{k} = {v!r}" for k, v in given_keys(task).items())
+        raise ConfigError(
+            f"attack {kind} inverts plain cross-entropy of one class for each example, over inputs that are quantities; this run "
+            f"learns {what}. What any attack can learn is bounded by the statement, and tested by fedveil audit"
+        )
 
 
 def name_of(kind: str, options: AttackOptions) -> str:

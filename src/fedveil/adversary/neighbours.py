@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fedveil.accounting.types import Unit
+from fedveil.data.catalogue import IGNORED
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
 
@@ -33,9 +34,10 @@ class Change:
     """One way in which a client's examples can differ.
 
     Args:
-        make: from examples, labels and the number of classes to other examples and labels.
+        make: from examples, targets and the number of classes (0 for quantities) to other examples and targets.
         record: whether it is a change of one record. zeroes: whether that record then contributes nothing.
         resizes: whether the number of examples changes.
+        quantities: whether it puts extreme quantities into examples, which tokens cannot be.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Change:
     record: bool = False
     zeroes: bool = False
     resizes: bool = False
+    quantities: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ def changes_for(job: Federation) -> list[Change]:
     found = [c for c in CHANGES if c.record or not one_record]
     if s.scope.unit is Unit.CLIENT:
         found = [c for c in found if not c.record]
-    return [c for c in found if not (c.resizes and public_sizes)]
+    tokens = not job.context.clients.x.is_floating_point()
+    return [c for c in found if not (c.resizes and public_sizes) and not (c.quantities and tokens)]
 
 
 def neighbours(job: Federation, changes: Sequence[Change], among: Sequence[int]) -> list[Neighbour]:
@@ -100,22 +104,31 @@ def _first(x: Tensor, value: float) -> Tensor:
     return x
 
 
-def _label_of_first(y: Tensor, classes: int) -> Tensor:
-    y[:1] = (y[:1] + 1) % classes
+def other_targets(y: Tensor, classes: int) -> Tensor:
+    """Targets none of which is what it was: the next class, or a quantity larger by 1; places without a class stay so."""
+    return torch.where(y == IGNORED, y, (y + 1) % classes) if classes else y + 1
+
+
+def _flipped(y: Tensor, classes: int) -> Tensor:
+    return torch.where(y == IGNORED, y, classes - 1 - y) if classes else -y
+
+
+def _target_of_first(y: Tensor, classes: int) -> Tensor:
+    y[:1] = other_targets(y[:1], classes)
     return y
 
 
 CHANGES = (
     Change("no examples", lambda x, y, k: (x[:0], y[:0]), resizes=True),
     Change("one example", lambda x, y, k: (x[:1], y[:1]), resizes=True),
-    Change("flipped labels", lambda x, y, k: (x, k - 1 - y)),
-    Change("all of one class", lambda x, y, k: (x, torch.zeros_like(y))),
-    Change("huge values", lambda x, y, k: (torch.full_like(x, HUGE), y)),
-    Change("tiny values", lambda x, y, k: (torch.full_like(x, TINY), y)),
-    Change("an example on which training gives NaN", lambda x, y, k: (_first(x, math.nan), y)),
+    Change("flipped targets", lambda x, y, k: (x, _flipped(y, k))),
+    Change("all targets 0", lambda x, y, k: (x, torch.zeros_like(y))),
+    Change("huge values", lambda x, y, k: (torch.full_like(x, HUGE), y), quantities=True),
+    Change("tiny values", lambda x, y, k: (torch.full_like(x, TINY), y), quantities=True),
+    Change("an example on which training gives NaN", lambda x, y, k: (_first(x, math.nan), y), quantities=True),
     Change("a record removed", lambda x, y, k: (x[:-1], y[:-1]), record=True, zeroes=True, resizes=True),
-    Change("a record whose gradient is NaN", lambda x, y, k: (_first(x, math.nan), y), record=True, zeroes=True),
-    Change("a record of huge values", lambda x, y, k: (_first(x, HUGE), y), record=True),
-    Change("a record of tiny values", lambda x, y, k: (_first(x, TINY), y), record=True),
-    Change("a record with another label", lambda x, y, k: (x, _label_of_first(y, k)), record=True),
+    Change("a record whose gradient is NaN", lambda x, y, k: (_first(x, math.nan), y), record=True, zeroes=True, quantities=True),
+    Change("a record of huge values", lambda x, y, k: (_first(x, HUGE), y), record=True, quantities=True),
+    Change("a record of tiny values", lambda x, y, k: (_first(x, TINY), y), record=True, quantities=True),
+    Change("a record with another target", lambda x, y, k: (x, _target_of_first(y, k)), record=True),
 )

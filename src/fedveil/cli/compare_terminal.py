@@ -69,10 +69,10 @@ class LiveTable:
         states = [self.states[c.name] for c in row.cells]
         done = [s for s in states if s.state == "done"]
         failed = sum(s.state == "failed" for s in states)
-        scores = [s.accuracy for s in done if s.accuracy is not None]
+        scores = [s.score for s in done if s.score is not None]
         text = Text(f"{len(done)}/{len(states)}", style="green" if len(done) == len(states) else "")
         if scores:
-            text.append(f" {fmean(scores):.1%}", style="bold")
+            text.append(f" {states[0].cell.main.text(fmean(scores))}", style="bold")
         for s in states:
             if s.state == "running":
                 text.append(f" [{s.rounds}/{s.total}]", style="cyan")
@@ -113,7 +113,8 @@ class _TableListener(ComparisonListener):
     def changed(self, state: CellState, left: float | None) -> None:
         self.table.change(state, left)
         if not self.live.console.is_terminal and state.state in ("done", "failed"):
-            score = "" if state.accuracy is None else f" accuracy {state.accuracy:.1%}"
+            main = state.cell.main
+            score = "" if state.score is None else f" {main.phrase} {main.text(state.score)}"
             line = f"{state.cell.name}: {state.state}{score} {state.error}".rstrip()
             self.live.console.print(line, highlight=False, markup=False)
 

@@ -28,8 +28,9 @@ def compare_methods(
         str, typer.Option(help="Which epsilon is made equal: proven, or claimed by the papers (published variants).")
     ] = "proven",
     metric: Annotated[
-        str, typer.Option(help="What to rank by: test_accuracy, test_f1 or mean_personal_accuracy.")
-    ] = "test_accuracy",
+        str,
+        typer.Option(help="What to rank by, such as test_f1 or mean_personal_accuracy; by default the main metric of the task."),
+    ] = "",
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Directory to write; an interrupted comparison in it is continued.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Number of runs at a time; by default one per core.")] = None,

@@ -104,6 +104,12 @@ class Columns(Mapping[str, Column]):
         return self[f"mean_personal_{_metric(self.main)}"]
 
     @property
+    def comparable(self) -> list[str]:
+        """By which runs can be compared: the main metric, the other scores of the task, the main metric of personal models."""
+        scores = [c.name for c in self._known.values() if c.name.startswith("test_") and c.better and c is not self.main]
+        return [self.main.name, *scores, self.personal.name]
+
+    @property
     def together(self) -> dict[str, tuple[str, tuple[str, ...]]]:
         """What is drawn in one chart, under a short name: its title and its columns."""
         main = self.main
@@ -146,12 +152,16 @@ class Columns(Mapping[str, Column]):
         return next(known, Column(header, kind="layer"))
 
 
+def columns_of(task: Task, own: Iterable[Column] = ()) -> Columns:
+    """The columns of a run with this task, and `own` ones of its method."""
+    return Columns((*(() if isinstance(task, Classification) else of_task(task)), *own))
+
+
 def declared(task: Task, objective: Objective, policy: object) -> Columns:
     """The columns of a run with this task, objective and policy; what an objective measures is private, as its states are."""
-    learned = () if isinstance(task, Classification) else of_task(task)
     measured = objective.columns if isinstance(objective, HasColumns) else ()
     released = policy.columns if isinstance(policy, HasColumns) else ()
-    return Columns((*learned, *released, *(replace(c, public=False) for c in measured)))
+    return columns_of(task, (*released, *(replace(c, public=False) for c in measured)))
 
 
 def hidden(method: Method, s: Setting, columns: Columns) -> set[str]:

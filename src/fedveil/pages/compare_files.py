@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedveil.federation.history import Columns
 from fedveil.pages.compare_page import cells, write_page
 from fedveil.pages.figures.compare_figure import plot_comparison
 from fedveil.pages.report import MOST_RUNS, write_report
@@ -86,7 +85,7 @@ def cell_values(found: Comparison, checked: Mapping[Path, Verification]) -> list
             "method": row.method,
             "epsilon": row.epsilon,
             "seed": state.cell.config.run.seed,
-            found.metric: row.values.get(state.cell.config.run.seed),
+            found.column.name: row.values.get(state.cell.config.run.seed),
             "state": state.state,
             "rounds": state.rounds,
             "seconds": state.seconds,
@@ -104,7 +103,7 @@ def values(found: Comparison, checked: Mapping[Path, Verification]) -> dict[str,
     return {
         "format": FORMAT,
         "by": found.by,
-        "metric": found.metric,
+        "metric": found.column.name,
         "seeds": list(found.seeds),
         "notes": found.sentences,
         "rows": [row_values(row) | {"problems": list(row.problems)} for row in found.rows],
@@ -129,7 +128,7 @@ def markdown(found: Comparison, checked: Mapping[Path, Verification]) -> str:
             continue
         heading = guarantee(partition, at, found.by)
         lines += [f"## {heading[0].upper()}{heading[1:]}", ""]
-        columns = [Columns()[found.metric].phrase if column == "Mean ± sd" else column.lower() for column in table[0]]
+        columns = [found.column.phrase if column == "Mean ± sd" else column.lower() for column in table[0]]
         lines += [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
         lines += [*(f"| {' | '.join(line.values())} |" for line in table), ""]
     lines += [*(f"- {line} ({', '.join(where)})" for line, where in found.problems.items()), ""]

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from fedveil.accounting.formatting import percent
-from fedveil.federation.history import Columns
 from fedveil.pages.verification_section import outcome_values
 from fedveil.pages.web_page import render
 from fedveil.run.run_directory import present, write_text
 from fedveil.studies.compare.comparison_rows import Row
 from fedveil.studies.compare.comparison_text import claimed, count, guarantee, mean_and_sd, proven, verdict
+from fedveil.tasks.column import Column
 from fedveil.verify import Verification
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def charts(found: Comparison) -> list[dict[str, Any]]:
     """One chart a partition: the methods over epsilon, or beside each other where there is one epsilon only."""
     rows = [row for row in found.rows if row.values]
     partitions = list(dict.fromkeys(row.partition for row in rows))
-    label = f"{Columns()[found.metric].phrase} (%)"
+    label = _label(found.column)
     draw = _over_epsilon if _curved(found) else _beside_each_other
     return [
         {
@@ -96,6 +95,10 @@ def charts(found: Comparison) -> list[dict[str, Any]]:
         }
         for partition in partitions
     ]
+
+
+def _label(column: Column) -> str:
+    return f"{column.phrase} (%)" if column.share else f"{column.phrase}{' (lower is better)' * (column.better == 'lower')}"
 
 
 def _epsilons(found: Comparison) -> list[float]:
@@ -117,14 +120,14 @@ def _over_epsilon(found: Comparison, rows: list[Row]) -> dict[str, Any]:
         if curve := [r for r in mine if math.isfinite(r.epsilon)]:
             series.append({"name": name, "color": colour, **_points([(r.epsilon, r) for r in curve])})
         for free in (r for r in mine if math.isinf(r.epsilon)):
-            level = [[e, 100 * free.mean] for e in (epsilons[0], epsilons[-1])]
+            level = [[e, free.column.factor * free.mean] for e in (epsilons[0], epsilons[-1])]
             series.append({"name": f"{name}, no noise", "color": colour, "points": level, "dashed": True})
     return {"x": {"label": f"{found.by} ε", "scale": "log", "ticks": epsilons, **ends}, "series": series}
 
 
 def _beside_each_other(found: Comparison, rows: list[Row]) -> dict[str, Any]:
     """A marker a method, best first, those without noise last."""
-    ordered = sorted(rows, key=lambda r: (math.isinf(r.epsilon), -r.mean))
+    ordered = sorted(rows, key=lambda r: (math.isinf(r.epsilon), -r.column.sign * r.mean))
     colours = {method: colour for colour, method in enumerate(found.names)}
     series = [
         {
@@ -135,14 +138,15 @@ def _beside_each_other(found: Comparison, rows: list[Row]) -> dict[str, Any]:
         }
         for place, row in enumerate(ordered, 1)
     ]
-    return {"x": {"label": "method, from the best mean to the least", "scale": "band"}, "series": series}
+    return {"x": {"label": "method, from the best mean to the worst", "scale": "band"}, "series": series}
 
 
 def _points(places: list[tuple[Any, Row]]) -> dict[str, Any]:
+    factor = places[0][1].column.factor
     return {
-        "points": [[x, 100 * row.mean] for x, row in places],
-        "band": [[x, *(100 * edge for edge in row.around)] for x, row in places if len(row.values) > 1],
-        "dots": [[x, 100 * value] for x, row in places if len(row.values) > 1 for value in row.values.values()],
+        "points": [[x, factor * row.mean] for x, row in places],
+        "band": [[x, *(factor * edge for edge in row.around)] for x, row in places if len(row.values) > 1],
+        "dots": [[x, factor * value] for x, row in places if len(row.values) > 1 for value in row.values.values()],
     }
 
 
@@ -156,7 +160,7 @@ def cells(row: Row, name: str) -> dict[str, str]:
         "Method": name,
         "Mean ± sd": mean_and_sd(row),
         "Seeds": count(row),
-        "95 % interval": "–" if math.isnan(row.interval) else f"± {percent(row.interval)}",
+        "95 % interval": "–" if math.isnan(row.interval) else f"± {row.column.text(row.interval)}",
         "Claimed ε": claimed(row),
         "Proven ε": proven(row),
         "Against the best": verdict(row),
@@ -177,7 +181,7 @@ def _line(row: Row, name: str) -> dict[str, Any]:
 def _command(found: Comparison) -> str:
     command = ["fedveil", "compare", str(found.path / "base.toml"), "--methods", ",".join(found.methods)]
     command += ["--epsilon", ",".join(f"{e:g}" for e in found.epsilons), "--seeds", str(len(found.seeds)), "--by", found.by]
-    command += ["--metric", found.metric, *(["--partition", ",".join(found.partitions)] if found.partitions else [])]
+    command += ["--metric", found.column.name, *(["--partition", ",".join(found.partitions)] if found.partitions else [])]
     return shlex.join([*command, "--out", f"{found.path}-again"])
 
 

@@ -21,7 +21,6 @@ def column_values(runs: Sequence[RunData]) -> Values:
     known = runs[0].declared
     return {
         "charts": dict(known.together.values()) | NOISE,
-        "main": known.main.name,
         "columns": {name: _words(known[name]) for name in names},
         "layer_columns": {name: _words(known.by_layer(name)) for name in layered},
     }
@@ -65,7 +64,7 @@ def _private(groups: Sequence[Values]) -> str:
     """Which of the page's figures come from private data without noise."""
     drawn = (words for g in groups for name, words in g["columns"].items() if name in g["curves"])
     titles = dict.fromkeys(words["private"] for words in drawn if words["private"])
-    clients = ["accuracy by client"] if any(g["clients"] for g in groups) else []
+    clients = ["scores by client"] if any(g["clients"] for g in groups) else []
     partition = ["the partition"] if any(g["partition"] for g in groups) else []
     named = [*titles, *clients, *partition]
     if not named:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.accounting.formatting import percent
 from fedveil.pages.attack_section import attack_values
 from fedveil.pages.privacy_section import card_of, privacy_values, spent_values
 from fedveil.pages.report_charts import chart_values, column_values
 from fedveil.pages.verification_section import outcome_values
 from fedveil.run.recorded_run import RunData, experiment_of, group_names, grouped
 from fedveil.studies.curves import constant, curve, last, layers, spread, thinned
+from fedveil.tasks.column import Column
 from fedveil.verify import Verification
 
 PICTURE_BYTES = 2_500_000
@@ -39,7 +39,7 @@ def page_values(
     names = group_names(groups)
     room = [PICTURE_BYTES]
     shown = [_group(name, group, room, progress) for name, group in zip(names, groups, strict=True)]
-    shown.sort(key=lambda g: (g["proven_value"] is None, g["proven_value"] or 0.0, -(g["accuracy"] or {"mean": 0.0})["mean"]))
+    shown.sort(key=lambda g: (g["proven_value"] is None, g["proven_value"] or 0.0, g["cards"]["score"]["order"] or 0.0))
     scopes = {g["scope"] for g in shown if g["scope"]}
     charts = chart_values(shown)
     return {
@@ -53,7 +53,8 @@ def page_values(
 
 def _group(name: str, runs: list[RunData], room: list[int], progress: Callable[[int, int], None] | None) -> dict[str, Any]:
     first, privacy = runs[0], privacy_values(runs)
-    accuracy = spread([last(run.history, "test_accuracy") for run in runs])
+    main = first.declared.main
+    score = spread([last(run.history, main.name) for run in runs])
     columns, seconds = list(dict.fromkeys(c for run in runs for c in run.columns)), [p for r in runs for p in r.points("seconds")]
     curves = {c: curve([[(r["round"], r.get(c)) for r in run.history] for run in runs]) for c in columns}
     return {
@@ -64,7 +65,8 @@ def _group(name: str, runs: list[RunData], room: list[int], progress: Callable[[
         "planned": first.config.get("training", {}).get("rounds"),
         "ended": [run.summary.get("ended", "unfinished") for run in runs],
         "seconds": sum(t for _, t in seconds) / len(runs) if seconds else None,
-        "accuracy": accuracy,
+        "score": None if score is None else main.factor * score["mean"],
+        "main": {"title": main.words, "phrase": main.phrase, "axis": main.axis, "share": main.share, "lower": main.sign < 0},
         "curves": {c: v for c, v in curves.items() if not constant(runs, c)},
         "constant": {c: last(first.history, c) for c in columns if constant(runs, c)},
         "layers": layers(runs),
@@ -81,29 +83,30 @@ def _group(name: str, runs: list[RunData], room: list[int], progress: Callable[[
         "handed_over": any(run.handed_over for run in runs),
         "commands": [_command(run) for run in runs if not run.handed_over],
         **privacy,
-        "cards": {"accuracy": _accuracy(runs, accuracy), **privacy["cards"]},
-        "sentence": [*_reached(name, runs, accuracy), *privacy["promise"]],
+        "cards": {"score": _score(runs, score), **privacy["cards"]},
+        "sentence": [*_reached(name, runs, score), *privacy["promise"]],
     }
 
 
-def _reached(name: str, runs: list[RunData], accuracy: dict[str, float] | None) -> list[tuple[str, bool]]:
+def _reached(name: str, runs: list[RunData], score: dict[str, float] | None) -> list[tuple[str, bool]]:
     """What was trained and how well, as pieces of text and whether they are bold."""
-    rounds = max(len(run.history) for run in runs)
-    end = f" test accuracy on {_data(runs[0])} in {rounds} round{'s' * (rounds != 1)}. "
-    return [(name, True), (" reached ", False), (_mean(accuracy), True), (end, False)]
+    rounds, main = max(len(run.history) for run in runs), runs[0].declared.main
+    end = f" {main.phrase} on {_data(runs[0])} in {rounds} round{'s' * (rounds != 1)}. "
+    return [(name, True), (" reached ", False), (_mean(main, score), True), (end, False)]
 
 
-def _accuracy(runs: list[RunData], accuracy: dict[str, float] | None) -> dict[str, Any]:
-    personal = spread([last(run.history, "mean_personal_accuracy") for run in runs])
+def _score(runs: list[RunData], score: dict[str, float] | None) -> dict[str, Any]:
+    declared = runs[0].declared
+    main, personal = declared.main, spread([last(run.history, declared.personal.name) for run in runs])
     among = ""
-    if accuracy and accuracy["n"] > 1:
-        among = f"{percent(accuracy['min'])} to {percent(accuracy['max'])} over {accuracy['n']} seeds"
-    order = -accuracy["mean"] if accuracy else None
-    return card_of("Test accuracy", _mean(accuracy), order, among, f"personal models: {_mean(personal)}" if personal else "")
+    if score and score["n"] > 1:
+        among = f"{main.text(score['min'])} to {main.text(score['max'])} over {score['n']} seeds"
+    order = -main.sign * score["mean"] if score else None
+    return card_of(main.words, _mean(main, score), order, among, f"personal models: {_mean(main, personal)}" if personal else "")
 
 
-def _mean(accuracy: dict[str, float] | None) -> str:
-    return percent(accuracy["mean"]) if accuracy else "not measured"
+def _mean(column: Column, score: dict[str, float] | None) -> str:
+    return column.text(score["mean"]) if score else "not measured"
 
 
 def _data(run: RunData) -> str:
@@ -114,25 +117,30 @@ def _data(run: RunData) -> str:
 
 
 def _clients(runs: list[RunData]) -> dict[str, Any] | None:
-    """Accuracies of the clients in the last evaluated round, and their worst tenth, median and best tenth over the rounds."""
-    rounds = sorted({int(r["round"]) for run in runs for r in run.clients if isinstance(r.get("accuracy"), float)})
+    """Scores of the clients in the last evaluated round, and their worst tenth, median and best tenth over the rounds."""
+    main = runs[0].declared.main
+    header = main.name.removeprefix("test_")
+    rounds = sorted({int(r["round"]) for run in runs for r in run.clients if isinstance(r.get(header), float)})
     if not rounds:
         return None
     at: dict[int, list[float]] = {t: [] for t in thinned(rounds)}
     own: list[float] = []
     for row in (row for run in runs for row in run.clients):
         t = int(row["round"])
-        if t in at and isinstance(row.get("accuracy"), float):
-            at[t].append(row["accuracy"])
+        if t in at and isinstance(row.get(header), float):
+            at[t].append(main.factor * row[header])
         if t == rounds[-1] and isinstance(row.get("personal"), float):
-            own.append(row["personal"])
-    tenths = {t: np.quantile(v, (0.1, 0.5, 0.9)).tolist() for t, v in at.items()}
+            own.append(main.factor * row["personal"])
+    worst_first = (0.1, 0.5, 0.9)[:: main.sign]
+    tenths = {t: np.quantile(v, worst_first).tolist() for t, v in at.items()}
+    shown = [*tenths[rounds[-1]], float(np.std(at[rounds[-1]]))]
     return {
         "final": sorted(at[rounds[-1]])[:20000],
         "personal": sorted(own)[:20000],
         "points": [[t + 1, q[1]] for t, q in tenths.items()],
-        "band": [[t + 1, q[0], q[2]] for t, q in tenths.items()],
-        "spread": {"sd": float(np.std(at[rounds[-1]])), "tenths": tenths[rounds[-1]]},
+        "band": [[t + 1, min(q), max(q)] for t, q in tenths.items()],
+        "worst": [[t + 1, q[0]] for t, q in tenths.items()],
+        "spread": [main.text(value / main.factor) for value in shown],
     }
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 import fedveil.run.run_directory as rundir
+from fedveil.adversary.neighbours import other_targets
 from fedveil.configuration.config import Config, calibrated_setting, layout_of
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
@@ -125,7 +126,7 @@ def neighbour(prepared: Prepared, client: int, change: Change) -> Clients:
         raise ConfigError(f"client {client} has no data that could differ: choose another")
     x, y = clients.x.clone(), clients.y.clone()
     if change == "labels":
-        y[low:high] = (y[low:high] + 1) % prepared.dataset.info.classes
+        y[low:high] = other_targets(y[low:high], prepared.dataset.info.classes)
     elif change == "record":
         x[low], y[low] = prepared.test[0][0], prepared.test[1][0]
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -51,9 +52,23 @@ class Column:
         unit = self.unit or self.phrase
         return f"{unit} (%)" if self.share else unit
 
-    def text(self, value: float) -> str:
-        """A value, as in a sentence."""
-        return f"{value:.1%}" if self.share else f"{value:.4g}"
+    @property
+    def factor(self) -> float:
+        """What values are multiplied by beside the axis."""
+        return 100.0 if self.share else 1.0
+
+    @property
+    def sign(self) -> int:
+        """-1 where a lower value is better, so that the sign times the value is better where it is higher."""
+        return -1 if self.better == "lower" else 1
+
+    def text(self, value: float | None, spread: float = math.nan) -> str:
+        """A value as in a sentence, with its standard deviation where there is one; a dash where there is none."""
+        if value is None or math.isnan(value):
+            return "–"
+        if self.share:
+            return f"{100 * value:.1f} %" if math.isnan(spread) else f"{100 * value:.1f} ± {100 * spread:.1f} %"
+        return f"{value:.4g}" if math.isnan(spread) else f"{value:.4g} ± {spread:.2g}"
 
     @property
     def header(self) -> str:

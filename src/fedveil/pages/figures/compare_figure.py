@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from fedveil.federation.history import Columns
 from fedveil.pages.figures.figure_style import INK, MUTED, blank, quiet, save, style
 from fedveil.studies.compare.comparison_rows import Row
 
@@ -42,7 +41,7 @@ def plot_comparison(found: Comparison, path: Path) -> Path:
             _strip(axis, mine, names)
         if partition:
             axis.set_title(partition, loc="left", fontsize=10.5)
-    label = f"{Columns()[found.metric].phrase} (%)"
+    label = f"{found.column.phrase} (%)" if found.column.share else found.column.phrase
     (axes[0].set_ylabel if many else axes[0].set_xlabel)(label)
     seeds = len(found.seeds)
     band = "bands" if many else "bars"
@@ -58,16 +57,18 @@ def _lines(axis: Axes, rows: list[Row], names: dict[str, str], epsilons: list[fl
         look = style(list(names).index(method))
         colour = look["color"]
         mine = sorted((r for r in rows if r.method == method and math.isfinite(r.epsilon)), key=lambda r: r.epsilon)
-        x, y = [r.epsilon for r in mine], [100 * r.mean for r in mine]
+        x, y = [r.epsilon for r in mine], [r.column.factor * r.mean for r in mine]
         if mine:
-            low, high = ([100 * edge for edge in edges] for edges in zip(*(r.around for r in mine), strict=True))
+            low, high = (
+                [mine[0].column.factor * edge for edge in edges] for edges in zip(*(r.around for r in mine), strict=True)
+            )
             axis.fill_between(x, low, high, color=colour, alpha=0.13, linewidth=0)
             axis.plot(x, y, markersize=6, linewidth=1.8, markeredgecolor="white", markeredgewidth=0.8, zorder=4, **look)
-            at, single = zip(*((r.epsilon, 100 * v) for r in mine for v in r.values.values()), strict=True)
+            at, single = zip(*((r.epsilon, r.column.factor * v) for r in mine for v in r.values.values()), strict=True)
             axis.scatter(at, single, s=9, color=colour, alpha=0.55, linewidths=0, zorder=3)
             ends.append((y[-1], names[method], colour))
         for free in (r for r in rows if r.method == method and math.isinf(r.epsilon)):
-            level = 100 * free.mean
+            level = free.column.factor * free.mean
             axis.axhline(level, color=colour, linewidth=1.2, linestyle=(0, (1, 2)), zorder=2)
             ends.append((level, f"{names[method]}, no noise", colour))
     reach = epsilons[-1] / epsilons[0]
@@ -103,12 +104,13 @@ def _name_ends(axis: Axes, ends: list[tuple[float, str, str]]) -> None:
 
 def _strip(axis: Axes, rows: list[Row], names: dict[str, str]) -> None:
     """Methods below each other, best first: mean, its confidence interval, and each seed."""
-    ordered = sorted(rows, key=lambda r: (math.isinf(r.epsilon), -r.mean))
+    ordered = sorted(rows, key=lambda r: (math.isinf(r.epsilon), -r.column.sign * r.mean))
     for place, row in enumerate(ordered):
         look = style(list(names).index(row.method)) | {"linestyle": "-"}
-        reach = [[100 * (row.mean - row.around[0])], [100 * (row.around[1] - row.mean)]]
-        axis.errorbar(100 * row.mean, place, xerr=reach, markersize=8, capsize=3, linewidth=1.6, **look)
-        single = [100 * v for v in row.values.values()]
+        factor = row.column.factor
+        reach = [[factor * (row.mean - row.around[0])], [factor * (row.around[1] - row.mean)]]
+        axis.errorbar(factor * row.mean, place, xerr=reach, markersize=8, capsize=3, linewidth=1.6, **look)
+        single = [factor * v for v in row.values.values()]
         axis.scatter(single, [place + 0.26] * len(single), s=12, color=look["color"], alpha=0.6)
     promises = ["no noise" if math.isinf(row.epsilon) else f"ε = {row.epsilon:g}" for row in ordered]
     axis.set_yticks(range(len(ordered)), [f"{names[row.method]}, {said}" for row, said in zip(ordered, promises, strict=True)])

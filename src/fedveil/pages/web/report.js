@@ -5,6 +5,8 @@
   const { cell, data, el, fold, head, section, table, verification } = veilPage;
   const groups = data.groups;
   const several = groups.length > 1;
+  const score = groups[0].main;
+  const range = score.share ? { min: 0, max: 100 } : {};
   const hidden = new Set();
   const redraws = [];
   const format = veilChart.format;
@@ -155,7 +157,7 @@
   };
   const COMPARED = [
     ["Run", (g) => g.name, (g, i) => [el(`span.swatch.veil-c${i % 8}`), g.name]],
-    ...["proven", "accuracy", "claimed", "audited"].map(ofCard).filter(([title]) => title),
+    ...["proven", "score", "claimed", "audited"].map(ofCard).filter(([title]) => title),
     ["Rounds", (g) => Math.max(...g.rounds), (g) => [String(Math.max(...g.rounds))]],
     ["Time", (g) => g.seconds, (g) => [g.seconds === null ? "–" : `${format(g.seconds)} s`]],
   ];
@@ -187,14 +189,14 @@
     return el("div.scroll", {}, el("table", { id: "comparison" }, el("thead", {}, el("tr", {}, heads)), body));
   }
 
-  function accuracyAgainstEpsilon() {
+  function scoreAgainstEpsilon() {
     const series = groups
       .map((g, i) => ({
         group: i,
         color: i,
         name: g.name,
         kind: "scatter",
-        points: g.proven_value !== null && g.accuracy ? [[g.proven_value, 100 * g.accuracy.mean]] : [],
+        points: g.proven_value !== null && g.score !== null ? [[g.proven_value, g.score]] : [],
       }))
       .filter((s) => s.points.length);
     if (new Set(series.map((s) => s.points[0][0])).size < 2) return null;
@@ -202,7 +204,7 @@
     const note = `${data.one_scope ? `All at ${data.one_scope}.` : "The runs promise different things: compare only those of the same scope."}${left ? ` ${plural(left, "run")} without a proven bound ${left === 1 ? "is" : "are"} not drawn.` : ""}`;
     const at = series.map((s) => s.points[0][0]);
     const axis = Math.max(...at) > 20 * Math.min(...at) ? { scale: "log", snap: true } : { min: 0, max: 1.05 * Math.max(...at) };
-    return chart("Accuracy against proven ε", { label: "proven ε", ...axis }, { label: "test accuracy (%)", min: 0, max: 100 }, series, {}, note);
+    return chart(`${score.title} against proven ε`, { label: "proven ε", ...axis }, { label: score.axis, ...range }, series, {}, note);
   }
 
   function result() {
@@ -221,7 +223,7 @@
     return section(
       "result",
       "Comparison",
-      el("p.about", {}, `${plural(data.runs, "run")}; those that differ in their seed only are one line. Ordered by proven ε, then accuracy. ${scopes}`),
+      el("p.about", {}, `${plural(data.runs, "run")}; those that differ in their seed only are one line. Ordered by proven ε, then ${score.phrase}. ${scopes}`),
       verification(data.verification),
       comparison(),
       chooser(),
@@ -291,7 +293,7 @@
       { marks: target },
       `Computed from the ledger's rows, at ${scope}. ${several ? "Of the seed, and where clients spend by themselves of the client, that spent most." : (groups[0].spent?.differ ?? "")}`,
     );
-    const beside = several ? accuracyAgainstEpsilon() : !groups[0].statement ? null : el("div.chart-cell", {}, inWords(groups[0].statement.sections));
+    const beside = several ? scoreAgainstEpsilon() : !groups[0].statement ? null : el("div.chart-cell", {}, inWords(groups[0].statement.sections));
     return [drawn || beside ? el("div.charts", {}, drawn ?? "", beside) : null, problems];
   }
 
@@ -329,28 +331,28 @@
   function fairness() {
     const held = groups.map((g, i) => [g, i]).filter(([g]) => g.clients);
     if (!held.length) return;
-    const worst = (c) => ({ points: c.band.map(([t, low]) => [t, 100 * low]) });
+    const clientScore = score.phrase.replace(/^test /, "");
     const over = held.map(([g, i]) => ({
       group: i,
       color: i,
       name: several ? g.name : "median client",
       kind: "line",
       dashed: several ? false : undefined,
-      ...(several ? worst(g.clients) : scaled(g.clients, 100)),
+      ...(several ? { points: g.clients.worst } : { points: g.clients.points, band: g.clients.band }),
     }));
-    const title = several ? "Accuracy that nine tenths of the clients reach" : "Accuracy of the clients over the rounds";
+    const title = several ? "The score that nine tenths of the clients reach" : "Scores of the clients over the rounds";
     const charts = [
       chart(
         title,
         { label: "round", whole: true },
-        { label: "accuracy (%)", min: 0, max: 100 },
+        { label: score.axis, ...range },
         over,
         {},
         several ? "" : "Median client; the band goes from the worst tenth to the best tenth.",
       ),
     ];
     const shares = (values) =>
-      values.map((v, k) => [100 * v, (100 * (k + 1)) / values.length]).filter((_, k, all) => k === all.length - 1 || k % Math.ceil(all.length / 200) === 0);
+      values.map((v, k) => [v, (100 * (k + 1)) / values.length]).filter((_, k, all) => k === all.length - 1 || k % Math.ceil(all.length / 200) === 0);
     if (several || held[0][0].clients.final.length < 8) {
       const lines = held.map(([g, i]) => ({
         group: i,
@@ -362,25 +364,28 @@
       }));
       charts.push(
         chart(
-          "Clients below an accuracy",
-          { label: "accuracy on the client's own test examples (%)" },
+          "Clients below a score",
+          { label: `${score.axis}, on the client's own test examples` },
           { label: "share of clients (%)", min: 0, max: 100 },
           lines,
           {},
-          "Last evaluated round. Steeper is fairer, further right is better.",
+          `Last evaluated round. Steeper is fairer, further ${score.lower ? "left" : "right"} is better.`,
         ),
       );
     } else {
-      const bins = (values) => Array.from({ length: 20 }, (_, b) => [`${b * 5}`, values.filter((v) => Math.min(19, Math.floor(v * 20 + 1e-9)) === b).length]);
       const c = held[0][0].clients;
+      const all = [...c.final, ...c.personal];
+      const [from, to] = score.share ? [0, 100] : [Math.min(...all), Math.max(...all)];
+      const bin = (v) => Math.min(19, Math.floor((20 * (v - from)) / (to - from || 1) + 1e-9));
+      const bins = (values) => Array.from({ length: 20 }, (_, b) => [format(from + (b * (to - from)) / 20), values.filter((v) => bin(v) === b).length]);
       const bars = [
         { group: 0, name: "global model", kind: "bar", points: bins(c.final) },
         ...(c.personal.length ? [{ group: 0, name: "personal model", kind: "bar", points: bins(c.personal) }] : []),
       ];
       charts.push(
         chart(
-          "Clients by accuracy",
-          { label: "accuracy from … (%), in steps of 5", scale: "band" },
+          "Clients by score",
+          { label: `${clientScore} from …${score.share ? " (%)" : ""}`, scale: "band" },
           { label: "clients" },
           bars,
           {},
@@ -393,15 +398,14 @@
         "tr",
         {},
         el("th", { scope: "row" }, several ? el(`span.swatch.veil-c${i % 8}`) : "", g.name),
-        ["Worst tenth, at most", "Median", "Best tenth, at least"].map((name, k) => cell(name, percent(g.clients.spread.tenths[k]))),
-        cell("Standard deviation", percent(g.clients.spread.sd)),
+        ["Worst tenth", "Median", "Best tenth", "Standard deviation"].map((name, k) => cell(name, g.clients.spread[k])),
       ),
     );
     section(
       "clients",
       "Fairness among clients",
       el("div.charts", {}, charts.filter(Boolean)),
-      table(["Accuracy in the last evaluated round", "Worst tenth, at most", "Median", "Best tenth, at least", "Standard deviation"], rows),
+      table(["Score in the last evaluated round", "Worst tenth", "Median", "Best tenth", "Standard deviation"], rows),
     );
   }
 

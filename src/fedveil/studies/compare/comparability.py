@@ -7,30 +7,29 @@ from typing import TYPE_CHECKING
 
 from fedveil.configuration.config import Config, calibrated_setting
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.tasks.column import Column
 
 if TYPE_CHECKING:
     from fedveil.data.dataset import Dataset
-
-PERSONAL = "mean_personal_accuracy"
 
 
 class Check:
     """Checks configurations; a data set is loaded once, and partitioned once a seed.
 
     Args:
-        metric: the number that is compared.
+        column: the number that is compared.
     """
 
-    def __init__(self, metric: str) -> None:
-        self.metric = metric
+    def __init__(self, column: Column) -> None:
+        self.column = column
         self._loaded: dict[tuple[str, str], Dataset] = {}
         self._problems: dict[tuple[str, int], str] = {}
 
     def problem(self, configs: Sequence[Config]) -> str:
         """Why the runs of one row, which differ in their seed only, cannot give the number; an empty string where they can."""
         try:
-            if self.metric == PERSONAL:
-                _needs_personal_models(configs[0])
+            if self.column.name.startswith("mean_personal_"):
+                _needs_personal_models(configs[0], self.column.name)
         except FedveilError as problem:
             return str(problem)
         found = {config.run.seed: said for config in configs if (said := self._partition(config))}
@@ -54,15 +53,13 @@ class Check:
         return self._problems[key]
 
 
-def _needs_personal_models(config: Config) -> None:
+def _needs_personal_models(config: Config, metric: str) -> None:
     """Refuse a configuration that measures no models of the clients' own."""
     from fedveil.run.assembly import objective
     from fedveil.training.local import HasPersonalModel
 
     if not config.data.client_test_fraction:
-        raise ConfigError(f"{PERSONAL} is measured on the clients' own tests: set data.client_test_fraction, such as 0.2")
+        raise ConfigError(f"{metric} is measured on the clients' own tests: set data.client_test_fraction, such as 0.2")
     method, setting = calibrated_setting(config)
     if not isinstance(objective(config, method, setting), HasPersonalModel):
-        raise ConfigError(
-            f"{method.name} has no models of the clients' own, so no {PERSONAL}; training.measure_trained makes some"
-        )
+        raise ConfigError(f"{method.name} has no models of the clients' own, so no {metric}; training.measure_trained makes some")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from fedveil.configuration.config import Config, without_free_keys
 from fedveil.errors import ConfigError
-from fedveil.federation.history import Columns
 from fedveil.studies.compare.comparison_plan import ComparisonListener, plan
 from fedveil.studies.compare.comparison_rows import Row, blocks, rows_of
-from fedveil.studies.compare.comparison_spec import By, ComparisonSpec
+from fedveil.studies.compare.comparison_spec import By, ComparisonSpec, column_of
 from fedveil.studies.compare.comparison_text import problem_sentences, promise_sentences, sample_sentences, short_names
 from fedveil.studies.grid.run_grid import run_grid
+from fedveil.tasks.column import Column
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,14 @@ class Comparison:
         return short_names(self.methods)
 
     @property
+    def column(self) -> Column:
+        """The compared number."""
+        return column_of(self.config, self.metric)
+
+    @property
     def what(self) -> str:
         """The compared number in words."""
-        return f"{Columns()[self.metric].phrase} after the last round"
+        return f"{self.column.phrase} after the last round"
 
     @property
     def blocks(self) -> dict[tuple[str, float], list[Row]]:
@@ -92,7 +97,7 @@ def compare(
     folder = Path(out) if out is not None else default_out(spec.config)
     listener.planned(planned)
     states = run_grid(cells, folder, jobs, listener)
-    rows = rows_of(planned, {s.cell.name: s for s in states}, spec.metric)
+    rows = rows_of(planned, {s.cell.name: s for s in states}, column_of(spec.config, spec.metric))
     return Comparison(path=folder, rows=tuple(rows), **{field.name: getattr(spec, field.name) for field in fields(spec)})
 
 

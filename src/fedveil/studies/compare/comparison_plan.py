@@ -13,7 +13,7 @@ from fedveil.statement.certify import certify_config
 from fedveil.statement.statement import Statement
 from fedveil.studies.compare.claim_targets import at_claim
 from fedveil.studies.compare.comparability import Check
-from fedveil.studies.compare.comparison_spec import By, ComparisonSpec
+from fedveil.studies.compare.comparison_spec import By, ComparisonSpec, column_of
 from fedveil.studies.compare.configured import configured, with_partitions
 from fedveil.studies.grid.cell import Cell, Listener
 
@@ -58,7 +58,7 @@ def plan(spec: ComparisonSpec, listener: ComparisonListener | None = None) -> li
         ConfigError: an unknown method, key, partition or value.
     """
     method_of(spec.config)  # its plugins may bring others of the methods
-    check, listener = Check(spec.metric), listener or ComparisonListener()
+    check, listener = Check(column_of(spec.config, spec.metric)), listener or ComparisonListener()
     rows: list[Planned] = []
     for partition, base in with_partitions(spec.config, spec.partitions):
         for method in spec.methods:

@@ -13,6 +13,7 @@ from fedveil.studies.compare.comparison_plan import Planned
 from fedveil.studies.curves import last
 from fedveil.studies.grid.cell import CellState
 from fedveil.studies.statistics import Against, against_best, interval, ranks
+from fedveil.tasks.column import Column
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Row:
 
     Args:
         method, partition, epsilon: as planned; epsilon is inf for a run without noise.
-        seeds: how many were asked for. values: by seed, the final model's number.
+        column: the compared number. seeds: how many were asked for. values: by seed, the final model's number.
         rank: by mean within its block, 1 the best; None where the block has nothing to compare it with, or seeds are missing.
         against: the test against the best of the block, None for the best itself and where there is no sample.
         statement: what the runs promise. problems: why it was not run, or what went wrong in single cells.
@@ -31,6 +32,7 @@ class Row:
     method: str
     partition: str
     epsilon: float
+    column: Column
     seeds: int
     values: Mapping[int, float] = field(default_factory=dict)
     rank: int | None = None
@@ -56,9 +58,10 @@ class Row:
 
     @property
     def around(self) -> tuple[float, float]:
-        """That interval, as far as a share can be in it; the mean alone for fewer than two seeds."""
+        """That interval, of a share as far as one can be in it; the mean alone for fewer than two seeds."""
         half = 0.0 if math.isnan(self.interval) else self.interval
-        return max(0.0, self.mean - half), min(1.0, self.mean + half)
+        low, high = self.mean - half, self.mean + half
+        return (max(0.0, low), min(1.0, high)) if self.column.share else (low, high)
 
     @property
     def complete(self) -> bool:
@@ -71,13 +74,13 @@ class Row:
         return self.partition, self.epsilon
 
 
-def rows_of(planned: Sequence[Planned], states: Mapping[str, CellState], metric: str) -> list[Row]:
+def rows_of(planned: Sequence[Planned], states: Mapping[str, CellState], column: Column) -> list[Row]:
     """The rows in the planned order, ranked and tested within their blocks.
 
     Args:
-        states: by the name of the cell. metric: column of the history; its last value counts.
+        states: by the name of the cell. column: of the history; its last value counts.
     """
-    rows = [_row(p, [states[cell.name] for cell in p.cells], metric) for p in planned]
+    rows = [_row(p, [states[cell.name] for cell in p.cells], column) for p in planned]
     return [_placed(row, [r for r in rows if r.block == row.block and r.complete]) for row in rows]
 
 
@@ -94,15 +97,15 @@ def blocks(rows: Iterable[Row]) -> dict[tuple[str, float], list[Row]]:
     return {block: sorted(found[block], key=lambda r: (r.rank is None, r.rank or 0, not r.complete)) for block in found}
 
 
-def _row(planned: Planned, states: Sequence[CellState], metric: str) -> Row:
+def _row(planned: Planned, states: Sequence[CellState], column: Column) -> Row:
     values: dict[int, float] = {}
     seeds_by_problem: dict[str, list[str]] = {}
     for state in states:
         seed = state.cell.config.run.seed
-        value = last(read_run(state.path).history, metric) if state.rounds and state.state != "failed" else None
+        value = last(read_run(state.path).history, column.name) if state.rounds and state.state != "failed" else None
         if value is not None:
             values[seed] = value
-        if said := _problem(state, value, metric):
+        if said := _problem(state, value, column.name):
             seeds_by_problem.setdefault(said, []).append(str(seed))
     problems = [f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}: {said}" for said, seeds in seeds_by_problem.items()]
     statement = next((s.statement for s in states if s.statement is not None), planned.statement)
@@ -110,6 +113,7 @@ def _row(planned: Planned, states: Sequence[CellState], metric: str) -> Row:
         planned.method,
         planned.partition,
         planned.epsilon,
+        column,
         len(planned.cells),
         values,
         statement=statement,
@@ -131,5 +135,7 @@ def _problem(state: CellState, value: float | None, metric: str) -> str:
 def _placed(row: Row, block: Sequence[Row]) -> Row:
     if not row.complete or len(block) < 2:
         return row
-    rank = ranks({r.method: r.mean for r in block})[row.method]
-    return replace(row, rank=rank, against=against_best({r.method: r.values for r in block}).get(row.method))
+    sign = row.column.sign
+    rank = ranks({r.method: sign * r.mean for r in block})[row.method]
+    signed = {r.method: {seed: sign * value for seed, value in r.values.items()} for r in block}
+    return replace(row, rank=rank, against=against_best(signed).get(row.method))

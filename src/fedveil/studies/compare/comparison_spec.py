@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedveil.configuration.config import Config
+from fedveil.configuration.config import Config, task_of
 from fedveil.errors import ConfigError
+from fedveil.federation.history import columns_of
+from fedveil.tasks.column import Column
 
 By = Literal["proven", "claimed"]
-
-METRICS = ("test_accuracy", "test_f1", "mean_personal_accuracy")
-"""The columns of the history that can be compared, after the last round; larger is better."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,8 @@ class ComparisonSpec:
         seeds: each has its own initial model, partition, batches and noise (see `seeds_from`).
         partitions: `kind`, `kind:value` or `kind:key=value:...`; none for that of the configuration.
         by: `proven`, the proven variants at equal proven epsilon; `claimed`, the published ones at equal claimed epsilon.
-        metric: the number that is compared, one of `METRICS`.
+        metric: the number that is compared, a column of the history after the last round; empty: the main metric of the
+            task.
 
     Raises:
         ConfigError: nothing to compare, something given twice, or an impossible value.
@@ -39,13 +39,14 @@ class ComparisonSpec:
     seeds: Sequence[int]
     partitions: Sequence[str] = ()
     by: By = "proven"
-    metric: str = "test_accuracy"
+    metric: str = ""
 
     def __post_init__(self) -> None:
         if self.by not in ("proven", "claimed"):
             raise ConfigError(f"--by {self.by}: there are proven and claimed")
-        if self.metric not in METRICS:
-            raise ConfigError(f"--metric {self.metric}: there are {', '.join(METRICS)}")
+        known = columns_of(task_of(self.config)).comparable
+        if self.metric and self.metric not in known:
+            raise ConfigError(f"--metric {self.metric}: there are {', '.join(known)}")
         if not self.methods or not self.epsilons or not self.seeds:
             raise ConfigError("give at least one method, one epsilon and one seed")
         _distinct("--methods", self.methods)
@@ -58,6 +59,12 @@ class ComparisonSpec:
             raise ConfigError(
                 "--epsilon inf is a run without noise, of which nothing is claimed: leave it out, or use --by proven"
             )
+
+
+def column_of(config: Config, metric: str) -> Column:
+    """The column that is compared: `metric`, or the main one of the task."""
+    columns = columns_of(task_of(config))
+    return columns[metric] if metric else columns.main
 
 
 def seeds_from(config: Config, count: int) -> range:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from fedveil.accounting.formatting import epsilon, percent
+from fedveil.accounting.formatting import epsilon
 from fedveil.studies.compare.comparison_rows import Row
 from fedveil.studies.statistics import LEVEL, seeds_needed, smallest_rank_sum, smallest_signed_rank
 
@@ -17,10 +17,8 @@ def short_names(methods: Sequence[str]) -> dict[str, str]:
 
 
 def mean_and_sd(row: Row) -> str:
-    """The mean with the sample standard deviation over the seeds, in per cent."""
-    if not row.values:
-        return "–"
-    return percent(row.mean) if math.isnan(row.sd) else f"{100 * row.mean:.1f} ± {100 * row.sd:.1f} %"
+    """The mean with the sample standard deviation over the seeds."""
+    return row.column.text(row.mean, row.sd)
 
 
 def count(row: Row) -> str:

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fedveil.configuration.config import Config, read_config
+from fedveil.configuration.config import Config, read_config, task_of
 from fedveil.errors import ConfigError
 from fedveil.run.recorded_run import read_run
 from fedveil.run.resume import begun, refuse_earlier, same_run
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_json import read_statement
+from fedveil.studies.curves import last
+from fedveil.tasks.column import Column
 
 State = Literal["waiting", "running", "done", "failed"]
 
@@ -31,6 +33,11 @@ class Cell:
     config: Config
     labels: Mapping[str, str | float] = field(default_factory=dict)
 
+    @property
+    def main(self) -> Column:
+        """The main metric of its task."""
+        return task_of(self.config).main
+
 
 @dataclass(frozen=True)
 class CellState:
@@ -38,7 +45,7 @@ class CellState:
 
     Args:
         path: the run directory. rounds, total: finished and planned rounds. seconds: training took so far.
-        accuracy: the latest test accuracy, in [0, 1], or None. error: why the cell failed.
+        score: the latest value of the main metric of its task, or None. error: why the cell failed.
         summary, statement: of the run directory, once done.
     """
 
@@ -48,7 +55,7 @@ class CellState:
     rounds: int = 0
     total: int = 0
     seconds: float = 0.0
-    accuracy: float | None = None
+    score: float | None = None
     error: str = ""
     summary: Mapping[str, Any] = field(default_factory=dict)
     statement: Statement | None = None
@@ -91,10 +98,10 @@ def state_of(cell: Cell, out: str | Path) -> CellState:
     same_run(read_config(path / "config.toml"), cell.config, path)
     if not (path / "history.csv").exists():
         return _finished(state) if (path / "summary.json").exists() else state
-    history = read_run(path).history
-    accuracy = next((float(r["test_accuracy"]) for r in reversed(history) if r.get("test_accuracy") is not None), None)
+    data = read_run(path)
+    history, score = data.history, last(data.history, data.declared.main.name)
     seconds = sum(float(r.get("seconds") or 0.0) for r in history)
-    state = replace(state, rounds=min(len(history), state.total), seconds=seconds, accuracy=accuracy)
+    state = replace(state, rounds=min(len(history), state.total), seconds=seconds, score=score)
     return _finished(state) if (path / "summary.json").exists() else state
 
 

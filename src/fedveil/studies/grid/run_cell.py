@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedveil.configuration.config import Config
+from fedveil.configuration.config import Config, task_of
+from fedveil.federation.history import columns_of
 from fedveil.run.resume import begun
 from fedveil.run.run import run
 from fedveil.studies.worker_pool import Job
@@ -21,13 +22,16 @@ def cell_job(name: str, config: Config, path: Path) -> Job:
 
 
 def run_cell(arguments: dict[str, Any], report: Callable[[Any], None]) -> None:
-    """Run `config` in `path`, from where it stands; reports (round, seconds, test accuracy or None) after each round."""
+    """Run `config` in `path`, from where it stands; reports (round, seconds, main metric or None) after each round."""
     path = Path(arguments["path"])
     resume = begun(path)
     if path.exists() and not resume:
         shutil.rmtree(path)
 
-    def on_round(record: dict[str, Any]) -> None:
-        report([record["round"], record["seconds"], record.get("test_accuracy")])
+    config = Config.model_validate(arguments["config"])
+    name = columns_of(task_of(config)).main.name
 
-    run(Config.model_validate(arguments["config"]), path, on_round, resume=resume)
+    def on_round(record: dict[str, Any]) -> None:
+        report([record["round"], record["seconds"], record.get(name)])
+
+    run(config, path, on_round, resume=resume)

@@ -84,8 +84,8 @@ def _after(state: CellState, message: Message, folder: Path) -> tuple[CellState,
         return replace(state, state="running"), None
     if message["event"] == "progress":
         round_index, seconds, measured = message["value"]
-        accuracy = state.accuracy if measured is None else float(measured)
-        return replace(state, rounds=round_index + 1, seconds=state.seconds + seconds, accuracy=accuracy), seconds
+        score = state.score if measured is None else float(measured)
+        return replace(state, rounds=round_index + 1, seconds=state.seconds + seconds, score=score), seconds
     if message["event"] == "done":
         try:
             return state_of(state.cell, folder), None

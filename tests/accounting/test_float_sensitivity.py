@@ -14,7 +14,6 @@ from fedveil.accounting.float_sensitivity import (
     norm_excess,
     sum_error,
     summed_sensitivity,
-    truncated_sensitivity,
 )
 from fedveil.accounting.types import Adjacency
 from fedveil.errors import ConfigError
@@ -92,17 +91,14 @@ def test_two_worlds_on_the_grid_stay_within_the_sensitivity() -> None:
             assert np.linalg.norm(sums[0] - sums[1]) <= limit
             cut = [np.trunc(v.astype(np.float64) / h) for v in (x[0], other.astype(np.float32))]
             factor = Adjacency.ZERO_OUT if not other.any() else Adjacency.REPLACE_ONE
-            assert np.linalg.norm(cut[0] - cut[1]) * h <= truncated_sensitivity(1, d, precision="float32", adjacency=factor)
+            assert np.linalg.norm(cut[0] - cut[1]) * h <= (1 + norm_excess(d, "float32")) * factor.factor
 
 
 def test_values_by_hand() -> None:
     assert gamma(3, "float32") == pytest.approx(3 * 2.0**-24 / (1 - 3 * 2.0**-24), rel=1e-15)
     assert [additions(n, "pairwise") for n in (1, 2, 3, 1000, 1024, 1025)] == [0, 1, 2, 10, 10, 11]
     assert sum_error(1000, "float32", "pairwise", weighted=True) == pytest.approx(2000 * gamma(11, "float32"), rel=1e-12)
-    assert truncated_sensitivity(2.0, 100, adjacency=Adjacency.REPLACE_ONE) == pytest.approx(
-        4 * (1 + norm_excess(100, "float64"))
-    )
-    assert truncated_sensitivity(1, 61_706) < summed_sensitivity(1, 61_706, 1000, 2.0**-24)
+    assert 1 + norm_excess(61_706, "float64") < summed_sensitivity(1, 61_706, 1000, 2.0**-24)
     both = [summed_sensitivity(1, 100, 10, 0, adjacency=a) for a in (Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE)]
     assert both[1] - both[0] == pytest.approx(1 + norm_excess(100, "float64"), rel=1e-12)
 
@@ -114,7 +110,7 @@ def test_what_has_no_bound_is_refused() -> None:
         lambda: norm_excess(100, "float16"),  # type: ignore[arg-type]
         lambda: additions(5, "random"),  # type: ignore[arg-type]
         lambda: summed_sensitivity(1e-11, 10, 10, 0.0),
-        lambda: truncated_sensitivity(math.nan, 10),
+        lambda: summed_sensitivity(math.nan, 10, 10, 0.0),
         lambda: summed_sensitivity(1, 10, 0, 0.0),
     ):
         with pytest.raises(ConfigError):

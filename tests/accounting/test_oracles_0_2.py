@@ -199,7 +199,7 @@ CALLS: dict[int, Call] = {
     187: (lambda: user_records.one_step_delta(4, 0.1, 1, 0.2)[1], EXACT),
     188: (lambda: renyi(UserRecordsGaussian(2, 0.1, 1), 2), EXACT),
     190: (lambda: renyi(UserRecordsGaussian(3, 0.01, 0.8), 4), EXACT),
-    191: (lambda: gaussian.epsilon_of(user_records.gaussian_mu(4, 0.5), 1e-5), EXACT),
+    191: (lambda: gaussian.epsilon_of(4 * 0.5, 1e-5), EXACT),
     193: (lambda: renyi(FixedSampleGaussian(10, 1, 1), 2, REPLACE), EXACT),
     194: (lambda: math.log1p(0.1**2 * min(4 * math.expm1(1), 2 * math.e)), EXACT),
     196: (lambda: seen(10, 0.1, 1, 100, 1e-3)[1], 5e-6),

@@ -83,7 +83,7 @@ CALLS: dict[str, Callable[[], float]] = {
         _gammas(Schedule.CONSTANT, 0.1, 10, 50, 600, 50, alpha=1), 50, 1
     ),
     "lambda_1 of the equality case, rho=1.05 T=10": lambda: noisy_fedavg.equality_coefficient(1.05, 10),
-    "smallest z/mu for gamma_t<=(2zV/m)ln((t+2)/(t+1)): H_5/ln 2": lambda: noisy_fedavg.smallest_iterative_scale(5),
+    "smallest z/mu for gamma_t<=(2zV/m)ln((t+2)/(t+1)): H_5/ln 2": lambda: noisy_fedavg.harmonic(5) / math.log(2),
     "(c) exact: sqrt(sum_{t<100} 1/(t+1)^2)": _stage_wise,
     "sqrt(si_last_iterate_const(rho=1.05, gamma=0.01, T=1000, D=1.0))": lambda: _const(1.05, 0.01, 1000, 1),
     "sqrt(si_last_iterate_const(rho=1.05, gamma=0.01, T=2000, D=1.0))": lambda: _const(1.05, 0.01, 2000, 1),

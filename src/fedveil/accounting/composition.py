@@ -53,14 +53,6 @@ def gdp(mus: _Numbers) -> float:
     return float(np.linalg.norm(vector("mus", mus)))
 
 
-def rho_of_mu(mu: float) -> float:
-    """zCDP parameter of a mu-GDP Gaussian release: mu^2 / 2.
-
-    Source: Bun & Steinke 2016, Proposition 1.6.
-    """
-    return non_negative("mu", mu) ** 2 / 2
-
-
 def zcdp(rhos: _Numbers) -> float:
     """zCDP parameter of the composition: the sum.
 
@@ -76,26 +68,6 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     """
     rho = non_negative("rho", rho)
     return rho + 2 * math.sqrt(rho * math.log(1 / open_probability("delta", delta)))
-
-
-def zcdp_epsilon_tight(rho: float, delta: float) -> float:
-    """The best epsilon that the Renyi conversion gives for rho-zCDP, over all real orders > 1.
-
-    Source: Canonne, Kamath & Steinke 2020, Proposition 12, with order-alpha divergence alpha rho.
-    """
-    rho, delta = non_negative("rho", rho), open_probability("delta", delta)
-    if rho == 0:
-        return 0.0
-
-    def epsilon(log_excess: float) -> float:
-        order = 1 + math.exp(log_excess)
-        return order * rho + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
-
-    centre = 0.5 * math.log(max(math.log(1 / delta), 1e-3) / rho)
-    from scipy.optimize import minimize_scalar
-
-    best = minimize_scalar(epsilon, bounds=(centre - 12, centre + 12), method="bounded", options={"xatol": 1e-12})
-    return max(0.0, min(float(best.fun), zcdp_epsilon(rho, delta)))
 
 
 def rdp(curves: Sequence[_Numbers]) -> NDArray[np.float64]:

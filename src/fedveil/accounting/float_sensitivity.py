@@ -113,22 +113,6 @@ def summed_sensitivity(
     return (each * moved + non_negative("grid_step", grid_step) * math.sqrt(dimension)) * _UP
 
 
-def truncated_sensitivity(
-    clip: float,
-    dimension: int,
-    *,
-    precision: Precision = "float64",
-    order: Order = "any",
-    adjacency: Adjacency = Adjacency.ZERO_OUT,
-) -> float:
-    """L2 sensitivity of a sum of whole numbers, each contribution truncated towards zero to the grid: C (1 + e_n), or twice.
-
-    Truncation makes no coordinate larger, and whole numbers add without error (64 bits must hold the sum). Arguments as
-    `summed_sensitivity`.
-    """
-    return _checked_clip(clip) * (1 + norm_excess(dimension, precision, order)) * adjacency.factor * _UP
-
-
 def _checked_clip(clip: float) -> float:
     if not (clip >= _LEAST_CLIP and math.isfinite(clip)):
         raise ConfigError(f"clip must be finite and at least {_LEAST_CLIP:g} (below it float32 loses bits), got {clip}")

@@ -18,7 +18,6 @@ from scipy.special import erfcx, erfinv, ndtr, ndtri
 
 from fedveil.accounting._check import non_negative, open_probability, positive, probability
 from fedveil.accounting._roots import crossing
-from fedveil.errors import ConfigError
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _SQRT_HALF_PI = math.sqrt(math.pi / 2)
@@ -150,16 +149,6 @@ def tpr(mu: float, fpr: float) -> float:
     Source: Dong, Roth & Su 2022, Definition 2.6 (trade-off function G_mu).
     """
     return float(ndtr(ndtri(probability("fpr", fpr)) + non_negative("mu", mu)))
-
-
-def rdp_of(mu: float, order: float) -> float:
-    """Renyi divergence of the given order (> 1) of a mu-GDP Gaussian release: order mu^2 / 2.
-
-    Source: Mironov 2017, Corollary 3.
-    """
-    if not (order > 1 and math.isfinite(order)):
-        raise ConfigError(f"a Renyi order must be finite and > 1, got {order}")
-    return order * non_negative("mu", mu) ** 2 / 2
 
 
 def noise_std_for(epsilon: float, delta: float, sensitivity: float) -> float:

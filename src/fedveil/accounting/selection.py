@@ -219,24 +219,3 @@ def truncation_delta(law: RandomTries, most: int, epsilon: float) -> float:
     """
     epsilon = non_negative("epsilon", epsilon)
     return min(1.0, (1 + math.exp(min(epsilon, 700.0))) * law.tail(at_least("most", most, 1)))
-
-
-def pure_selection_epsilon(epsilon: float, eta: float) -> float:
-    """Epsilon of the best of K tries that are each epsilon-DP (delta = 0), K truncated negative binomial: (2 + eta) epsilon.
-
-    Args:
-        epsilon: of one try, >= 0. eta: > -1.
-
-    Source: Papernot & Steinke 2022, Corollary 3.
-    """
-    if not (eta > -1 and math.isfinite(eta)):
-        raise ConfigError(f"eta must be finite and > -1, got {eta}")
-    return (2 + eta) * non_negative("epsilon", epsilon)
-
-
-def random_stopping_epsilon(epsilon: float) -> float:
-    """Epsilon of random stopping over tries that are each epsilon-DP (delta = 0): 3 epsilon.
-
-    Source: Liu & Talwar 2019, Theorem 3.1; its form for delta > 0 was not verified and is not offered.
-    """
-    return 3 * non_negative("epsilon", epsilon)

@@ -31,17 +31,6 @@ _Array = NDArray[np.float64]
 _LARGEST_ORDER = 512
 
 
-def gaussian_mu(records: int, mu: float) -> float:
-    """mu of an unsampled Gaussian release for a user with several records: records times that of one record.
-
-    Args:
-        records: k >= 0. mu: of one record, >= 0.
-
-    Source: the sensitivity to k records is k times that to one, attained when they pull the same way.
-    """
-    return at_least("records", records, 0) * non_negative("mu", mu)
-
-
 @lru_cache(maxsize=64)
 def _log_binomial(records: int, rate: float) -> _Array:
     j = np.arange(records + 1, dtype=np.float64)

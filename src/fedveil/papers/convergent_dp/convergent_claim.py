@@ -195,14 +195,6 @@ def linear_loss_mu(shifts: _Numbers, clients: int, noise_std: float) -> float:
     return math.sqrt(clients) * math.fsum(gamma) / (positive("noise_std", noise_std) * math.sqrt(gamma.size))
 
 
-def smallest_iterative_scale(steps: int, learning_rate: float = 1.0) -> float:
-    """The smallest z for which gamma_t <= (2 z V / m) ln((t+2)/(t+1)) in every round t: mu H_K / ln 2, reached at t = 0.
-
-    Source: Noisy-FedAvg, Table 2, which lets z be a constant near 1.
-    """
-    return positive("learning_rate", learning_rate) * harmonic(steps) / math.log(2)
-
-
 def harmonic(steps: int) -> float:
     """H_K = 1 + 1/2 + ... + 1/K; Theorem 3 (d) of Noisy-FedAvg holds exactly when its z >= mu H_K (see docs/privacy.md)."""
     return math.fsum(1 / (k + 1) for k in range(at_least("steps", steps, 1)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.clients import Clients
 from fedveil.federation.round import ClientTask, Context, client_round
 from fedveil.release.door import Contribution, Door, SealedUpload, clipped
+from fedveil.release.noise import Randomness
 from fedveil.release.plan import Plan, Raw, Upload
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.adversary.snapshot import Snapshot
-    from fedveil.release.noise import Randomness
 
 
 @dataclass(frozen=True)
@@ -83,17 +83,14 @@ class RecordingDoor(Door):
 
     @classmethod
     def of(cls, door: Door) -> RecordingDoor:
-        """The same door, recording."""
         return cls(**{f.name: getattr(door, f.name) for f in fields(Door)})
 
     def seal_upload(self, update: Tensor | None, plan: Plan | Raw, client: int, round: int, **more: Any) -> SealedUpload:
-        """As the door's."""
         sealed = super().seal_upload(update, plan, client, round, **more)
         self._note(update, sealed.upload.plan)
         return sealed
 
     def seal(self, update: Tensor | None, plan: Plan | Raw, client: int, round: int, **more: Any) -> Contribution:
-        """As the door's."""
         sealed = super().seal(update, plan, client, round, **more)
         self._note(update, sealed.plan if isinstance(plan, Raw) else plan)
         return sealed
@@ -103,31 +100,12 @@ class RecordingDoor(Door):
         self.clean.append(clipped(torch.zeros(self.layout.dimension) if update is None else update, plan, self.layout))
 
 
-@dataclass(frozen=True)
-class WithoutNoise:
+class WithoutNoise(Randomness):
     """The run's randomness with every noise at zero: what a client would send if nothing were added anywhere."""
 
-    own: Randomness
-
-    def derive(self, *key: object) -> int:
-        """As the run's."""
-        return self.own.derive(*key)
-
-    def generator(self, *key: object) -> torch.Generator:
-        """As the run's."""
-        return self.own.generator(*key)
-
-    def normal(self, n: int, *key: object) -> Tensor:
-        """Zeros [n]."""
-        return torch.zeros(n)
-
-    def integers(self, std: float, n: int, *key: object) -> NDArray[np.int64]:
+    def integers(self, std: float | NDArray[np.float64], n: int, *name: object) -> NDArray[np.int64]:
         """Zeros [n]."""
         return np.zeros(n, dtype=np.int64)
-
-    def secret(self, *key: object) -> np.random.Generator:
-        """As the run's."""
-        return self.own.secret(*key)
 
 
 def client_release(
@@ -136,7 +114,7 @@ def client_release(
     """What one client releases, and its clipped update before the door's noise [d]; the same code as in training."""
     context, progress = snapshot.federation.context, snapshot.progress
     if not noise:
-        quiet = cast("Randomness", WithoutNoise(context.randomness))
+        quiet = WithoutNoise(**vars(context.randomness))
         context = replace(context, randomness=quiet, door=replace(context.door, randomness=quiet))
     recording = RecordingDoor.of(context.door)
     held: Context = replace(context, clients=holding(victim, len(context.clients)), door=recording)

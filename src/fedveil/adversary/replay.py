@@ -90,7 +90,6 @@ class Replayed:
         return {check.check: check.finding for check in self.checks if check.finding}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         checks = [{**vars(check), "passed": not check.finding} for check in self.checks]
         return {**vars(self), "worlds": list(self.worlds), "checks": checks, "passed": not self.findings}
 

@@ -74,11 +74,9 @@ class ReplayDoor(Door):
         return replace(sealed, upload=self._replayed(sent))
 
     def release_uploads(self, sealed: Sequence[SealedUpload]) -> list[Upload]:
-        """As the door's."""
         return self.own.release_uploads(sealed)
 
     def seal(self, update: Tensor | None, plan: Plan | Raw, client: int, round: int, **more: Any) -> Contribution:
-        """As the door's."""
         sealed: Contribution = self._released(lambda: self.own.seal(update, plan, client, round, **more), plan, client, round)
         self.diary.note("public", WEIGHTS, round, client, sealed.weight)
         executed = plan if isinstance(plan, Plan) else sealed.plan
@@ -157,7 +155,6 @@ class RecordedGradient:
         return self._gradients(module, x, y)
 
     def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """As the source's."""
         return self.own.batches(local, x, y)
 
     def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:

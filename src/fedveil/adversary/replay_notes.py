@@ -120,7 +120,6 @@ def _arrays(a: np.ndarray, b: np.ndarray, named: str) -> str:
 
 
 def brief(value: Any) -> str:
-    """A value in one line."""
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {list(value.shape)}"
     text = f"{value:.9g}" if isinstance(value, float) else str(value)

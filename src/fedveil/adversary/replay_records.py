@@ -36,7 +36,6 @@ class RecordedRandomness:
         return getattr(self.own, name)
 
     def integers(self, std: float | NDArray[np.float64], n: int, *name: object) -> NDArray[np.int64]:
-        """As the run's."""
         noise = self.own.integers(std, n, *name)
         self.drawn.append((np.broadcast_to(std, n), noise))
         return noise
@@ -68,18 +67,15 @@ class RecordedLedger:
         self.own, self.diary = own, diary
 
     def charge_all(self, entries: Sequence[Entry]) -> None:
-        """As the run's."""
         self.own.charge_all(entries)
         for entry in entries:
             self.diary.note("public", ROWS, entry.round, entry.client, entry)
 
     def charge_once(self, entry: Entry, *, digest: str) -> None:
-        """As the run's."""
         self.own.charge_once(entry, digest=digest)
         self.diary.note("public", ROWS, entry.round, entry.client, entry)
 
     def admits(self, client: int, event: Event) -> bool:
-        """As the run's."""
         return self.own.admits(client, event)
 
 
@@ -111,12 +107,10 @@ class RowsInMemory:
         return True
 
     def charge_many(self, entries: Sequence[Entry], admit: Callable[[], None] | None = None) -> list[int]:
-        """As `Ledger.charge_many`."""
         if admit is not None:
             admit()
         self.rows.extend(entries)
         return list(range(len(self.rows) - len(entries) + 1, len(self.rows) + 1))
 
     def entries(self, since: int = 0) -> Iterator[tuple[int, float, Entry]]:
-        """As `Ledger.entries`."""
         return ((number, 0.0, self.rows[number - 1]) for number in range(since + 1, len(self.rows) + 1))

@@ -132,7 +132,6 @@ class RecordedEngine:
         self.own.__exit__(*exc)
 
     def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
-        """As the engine's."""
         todo = list(tasks)
         if not todo:
             return

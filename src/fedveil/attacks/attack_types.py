@@ -131,7 +131,6 @@ class Knowledge:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of what is known."""
         return tuple(f.name for f in fields(self) if getattr(self, f.name) is not None)
 
     @property

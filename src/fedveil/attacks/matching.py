@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedveil.attacks.attack_types import CapturedUpload, Clip, Knowledge, ModelFn, Noise
+from fedveil.attacks.attack_types import CapturedUpload, Clip, Knowledge, ModelFn
 from fedveil.attacks.simulate import Simulation, bounded, flat, prepared, simulation, split
 from fedveil.errors import ConfigError
 
@@ -130,7 +130,7 @@ def trust(
         mask = None if knowledge.mask is None else knowledge.mask.get(name)
         here = torch.full(parameter.shape, float(name in sent))
         seen.append(here if mask is None else here * _shaped(mask, parameter, name, "mask").bool())
-        variance.append((_shaped(_std(knowledge.noise_std, name), parameter, name, "noise_std") * scale).square())
+        variance.append((_shaped((knowledge.noise_std or {}).get(name, 0.0), parameter, name, "noise_std") * scale).square())
     if not any(bool(s.any()) for s in seen):
         raise ConfigError("nothing was sent, or the mask hides everything: there is no gradient to match")
     parts = split(received, parameters).values()
@@ -177,10 +177,6 @@ def averaged(measure: Callable[[Target, Tensor], Tensor], targets: Sequence[Targ
 def mean_power(targets: Sequence[Target]) -> Tensor:
     """Weighted squared norm of what was received, averaged over the uploads."""
     return torch.stack([t.power() for t in targets]).mean()
-
-
-def _std(noise: Noise | None, name: str) -> float | Tensor:
-    return 0.0 if noise is None else noise.get(name, 0.0)
 
 
 def _shaped(value: float | Tensor, parameter: Tensor, name: str, what: str) -> Tensor:

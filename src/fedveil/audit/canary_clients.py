@@ -52,11 +52,9 @@ class Canaries:
         return drawn.div_(drawn.norm())
 
     def begin(self, local: Local) -> None:
-        """As the inner objective."""
         self.inner.begin(local)
 
     def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
-        """As the inner objective."""
         return self.inner.step(local, x, y)
 
     def finish(self, local: Local) -> Tensor:
@@ -70,7 +68,6 @@ class Canaries:
         return self.inner.personal(model, state) if isinstance(self.inner, HasPersonalModel) else model
 
     def measures(self, state: State) -> Mapping[str, float | list[float]]:
-        """Those of the inner objective."""
         return self.inner.measures(state) if isinstance(self.inner, HasMetrics) else {}
 
 

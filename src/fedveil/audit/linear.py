@@ -47,5 +47,4 @@ class LinearLoss:
         return loss
 
     def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """As for any loss."""
         return BatchGradient().batches(local, x, y)

@@ -63,7 +63,6 @@ class QuantileClip:
     setting: Setting
 
     def start(self) -> State:
-        """The first clip."""
         return {"clip": self.method.clip}
 
     def plan(self, released: Released, state: State) -> Plan:

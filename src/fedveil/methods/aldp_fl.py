@@ -136,7 +136,6 @@ class Unguarded:
     reason: str
 
     def start(self) -> State:
-        """No state."""
         return {}
 
     def plan(self, released: Released, state: State) -> Raw:
@@ -144,7 +143,6 @@ class Unguarded:
         return Raw(self.reads, lambda update: Plan(), self.reason)
 
     def observe(self, state: State, upload: Upload) -> State:
-        """Nothing to learn."""
         return state
 
 

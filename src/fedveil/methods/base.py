@@ -218,11 +218,9 @@ class MethodConfig(BaseModel):
         return False
 
     def extras(self, s: Setting) -> Mapping[str, tuple[int, ...]]:
-        """Nothing leaves beside the update."""
         return {}
 
     def participation(self, s: Setting) -> Participation | None:
-        """No rule."""
         return None
 
     def client_epsilons(self, s: Setting) -> Sequence[float]:
@@ -238,11 +236,9 @@ class MethodConfig(BaseModel):
         raise ConfigError(f"{type(self).__qualname__} is not a method yet: it lacks `policy`, which plans each release")
 
     def objective(self, s: Setting) -> Objective:
-        """Plain local training."""
         return Plain()
 
     def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
-        """The mean."""
         return mean(uploads)
 
     def releases(self, s: Setting, view: View) -> list[Event]:
@@ -251,7 +247,6 @@ class MethodConfig(BaseModel):
         return planned_releases(policy.always, s, view) if isinstance(policy, Fixed) else gaussian_releases(s, view)
 
     def claim(self, s: Setting) -> Claim | None:
-        """No paper claims anything of it."""
         return None
 
     def clip_norm(self, s: Setting) -> float | None:

@@ -66,7 +66,6 @@ class Controlled:
     setting: Setting
 
     def start(self) -> State:
-        """c = 0."""
         return {}
 
     def plan(self, released: Released, state: State) -> Plan:

@@ -38,7 +38,6 @@ class FedANC(FedANCOptions):
 
     @property
     def coverage(self) -> bool:
-        """Eq. 13."""
         return True
 
     def calibrate(self, s: Setting) -> Setting:

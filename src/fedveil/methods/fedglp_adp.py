@@ -34,7 +34,6 @@ class FedGLPADP(FedGLPOptions):
 
     @property
     def coverage(self) -> bool:
-        """Eq. 12."""
         return True
 
     def calibrate(self, s: Setting) -> Setting:

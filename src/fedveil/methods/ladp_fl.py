@@ -122,7 +122,6 @@ class RawEstimated:
     unit_std: float
 
     def start(self) -> State:
-        """No state."""
         return {}
 
     def plan(self, released: Released, state: State) -> Raw:
@@ -139,7 +138,6 @@ class RawEstimated:
         return Raw(("layer norms", "KL divergence of local from global layers"), make, _REASON)
 
     def observe(self, state: State, upload: Upload) -> State:
-        """Nothing to learn."""
         return state
 
 

@@ -23,7 +23,6 @@ class NonZero:
     reason: str
 
     def start(self) -> State:
-        """No state."""
         return {}
 
     def plan(self, released: Released, state: State) -> Raw:
@@ -31,7 +30,6 @@ class NonZero:
         return Raw(self.reads, lambda update: Plan(support=update != 0), self.reason)
 
     def observe(self, state: State, upload: Upload) -> State:
-        """Nothing to learn."""
         return state
 
 

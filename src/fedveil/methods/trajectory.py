@@ -39,7 +39,6 @@ class Trajectory:
     common: ClassVar[bool] = True
 
     def start(self) -> State:
-        """No state."""
         return {}
 
     def plan(self, released: Released, state: State) -> Plan:
@@ -48,7 +47,6 @@ class Trajectory:
         return Plan(clip=bound, noise_std=self.noise_std, place="upload")
 
     def observe(self, state: State, upload: Upload) -> State:
-        """Nothing to learn."""
         return state
 
 

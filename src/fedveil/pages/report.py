@@ -42,12 +42,7 @@ def write_report(
     shown = [read_run(path) for path in paths]
     checked = checked or {path: verification(path, on_step=progress) for path in paths}
     values = page_values(shown, progress, checked)
-    return write_html(target, render_page(values), "report", private=bool(values["charts"]["private"]))
-
-
-def render_page(values: dict[str, Any]) -> str:
-    """The page with its values inside."""
-    return render("report.js", _short(values))
+    return write_html(target, render("report.js", _short(values)), "report", private=bool(values["charts"]["private"]))
 
 
 def _short(value: Any) -> Any:

@@ -64,7 +64,6 @@ class RunData:
 
     @property
     def seed(self) -> int | None:
-        """The seed of the run."""
         seed: int | None = self.config.get("run", {}).get("seed")
         return seed
 
@@ -167,7 +166,6 @@ def _read(path: Path, parse: Callable[[str], T], absent: T) -> T:
 
 
 def _headers(table: Path) -> list[str]:
-    """The figures of a table."""
     header = _read(table, lambda text: next(csv.reader(text.splitlines()), []), list[str]())
     return [name for name in header if name != "round"]
 

@@ -101,7 +101,6 @@ class EpsilonSpent:
         return min(cap, self._by_renyi(total), self._at_next_knot(total))
 
     def _composed(self, total: Total) -> float:
-        """As the statement composes."""
         return charged_bound(list(_events(total)), self._proven.delta, self._variation, self._pair)[0]
 
     def _by_renyi(self, total: Total) -> float:

@@ -48,7 +48,9 @@ def learnability(method: Method, s: Setting, epsilon: float) -> Learnability | N
         what="mean update" if s.example_clip is None else "mean gradient of a local step over the clients of a round",
         levels=levels,
         verdict=verdict_of(own.ratio, s.rounds if s.example_clip is None else s.rounds * s.steps),
-        advice=_advice(method, s, epsilon, own.ratio) if own.ratio > TARGET_RATIO else (),
+        advice=()
+        if own.ratio <= TARGET_RATIO
+        else (_clients(method, s, epsilon), _rounds(method, s, epsilon), _dimension(s, own.ratio)),
     )
 
 
@@ -97,10 +99,6 @@ def _quick(events: list[Event]) -> AccountantName:
     if not sampled:
         return "gdp"
     return "rdp" if all(isinstance(event, SampledGaussian) for event in sampled) else "auto"
-
-
-def _advice(method: Method, s: Setting, epsilon: float, ratio: float) -> tuple[Advice, ...]:
-    return (_clients(method, s, epsilon), _rounds(method, s, epsilon), _dimension(s, ratio))
 
 
 def _affordable(method: Method, s: Setting, epsilon: float) -> bool:

@@ -141,5 +141,4 @@ def _privacy(config: Config, **promise: float) -> Config:
 
 
 def _slug(text: str) -> str:
-    """Text as a directory's name."""
     return re.sub(r"[^A-Za-z0-9._=-]+", "-", text).strip("-")

@@ -21,7 +21,10 @@ from fedveil.studies.reproduce.recipe import Printed, Recipe
 def recipe_names() -> list[str]:
     """All recipes, `method/table`, in the order of the papers."""
     order = ["ladp-fl", "fedglp-adp", "noisy-fedavg", "fedanc", "aldp-fl"]
-    return sorted(paper_files("recipes"), key=lambda name: (order.index(name.split("/")[0]), "/fig" in name, _digits(name)))
+    return sorted(
+        paper_files("recipes"),
+        key=lambda name: (order.index(name.split("/")[0]), "/fig" in name, int(re.sub(r"\D", "", name.split("/")[1]) or 0)),
+    )
 
 
 def load_recipe(name: str | Path) -> Recipe:
@@ -90,7 +93,3 @@ def _misshapen(recipe: Recipe) -> str:
     if any(not isinstance(value, int | float | str) for value in level):
         return "published: values are numbers or text"
     return ""
-
-
-def _digits(name: str) -> int:
-    return int(re.sub(r"\D", "", name.split("/")[1]) or 0)

@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 from fedveil.run.run_directory import write_json, write_text, write_versions
@@ -111,7 +112,6 @@ def write_results(done: Reproduction) -> Path:
 
 
 def as_json(done: Reproduction) -> dict[str, Any]:
-    """Everything, by row."""
     axes = [axis.name for axis in done.recipe.axes]
     rows = []
     for outcome in done.outcomes:
@@ -179,13 +179,10 @@ def signed(value: float) -> str:
 
 def _line(outcome: RowOutcome, i: int, label: str) -> Line:
     values = outcome.values[i] if outcome.values else ()
-    mean = outcome.mean(i)
-    spread = None
-    if len(values) > 1 and mean is not None:
-        spread = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
+    spread = stdev(values) if len(values) > 1 else None
     why = outcome.problem or (outcome.problems[i] if outcome.problems else "")
     theirs = outcome.row.published[i]
-    return Line(outcome.row.labels, label, theirs, mean, spread, len(values), outcome.difference(i), why)
+    return Line(outcome.row.labels, label, theirs, outcome.mean(i), spread, len(values), outcome.difference(i), why)
 
 
 def _toml(value: Any) -> str:

@@ -191,11 +191,18 @@ def test_fedglp_adp_claim_is_the_minimum_over_orders_and_inverts() -> None:
         assert again == pytest.approx(sigma, rel=1e-12)
 
 
-def test_fedglp_adp_uploads_sums_and_colluders() -> None:
+def test_fedglp_adp_uploads_sums_colluders_and_coverage() -> None:
     assert fedglp.upload_mu(4, 9, 4) == pytest.approx(math.sqrt(36) / 4)
     assert fedglp.upload_mu(4, 9, 4, Adjacency.REPLACE_ONE) == pytest.approx(2 * math.sqrt(36) / 4)
     assert fedglp.central_mu(4, 4) == pytest.approx(0.5)
     assert fedglp.central_mu(4, 4, clients=10, colluders=9) == pytest.approx(0.5 * math.sqrt(10))
+    assert fedglp.coverage_mu(4, 9, [9, 9, 9], 4) == pytest.approx(fedglp.central_mu(4, 4))
+    assert fedglp.coverage_mu(4, 9, [1, 1], 4) == pytest.approx(fedglp.upload_mu(4, 9, 4))
+    # one layer of two covered by 3 of 9 clients: (C_l / std_l)^2 = n / (L sigma^2 a_l)
+    assert fedglp.coverage_mu(4, 9, [9, 3]) ** 2 == pytest.approx((9 / 9 + 9 / 3) / (2 * 16))
+    for bad in ([], [0], [10], [1.5]):
+        with pytest.raises(ConfigError):
+            fedglp.coverage_mu(4, 9, bad)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="collude"):
         fedglp.central_mu(4, 1, clients=3, colluders=3)
 

@@ -1,4 +1,4 @@
-"""FedGLP-ADP: its claimed epsilon, and the cost of single uploads, sums and colluders.
+"""FedGLP-ADP: its claimed epsilon, and the cost of single uploads, sums, colluders and partial coverage.
 
 n clients each clip layer l to C_l (sum C_l^2 = C^2) and add noise of variance L sigma^2 C_l^2 / n to it; L layers, sigma the
 noise multiplier. All bounds are mu over T rounds, provided that clips and masks do not depend on raw data.
@@ -7,6 +7,7 @@ noise multiplier. All bounds are mu over T rounds, provided that clips and masks
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from fedveil.accounting._check import at_least, open_probability, positive
 from fedveil.accounting.composition import zcdp_epsilon
@@ -113,3 +114,22 @@ def central_mu(
         raise ConfigError(f"{colluders} of {clients} clients collude: no noise share is left to protect the others")
     base = adjacency.factor * math.sqrt(at_least("rounds", rounds, 0)) / positive("noise_multiplier", noise_multiplier)
     return base * math.sqrt(clients / (clients - colluders))
+
+
+def coverage_mu(
+    noise_multiplier: float, clients: int, coverage: Sequence[int], rounds: int = 1, adjacency: Adjacency = _ZERO
+) -> float:
+    """mu of the sums when a coordinate gets noise only from the clients that share it (the paper's masks).
+
+    A coordinate of layer l that a_l clients share has a_l / n of the nominal noise variance, and a client's whole C_l may lie on
+    the least covered one: mu^2 = f^2 (T n / (L sigma^2)) sum_l 1 / a_l, between `central_mu` (a_l = n) and `upload_mu` (a_l = 1).
+
+    Args:
+        noise_multiplier: sigma, > 0. clients: n. coverage: smallest coverage a_l in 1..n of each layer's shared coordinates, the
+            client itself included (its own noise stays). rounds: T >= 0. adjacency: of the guarantee.
+    """
+    clients = at_least("clients", clients, 1)
+    if not coverage or any(a != int(a) or not 1 <= a <= clients for a in coverage):
+        raise ConfigError(f"coverage must list one integer in 1..{clients} a layer, got {list(coverage)[:5]}")
+    mean = math.fsum(1 / a for a in coverage) / len(coverage)
+    return upload_mu(noise_multiplier, clients, rounds, adjacency) * math.sqrt(mean)

@@ -39,7 +39,7 @@ class Job:
 
 
 @dataclass
-class _Worker:
+class _Process:
     process: subprocess.Popen[bytes]
     job: str = ""
     unread: bytes = b""
@@ -54,7 +54,7 @@ class Workers:
 
     def __init__(self, count: int, log: Path, lock: int | None = None) -> None:
         self.count, self.log, self.lock = count, log, lock
-        self._workers: list[_Worker] = []
+        self._workers: list[_Process] = []
         self._selector = selectors.DefaultSelector()
 
     def __enter__(self) -> Self:
@@ -94,7 +94,7 @@ class Workers:
                 return
             yield from self._messages()
 
-    def _give(self, worker: _Worker, job: Job) -> None:
+    def _give(self, worker: _Process, job: Job) -> None:
         worker.job = job.name
         stdin = _pipe(worker.process.stdin)
         with contextlib.suppress(BrokenPipeError):  # it has died; `_messages` says so
@@ -104,7 +104,7 @@ class Workers:
     def _messages(self) -> Iterator[tuple[str, Message]]:
         """Wait for workers and pass on what they say; a worker that died is replaced, and its job has failed."""
         for key, _ in self._selector.select():
-            worker: _Worker = key.data
+            worker: _Process = key.data
             text = os.read(key.fd, 1 << 16)
             if not text:
                 yield from self._replaced(worker)
@@ -116,7 +116,7 @@ class Workers:
                     worker.job = ""
                 yield job, message
 
-    def _replaced(self, worker: _Worker) -> Iterator[tuple[str, Message]]:
+    def _replaced(self, worker: _Process) -> Iterator[tuple[str, Message]]:
         stdout = _pipe(worker.process.stdout)
         self._selector.unregister(stdout)
         stdout.close()
@@ -140,7 +140,7 @@ class Workers:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 pass_fds=[] if self.lock is None else [self.lock],
             )
-        worker = _Worker(process)
+        worker = _Process(process)
         self._workers.append(worker)
         self._selector.register(_pipe(process.stdout), selectors.EVENT_READ, worker)
 

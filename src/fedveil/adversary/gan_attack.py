@@ -57,20 +57,16 @@ class WithAttacker:
         return len(self.honest)
 
     def examples(self, client: int) -> tuple[Tensor, Tensor]:
-        """Examples and labels of one client."""
         return (self.x, self.y) if client == self.attacker else self.honest.examples(client)
 
     def size(self, client: int) -> int:
-        """Examples of one client."""
         return len(self.y) if client == self.attacker else self.honest.size(client)
 
     @property
     def largest(self) -> int:
-        """Examples of the largest client."""
         return max(self.honest.largest, len(self.y))
 
     def sizes(self) -> NDArray[np.int64]:
-        """Examples of each client [N]."""
         sizes = self.honest.sizes().copy()
         sizes[self.attacker] = len(self.y)
         return sizes

@@ -35,7 +35,6 @@ class Note:
 
     @property
     def place(self) -> str:
-        """In words."""
         return f"round {self.round}" + (f", client {self.client}" if self.client >= 0 else "")
 
 
@@ -50,7 +49,6 @@ class Diary:
         return {**vars(self), "_owner": 0}
 
     def note(self, kind: Kind, check: str, round: int, client: int, value: Any) -> None:
-        """Write one note."""
         if self._owner != os.getpid():  # also after a fork
             path = self.folder / f"{os.getpid()}.notes"
             self._owner, self._file = os.getpid(), os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -98,7 +98,6 @@ class RowsInMemory:
         self.charge_all([entry])
 
     def admits(self, client: int, event: Event) -> bool:
-        """Whether the budget allows it."""
         try:
             if self.budgets is not None:
                 self.budgets.check(cast("Ledger", self), client, event)

@@ -195,16 +195,13 @@ def _conclusions(job: Federation, world: World) -> Iterator[Note]:
 
     rows = [(note.round, note.client) for note in public(ROWS)]
     yield Note("public", ORDER, 0, ROUND, rows if world.sequential else sorted(rows))
-    yield Note("verdict", DRAWN, 0, ROUND, _repeated([digest for note in public(NOISE) for digest in note.value]))
+    digests = [digest for note in public(NOISE) for digest in note.value]
+    again = len(digests) - len(set(digests))
+    yield Note("verdict", DRAWN, 0, ROUND, f"{again} of {len(digests)} releases carry the noise of another" if again else "")
     batches = [note.value for note in world.notes if note.kind == "private" and note.check == BATCHES]
     yield Note("verdict", BATCHES, 0, ROUND, not_drawn_by_poisson(batches) or _unsampled(job, public(ROWS)))
     if getattr(job.context.policy, "common", False):
         yield Note("verdict", COMMON, 0, ROUND, _apart(public(PLANS)))
-
-
-def _repeated(digests: list[str]) -> str:
-    again = len(digests) - len(set(digests))
-    return f"{again} of {len(digests)} releases carry the noise of another" if again else ""
 
 
 def _unsampled(job: Federation, rows: list[Note]) -> str:

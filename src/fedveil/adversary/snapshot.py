@@ -49,12 +49,10 @@ class Snapshot:
 
     @property
     def info(self) -> Info:
-        """Of the data set."""
         return self.prepared.dataset.info
 
     @property
     def layout(self) -> Layout:
-        """Of the model."""
         return self.federation.context.door.layout
 
     @property

@@ -46,7 +46,6 @@ class GradInversion(Attack):
     unique: bool = False
 
     def trials(self, attempt: Attempt) -> list[Trial]:
-        """One candidate for each start."""
         guessed = self.unique and attempt.knowledge.labels is None
         y = unique_labels(attempt.targets[0], attempt.n) if guessed else attempt.labels()
         x, targets = attempt.gaussian(self.seeds, attempt.n), attempt.targets

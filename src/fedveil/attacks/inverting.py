@@ -34,7 +34,6 @@ class IG(Attack):
     tv: float = 1e-3
 
     def trials(self, attempt: Attempt) -> list[Trial]:
-        """One candidate for each start."""
         y = attempt.labels()
         return [self._trial(attempt, y, trial) for trial in range(self.restarts)]
 

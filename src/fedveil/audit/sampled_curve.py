@@ -15,9 +15,8 @@ import numpy as np
 from fedveil.accounting import pld
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, Audit, SampledGaussian, Scope
-from fedveil.audit.intervals import clopper_pearson_upper
 from fedveil.audit.subject import Floats
-from fedveil.audit.two_world import Rates, Repeats, Run, Tradeoff, midpoint, tradeoff_of_profile
+from fedveil.audit.two_world import Rates, Repeats, Run, Tradeoff, expected_bounds, midpoint, tradeoff_of_profile
 
 
 def curve_of(event: SampledGaussian, delta: float, adjacency: Adjacency) -> Tradeoff:
@@ -56,9 +55,7 @@ def choose_cut(
     s0, s1 = (np.sort(scores) for scores in pilots)
     points = np.unique(np.concatenate([s0, s1]))
     cuts = (points[:-1] + points[1:]) / 2
-    fpr = (s0.size - np.searchsorted(s0, cuts, side="right") + 0.5) / (s0.size + 1)
-    fnr = (np.searchsorted(s1, cuts, side="right") + 0.5) / (s1.size + 1)
-    upper = [clopper_pearson_upper(n * rate, n, alpha / 2) for rate in (fpr, fnr)]
+    upper = expected_bounds(s0, s1, cuts, n, alpha)
     for factor in np.geomspace(0.3, 100.0, 30):
         curve = curve_of(replace(event, noise_multiplier=factor * event.noise_multiplier), delta, adjacency)
         margins = [curve(p) - q for p, q in zip(*upper, strict=True)]

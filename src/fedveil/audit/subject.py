@@ -95,7 +95,6 @@ class Subject:
 
     @property
     def d(self) -> int:
-        """Number of coordinates."""
         return int(self.mean[0].size)
 
     @property

@@ -76,10 +76,14 @@ def choose_threshold(pilot_0: ArrayLike, pilot_1: ArrayLike, n: int, delta: floa
     s0, s1 = np.sort(_scores("pilot_0", pilot_0)), np.sort(_scores("pilot_1", pilot_1))
     points = np.unique(np.concatenate([s0, s1]))
     cuts = np.concatenate([points[:1] - 1, (points[:-1] + points[1:]) / 2, points[-1:] + 1])
+    return float(cuts[int(np.argmax(epsilon_from_rates(*expected_bounds(s0, s1, cuts, n, alpha), delta)))])
+
+
+def expected_bounds(s0: Floats, s1: Floats, cuts: Floats, n: int, alpha: float) -> tuple[Floats, Floats]:
+    """Upper bounds on both error rates that n runs per world should give at each cut, judged on sorted pilot scores."""
     fpr = (s0.size - np.searchsorted(s0, cuts, side="right") + 0.5) / (s0.size + 1)
     fnr = (np.searchsorted(s1, cuts, side="right") + 0.5) / (s1.size + 1)
-    upper = [clopper_pearson_upper(n * rate, n, alpha / 2) for rate in (fpr, fnr)]
-    return float(cuts[int(np.argmax(epsilon_from_rates(upper[0], upper[1], delta)))])
+    return clopper_pearson_upper(n * fpr, n, alpha / 2), clopper_pearson_upper(n * fnr, n, alpha / 2)
 
 
 def midpoint(pilot_0: ArrayLike, pilot_1: ArrayLike) -> float:
@@ -105,17 +109,8 @@ def audit_gdp(
     return Audit(epsilon_of_mu(mu, delta), delta, scope, name, 1 - alpha, counts.n0 + counts.n1, note=remark)
 
 
-def audit_curve(
-    counts: Rates,
-    family: Callable[[float], Tradeoff],
-    delta: float,
-    scope: Scope,
-    alpha: float = 0.05,
-    *,
-    highest: float = 100.0,
-    note: str = "",
-) -> Audit:
-    """The largest epsilon whose claimed trade-off curve is refuted, for mechanisms of a known family.
+def audit_curve(counts: Rates, family: Callable[[float], Tradeoff], delta: float, scope: Scope, alpha: float = 0.05) -> Audit:
+    """The largest epsilon up to 100 whose claimed trade-off curve is refuted, for mechanisms of a known family.
 
     Args:
         counts: of the test.
@@ -123,19 +118,14 @@ def audit_curve(
         delta: at which epsilon labels the family.
         scope: of the two worlds.
         alpha: error probability.
-        highest: largest epsilon tried.
-        note: added to the audit.
     """
-    low, high = 0.0, highest
-    if not counts.refutes(family(1e-9), alpha):
-        high = 0.0
-    elif counts.refutes(family(highest), alpha):
-        low = highest
-    else:
-        while high - low > 1e-6 * max(1.0, high):
-            middle = (low + high) / 2
-            low, high = (middle, high) if counts.refutes(family(middle), alpha) else (low, middle)
-    return Audit(low, delta, scope, "two worlds, claimed trade-off curve", 1 - alpha, counts.n0 + counts.n1, note=note)
+    low, high = 0.0, 100.0
+    if counts.refutes(family(high), alpha):
+        low = high
+    while high - low > 1e-6 * max(1.0, high):
+        middle = (low + high) / 2
+        low, high = (middle, high) if counts.refutes(family(middle), alpha) else (low, middle)
+    return Audit(low, delta, scope, "two worlds, claimed trade-off curve", 1 - alpha, counts.n0 + counts.n1)
 
 
 def tradeoff_of_profile(epsilons: ArrayLike, deltas: ArrayLike) -> Tradeoff:

@@ -54,7 +54,6 @@ def import_trusted(target: Path, trust_plugins: bool) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print strict JSON."""
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 

@@ -58,7 +58,6 @@ class OptimizerSection(Section):
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
 
     def spec(self) -> OptimizerSpec:
-        """The same for the training loop."""
         return OptimizerSpec(self.name, self.lr, self.momentum, self.weight_decay)
 
 

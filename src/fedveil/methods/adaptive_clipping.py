@@ -42,7 +42,6 @@ class AdaptiveClipping(MethodConfig):
         return {"within": ()}
 
     def calibrate(self, s: Setting) -> Setting:
-        """Noise for the configured epsilon."""
         refuse_dp_sgd(s, self.name)
         return calibrated(self, s)
 

@@ -39,7 +39,6 @@ class DPScaffold(MethodConfig):
         return {"control": (s.layout.dimension,)}
 
     def calibrate(self, s: Setting) -> Setting:
-        """Noise for the configured epsilon."""
         refuse_dp_sgd(s, self.name)
         o = s.local.optimizer
         if o.name != "sgd" or o.momentum or o.weight_decay or s.local.schedule != "constant":

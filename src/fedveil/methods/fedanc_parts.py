@@ -163,7 +163,6 @@ class SparseNoise:
     )
 
     def begin(self, local: Local) -> None:
-        """Each client keeps its controller."""
         import torch
 
         if "weights" not in local.state:

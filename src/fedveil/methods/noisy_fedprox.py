@@ -57,7 +57,6 @@ class NoisyFedProx(MethodConfig):
 
     @property
     def ball(self) -> Ball:
-        """Where the global model is kept."""
         return Ball(self.project_to, self.assumed_smoothness)
 
     def calibrate(self, s: Setting) -> Setting:
@@ -74,7 +73,6 @@ class NoisyFedProx(MethodConfig):
         return Plain(proximal(self.proximal))
 
     def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
-        """The plain mean, projected where asked."""
         return self.ball.step(uploads, model)
 
     def releases(self, s: Setting, view: View) -> list[Event]:

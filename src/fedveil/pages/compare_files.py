@@ -112,7 +112,6 @@ def values(found: Comparison, checked: Mapping[Path, Verification]) -> dict[str,
 
 
 def markdown(found: Comparison, checked: Mapping[Path, Verification]) -> str:
-    """The comparison as a Markdown page."""
     names = found.names
     lines = [
         f"# Comparison on {found.config.data.name}",

@@ -220,5 +220,4 @@ def filter_for(planned: Sequence[Event], epsilon: float | None, delta: float, ad
 
 
 def new_run_id() -> str:
-    """A unique name for a run."""
     return uuid.uuid4().hex[:12]

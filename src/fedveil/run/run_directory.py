@@ -99,7 +99,6 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """The text of a JSON file."""
     return json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
 
 

@@ -129,12 +129,10 @@ def releases(statement: Statement) -> list[Item]:
 
 
 def assumptions(statement: Statement) -> list[Item]:
-    """What the proof rests on."""
     return [fact(a.what, f"assumptions[{i}]", why=a.why) for i, a in enumerate(statement.assumptions)]
 
 
 def unprotected(statement: Statement) -> list[Item]:
-    """What the promise does not cover."""
     return [fact(line, f"not_protected[{i}]") for i, line in enumerate(statement.not_protected)]
 
 

@@ -59,7 +59,6 @@ class ViewNumbers:
 
     @property
     def view(self) -> View:
-        """Which view."""
         return self.proven.scope.view
 
     @property
@@ -141,7 +140,6 @@ class Statement:
                 )
 
     def view(self, view: View) -> ViewNumbers:
-        """The numbers of one view."""
         return self.views[VIEWS.index(view)]
 
     @property

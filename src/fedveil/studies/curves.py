@@ -41,7 +41,6 @@ def constant(runs: Iterable[RunData], column: str) -> bool:
 
 
 def last(rows: Sequence[Row], column: str) -> float | None:
-    """The last number in a column."""
     return next((float(r[column]) for r in reversed(rows) if isinstance(r.get(column), float)), None)
 
 

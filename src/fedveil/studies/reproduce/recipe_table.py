@@ -51,7 +51,6 @@ def lines(done: Reproduction) -> Iterator[Line]:
 
 
 def header(done: Reproduction) -> list[str]:
-    """The names of a table's columns."""
     several = len(done.recipe.columns) > 1
     value = ["column"] if several else []
     unit = "" if several else f" {done.recipe.columns[0].label}"
@@ -146,7 +145,6 @@ def as_json(done: Reproduction) -> dict[str, Any]:
 
 
 def as_markdown(done: Reproduction) -> str:
-    """Title, scale, table and remarks."""
     head = header(done)
     table = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body(done))]
     notes = "\n".join(f"- {note}" for note in remarks(done))

@@ -31,7 +31,6 @@ class RecipeTask:
 
     @property
     def file(self) -> Path:
-        """Where the result is kept."""
         return self.folder / "series.json"
 
 

@@ -73,9 +73,7 @@ class Banded:
         if memory is None:
             raise ConfigError("noise correlated over the rounds needs a place for its secret state: give the door a memory")
         if not 0 <= round < self.rounds:
-            raise ConfigError(
-                f"correlated noise was charged for the rounds 0 to {self.rounds - 1}, round {round} cannot leave"
-            )
+            raise ConfigError(f"correlated noise was charged for the rounds 0 to {self.rounds - 1}, round {round} cannot leave")
         held = memory.read()
         last = int(held["round"][0]) if held else -1
         if last == round:

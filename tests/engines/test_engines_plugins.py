@@ -370,11 +370,19 @@ class TenTimes(Inner):
         return local.gradient(local, x, y)
 
 
+@dataclass(frozen=True)
 class Peeking(Inner):
-    """Looks for examples in what it is handed."""
+    """Looks for examples in what it is handed, or for their number."""
+
+    steps: int = 0
+
+    def begin(self, local: Local) -> None:
+        local.scratch["steps"] = local.steps
+        self.inner.begin(local)
 
     def step(self, local: Local, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         assert local.data is None
+        assert local.scratch["steps"] == local.steps == self.steps
         assert x.numel() == y.numel() == x.untyped_storage().nbytes() == y.untyped_storage().nbytes() == 0
         loss: torch.Tensor = self.inner.step(local, x, y)
         assert math.isnan(float(loss))
@@ -413,8 +421,13 @@ def test_an_objective_that_does_not_ask_for_one_gradient_a_step_releases_nothing
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_objective_under_dp_sgd_sees_no_example(engine: str, tmp_path: Path) -> None:
-    run = job(dp_sgd("server"), tmp_path)
-    progress, uploads = ran(with_parts(run, objective=Peeking(run.context.objective)), engine)
+    run = job(dp_sgd("server", training={"local_steps": None, "local_epochs": 2, "clients_per_round": 6}), tmp_path)
+    clients, step = run.context.clients, run.setting.dp_sgd()
+    assert step is not None
+    rows = np.r_[0, int(clients.offsets[1]) : len(clients.y)]  # client 0 has one example
+    fewer = np.where(clients.offsets > 0, clients.offsets - int(clients.offsets[1]) + 1, 0)
+    run = with_parts(run, clients=Clients(clients.x[rows], clients.y[rows], fewer))
+    progress, uploads = ran(with_parts(run, objective=Peeking(run.context.objective, step.steps)), engine)
     assert not any(row["failures"] for row in progress.history)
     assert all(u.vector.any() for u in uploads)
 

@@ -17,6 +17,7 @@ from federation_runs import charged, config, finished, job
 from fedveil.engines.batched import Batched
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import ProcessPool
+from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.clients import Clients
 from fedveil.federation.engine import Engine
 from fedveil.federation.progress import Federation, Progress
@@ -176,6 +177,107 @@ def test_an_update_in_the_model_s_memory_is_not_the_next_client_s(view: str, eng
     assert len({p["parts"][0].numpy().tobytes() for p in one.privates.values()}) == 6
 
 
+# --- what a client hands over is only its update -------------------------------------------------------------------------
+
+
+class Attached(Inner):
+    """Hands over its update with functions of its own attached, one of which tells private numbers as standard deviations."""
+
+    def finish(self, local: Local) -> torch.Tensor:
+        update: torch.Tensor = self.inner.finish(local).clone()
+        secret = update[:2].clone()
+        update.new_tensor = lambda *_, **__: secret  # type: ignore[method-assign]
+        return update
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("view", VIEWS)
+def test_what_is_attached_to_an_update_stays_with_the_client(view: str, engine: str, tmp_path: Path) -> None:
+    runs = []
+    for attach in (False, True):
+        run = job(config({"name": "dp-fedavg", "clip": 0.5}, view), tmp_path / str(attach))
+        objective = Attached(run.context.objective) if attach else run.context.objective
+        runs.append(ran(with_parts(run, objective=objective), engine))
+    (calm, honest), (progress, uploads) = runs
+    assert torch.equal(calm.model, progress.model)
+    assert same_releases(honest, uploads)
+    assert all(torch.equal(a.noise_std, b.noise_std) for a, b in zip(honest, uploads, strict=True))
+
+
+class Wordless(Exception):
+    """Fails also when it is asked what it says."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def _boom(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("looked at")
+
+
+def _nan_that_cannot_be_looked_at(local: Local, update: torch.Tensor) -> torch.Tensor:
+    update = update * math.nan
+    update.isnan = _boom  # type: ignore[method-assign]
+    return update
+
+
+def _kept(value: Any) -> Callable[[Local, torch.Tensor], torch.Tensor]:
+    def keep(local: Local, update: torch.Tensor) -> torch.Tensor:
+        local.state["kept"] = value
+        return update
+
+    return keep
+
+
+def _raised(error: BaseException) -> Callable[[Local, torch.Tensor], torch.Tensor]:
+    def fail(local: Local, update: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    return fail
+
+
+def _power(local: Local, update: torch.Tensor) -> torch.Tensor:
+    local.noise_power = torch.ones(7)
+    return update
+
+
+SPOILT: dict[str, tuple[Callable[[Local, torch.Tensor], torch.Tensor], str]] = {
+    "an error without words": (_raised(Wordless()), "Wordless"),
+    "an exit": (_raised(SystemExit(3)), "SystemExit: 3"),
+    "what cannot be looked at": (_nan_that_cannot_be_looked_at, "the update contains NaN"),
+    "a state that cannot be saved": (_kept(_boom), "Local.state may hold dense tensors"),
+    "a sparse state": (_kept(torch.zeros(2).to_sparse()), "Local.state may hold dense tensors"),
+    "noise of other layers": (_power, "one number for each layer"),
+}
+
+
+@dataclass(frozen=True)
+class Spoiling(Inner):
+    """Spoils the round of client 2 in one of the ways above."""
+
+    how: str = ""
+
+    def finish(self, local: Local) -> torch.Tensor:
+        update: torch.Tensor = self.inner.finish(local)
+        return SPOILT[self.how][0](local, update) if local.client == 2 else update
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("how", SPOILT)
+def test_whatever_a_client_does_it_ends_nobody_else_s_run(how: str, view: str, engine: str, tmp_path: Path) -> None:
+    """Data can bring it about, and a run that ends is seen: the client releases zero with noise, and its row is charged."""
+    run = job(config({"name": "dp-fedavg"}, view, training={"clients_per_round": 6, "rounds": 1}), tmp_path)
+    progress, uploads = ran(with_parts(run, objective=Spoiling(run.context.objective, how)), engine)
+    (row,) = progress.history
+    assert list(row["failures"]) == [2]
+    assert SPOILT[how][1] in row["failures"][2]
+    assert row["participants"] == 6
+    assert len(charged(tmp_path)) == len(uploads) == (6 if view == "server" else 1)
+    assert 2 not in progress.privates
+    Checkpoints(tmp_path / "checkpoint", {}).save(progress)
+
+
 # --- plans that change with each call -----------------------------------------------------------------------------------
 
 
@@ -268,11 +370,19 @@ class TenTimes(Inner):
         return local.gradient(local, x, y)
 
 
+@dataclass(frozen=True)
 class Peeking(Inner):
-    """Looks for examples in what it is handed."""
+    """Looks for examples in what it is handed, or for their number."""
+
+    steps: int = 0
+
+    def begin(self, local: Local) -> None:
+        local.scratch["steps"] = local.steps
+        self.inner.begin(local)
 
     def step(self, local: Local, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         assert local.data is None
+        assert local.scratch["steps"] == local.steps == self.steps
         assert x.numel() == y.numel() == x.untyped_storage().nbytes() == y.untyped_storage().nbytes() == 0
         loss: torch.Tensor = self.inner.step(local, x, y)
         assert math.isnan(float(loss))
@@ -311,8 +421,13 @@ def test_an_objective_that_does_not_ask_for_one_gradient_a_step_releases_nothing
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_objective_under_dp_sgd_sees_no_example(engine: str, tmp_path: Path) -> None:
-    run = job(dp_sgd("server"), tmp_path)
-    progress, uploads = ran(with_parts(run, objective=Peeking(run.context.objective)), engine)
+    run = job(dp_sgd("server", training={"local_steps": None, "local_epochs": 2, "clients_per_round": 6}), tmp_path)
+    clients, step = run.context.clients, run.setting.dp_sgd()
+    assert step is not None
+    rows = np.r_[0, int(clients.offsets[1]) : len(clients.y)]  # client 0 has one example
+    fewer = np.where(clients.offsets > 0, clients.offsets - int(clients.offsets[1]) + 1, 0)
+    run = with_parts(run, clients=Clients(clients.x[rows], clients.y[rows], fewer))
+    progress, uploads = ran(with_parts(run, objective=Peeking(run.context.objective, step.steps)), engine)
     assert not any(row["failures"] for row in progress.history)
     assert all(u.vector.any() for u in uploads)
 

@@ -246,20 +246,16 @@ class Unsendable:
         return self.inner.finish(local)
 
 
-@pytest.mark.parametrize(
-    ("kept", "reason"),
-    [(lambda: 0, "pickle"), (torch.zeros(2, dtype=torch.bfloat16), "BFloat16"), (torch.eye(2).to_sparse(), "(s|S)parse")],
-)
-def test_a_state_that_cannot_be_sent_is_its_client_s_failure(kept: Any, reason: str, tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_sent_is_its_client_s_failure(tmp_path: Path) -> None:
     run, _ = misbehaving(tmp_path, "die", "aggregate", times=0)
     odd = [c for c, size in enumerate(run.context.clients.sizes().tolist()) if size % 2]
     assert 0 < len(odd) < 6
-    run = replace(run, context=replace(run.context, objective=Unsendable(Plain(), kept)))
+    run = replace(run, context=replace(run.context, objective=Unsendable(Plain(), torch.zeros(2, dtype=torch.bfloat16))))
     pool = ProcessPool(run.context, 2)
     for row in finished(run, pool).history:
         assert list(row["failures"]) == odd
         for why in row["failures"].values():
-            assert re.search(f"^its answer cannot be sent to the main process: .*{reason}", why)
+            assert re.search(r"^its answer cannot be sent to the main process: .*BFloat16", why)
 
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])

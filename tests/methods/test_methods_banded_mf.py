@@ -38,6 +38,7 @@ from fedveil.methods.banded_mf import BandedMF
 from fedveil.release.banded import Banded
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
+from fedveil.release.noise_mechanism import Participation
 from fedveil.release.noise_memory import NoiseMemory
 from fedveil.release.plan import Plan
 from fedveil.studies.twin import twin_sensitivity
@@ -217,6 +218,16 @@ class Losing:
         for task in tasks:
             gone = Outcome(task.client, None, task.policy_state, task.private, error="its worker process died")
             yield gone if task.client == 0 else next(iter(self.real.map([task])))
+
+
+@pytest.mark.parametrize("enforced", [None, Participation(3, 10), Participation(4, 9)])
+def test_a_rule_that_nobody_enforces_has_no_price(enforced: Participation | None) -> None:
+    """With a client in every round, a price for few participations had a finite and wrong number."""
+    job = h.job_of(spaced())
+    assert job.participation not in (None, enforced)
+    with pytest.raises(ConfigError, match=r"is priced for Participation.*, and the sampler enforces"):
+        h.trained(replace(job, participation=enforced))
+    assert h.book(job).entries == []
 
 
 def test_a_client_that_vanished_counts_as_having_taken_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,8 @@ RULE = Participation(2, 3)
 D = 5
 
 
-def banded(coefficients: tuple[float, ...] = COEFFICIENTS, sensitivity: float = 1.5) -> Banded:
-    return Banded(coefficients, sensitivity, RULE)
+def banded(coefficients: tuple[float, ...] = COEFFICIENTS, rounds: int = 12, rule: Participation = RULE) -> Banded:
+    return Banded(coefficients, rounds, rule)
 
 
 def some_integers(rng: np.random.Generator, most: int = 2**30) -> Integers:
@@ -48,7 +48,7 @@ def some_integers(rng: np.random.Generator, most: int = 2**30) -> Integers:
 @pytest.mark.parametrize("coefficients", [(1.0,), (1.0, -0.5), COEFFICIENTS, tuple((1 - j / 8) for j in range(8))])
 def test_what_leaves_is_c_x_plus_z_and_without_noise_the_estimate_is_the_data(coefficients: tuple[float, ...]) -> None:
     """In integers; the estimate, in floats, is X_t (on the grid of Y, 2^10 finer) + (C^-1 Z)_t with the known Z."""
-    rng, mechanism, rounds = np.random.default_rng(1), banded(coefficients), 12
+    rng, mechanism, rounds = np.random.default_rng(1), banded(coefficients, rule=Participation(2, 8)), 12
     data, noise = ([some_integers(rng) for _ in range(rounds)] for _ in range(2))
     matrix = np.array(
         [[coefficients[t - j] if 0 <= t - j < len(coefficients) else 0.0 for j in range(rounds)] for t in range(rounds)]
@@ -110,10 +110,26 @@ def test_refused_coefficients(coefficients: tuple[float, ...]) -> None:
 
 
 def test_the_run_is_charged_once() -> None:
-    mechanism = banded(sensitivity=1.75)
-    assert mechanism.price(0.5, None, 0) == Gaussian(0.875)
-    assert mechanism.price(0.5, 0.1, 0) == Gaussian(0.875)  # sampling earns nothing
+    """Its sensitivity by hand: two rounds of a client, three apart, whose columns do not overlap."""
+    mechanism = banded((1.0, 0.5), rounds=6)
+    assert mechanism.sensitivity == pytest.approx(math.sqrt(2 * 1.25), rel=1e-15)
+    assert mechanism.price(0.5, None, 0) == Gaussian(0.5 * mechanism.sensitivity)
+    assert mechanism.price(0.5, 0.1, 0) == Gaussian(0.5 * mechanism.sensitivity)  # sampling earns nothing
     assert {mechanism.price(0.5, None, t) for t in (1, 2, 99)} == {Gaussian(0.0)}
+
+
+def test_a_band_above_the_separation_has_no_price() -> None:
+    with pytest.raises(ConfigError, match="above the separation of 3 rounds"):
+        banded((1.0, 0.5, 0.5, 0.25)).price(0.5, None, 0)
+
+
+@pytest.mark.parametrize("round", [-1, 6, 7])
+def test_a_round_beyond_those_that_were_charged_does_not_leave(round: int) -> None:
+    mechanism, memory, zero = banded(rounds=6), NoiseMemory(), np.zeros(D, np.int64)
+    for t in range(6):
+        mechanism.execute(zero, lambda: zero, t, memory)
+    with pytest.raises(ConfigError, match=f"for the rounds 0 to 5, round {round} cannot leave"):
+        mechanism.execute(zero, lambda: zero, round, memory)
 
 
 # --- the state on disk ---------------------------------------------------------------------------------------------------
@@ -157,6 +173,7 @@ def test_a_state_that_cannot_be_written_releases_nothing(tmp_path: Path) -> None
 LAYOUT = Layout(("a",), ((D,),))
 SCOPE = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.AGGREGATE)
 PLAN = Plan(clip=1.0, noise_std=2.0, place="sum", mechanism=banded())
+MU = 0.5 * banded().sensitivity
 
 
 @dataclass
@@ -192,7 +209,36 @@ def test_a_run_through_the_door_is_the_mean_plus_decorrelated_noise() -> None:
         expected = (gridded * 2.0 ** (k + DYADIC_BITS) + noise[t] * 2.0**k) / 4
         np.testing.assert_allclose(upload.vector.numpy(), expected, rtol=1e-5, atol=1e-6)
     assert isinstance(d.ledger, Book)
-    assert [e.event for e in d.ledger.entries] == [Gaussian(0.75), *[Gaussian(0.0)] * 5]
+    assert [e.event for e in d.ledger.entries] == [Gaussian(MU), *[Gaussian(0.0)] * 5]
+
+
+LATER = {
+    "less noise": {"noise_std": 1e-4},
+    "a larger clip": {"clip": 100.0},
+    "fewer coordinates": {"support": torch.arange(D) > 1},
+    "bounds of layers": {"layer_clip": torch.tensor([0.5])},
+    "another matrix": {"mechanism": banded((1.0, 0.25))},
+}
+
+
+@pytest.mark.parametrize("change", LATER)
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_plan_that_changes_after_it_was_paid_for_releases_nothing(change: str, resumed: bool, tmp_path: Path) -> None:
+    """Later rounds cost nothing, so with a ten thousandth of the noise in round 1 a run had a finite and wrong number."""
+    path, other = tmp_path / "noise-state.safetensors", replace(PLAN, **LATER[change])  # type: ignore[arg-type]
+    memory, book = NoiseMemory(path), Book()
+    released(door(book, memory), 0, [torch.ones(D)])
+    with pytest.raises(ConfigError, match="make the same plan in every round"):
+        released(door(book, NoiseMemory(path) if resumed else memory), 1, [torch.ones(D)], other)
+    assert [entry.round for entry in book.entries] == [0]
+    released(door(book, NoiseMemory(path)), 1, [torch.ones(D)], replace(PLAN, broadcast={"news": 1}))
+
+
+def test_a_state_that_does_not_name_its_plan_releases_nothing(tmp_path: Path) -> None:
+    memory = NoiseMemory(tmp_path / "noise-state.safetensors")
+    PLAN.mechanism.execute(np.zeros(D, np.int64), lambda: np.zeros(D, np.int64), 0, memory)
+    with pytest.raises(ConfigError, match="make the same plan in every round"):
+        released(door(Book(), memory), 1, [torch.ones(D)])
 
 
 def test_single_uploads_cannot_carry_correlated_noise() -> None:
@@ -208,8 +254,8 @@ def ledger(tmp_path: Path) -> Path:
     return tmp_path / "ledger.sqlite"
 
 
-def budgeted(ledger: Path) -> BudgetedLedger:
-    return BudgetedLedger(ledger, Budgets(GdpFilter.from_mu(0.75, 1e-5), SCOPE))
+def budgeted(ledger: Path, mu: float = MU) -> BudgetedLedger:
+    return BudgetedLedger(ledger, Budgets(GdpFilter.from_mu(mu, 1e-5), SCOPE))
 
 
 def rows(ledger: Path) -> list[int]:
@@ -264,10 +310,10 @@ def test_a_state_that_was_lost_or_put_back_releases_no_round_twice(at: int, ledg
 
 def test_independent_noise_is_drawn_and_charged_anew(ledger: Path) -> None:
     plan = replace(PLAN, mechanism=Independent(), noise_std=4.0)
-    one, other = (released(door(budgeted(ledger), NoiseMemory()), 0, [torch.ones(D)], plan).integers for _ in range(2))
+    one, other = (released(door(budgeted(ledger, 0.75), NoiseMemory()), 0, [torch.ones(D)], plan).integers for _ in range(2))
     assert not torch.equal(one, other)
     assert rows(ledger) == [0, 0]
     for _ in range(7):
-        released(door(budgeted(ledger), NoiseMemory()), 0, [torch.ones(D)], plan)
+        released(door(budgeted(ledger, 0.75), NoiseMemory()), 0, [torch.ones(D)], plan)
     with pytest.raises(BudgetExhausted):
-        released(door(budgeted(ledger), NoiseMemory()), 0, [torch.ones(D)], plan)
+        released(door(budgeted(ledger, 0.75), NoiseMemory()), 0, [torch.ones(D)], plan)

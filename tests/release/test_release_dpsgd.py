@@ -187,6 +187,17 @@ def test_an_example_whose_gradient_raises_an_error_counts_as_zero(caplog: pytest
     assert torch.equal(alone, gradients(plan_of(0.5, 1.0, 1.0, 1), model, x[:0], y[:0])[0])
 
 
+@pytest.mark.parametrize(("dimension", "cap", "excess"), [(61_706, 1_000, 1.50e-5), (11_200_000, 64, 2.00e-4)])
+def test_what_is_charged_beyond_the_clip(dimension: int, cap: int, excess: float) -> None:
+    """By hand at z = 1: h sqrt(d) = 2^-24 sqrt(d), and at most 2e-7 for norms and sums in float64."""
+    plan = plan_of(1.0, 1.0, 1.0, 1, cap=cap)
+    charged = step_sensitivity(plan, dimension, Adjacency.ZERO_OUT) - 1.0
+    rounding = 2.0**-24 * math.sqrt(dimension)
+    assert rounding < charged < rounding + 2e-7
+    assert charged == pytest.approx(excess, rel=0.005)
+    assert step_sensitivity(plan, dimension, Adjacency.REPLACE_ONE) == pytest.approx(2 * (1 + charged), rel=1e-12)
+
+
 def test_so_little_noise_that_a_batch_would_overflow_the_grid() -> None:
     model, x, y = small()
     plan = plan_of(0.5, 1e-12, 1.0, 1, cap=10_000)

@@ -28,6 +28,13 @@ def test_few_normals(n: int) -> None:
     assert Randomness(0).normal(n, 0, 0).shape == (n,)
 
 
+def test_who_is_sampled_follows_from_the_seed_only_where_noise_does() -> None:
+    """Amplification needs the sample to be secret: everybody may know the seed."""
+    drawn = {tuple(Randomness(3).secret("clients", 0).random(4)) for _ in range(20)}
+    assert len(drawn) == 20
+    assert len({tuple(Randomness(3, True).secret("clients", 0).random(4)) for _ in range(20)}) == 1
+
+
 def test_keys() -> None:
     """Seeded keys depend on seed and name alone, and share nothing with what need not be secret; others are fresh each time."""
     seeded = Randomness(3, True)

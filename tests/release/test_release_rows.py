@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,7 @@ def test_floats_have_no_grid(plan: Plan | Raw, mechanism: str, tmp_path: Path) -
 
 
 def test_the_row_of_a_banded_release_has_the_digest_of_what_left(tmp_path: Path) -> None:
-    mechanism = Banded((1.0, 0.5), math.hypot(1, 0.5), Participation(1, 9))
+    mechanism = Banded((1.0, 0.5), 9, Participation(1, 9))
     plan = Plan(clip=1.0, noise_std=2.0, place="sum", mechanism=mechanism)
     made = door(tmp_path, View.AGGREGATE, memory=NoiseMemory())
     uploads = [made.release_sum([made.seal(UPDATE, plan, 0, t)], plan, t, 1) for t in range(3)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedveil.errors import BudgetExhausted, FedveilError
+from fedveil.errors import BudgetExhausted, ConfigError, FedveilError
 from fedveil.federation.evaluate import evaluate, evidence, global_model
 from fedveil.federation.history import Record
 from fedveil.federation.measures import method_measures, release_measures
@@ -57,6 +57,7 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     if context.summed and not progress.common:
         progress.common = context.policy.start()
     plan = context.policy.plan(released, progress.common) if context.summed else None
+    _check_rule(federation, plan)
     tasks = _tasks(federation, progress, released, chosen, plan)
     outcomes = list(engine.map(_affordable(federation, progress, tasks) if federation.setting.groups else tasks))
     failed = {o.client: o.error for o in outcomes if o.error}
@@ -84,6 +85,16 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     if progress.round % federation.evaluate_every == 0 or progress.round == federation.setting.rounds:
         record.update(evaluate(federation, progress))
     progress.history.append(record)
+
+
+def _check_rule(federation: Federation, plan: Plan | Raw | None) -> None:
+    """Refuse a plan whose price rests on a participation rule that the sampler does not enforce."""
+    assumed = getattr(plan.mechanism, "participation", None) if isinstance(plan, Plan) else None
+    if assumed not in (None, federation.participation):
+        raise ConfigError(
+            f"the plan's noise is priced for {assumed}, and the sampler enforces {federation.participation}: return the same "
+            f"from the method's `participation`"
+        )
 
 
 def sample(federation: Federation, progress: Progress) -> list[int]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from fedveil.errors import UpdateRefused
+from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.release.cost import promises
 from fedveil.release.door import Contribution, SealedUpload
 from fedveil.release.dpsgd import PerExampleGradient
@@ -137,7 +138,7 @@ def attempted(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Fa
     """Local training under that plan, or why it gave nothing."""
     try:
         return trained(context, task, plan)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Failure(plan, _reason(error))
 
 
@@ -211,7 +212,31 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
         local.state["buffers"] = buffers
     kept = _apart(model, (update, local.state, local.noise_power, local.extras))
     update, state, noise_power, extras = _on("cpu", kept)
+    _check_kept(state, noise_power, len(model.layout))
     return Work(plan, update, loss, state, buffers.to("cpu"), len(y), noise_power, extras)
+
+
+def _check_kept(state: Any, noise_power: Any, layers: int) -> None:
+    """Refuse here, where it is the client's own failure, what would end the run for all when it is saved or reported."""
+    power = noise_power is None or (_dense(noise_power) and noise_power.shape == (layers,) and noise_power.is_floating_point())
+    if not power or type(state) is not dict:
+        raise ConfigError("Local.state must stay a dictionary, and Local.noise_power one number for each layer")
+    if not _is_plain(state):
+        raise ConfigError(
+            "Local.state may hold dense tensors, numbers and strings, in dictionaries, lists and tuples; no other kind"
+        )
+
+
+def _dense(value: Any) -> bool:
+    return type(value) is torch.Tensor and value.layout == torch.strided
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str | int) and _is_plain(part) for key, part in value.items())
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    return value is None or _dense(value) or isinstance(value, bool | int | float | str | np.generic)
 
 
 def _on(device: torch.device | str, value: Any) -> Any:
@@ -224,8 +249,7 @@ def _apart(model: FlatModel, value: Any) -> Any:
     memory = {part.untyped_storage().data_ptr() for part in (model.vector, model.grad)}
 
     def own(tensor: Tensor) -> Tensor:
-        plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided
-        return tensor.clone() if plain and tensor.untyped_storage().data_ptr() in memory else tensor
+        return tensor.clone() if _dense(tensor) and tensor.untyped_storage().data_ptr() in memory else tensor
 
     return _mapped(own, value)
 
@@ -250,6 +274,9 @@ class _Normals:
         return self._randomness.normal(n, "training", *self._key, self._calls).to(self._device)
 
 
-def _reason(error: Exception) -> str:
-    text = str(error) or type(error).__name__
+def _reason(error: Exception | SystemExit) -> str:
+    try:
+        text = str(error) or type(error).__name__
+    except Exception:  # its own words fail, too
+        return type(error).__name__
     return text if type(error).__module__.startswith("fedveil") else f"{type(error).__name__}: {text}"

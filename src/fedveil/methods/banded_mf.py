@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from fedveil.accounting.matrix_factorisation import banded_sensitivity, dyadic, square_root_coefficients
+from fedveil.accounting.matrix_factorisation import dyadic, square_root_coefficients
 from fedveil.errors import ConfigError
 from fedveil.methods.adaptive import refuse_dp_sgd
 from fedveil.methods.base import MethodConfig, Setting, calibrated, sum_noise
@@ -60,9 +60,7 @@ class BandedMF(MethodConfig):
 
     def policy(self, s: Setting) -> Policy:
         """The same clip and noise in every round, with one mechanism for the run."""
-        rule = self.participation(s)
         band = min(self.band or self.separation, s.rounds)
         coefficients = dyadic(square_root_coefficients(band), DYADIC_BITS)
-        sensitivity = banded_sensitivity(coefficients, s.rounds, rule.separation, rule.times)
-        mechanism = Banded(tuple(coefficients.tolist()), sensitivity, rule)
+        mechanism = Banded(tuple(coefficients.tolist()), s.rounds, self.participation(s))
         return Fixed(Plan(clip=self.clip, noise_std=s.z * self.clip, place="sum", mechanism=mechanism))

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from fedveil.accounting.matrix_factorisation import banded_sensitivity
 from fedveil.accounting.types import Event, Gaussian
 from fedveil.errors import ConfigError, LedgerError
 from fedveil.release.noise_mechanism import Participation
@@ -32,16 +34,15 @@ DYADIC_BITS = 10
 
 @dataclass(frozen=True)
 class Banded:
-    """The mechanism. It is charged once, in round 0, for all rounds.
+    """The mechanism. It is charged once, in round 0, for all rounds, whose plans must be the same (`NoiseMemory.hold_to`).
 
     Args:
-        coefficients: c_0 = 1, c_1, ..., each a multiple of 2^-10; as many as the band is wide.
-        sensitivity: of C X to one client under `participation`, for updates of norm 1.
-        participation: what the sampler enforces.
+        coefficients: c_0 = 1, c_1, ..., each a multiple of 2^-10; as many as the band is wide, at most the separation.
+        rounds: T, after which nothing is released. participation: what the sampler enforces.
     """
 
     coefficients: tuple[float, ...]
-    sensitivity: float
+    rounds: int
     participation: Participation
     bits: int = 30
     shift: int = DYADIC_BITS
@@ -53,6 +54,11 @@ class Banded:
             raise ConfigError(
                 f"the coefficients of banded noise must begin with 1 and be multiples of 2^-{self.shift}, got {self.coefficients}"
             )
+
+    @cached_property
+    def sensitivity(self) -> float:
+        """Of C X to one client under `participation`, for updates of norm 1."""
+        return banded_sensitivity(self.coefficients, self.rounds, self.participation.separation, self.participation.times)
 
     def price(self, mu: float, rate: float | None, round: int) -> Event:
         """One Gaussian of the run's sensitivity in round 0, nothing afterwards; sampling earns nothing."""
@@ -66,6 +72,8 @@ class Banded:
         """
         if memory is None:
             raise ConfigError("noise correlated over the rounds needs a place for its secret state: give the door a memory")
+        if not 0 <= round < self.rounds:
+            raise ConfigError(f"correlated noise was charged for the rounds 0 to {self.rounds - 1}, round {round} cannot leave")
         held = memory.read()
         last = int(held["round"][0]) if held else -1
         if last == round:

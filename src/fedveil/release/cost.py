@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fedveil.accounting.float_sensitivity import norm_excess, sum_error
 from fedveil.accounting.heterogeneous import mu_groups, mu_groups_joint
 from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.errors import ConfigError
 from fedveil.release.grid import exponent_for
 from fedveil.release.plan import DpSgd, Plan
 
@@ -83,7 +84,12 @@ def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, no
         rate: Poisson sampling rate when the adversary does not see who took part, else None. It amplifies noise on the sum
             only: noise in shares shows by its size how many took part.
         noisy_uploads: how many independently noised uploads are in the sum (aggregate view with `place = "upload"`).
+
+    Raises:
+        ConfigError: a class derived from Plan, which could tell the price something else than the door.
     """
+    if type(plan) is not Plan:
+        raise ConfigError(f"a plan must be a Plan, not a class derived from it; got {type(plan).__name__}")
     if plan.unproven:
         return Unbounded(plan.unproven)
     if plan.dp_sgd is not None:

@@ -265,6 +265,8 @@ class Door:
         for contribution in contributions:
             total += contribution.sealed
         if exact and executed.place == "sum":
+            if executed.mechanism.stateful and self.memory is not None:
+                self.memory.hold_to(_digest(executed, self.layout))
             noise = self._noise(executed, AGGREGATE, round)
             total = torch.from_numpy(executed.mechanism.execute(total.numpy(), noise, round, self.memory))
         elif executed.place == "sum":
@@ -308,7 +310,15 @@ class Door:
             raise ConfigError(f"the plan must give clip and noise for the extras {needed}, got {got}")
 
     def _check(self, update: object, extras: Mapping[str, Tensor]) -> Tensor:
-        """The flat vector [D] of what training gave, if it may leave."""
+        """The flat vector [D] of what training gave, if it may leave; what cannot even be looked at may not."""
+        try:
+            return self._checked(update, extras)
+        except UpdateRefused:
+            raise
+        except Exception as error:
+            raise UpdateRefused(f"what training gave cannot be read: {type(error).__name__}") from error
+
+    def _checked(self, update: object, extras: Mapping[str, Tensor]) -> Tensor:
         if update is None:
             raise UpdateRefused("training gave no update")
         if not isinstance(extras, Mapping):
@@ -321,7 +331,7 @@ class Door:
             raise UpdateRefused(f"the update must be a plain dense tensor, got {kind}")
         if tuple(update.shape) != (self.layout.dimension,):
             raise UpdateRefused(f"the update must have shape ({self.layout.dimension},), got {tuple(update.shape)}")
-        vector = self.parts.flat(update, extras)
+        vector = self.parts.flat(torch.detach(update), extras)  # an object of the door's own, without what was attached to it
         norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
         if not math.isfinite(norm):
             kind = "NaN" if bool(vector.isnan().any()) else "infinite values"
@@ -440,6 +450,14 @@ class _Draw:
         if plan.support is not None:
             std[: door.layout.dimension] *= plan.support.numpy()
         return door.randomness.integers(std, n, *name)
+
+
+def _digest(plan: Plan, layout: Layout) -> bytes:
+    """SHA-256 of all that a plan's price follows from."""
+    clips = None if plan.layer_clip is None else plan.layer_clip.tolist()
+    sent = None if plan.support is None else plan.support.numpy().tobytes()
+    said = plan.clip, per_layer(plan.noise_std, layout), clips, sent, sorted(plan.extras.items()), plan.mechanism
+    return hashlib.sha256(repr(said).encode()).digest()
 
 
 def clipped(update: Tensor, plan: Plan, layout: Layout) -> Tensor:

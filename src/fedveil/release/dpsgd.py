@@ -51,6 +51,11 @@ class PerExampleGradient:
     _batch: tuple[Tensor, Tensor] | None = field(default=None, init=False)
     losses: list[float] = field(default_factory=list, init=False)
 
+    @property
+    def steps(self) -> int:
+        """Steps of the round, whatever the client holds."""
+        return self.plan.steps
+
     def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Poisson batches, sealed: each example joins each of the planned steps with the planned rate.
 
@@ -59,7 +64,7 @@ class PerExampleGradient:
         Raises:
             ConfigError: the objective did not ask for exactly one gradient a step.
         """
-        local.steps = self.plan.steps
+        local.steps = self.steps
         draw = self.randomness.secret("examples", *self.key)
         for step in range(self.plan.steps):
             chosen = np.flatnonzero(draw.random(min(len(y), self.plan.cap)) < self.plan.rate)

@@ -1,7 +1,7 @@
 """Mechanisms: noise that executes and prices itself, so that a price cannot be written twice.
 
 A mechanism turns the exact integers of a release into what leaves, and says what that costs. `Independent` draws fresh noise for
-each release; correlated noise over the rounds is in `fedveil.release.banded`. A mechanism that the door does not know is refused.
+each release; correlated noise over the rounds is in `fedveil.release.banded`. A plan with any other mechanism is refused.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Independent:
     """
 
     bits: int = 24
-    shift: int = 0
+    shift: ClassVar[int] = 0
     stateful: ClassVar[bool] = False
 
     def price(self, mu: float, rate: float | None, round: int) -> Event:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedveil.errors import LedgerError
+from fedveil.errors import ConfigError, LedgerError
 from fedveil.ledger.owner_only import owner_only
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class NoiseMemory:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self._held: Arrays | None = None
+        self._plan: bytes | None = None
 
     def read(self) -> Arrays:
         """What was written last; empty before the first write.
@@ -50,6 +51,20 @@ class NoiseMemory:
                 raise LedgerError(f"{self.path}: the state of the noise cannot be read ({problem}); start anew") from problem
         return self._held
 
+    def hold_to(self, plan: bytes) -> None:
+        """Write the digest of this plan with all that follows: a price that is paid once is that of one plan for all rounds.
+
+        Raises:
+            ConfigError: what is kept was written under another plan; nothing may leave.
+        """
+        held = self.read()
+        if held and ("plan" not in held or held["plan"].tobytes() != plan):
+            raise ConfigError(
+                "noise correlated over the rounds was charged for the plan of its first round, and this round has another clip, "
+                "noise, support, extra or mechanism: make the same plan in every round"
+            )
+        self._plan = plan
+
     def copied(self) -> NoiseMemory:
         """The same state in memory alone, for whoever looks at a release without making one."""
         copy = NoiseMemory()
@@ -64,6 +79,8 @@ class NoiseMemory:
         """
         from safetensors.numpy import save
 
+        if self._plan is not None:
+            arrays = {**arrays, "plan": np.frombuffer(self._plan, np.uint8)}
         if self.path is not None:
             draft = self.path.with_name(self.path.name + ".part")
             try:

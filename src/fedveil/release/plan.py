@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from fedveil.errors import ConfigError
+from fedveil.release.banded import Banded
 from fedveil.release.noise_mechanism import Independent, NoiseMechanism
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class DpSgd:
     cap: int
 
     def __post_init__(self) -> None:
+        _own_numbers(self, "clip", "noise_multiplier", "rate", "expected")
         if not self.clip >= 1e-10:
             raise ConfigError(f"the clip of each example's gradient must be at least 1e-10, got {self.clip}")
 
@@ -62,6 +64,7 @@ class Extra:
     noise_std: float
 
     def __post_init__(self) -> None:
+        _own_numbers(self, "clip", "noise_std")
         if not (self.clip > 0 and math.isfinite(self.clip)):
             raise ConfigError(f"the clip of an extra must be finite and > 0, got {self.clip}")
         if not (self.noise_std >= 0 and math.isfinite(self.noise_std)):
@@ -99,6 +102,8 @@ class Plan:
     broadcast: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        _own_numbers(self, "clip", "noise_std", "clamp")
+        _check_kinds(self)
         if not self.clip > 0:
             raise ConfigError(f"clip must be > 0, got {self.clip}")
         if isinstance(self.noise_std, int | float):
@@ -110,6 +115,41 @@ class Plan:
             raise ConfigError(f"layer_clip must be > 0 in each layer, got {self.layer_clip.tolist()}")
         if self.clamp is not None and not self.clamp > 0:
             raise ConfigError(f"clamp must be > 0, got {self.clamp}")
+
+
+def _own_numbers(plan: object, *names: str) -> None:
+    """Make plain floats of numbers: one of a class of its own could tell the price something else than the door."""
+    for name in names:
+        value = getattr(plan, name)
+        if isinstance(value, float | int):
+            object.__setattr__(plan, name, float(value))
+
+
+def _check_kinds(plan: Plan) -> None:
+    """Refuse what the door and the price could read in two ways."""
+    if plan.place not in ("upload", "sum"):
+        raise ConfigError(f"the place of noise must be 'upload' or 'sum', got {plan.place!r}")
+    if type(plan.mechanism) not in (Independent, Banded):
+        raise ConfigError(
+            f"the door knows no mechanism {type(plan.mechanism).__name__}, so what it says of its price proves nothing: "
+            f"use Independent or Banded"
+        )
+    if not (plan.dp_sgd is None or type(plan.dp_sgd) is DpSgd) or {type(extra) for extra in plan.extras.values()} - {Extra}:
+        raise ConfigError("dp_sgd must be a DpSgd, and each extra an Extra, not a class derived from them")
+    for name in ("noise_std", "layer_clip", "support"):
+        value = getattr(plan, name)
+        if value is not None and type(value) is not float:
+            _check_tensor(name, value)
+
+
+def _check_tensor(name: str, value: object) -> None:
+    import torch
+
+    kind = "bool" if name == "support" else "floating-point"
+    right = type(value) is torch.Tensor and (value.dtype == torch.bool if name == "support" else value.is_floating_point())
+    if not right:
+        found = getattr(value, "dtype", type(value).__name__)
+        raise ConfigError(f"{name} must be a plain {kind} tensor, got {found} ({type(value).__name__})")
 
 
 def same_plan(a: Plan, b: Plan) -> bool:

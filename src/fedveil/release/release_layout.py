@@ -51,14 +51,15 @@ class ReleaseLayout:
         """
         import torch
 
+        extras = dict(extras)
         if set(extras) != set(self.extras):
-            raise UpdateRefused(f"the release has the extras {sorted(self.extras)}, and training gave {sorted(extras)}")
+            raise UpdateRefused(f"the release has the extras {sorted(self.extras)}, and training gave {sorted(map(str, extras))}")
         for name, shape in self.extras.items():
             value = extras[name]
             plain = type(value) is torch.Tensor and value.layout == torch.strided and not value.requires_grad
             if not plain or tuple(value.shape) != shape or value.dtype != torch.float32:
                 raise UpdateRefused(f"the extra {name!r} must be a plain float32 tensor, shape {shape}; got {_described(value)}")
-        return torch.cat([update, *(extras[name].reshape(-1) for name in self.extras)]) if self.extras else update
+        return torch.cat([update, *(torch.flatten(extras[name]) for name in self.extras)]) if self.extras else update
 
     def parted(self, vector: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Update [d] and extras, as views of the flat vector [D]."""

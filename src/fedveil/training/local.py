@@ -324,7 +324,7 @@ def train(local: Local, x: Tensor, y: Tensor, objective: Objective) -> tuple[Ten
         raise ConfigError(f"as many targets as examples are needed, got {len(x)} examples and {len(y)} targets")
     local.model.load(local.start)
     local.examples = len(y)
-    local.steps = local.spec.steps_for(len(y))
+    local.steps = getattr(local.gradient, "steps", None) or local.spec.steps_for(len(y))
     objective.begin(local)
     total = x.new_zeros(())
     for step, (bx, by) in enumerate(local.gradient.batches(local, x, y)):

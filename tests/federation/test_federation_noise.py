@@ -7,11 +7,18 @@ import math
 import pytest
 import torch
 
+from by_hand import federation
+from fedveil.accounting.types import View
+from fedveil.engines.inline import Inline
+from fedveil.federation.fit import one_round
 from fedveil.federation.measures import _noise
-from fedveil.methods.base import mean
+from fedveil.federation.progress import start
+from fedveil.methods.base import Setting, mean
+from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.sparse import coverage_mean
-from fedveil.release.plan import Plan, Upload
-from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec
+from fedveil.release.dpsgd import step_noise
+from fedveil.release.plan import DpSgd, Plan, Upload
+from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, Plain
 from fedveil.training.params import FlatModel, Layout
 
 LAYOUT = Layout.of({"a": (3,), "b": (2,)})
@@ -75,3 +82,31 @@ def test_noise_in_a_gradient_counts_by_the_rate_of_plain_sgd(optimizer: Optimize
         assert local.noise_power.tolist() == pytest.approx([8 * 0.3125, 2 * 0.3125])
     else:
         assert local.noise_power.isnan().all()
+
+
+@pytest.mark.parametrize("view", list(View)[:2])
+def test_an_objective_has_no_say_in_the_figures_of_a_proven_release(view: View) -> None:
+    class Telling(Plain):
+        def finish(self, local: Local) -> torch.Tensor:
+            update = super().finish(local)
+            local.noised(local.model.layout.norms(update))
+            return update
+
+    class Method(DPFedAvg):
+        def objective(self, s: Setting) -> Plain:
+            return Telling()
+
+    rows = []
+    for method in (DPFedAvg(clip=1.0), Method(clip=1.0)):
+        job = federation(method, [([[1.0, 2.0]], [0]), ([[3.0, 1.0]], [1])], view=view, z=1.0)
+        progress = start(job)
+        one_round(job, Inline(job.context), progress)
+        rows.append(progress.history[0])
+    assert rows[0]["noise_norm"] == rows[1]["noise_norm"]
+    assert rows[0]["layer_noise_std"] == rows[1]["layer_noise_std"]
+
+
+def test_noise_of_dp_sgd_steps_follows_from_the_plan() -> None:
+    plan = DpSgd(clip=2.0, noise_multiplier=3.0, rate=0.5, steps=2, expected=6.0, cap=12)
+    spec = LocalSpec(optimizer=OptimizerSpec(lr=0.5), schedule="cyclic")
+    assert step_noise(plan, spec, LAYOUT, 0).tolist() == pytest.approx([n * 0.3125 for n in LAYOUT.sizes])

@@ -14,7 +14,7 @@ import torch
 from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.release.cost import promises
 from fedveil.release.door import Contribution, SealedUpload
-from fedveil.release.dpsgd import PerExampleGradient
+from fedveil.release.dpsgd import PerExampleGradient, step_noise
 from fedveil.release.per_example import per_example_gradients
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload, copied
 from fedveil.tasks.classification import Classification
@@ -210,7 +210,12 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
     buffers = model.buffers()
     if buffers.numel():
         local.state["buffers"] = buffers
-    kept = _apart(model, (update, local.state, local.noise_power, local.extras))
+    noise_power = local.noise_power
+    if dp_sgd is not None:  # an objective has no say in figures that are public
+        noise_power = step_noise(dp_sgd, context.spec, model.layout, t)
+    elif _promising(plan, context.door):
+        noise_power = None
+    kept = _apart(model, (update, local.state, noise_power, local.extras))
     update, state, noise_power, extras = _on("cpu", kept)
     _check_kept(state, noise_power, len(model.layout))
     return Work(plan, update, loss, state, buffers.to("cpu"), len(y), noise_power, extras)

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from fedveil.release.noise import Randomness
     from fedveil.release.plan import DpSgd
-    from fedveil.training.local import Local
+    from fedveil.training.local import Local, LocalSpec
+    from fedveil.training.params import Layout
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +96,6 @@ class PerExampleGradient:
             integers = torch.from_numpy(noise) + total.div_(step).round_().to(torch.int64)
             total = integers.to(torch.float64).mul_(step)
         model.grad.copy_(total.div_(self.plan.expected))
-        local.noised_gradient(model.grad.new_tensor([n * (std / self.plan.expected) ** 2 for n in model.layout.sizes]))
         return model.vector.new_full((), torch.nan)
 
     def _sum(self, module: torch.nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -109,6 +109,12 @@ class PerExampleGradient:
             return torch.zeros(sum(p.numel() for p in module.parameters()), dtype=torch.float64, device=x.device)
         self.losses.append(float(losses.mean()))
         return clipped_sum(blocks, self.plan.clip)
+
+
+def step_noise(plan: DpSgd, spec: LocalSpec, layout: Layout, round: int) -> Tensor:
+    """Expected squared norm per layer [L] of the noise that the steps of a round bring into the update; NaN where not known."""
+    steps = sum(spec.gain(round, step, plan.steps) for step in range(plan.steps))
+    return torch.tensor(layout.sizes, dtype=torch.float32) * steps * (plan.noise_multiplier * plan.clip / plan.expected) ** 2
 
 
 def clipped_sum(blocks: list[Block], clip: float) -> Tensor:

@@ -60,6 +60,12 @@ class LocalSpec:
             return 0
         return self.steps if self.steps is not None else self.epochs * -(-examples // self.batch_size)
 
+    def gain(self, round: int, step: int, steps: int) -> float:
+        """What of the power of noise in a step's gradient is in the update: with plain SGD; NaN for other optimisers."""
+        o = self.optimizer
+        plain = o.name == "sgd" and not o.momentum and not o.weight_decay
+        return self.learning_rate(round, step, steps) ** 2 if plain else math.nan
+
     def learning_rate(self, round_index: int, step: int, steps: int) -> float:
         """The learning rate of step `step` of `steps` in round `round_index`."""
         return self.optimizer.lr * _SCHEDULES[self.schedule](round_index, step, steps)
@@ -138,10 +144,7 @@ class Local:
 
     def noised_gradient(self, noise_power: Tensor) -> None:
         """Record noise of that power [L] in this step's gradient, as plain SGD passes it on; NaN for other optimisers."""
-        o = self.spec.optimizer
-        plain = o.name == "sgd" and not o.momentum and not o.weight_decay
-        rate = self.spec.learning_rate(self.round, self.step, self.steps) if plain else math.nan
-        self.noised(noise_power * rate**2)
+        self.noised(noise_power * self.spec.gain(self.round, self.step, self.steps))
 
     def descend(self) -> None:
         """One optimiser step along `model.grad` at the scheduled learning rate."""

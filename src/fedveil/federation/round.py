@@ -183,14 +183,13 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
     t = task.released.round
     model, device = context.model, context.model.vector.device
     model.load_buffers(task.buffers if task.buffers is not None else task.private.get("buffers", context.buffers))
-    executed = copied(plan) if isinstance(plan, Plan) else None
+    executed = copied(plan, device) if isinstance(plan, Plan) else None
     source: GradientSource = BatchGradient(context.task)
     dp_sgd = None if executed is None else executed.dp_sgd
     if dp_sgd is not None:
         source = PerExampleGradient(
             dp_sgd, context.randomness, (t, task.client), partial(per_example_gradients, losses_of=context.task.losses)
         )
-    support = None if executed is None else executed.support
     local = Local(
         model,
         task.released.model.to(device, copy=True),
@@ -198,34 +197,28 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
         context.gradients(source),
         context.randomness.generator("batches", t, task.client),
         round=t,
-        support=None if support is None else support.to(device),
-        state=_on(device, task.private),
+        support=None if executed is None else executed.support,
+        state=_mapped(lambda tensor: tensor.to(device), task.private),
         normal=_Normals(context.randomness, (t, task.client), device),
         client=task.client,
-        plan=None if executed is None else replace(executed, broadcast=_on(device, dict(executed.broadcast))),
+        plan=executed,
         data=None if dp_sgd is not None else (x, y),
     )
     update, loss = train(local, x, y, context.objective)
     buffers = model.buffers()
     if buffers.numel():
         local.state["buffers"] = buffers
-    kept = _apart(model, (update, local.state, local.noise_power, local.extras))
-    update, state, noise_power, extras = _on("cpu", kept)
+    update, state, noise_power, extras = _kept(model, (update, local.state, local.noise_power, local.extras))
     return Work(plan, update, loss, state, buffers.to("cpu"), len(y), noise_power, extras)
 
 
-def _on(device: torch.device | str, value: Any) -> Any:
-    """Plain state with its tensors on `device`."""
-    return _mapped(lambda tensor: tensor.to(device), value)
-
-
-def _apart(model: FlatModel, value: Any) -> Any:
-    """Plain state with copies of what lies in the model's memory, where the next client trains."""
+def _kept(model: FlatModel, value: Any) -> Any:
+    """Plain state on the CPU, with copies of what lies in the model's memory, where the next client trains."""
     memory = {part.untyped_storage().data_ptr() for part in (model.vector, model.grad)}
 
     def own(tensor: Tensor) -> Tensor:
         plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided
-        return tensor.clone() if plain and tensor.untyped_storage().data_ptr() in memory else tensor
+        return tensor.to("cpu", copy=plain and tensor.untyped_storage().data_ptr() in memory)
 
     return _mapped(own, value)
 

@@ -18,7 +18,8 @@ from fedveil.release.sampler import rounded_normal
 KEY = bytes(range(32))
 DRAWS = 20_000_000
 STDS = [0.3, 1.0, 8.0, 13.7, 64.0]
-EDGES = [0, 1, 2, 3, 2**16, 2**48 - 1, 2**48, 2**48 + 1, 2**63, 2**64 - 2**48 - 1, 2**64 - 2**48, 2**64 - 2**10, 2**64 - 1]
+LIMITS = [edge + d for edge in (2**46, 2**48, 2**64 - 2**48, 2**64 - 2**46) for d in (-1, 0, 1)]
+EDGES = [0, 1, 2, 3, 2**16, *LIMITS, 2**63, 2**64 - 2**10, 2**64 - 1]
 EIGHTHS = [i * 2**61 + d for i in range(8) for d in (-(2**11), -1, 0, 1, 2**11) if 0 <= i * 2**61 + d < 2**64]
 
 Integers = NDArray[np.int64]
@@ -158,6 +159,13 @@ def test_extreme_words(std: float, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = drawn_from(words, std, monkeypatch)
     assert drawn == ideal(words, std)
     assert max(drawn) > 9 * std
+
+
+def test_words_become_the_nearest_floats() -> None:
+    hard = [*EDGES, *EIGHTHS, 2**53 + 1, 2**63 + 2**10, 2**63 + 2**10 + 1, 2**63 + 3 * 2**10, (2**32 - 1) << 32, 2**32 - 1]
+    many = np.random.default_rng(7).integers(0, 2**64, 100_000, dtype=np.uint64)
+    words = np.concatenate([np.array(hard, dtype=np.uint64), many]).repeat(2).reshape(-1, 2)
+    assert sampler._uniform(words[:, 0]).tolist() == [float(b) * 2.0**-64 for b in words[:, 0].tolist()]
 
 
 # --- Assumption A, and independence of the arithmetic ---

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -21,7 +20,6 @@ from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian
 from fedveil.configuration.config import Config, calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
-from fedveil.ledger.entry import Entry
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.method_registry import METHODS
 from fedveil.run.recorded_run import read_run
@@ -84,9 +82,9 @@ class Book:
     def __init__(self, event: Event) -> None:
         self.event, self.held = event, 0
 
-    def rows(self, since: int) -> Iterator[tuple[int, float, Entry]]:
+    def charged_since(self, since: int) -> Iterator[tuple[int, int, Event]]:
         for number in range(since + 1, self.held + 1):
-            yield number, 0.0, cast(Entry, SimpleNamespace(client=-1, event=self.event))
+            yield number, -1, self.event
 
 
 def curve(config: Config, event: Event, rounds: int) -> tuple[list[float], float]:

@@ -108,7 +108,7 @@ def _slim(outcome: Outcome, row: torch.Tensor, context: Context) -> Outcome:
         floats = [upload.vector, *(part.reshape(-1) for part in upload.extras.values())]
         leaving = torch.cat(floats) if upload.integers is None else upload.integers
         in_row(row, leaving.dtype, context).copy_(leaving)
-        integers = None if upload.integers is None else upload.integers.new_empty(0)
+        integers = None if upload.integers is None else EMPTY
         release = replace(release, upload=replace(upload, vector=EMPTY, extras={}, integers=integers))
     elif isinstance(release, Contribution):
         in_row(row, release.sealed.dtype, context).copy_(release.sealed)
@@ -159,6 +159,8 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return NotImplemented
+        if value is EMPTY:
+            return _empty, ()
         array = value.detach().cpu().numpy()
         offset = self._place(array) if self._place is not None and array.nbytes >= LEAST else None
         if offset is None:
@@ -178,6 +180,10 @@ class _Unpickler(pickle.Unpickler):
 @cache
 def _class(module: str, name: str) -> Any:
     return pickle.Unpickler(io.BytesIO()).find_class(module, name)
+
+
+def _empty() -> torch.Tensor:
+    return EMPTY
 
 
 def _there(offset: int, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:

@@ -44,13 +44,15 @@ def _variances(federation: Federation, uploads: list[Upload], outcomes: list[Out
     denominator = federation.setting.cohort if weighting_of(federation.method) == "uniform" else sum(weights.values())
     result = []
     for u in uploads:
-        noise_power = torch.zeros(len(layout))
+        variance = u.noise_std.square()
         if u.client in drawn:
-            noise_power = drawn[u.client]
-        elif u.client < 0:
+            variance = variance + drawn[u.client] / _counts(u, layout).clamp_min(1.0)
+        elif u.client < 0 and drawn:
+            shares = torch.zeros(len(layout))
             for c, own in drawn.items():
-                noise_power = noise_power + own * (weights[c] / denominator) ** 2
-        result.append(u.noise_std.square() + noise_power / _counts(u, layout).clamp_min(1.0))
+                shares = shares + own * (weights[c] / denominator) ** 2
+            variance = variance + shares / _counts(u, layout).clamp_min(1.0)
+        result.append(variance)
     return result
 
 
@@ -72,8 +74,9 @@ def _noise(variances: list[Tensor], uploads: list[Upload], layout: Layout, *, by
         reached = torch.stack([(part > 0).sum() for part in layout.split(weight)]).float()
     else:
         for u, v in zip(uploads, variances, strict=True):
-            noise_power = noise_power + v * (u.weight / total) ** 2 * _counts(u, layout)
-            reached = torch.maximum(reached, _counts(u, layout))
+            counts = _counts(u, layout)
+            noise_power = noise_power + v * (u.weight / total) ** 2 * counts
+            reached = torch.maximum(reached, counts)
     if noise_power.isnan().any():
         return {}
     return {

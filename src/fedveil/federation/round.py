@@ -184,14 +184,13 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
     t = task.released.round
     model, device = context.model, context.model.vector.device
     model.load_buffers(task.buffers if task.buffers is not None else task.private.get("buffers", context.buffers))
-    executed = copied(plan) if isinstance(plan, Plan) else None
+    executed = copied(plan, device) if isinstance(plan, Plan) else None
     source: GradientSource = BatchGradient(context.task)
     dp_sgd = None if executed is None else executed.dp_sgd
     if dp_sgd is not None:
         source = PerExampleGradient(
             dp_sgd, context.randomness, (t, task.client), partial(per_example_gradients, losses_of=context.task.losses)
         )
-    support = None if executed is None else executed.support
     local = Local(
         model,
         task.released.model.to(device, copy=True),
@@ -199,11 +198,11 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
         context.gradients(source),
         context.randomness.generator("batches", t, task.client),
         round=t,
-        support=None if support is None else support.to(device),
-        state=_on(device, task.private),
+        support=None if executed is None else executed.support,
+        state=_mapped(lambda tensor: tensor.to(device), task.private),
         normal=_Normals(context.randomness, (t, task.client), device),
         client=task.client,
-        plan=None if executed is None else replace(executed, broadcast=_on(device, dict(executed.broadcast))),
+        plan=executed,
         data=None if dp_sgd is not None else (x, y),
     )
     update, loss = train(local, x, y, context.objective)
@@ -215,8 +214,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
         noise_power = step_noise(dp_sgd, context.spec, model.layout, t)
     elif _promising(plan, context.door):
         noise_power = None
-    kept = _apart(model, (update, local.state, noise_power, local.extras))
-    update, state, noise_power, extras = _on("cpu", kept)
+    update, state, noise_power, extras = _kept(model, (update, local.state, noise_power, local.extras))
     _check_kept(state, noise_power, len(model.layout))
     return Work(plan, update, loss, state, buffers.to("cpu"), len(y), noise_power, extras)
 
@@ -244,17 +242,12 @@ def _is_plain(value: Any) -> bool:
     return value is None or _dense(value) or isinstance(value, bool | int | float | str | np.generic)
 
 
-def _on(device: torch.device | str, value: Any) -> Any:
-    """Plain state with its tensors on `device`."""
-    return _mapped(lambda tensor: tensor.to(device), value)
-
-
-def _apart(model: FlatModel, value: Any) -> Any:
-    """Plain state with copies of what lies in the model's memory, where the next client trains."""
+def _kept(model: FlatModel, value: Any) -> Any:
+    """Plain state on the CPU, with copies of what lies in the model's memory, where the next client trains."""
     memory = {part.untyped_storage().data_ptr() for part in (model.vector, model.grad)}
 
     def own(tensor: Tensor) -> Tensor:
-        return tensor.clone() if _dense(tensor) and tensor.untyped_storage().data_ptr() in memory else tensor
+        return tensor.to("cpu", copy=_dense(tensor) and tensor.untyped_storage().data_ptr() in memory)
 
     return _mapped(own, value)
 

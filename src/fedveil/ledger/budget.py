@@ -40,6 +40,14 @@ class Budget:
             BudgetExhausted: it would exceed the cap, or has no bound; nothing was released.
             ConfigError: this kind of release cannot be accounted for by the filter; nothing was released.
         """
+        self._with(event)
+
+    def spend(self, event: Event) -> None:
+        """Check and count one release; raises as `check`, and then counts nothing."""
+        self.spent = self._with(event)
+
+    def _with(self, event: Event) -> Fraction:
+        """What is spent after a release of this cost; raises as `check`."""
         if isinstance(event, Unbounded):
             raise BudgetExhausted(
                 f"a run with a budget releases nothing of unbounded cost ({event.reason}). {self}. Nothing was released: use a "
@@ -50,13 +58,10 @@ class Budget:
                 f"the ledger holds a release that this budget cannot bound ({self.blocked}). {self}. Release nothing more"
             )
         cost = self.filter.cost(event, self.scope.adjacency)
-        if self.spent + cost > self.filter.limit:
+        spent = self.spent + cost
+        if spent > self.filter.limit:
             raise BudgetExhausted(self._refusal(event, cost))
-
-    def spend(self, event: Event) -> None:
-        """Check and count one release; raises as `check`, and then counts nothing."""
-        self.check(event)
-        self.spent += self.filter.cost(event, self.scope.adjacency)
+        return spent
 
     def replay(self, rows: Iterable[Row]) -> None:
         """Count releases that a ledger holds, all of them, whatever is left.
@@ -184,9 +189,10 @@ class Budgets:
             BudgetExhausted, ConfigError: as `Budget.check`; nothing was charged. LedgerError: as `Ledger.charge` and `replay`.
         """
 
+        trial: dict[int, Budget] = {}
+
         def admit() -> None:
             self.replay(ledger.entries(since=self.seen))
-            trial: dict[int, Budget] = {}
             for entry in entries:
                 if entry.scope != self.scope:
                     raise ConfigError(f"these budgets speak of {self.scope}, the release of {entry.scope}")
@@ -197,7 +203,9 @@ class Budgets:
         if not self.seen:  # all of a long ledger, before others have to wait for our lock
             self.replay(ledger.entries())
         sequence = ledger.charge_many(entries, admit)
-        self.replay((seq, 0.0, entry) for seq, entry in zip(sequence, entries, strict=True))
+        for client, budget in trial.items():
+            self._budgets[client].spent = budget.spent
+        self.seen = sequence[-1] if sequence else self.seen
         return sequence
 
     @property

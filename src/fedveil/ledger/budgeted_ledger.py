@@ -12,7 +12,8 @@ from fedveil.accounting.types import Event
 from fedveil.errors import BudgetExhausted, LedgerError
 from fedveil.ledger.budget import Budgets
 from fedveil.ledger.entry import Entry
-from fedveil.ledger.ledger import Ledger, Row
+from fedveil.ledger.ledger import Ledger
+from fedveil.ledger.ledger_totals import charged_since
 
 
 class BudgetedLedger:
@@ -104,9 +105,9 @@ class BudgetedLedger:
     def _named(self, entry: Entry) -> Entry:
         return entry if self.run is None else replace(entry, run=self.run)
 
-    def rows(self, since: int) -> Iterator[Row]:
-        """The releases with a number above `since`, whichever process charged them."""
-        return self._own().entries(since)
+    def charged_since(self, since: int) -> Iterator[tuple[int, int, Event]]:
+        """(number, client, event) of the releases with a number above `since`, whichever process charged them."""
+        return charged_since(self._own(), since)
 
     def _charge(self, entries: Sequence[Entry]) -> None:
         if self.budgets is None:

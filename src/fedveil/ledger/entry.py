@@ -110,9 +110,9 @@ def _normalise(entry: Entry) -> None:
             object.__setattr__(entry, "participants", operator.index(entry.participants))
         object.__setattr__(entry, "whole_clip", float(entry.whole_clip))
         for name in ("clip", "noise_std"):
-            object.__setattr__(entry, name, tuple(float(x) for x in getattr(entry, name)))
+            object.__setattr__(entry, name, tuple(map(float, getattr(entry, name))))
         if entry.grid is not None:
-            object.__setattr__(entry, "grid", tuple(operator.index(k) for k in entry.grid))
+            object.__setattr__(entry, "grid", tuple(map(operator.index, entry.grid)))
         for name, kind in (("unit", Unit), ("adjacency", Adjacency), ("view", View)):
             object.__setattr__(entry, name, kind(getattr(entry, name)))
         for text in (entry.run, entry.note, entry.mechanism, *entry.reads, *entry.extras):

@@ -68,6 +68,17 @@ def charged(ledger: Ledger, scope: Scope) -> Iterator[tuple[int, int, Event]]:
         yield t, client, _event(*event)
 
 
+def charged_since(ledger: Ledger, since: int) -> Iterator[tuple[int, int, Event]]:
+    """(number, client, event) of each release with a number above `since`, under whichever scope, in the order of the ledger.
+
+    Raises:
+        LedgerError: a row is no release.
+    """
+    rows = ledger.select(f"SELECT seq, client, {_EVENT}, count, reason FROM release WHERE seq > ? ORDER BY seq", (since,))
+    for seq, client, *event in rows:
+        yield seq, client, _event(*event)
+
+
 def charged_to(ledger: Ledger, scope: Scope, client: int, last_round: int) -> list[Event]:
     """What a client released under a scope until a round, equal events as one with their count.
 

@@ -168,14 +168,14 @@ class Door:
         """
         plan, reads, reason, vector = self._settled(update, plan, extras or {})
         statistics = _statistics(buffers, plan, reason)
-        event = self._cost(plan, reason, round)
+        event, exact = self._cost(plan, reason, round), _exact(plan, reason, self.layout)
         integers: Tensor | None = None
-        if _exact(plan, reason, self.layout):
+        if exact:
             noisy = plan.mechanism.execute(self.gridded(vector, plan), self._noise(plan, client, round), round, None)
             integers = torch.from_numpy(noisy)
         else:
             vector = self._float_noised(self._clipped(vector, plan), plan, client, round)
-        entry = self._entry(plan, event, client, round, 1, reads)
+        entry = self._entry(plan, event, client, round, 1, reads, exact=exact)
         stds = vector.new_tensor(per_layer(plan.noise_std, self.layout))
         update, others = self.parts.parted(vector)
         upload = Upload(client, round, update, stds, plan, plan.support, weight, statistics, integers=integers, extras=others)
@@ -271,7 +271,7 @@ class Door:
             total = torch.from_numpy(executed.mechanism.execute(total.numpy(), noise, round, self.memory))
         elif executed.place == "sum":
             total = self._float_noised(total, executed, AGGREGATE, round)
-        entry = self._entry(executed, event, AGGREGATE, round, n, reads)
+        entry = self._entry(executed, event, AGGREGATE, round, n, reads, exact=exact)
         if exact and executed.mechanism.stateful:
             digest = hashlib.sha256(total.numpy().tobytes()).hexdigest()
             self.ledger.charge_once(entry, digest=digest)
@@ -391,8 +391,10 @@ class Door:
             vector[:d].clamp_(-plan.clamp, plan.clamp)
         return vector
 
-    def _entry(self, plan: Plan, event: Event, client: int, round: int, participants: int, reads: tuple[str, ...]) -> Entry:
-        """The row of a release in the ledger."""
+    def _entry(
+        self, plan: Plan, event: Event, client: int, round: int, participants: int, reads: tuple[str, ...], *, exact: bool
+    ) -> Entry:
+        """The row of a release in the ledger. exact: integers leave."""
         d = self.layout.dimension
         clip, std = _as_charged(plan, self.layout)
         extras = [plan.extras[name] for name in self.extras] if plan.extras else []
@@ -405,14 +407,14 @@ class Door:
             adjacency=self.scope.adjacency,
             view=self.scope.view,
             event=event,
-            clip=tuple(map(float, [*clip, *(extra.clip for extra in extras)])),
-            noise_std=tuple(map(float, [*std, *(extra.noise_std for extra in extras)])),
+            clip=(*clip, *(extra.clip for extra in extras)),
+            noise_std=(*std, *(extra.noise_std for extra in extras)),
             coordinates=(d if plan.support is None else int(plan.support.sum())) + self.parts.dimension - d,
             dimension=self.parts.dimension,
             participants=participants,
             reads=reads,
             note="" if plan.dp_sgd is None else "DP-SGD inside local training",
-            grid=None if reads or not _exact(plan, plan.unproven, self.layout) else self._exponents(plan),
+            grid=self._exponents(plan) if exact else None,
             mechanism=type(plan.mechanism).__name__.lower() if noised else "none",
             extras=tuple(self.extras) if extras else (),
             whole_clip=plan.clip if plan.dp_sgd is None else plan.dp_sgd.clip,

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field, fields
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from fedveil.errors import ConfigError
@@ -20,6 +19,7 @@ from fedveil.release.banded import Banded
 from fedveil.release.noise_mechanism import Independent, NoiseMechanism
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 State = dict[str, Any]
@@ -163,18 +163,18 @@ def _same(x: Any, y: Any) -> bool:
     return x.equal(y) if hasattr(x, "equal") and hasattr(y, "equal") else bool(x == y)
 
 
-def copied(plan: Plan) -> Plan:
-    """The same plan with values of its own, so that whoever gets it cannot change it for others."""
-    own = {f.name: _own(getattr(plan, f.name)) for f in fields(Plan)}
-    return Plan(**own)
+def copied(plan: Plan, device: torch.device | str = "cpu") -> Plan:
+    """The same plan with values of its own, tensors on `device`, so that whoever gets it cannot change it for others."""
+    own = {f.name: _own(getattr(plan, f.name), device) for f in fields(Plan) if f.name != "mechanism"}
+    return Plan(mechanism=copy(plan.mechanism), **own)
 
 
-def _own(value: Any) -> Any:
+def _own(value: Any, device: torch.device | str) -> Any:
     if value is None or isinstance(value, float | int | str):
         return value
     if isinstance(value, Mapping):
-        return MappingProxyType({name: _own(part) for name, part in value.items()})
-    return value.detach().clone() if hasattr(value, "detach") else deepcopy(value)
+        return {name: _own(part, device) for name, part in value.items()}
+    return value.detach().to(device, copy=True) if hasattr(value, "detach") else deepcopy(value)
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ two independent normals; this module rounds it correctly. In the order of the co
 2. `_round_block` reads the first 64 bits b of U and c of V of each pair from block j of AES-256 in counter mode, and computes the
    two values in float64. Where a value is so close to a border between two integers that the missing bits or the rounding
    of float64 might matter, it does not decide.
-3. `_decide` settles these few (about 400 in 10^7 at std = 2^24) with further bits of the same U and V, from shake_256, in
+3. `_decide` settles these few (about 160 in 10^7 at std = 2^24) with further bits of the same U and V, from shake_256, in
    high precision, and asks for more until the border is cleared.
 
 Every integer is therefore the correct rounding of the ideal value, whatever library computes the logarithm: the same key gives
 the same integers everywhere. This rests on **Assumption A**: float64 log has a relative error <= 2^-47, sin and cos an absolute
 error <= 2^-47 (the tests check the libraries used here; the worst error they show is below 2^-52).
 
-**Error of step 2**, in units of std. With b in [2^48, 2^64 - 2^48): 2^-16 <= U <= 1 - 2^-16, so 2^-7.5 <= r <= 4.71 for
+**Error of step 2**, in units of std. With b in [2^46, 2^64 - 2^46): 2^-18 <= U <= 1 - 2^-18, so 2^-8.5 <= r <= 5.00 for
 r = sqrt(-2 ln U). The float64 radius differs from r by at most r 2^-48 (log), 2^-53 / r (b to float64), 2^-64 / (U r) (missing
 bits of U) and r 2^-52 (square root and products); cos and sin by 2^-47 (A), 2^-49.7 (rounding of the angle) and 2^-61 (missing
 bits of V). Together |error| <= 2^-43.5, and the test allows 2^-42. The residue |t - k| is exact.
@@ -55,10 +55,10 @@ _PAIRS = 2**15
 _MARGIN = 2.0**-42
 """Allowed error of a float64 value, in units of std (proven: 2^-43.5)."""
 
-_EDGE = np.uint64(2**48)
+_EDGE = np.uint64(2**46)
 """Words b this close to 0 or 2^64 give a radius for which the margin is not proven."""
 
-_WITHIN = np.uint64(2**64 - 2**49)
+_WITHIN = np.uint64(2**64 - 2**47)
 
 _mpmath_lock = threading.Lock()
 
@@ -138,25 +138,34 @@ def _round_block(words: Words, std: float | Floats, out: Integers) -> Integers:
     """
     n = len(out)
     b, c = words[:, 0], words[:, 1]
-    log = _log(b.astype(np.float64) * 2.0**-64)
+    log = _log(_uniform(b))
     log *= -2.0
     radius = np.sqrt(log, out=log)
+    radius[(b - _EDGE) >= _WITHIN] = np.nan
     angle = c.view(np.int64).astype(np.float64)
     angle *= math.pi * 2.0**-63
     cos, sin = _cos_sin(angle)
     pairs = np.empty((len(words), 2))
     np.multiply(radius, cos, out=pairs[:, 0])
     np.multiply(radius, sin, out=pairs[:, 1])
-    pairs[(b - _EDGE) >= _WITHIN] = np.nan
     values = pairs.reshape(-1)[:n]
     values *= std
     nearest = np.rint(values)
     values -= nearest
     gap = np.abs(values, out=values)
-    undecided = np.flatnonzero(~(gap <= 0.5 - _MARGIN * np.max(std)))
+    largest = std if isinstance(std, float) else float(std.max())
+    undecided = np.flatnonzero(~(gap <= 0.5 - _MARGIN * largest))
     nearest[undecided] = 0.0
     np.copyto(out, nearest, casting="unsafe")
     return undecided
+
+
+def _uniform(b: Words) -> Floats:
+    """b 2^-64, rounded once: each half is exact. (numpy converts unsigned words with a branch that guesses the top bit.)"""
+    halves = b[:, np.newaxis].view("<u4")
+    uniform = halves[:, 1] * 2.0**-32
+    uniform += halves[:, 0] * 2.0**-64
+    return uniform
 
 
 def _log(x: Floats) -> Floats:

@@ -71,14 +71,14 @@ class EpsilonSpent:
 
     def record(self, row: Record) -> None:
         """Add the column to the row of a round that has ended."""
-        for number, _, entry in self._ledger.rows(self._read):
-            self._read, event = number, entry.event
+        for number, client, event in self._ledger.charged_since(self._read):
+            self._read = number
             if isinstance(event, Unbounded):
                 self._unbounded = True
             elif isinstance(event, Gaussian):
-                self._squares[entry.client] += event.count * event.mu**2
+                self._squares[client] += event.count * event.mu**2
             else:
-                self._sampled[entry.client][replace(event, count=1)] += event.count
+                self._sampled[client][replace(event, count=1)] += event.count
         ended = row["round"] + 1 == self._setting.rounds
         row[COLUMN] = math.inf if self._unbounded else max((self._epsilon(t, ended) for t in self._totals()), default=0.0)
 

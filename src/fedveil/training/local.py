@@ -229,9 +229,10 @@ class BatchGradient:
 
         left = local.steps
         while left > 0:
-            order = torch.randperm(len(y), generator=local.generator)
+            order = torch.randperm(len(y), generator=local.generator).to(x.device)
             size = local.spec.batch_size
-            pairs = list(zip(torch.split(x[order], size), torch.split(y[order], size), strict=True))
+            shuffled = (torch.split(part.index_select(0, order), size) for part in (x, y))
+            pairs = list(zip(*shuffled, strict=True))
             yield from pairs[:left]
             left -= len(pairs)
 

@@ -39,6 +39,12 @@ def verification(
         return Verification((Finding("unknown", "run", str(problem)),))
 
 
+def verified_ledger(found: Verification) -> str:
+    """The closing digest, if rows, chain and head are verified; else an empty string."""
+    right = {finding.subject for finding in found.findings if finding.kind == "verified"}
+    return found.closing if {"ledger", "head"} <= right else ""
+
+
 def _of_directory(
     run: Path, pin: str | None, signer: Signer | None, trust_plugins: bool, on_step: Callable[[int, int], None] | None
 ) -> Verification:

@@ -269,8 +269,27 @@ def test_a_comparison_without_a_number_ends_with_status_1(
     config = tmp_path / "c.toml"
     write_config(config, found.config)
     for rows, status in ((found.rows, 0), ((*found.rows, replace(row(found, "dp-fedavg", 2.0), values={})), 1)):
-        monkeypatch.setattr("fedveil.cli.compare_terminal.compare_with_table", lambda *_, rows=rows: replace(found, rows=rows))
+        monkeypatch.setattr("fedveil.cli.compare_terminal.compare", lambda *_, rows=rows: replace(found, rows=rows))
+        monkeypatch.setattr("fedveil.cli.compare_terminal.check_runs", lambda _: {})
+        monkeypatch.setattr("fedveil.cli.compare_terminal.write_files", lambda *_: {})
         assert CliRunner().invoke(app, ["compare", str(config), "--methods", "dp-fedavg"]).exit_code == status
+
+
+def test_a_comparison_with_a_contradicted_run_ends_with_status_1(
+    found: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "c.toml"
+    write_config(config, found.config)
+    monkeypatch.setattr("fedveil.cli.compare_terminal.compare", lambda *_: found)
+    monkeypatch.setattr("fedveil.cli.compare_terminal.write_files", lambda *_: {})
+    statement = next(state.path for row in found.rows for state in row.states) / "statement.json"
+    honest = statement.read_bytes()
+    for text, status in ((honest, 0), (honest.replace(b'"delta": 0.001', b'"delta": 1e-09'), 1)):
+        statement.write_bytes(text)
+        done = CliRunner().invoke(app, ["compare", str(config), "--methods", "dp-fedavg"])
+        statement.write_bytes(honest)
+        assert done.exit_code == status, done.output
+        assert ("Verification: contradicted (1 of" in done.output) is bool(status)
 
 
 def test_methods_whose_claims_have_the_same_scope_are_all_named(found: Comparison) -> None:

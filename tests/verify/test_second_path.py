@@ -20,7 +20,7 @@ from fedveil.ledger.entry import event_columns
 from fedveil.release.cost import plan_mu
 from fedveil.release.plan import Extra, Plan
 from fedveil.training.params import Layout
-from fedveil.verify.row_costs import RowCosts
+from fedveil.verify.row_costs import Expected, RowCosts
 from fedveil.verify.second_path import Curve, gaussian_epsilon
 
 GRID = list(itertools.product((0.01, 0.1, 0.5), (0.7, 1.0, 3.0), (1, 50, 1000), (1e-3, 1e-6)))
@@ -136,6 +136,7 @@ def row_of(plan: Plan, mu: float, factor: int) -> dict[str, object]:
         "participants": 1,
         "note": "",
         "reads": "[]",
+        "grid": "[-20, -20, -20]",
         "clip": json.dumps([*(None if math.isinf(c) else c for c in clips), *(e.clip for e in extras)]),
         "noise_std": json.dumps([*stds, *(e.noise_std for e in extras)]),
         "extras": json.dumps(list(plan.extras)),
@@ -145,6 +146,7 @@ def row_of(plan: Plan, mu: float, factor: int) -> dict[str, object]:
 
 
 def verdict(row: dict[str, object]) -> str:
-    costs = RowCosts(("client", str(row["adjacency"]), "server"), 0)
+    expected = Expected(("client", str(row["adjacency"]), "server"), clients=10, kinds=frozenset([("gaussian", None)]))
+    costs = RowCosts(expected)
     costs.add(row, "r")
     return costs.wrong

@@ -119,8 +119,12 @@ class _TableListener(ComparisonListener):
             self.live.console.print(line, highlight=False, markup=False)
 
 
-def compare_with_table(spec: ComparisonSpec, out: Path | None, jobs: int | None) -> Comparison:
-    """Compare with a live table, print the result, and leave the files."""
+def compare_with_table(spec: ComparisonSpec, out: Path | None, jobs: int | None) -> int:
+    """Compare with a live table, print the result, and leave the files.
+
+    Returns:
+        The exit status: 1 if a run failed, or if one of those that are compared is contradicted.
+    """
     console, folder = Console(), out or default_out(spec.config)
     with Live(Text(CHECKING), console=console, refresh_per_second=4, transient=True) as live:
         try:
@@ -137,7 +141,7 @@ def compare_with_table(spec: ComparisonSpec, out: Path | None, jobs: int | None)
     for what in ("page", "picture", "table"):
         if what in paths:
             console.print(f"{what}: {paths[what]}", highlight=False, soft_wrap=True)
-    return found
+    return int(bool(found.failed) or any(run.exit_status == 1 for run in checked.values()))
 
 
 def render(found: Comparison, console: Console) -> None:

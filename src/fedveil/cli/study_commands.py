@@ -50,8 +50,7 @@ def compare_methods(
         by=cast(By, by),
         metric=metric,
     )
-    if compare_with_table(spec, out, jobs).failed:
-        raise typer.Exit(1)
+    raise typer.Exit(compare_with_table(spec, out, jobs))
 
 
 @commands.command()

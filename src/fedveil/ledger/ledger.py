@@ -58,7 +58,14 @@ class Ledger:
         return cls.open(path)
 
     @classmethod
-    def open(cls, path: str | Path, *, read_only: bool = False, progress: Callable[[int, int], None] | None = None) -> Self:
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        read_only: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+        verified: str = "",
+    ) -> Self:
         """Open an existing ledger after verifying all of it (time linear in its rows; measured in docs/ledger.md).
 
         A ledger of schema 1 is opened for reading only: what it lists left as floats, and nothing more may be added to it.
@@ -66,6 +73,7 @@ class Ledger:
         Args:
             read_only: only to be read, without write access to file or folder; nothing appears beside it.
             progress: called with the number of rows that are verified, and of all.
+            verified: its closing digest, where chain and head were verified a moment ago: the rows are not verified again.
 
         Raises LedgerError, with advice, when it is missing, damaged, shorter than what was charged, not a ledger, or of a schema
         to come. Nothing is repaired, and a refused file is left as it was found.
@@ -74,7 +82,7 @@ class Ledger:
         reading = read_only or store.schema_of(path) != store.SCHEMA
         mode, before = store.reading_mode(path) if reading else "rw", store.unwritten(path)
         try:
-            meta = store.verify(path, mode if reading else "ro", progress)
+            meta = store.verify(path, mode if reading else "ro", progress, verified if reading else "")
         except LedgerError:
             if mode != "immutable" or store.unwritten(path) == before:
                 raise

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from fedveil.accounting.formatting import epsilon, number, percent_at_most
 from fedveil.accounting.types import Audit, Claim, Unit, View
 from fedveil.pages.spent import Spent, spent
 from fedveil.run.recorded_run import RunData
+from fedveil.run.verification import verified_ledger
 from fedveil.statement.plain_words import scope_line
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_text import TextCell, TextTable, facts, if_seen, numbers_table, statement_text, variant_of
+from fedveil.verify import Verification
 
 Values = dict[str, Any]
 SEES = {
@@ -104,10 +107,17 @@ def _epsilon(value: float) -> str:
     return epsilon(value, UNBOUNDED)
 
 
-def spent_values(runs: Sequence[RunData], progress: Callable[[int, int], None] | None = None) -> Values | None:
+def spent_values(
+    runs: Sequence[RunData],
+    progress: Callable[[int, int], None] | None = None,
+    checked: Mapping[Path, Verification] | None = None,
+) -> Values | None:
     """Epsilon over the rounds, from the ledger: of several runs, that of the one that spent most."""
+    known = {path: verified_ledger(found) for path, found in (checked or {}).items()}
     each = [
-        (run, spent(run.path / "ledger.sqlite", s.scope, s.delta, s.clients, progress), s) for run in runs if (s := run.statement)
+        (run, spent(run.path / "ledger.sqlite", s.scope, s.delta, s.clients, progress, known.get(run.path, "")), s)
+        for run in runs
+        if (s := run.statement)
     ]
     if not each:
         return None

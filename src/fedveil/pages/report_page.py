@@ -38,7 +38,7 @@ def page_values(
     groups = grouped(runs)
     names = group_names(groups)
     room = [PICTURE_BYTES]
-    shown = [_group(name, group, room, progress) for name, group in zip(names, groups, strict=True)]
+    shown = [_group(name, group, room, progress, checked) for name, group in zip(names, groups, strict=True)]
     shown.sort(key=lambda g: (g["proven_value"] is None, g["proven_value"] or 0.0, g["cards"]["score"]["order"] or 0.0))
     scopes = {g["scope"] for g in shown if g["scope"]}
     charts = chart_values(shown)
@@ -51,7 +51,13 @@ def page_values(
     }
 
 
-def _group(name: str, runs: list[RunData], room: list[int], progress: Callable[[int, int], None] | None) -> dict[str, Any]:
+def _group(
+    name: str,
+    runs: list[RunData],
+    room: list[int],
+    progress: Callable[[int, int], None] | None,
+    checked: Mapping[Path, Verification] | None,
+) -> dict[str, Any]:
     first, privacy = runs[0], privacy_values(runs)
     main = first.declared.main
     score = spread([last(run.history, main.name) for run in runs])
@@ -71,7 +77,7 @@ def _group(name: str, runs: list[RunData], room: list[int], progress: Callable[[
         "constant": {c: last(first.history, c) for c in columns if constant(runs, c)},
         "layers": layers(runs),
         **column_values(runs),
-        "spent": spent_values(runs, progress),
+        "spent": spent_values(runs, progress, checked),
         "clients": _clients(runs),
         "partition": _partition(first.partition),
         "failures": _failures(runs),

@@ -37,16 +37,24 @@ class Spent:
     problem: str = ""
 
 
-def spent(ledger: Path, scope: Scope, delta: float, clients: int, progress: Callable[[int, int], None] | None = None) -> Spent:
+def spent(
+    ledger: Path,
+    scope: Scope,
+    delta: float,
+    clients: int,
+    progress: Callable[[int, int], None] | None = None,
+    verified: str = "",
+) -> Spent:
     """Epsilon over rounds from a ledger file; a ledger that cannot be trusted gives its problem and no number.
 
     Args:
         clients: all clients, whether or not they released anything. progress: called with the rows verified, and all.
+        verified: the closing digest of a ledger that was verified a moment ago, as of `Ledger.open`.
     """
     if not ledger.is_file():
         return Spent(problem="the run directory has no ledger")
     try:
-        with Ledger.open(ledger, read_only=True, progress=progress) as book:
+        with Ledger.open(ledger, read_only=True, progress=progress, verified=verified) as book:
             return _over_rounds(book, scope, delta, clients)
     except LedgerError as error:
         return Spent(problem=str(error))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
-import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
+from fedveil.errors import ConfigError
 from fedveil.run.closing_signature import Signer, check_signature
+from fedveil.run.unpacked_run import unpacked
 from fedveil.statement.recertify import recertify
-from fedveil.verify import Verification, verify_run
+from fedveil.verify import Finding, Verification, verify_run
 
 
 def verification(
@@ -32,27 +30,27 @@ def verification(
     Raises:
         FedveilError: the signature is to be checked and cannot be.
     """
-    with _directory(Path(path)) as run:
-        if run is None:
-            return verify_run(path, pin=pin)
-        found = verify_run(run, pin=pin, on_step=on_step)
-        added = recertify(run, trust_plugins=trust_plugins) if (run / "statement.json").is_file() else []
-        signature = check_signature(run, found.closing, signer)
-    return replace(found, findings=(*found.findings, *added, *([signature] if signature else [])))
+    if Path(path).is_dir():
+        return _of_directory(Path(path), pin, signer, trust_plugins, on_step)
+    try:
+        with unpacked(Path(path)) as run:
+            return _of_directory(run, pin, signer, trust_plugins, on_step)
+    except ConfigError as problem:
+        return Verification((Finding("unknown", "run", str(problem)),))
 
 
-@contextmanager
-def _directory(path: Path) -> Iterator[Path | None]:
-    """The run directory, taken out of the zip for as long as it is needed; None where it is neither."""
-    with ExitStack() as stack:
-        run: Path | None = path
-        if not path.is_dir():
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedveil-verify-")))
-            try:
-                with zipfile.ZipFile(path) as archive:  # which never extracts outside the folder
-                    archive.extractall(folder)
-                (ledger,) = folder.rglob("ledger.sqlite")
-                run = ledger.parent
-            except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError):
-                run = None  # verify_run says why
-        yield run
+def verified_ledger(found: Verification) -> str:
+    """The closing digest, if rows, chain and head are verified; else an empty string."""
+    right = {finding.subject for finding in found.findings if finding.kind == "verified"}
+    return found.closing if {"ledger", "head"} <= right else ""
+
+
+def _of_directory(
+    run: Path, pin: str | None, signer: Signer | None, trust_plugins: bool, on_step: Callable[[int, int], None] | None
+) -> Verification:
+    found = verify_run(run, pin=pin, on_step=on_step)
+    if len(found.findings) == 1:  # it was not read at all, so nothing else of it is
+        return found
+    added = recertify(run, trust_plugins=trust_plugins) if (run / "statement.json").is_file() else []
+    signature = check_signature(run, found.closing, signer)
+    return Verification((*found.findings, *added, *([signature] if signature else [])), found.closing)

@@ -22,7 +22,7 @@ TOLERANCE = 1e-9
 """Relative agreement of numbers that the same versions computed."""
 _DECIDES = ("fedveil", "numpy", "scipy")
 _SHOWN = 6
-_PROBLEMS = (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, IndexError)
+_PROBLEMS = (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, IndexError, RecursionError, MemoryError)
 
 
 def recertify(run: Path, *, trust_plugins: bool = False) -> list[Finding]:

@@ -1,13 +1,8 @@
-"""Verify a run directory, or a zip of one: what is bound together, what is recomputed, and what nobody can know from it."""
-
-from __future__ import annotations
+"""Verify a run directory: what is bound together, what is recomputed, and what nobody can know from it."""
 
 import csv
 import hashlib
-import json
-import tempfile
 import tomllib
-import zipfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +10,13 @@ from typing import Any
 
 from fedveil.verify import statement_checks
 from fedveil.verify.finding import Finding, Findings, Verification
-from fedveil.verify.ledger_file import LedgerFile
+from fedveil.verify.ledger_file import LedgerFile, read_json
 from fedveil.verify.row_costs import RowCosts
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "config.toml": tomllib.loads,
-    "statement.json": json.loads,
-    "data.json": json.loads,
+    "statement.json": read_json,
+    "data.json": read_json,
     "statement.md": str,
     "history.csv": lambda text: list(csv.DictReader(text.splitlines())),
 }
@@ -33,29 +28,18 @@ _TRUST = {
 
 
 def verify_run(path: str | Path, *, pin: str | None = None, on_step: Callable[[int, int], None] | None = None) -> Verification:
-    """Check a run directory (or a zip of one) without running any of its code, and without writing to it.
-
-    pin: the closing digest that is known from elsewhere. on_step: called with (rows read, rows there).
-    """
-    path, findings = Path(path), Findings()
-    if path.is_dir():
-        return _verify(path, findings, pin, on_step)
-    with tempfile.TemporaryDirectory(prefix="fedveil-verify-") as folder:
-        try:
-            with zipfile.ZipFile(path) as archive:  # which never extracts outside the folder
-                archive.extractall(folder)
-            (ledger,) = Path(folder).rglob("ledger.sqlite")
-        except Exception as problem:  # as below
-            return Verification((Finding("unknown", "run", f"{path} is neither a run directory nor a zip of one ({problem})"),))
-        return _verify(ledger.parent, findings, pin, on_step)
-
-
-def _verify(run: Path, findings: Findings, pin: str | None, on_step: Callable[[int, int], None] | None) -> Verification:
+    """Check a run directory, run no code of it, write nothing to it; `on_step` is called with (rows read, rows there)."""
+    run, findings = Path(path), Findings()
+    odd = [file.relative_to(run) for file in run.rglob("*") if file.is_symlink() or not (file.is_file() or file.is_dir())]
+    if odd or not run.is_dir():
+        why = (
+            f"it holds links, pipes or devices ({', '.join(map(str, odd))}): copy what they stand for" if odd else "no directory"
+        )
+        return Verification((Finding("unknown", "run", f"{run} is not read: {why}"),))
     ledger = LedgerFile(run / "ledger.sqlite")
     try:
         files = {name: parse((run / name).read_text(encoding="utf-8")) for name, parse in _PARSERS.items()}
-        scope = files["statement.json"]["scope"]
-        spent = RowCosts((scope["unit"], scope["adjacency"], scope["view"]), files["config.toml"]["privacy"]["colluders"])
+        spent = RowCosts(statement_checks.expected(files["statement.json"], files["config.toml"]))
         for row in ledger.rows(on_step):
             spent.add(row, ledger.run)
         findings.check(True, "ledger", "", f"{ledger.releases} releases in one chain{', as published' * ledger.published}")
@@ -96,7 +80,7 @@ def _check_files(findings: Findings, run: Path, ledger: LedgerFile) -> None:
     wrong = [n for n in checked if hashlib.sha256(salt * (n[:8] == "private/") + there[n].read_bytes()).hexdigest() != bound[n]]
     wrong += [f"{name} (without a digest)" for name in _PARSERS if name not in bound and ledger.closing]
     findings.check(not wrong, "files", "what the run wrote", f"{'changed: ' * bool(wrong)}{', '.join(wrong or checked)}")
-    outside = sorted(name for name in there.keys() - bound.keys() if not name.startswith("ledger.sqlite"))
+    outside = sorted(there.keys() - bound.keys() - {"ledger.sqlite", "ledger.sqlite-head"})
     if outside:
         findings.append(Finding("trust", "other files", f"no digest covers {', '.join(outside)}"))
 
@@ -117,5 +101,5 @@ def _check_numbers(findings: Findings, run: Path, ledger: LedgerFile, spent: Row
     findings.check(not few, "rounds of the ledger", "the participants of the history", f"others in {few}" if few else "the same")
     excess = spent.dimension - statement["dimension"] if ledger.releases else 0
     findings.check(excess == 0 or (spent.extras and excess > 0), "dimension", statement["dimension"], spent.dimension)
-    statement_checks.check_rows(findings, spent, statement, complete)
+    statement_checks.check_rows(findings, spent, statement, complete, history[-1:] if ledger.closing else [])
     statement_checks.check_statement(findings, statement, files["statement.md"])

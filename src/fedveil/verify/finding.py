@@ -1,19 +1,14 @@
 """What a verification found: one line a finding, and the outcome of all of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
-
-Kind = Literal["verified", "contradicted", "unknown", "trust"]
 
 
 class Finding(NamedTuple):
     """One check: right; wrong, with what was expected; impossible to make here; or what no file of a run can show."""
 
-    kind: Kind
+    kind: Literal["verified", "contradicted", "unknown", "trust"]
     subject: str
     text: str
 
@@ -28,12 +23,12 @@ class Findings(list[Finding]):
 
     def agree(self, subject: str, pairs: Mapping[str, tuple[object, object]]) -> None:
         """Add one check of many: of each name the number that follows, and the number that is stated; floats to six digits."""
-        wrong = [f"{name} = {a!r}, not {b!r}" for name, (a, b) in pairs.items() if not _same(a, b)]
+        close = {k for k, (a, b) in pairs.items() if type(a) is type(b) is float and math.isclose(a, b, rel_tol=1e-6)}
+        wrong = [f"{name} = {a!r}, not {b!r}" for name, (a, b) in pairs.items() if a != b and name not in close]
         self.check(not wrong, subject, "; ".join(wrong), "other values" if wrong else f"agrees on {', '.join(pairs)}")
 
 
-@dataclass(frozen=True)
-class Verification:
+class Verification(NamedTuple):
     """All findings about a run, and its closing digest (empty where there is none)."""
 
     findings: tuple[Finding, ...]
@@ -49,7 +44,3 @@ class Verification:
     def outcome(self) -> str:
         """`verified`, `contradicted` or `cannot tell`."""
         return ("verified", "contradicted", "cannot tell")[self.exit_status]
-
-
-def _same(a: object, b: object) -> bool:
-    return a == b or (isinstance(a, float) and isinstance(b, float) and math.isclose(a, b, rel_tol=1e-6))

@@ -1,12 +1,11 @@
 """A ledger read by a second implementation of docs/ledger.md: chain, commitments, head and closing, row by row."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,9 +23,8 @@ class LedgerFile:
     """A ledger's file; what it says as a whole is known once `rows` has run to its end."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.releases, self.last = path, 0, ""
+        self.path, self.releases, self.last, self.closing_digest, self.published = path, 0, "", "", False
         self.run, self.opening, self.closing = "", dict[str, Any](), dict[str, Any]()
-        self.closing_digest, self.published = "", False
 
     def rows(self, on_step: Callable[[int, int], None] | None = None) -> Iterator[dict[str, Any]]:
         """Every row, checked; OSError where there is no ledger to read, ValueError or sqlite3.Error where it is wrong."""
@@ -52,7 +50,7 @@ class LedgerFile:
             for seq, content, digest in db.execute("SELECT seq, content, digest FROM closing"):
                 if self.closing or seq != self.releases or digest != _link(self.last, ["closing", seq, content]):
                     raise ValueError("the closing entry does not continue the hash chain")
-                self.closing, self.closing_digest = json.loads(content), digest
+                self.closing, self.closing_digest = read_json(content), digest
 
     def _start(self, db: sqlite3.Connection) -> int:
         """Check schema and size, read the opening; returns the number of releases there."""
@@ -64,9 +62,18 @@ class LedgerFile:
         if tables != _TABLES or pages * size != self.path.stat().st_size:
             raise ValueError("its tables or its size are not those of a ledger")
         meta = dict(db.execute("SELECT key, value FROM meta"))
-        self.run, self.opening = meta["run"], json.loads(meta["meta"])
+        self.run, self.opening = meta["run"], read_json(meta["meta"])
         self.last = _link("", [text for item in sorted(meta.items()) for text in item])
         return int(db.execute("SELECT count(*) FROM release").fetchone()[0])
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):  # some readers take the first, and some the last
+        raise ValueError(f"a key stands twice among {', '.join(found)[:80]}")
+    return found
+
+
+read_json = partial(json.loads, object_pairs_hook=_once)
 
 
 def _link(previous: str, values: list[Any]) -> str:

@@ -1,44 +1,55 @@
 """What the rows of a ledger cost, each by its own clip, noise and coordinates, and all of them together by client."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedveil.verify.second_path import Curve, Release
+
+_curve = lru_cache(maxsize=64)(Curve)
+
+
+class Expected(NamedTuple):
+    """What every row is to be; kinds: events with their rates; plan: clip, noise std and mechanism, if all have the same."""
+
+    scope: tuple[str, ...] = ()
+    clients: int = 0
+    colluders: int = 0
+    steps: bool = False
+    kinds: frozenset[tuple[str, float | None]] = frozenset()
+    plan: tuple[float, float, str] | None = None
 
 
 class RowCosts:
     """The sum of the rows, client by client (-1 is the aggregate), and what is wrong with the first row that is."""
 
-    def __init__(self, scope: tuple[str, ...], colluders: int) -> None:
-        self.scope, self.colluders = scope, colluders
+    def __init__(self, expected: Expected | None = None) -> None:
+        self.expected, self.wrong, self.participants = expected or Expected(), "", dict[int, float]()
+        self.dimension, self.extras = 0, False
         self.squares: dict[int, float] = defaultdict(float)
         self.sampled: dict[int, Counter[Release]] = defaultdict(Counter)
-        self.dimension, self.extras = 0, False
-        self.participants, self.wrong = dict[int, float](), ""
 
     def add(self, row: Mapping[str, Any], run: str) -> None:
         """Count one row, and check what it says of itself."""
-        own = row["client"] >= 0
+        own, x = row["client"] >= 0, self.expected
         together = math.inf if row["participants"] is None else row["participants"]
         self.participants[row["round"]] = self.participants.get(row["round"], 0) + 1 if own else together
         named = (row["unit"], row["adjacency"], row["view"], own, row["dimension"], row["run"])
         self.dimension, self.extras = self.dimension or row["dimension"], row["extras"] != "[]"
-        if named != (*self.scope, row["view"] == "server", self.dimension, run) or row["coordinates"] > self.dimension:
-            self.wrong = self.wrong or f"row {row['seq']} is charged for another scope, or is of another run or model"
+        right = named == (*x.scope, x.scope[2] == "server", self.dimension, run) and row["coordinates"] <= self.dimension
+        problem = "" if row["event"] == "unbounded" else self._problem(row, x)
+        if not right or not -1 <= row["client"] < x.clients:
+            problem = "is charged for another scope, or is of another run, model or client"
+        self.wrong = self.wrong or (problem and f"row {row['seq']} {problem}")
         self.count(row["client"], row)
-        if row["event"] != "unbounded" and (problem := self._cost_problem(row)):
-            self.wrong = self.wrong or f"row {row['seq']} {problem}"
 
     def count(self, client: int, row: Mapping[str, Any]) -> None:
         """Count the cost of one row, or of one planned release."""
-        if row["count"] < 1:
-            raise ValueError("a release counts at least once")
+        if row["count"] < 1 or not 0 < (row["rate"] or 1) <= 1 or not 0 < (row["noise_multiplier"] or 1) < math.inf:
+            raise ValueError("a release counts at least once, has a rate of at most 1, and a noise multiplier above 0")
         if row["event"] == "unbounded":
             self.squares[client] = math.inf
         elif row["event"] == "gaussian" or row["rate"] == 1:
@@ -46,20 +57,29 @@ class RowCosts:
         else:
             self.sampled[client][(row["event"], row["rate"], row["noise_multiplier"])] += row["count"]
 
-    def _cost_problem(self, row: Mapping[str, Any]) -> str:
+    def _problem(self, row: Mapping[str, Any], x: Expected) -> str:
         """Why the charged cost does not follow from the row; correlated noise has a factor that only the plan knows."""
         charged = row["mu"] if row["event"] == "gaussian" else 1 / row["noise_multiplier"]
-        steps = row["note"].startswith("DP-SGD")
-        factor = 2 if row["adjacency"] == "replace_one" or (row["unit"] == "record" and not steps) else 1
-        whole = math.inf if row["whole_clip"] is None else row["whole_clip"]
-        alone = factor * _mu(row["clip"], row["noise_std"], whole, len(json.loads(row["extras"]))) if row["coordinates"] else 0.0
-        shares = max((row["participants"] or 0) - self.colluders, 1)  # each upload of a sum may carry noise of its own
-        right = any(math.isclose(charged, mu, rel_tol=1e-9, abs_tol=1e-12) for mu in (alone, alone / math.sqrt(shares)))
-        if steps:  # charged a little more, for the rounding of sums
+        factor = 2 if row["adjacency"] == "replace_one" or (row["unit"] == "record" and not x.steps) else 1
+        if (row["event"], row["rate"]) not in x.kinds or row["note"].startswith("DP-SGD") != x.steps:
+            return "is of another kind than the releases that the statement lists"
+        if row["reads"] != "[]" or (not x.steps and ((row["grid"] or "null") == "null" or row["mechanism"] == "none")):
+            return "is charged as if it left as integers with noise, chosen without the data, and says that it did not"
+        mu, clips, stds = _mu(row["clip"], row["noise_std"], row["whole_clip"], row["extras"])
+        alone = factor * mu if row["coordinates"] else 0.0
+        most = (x.clients if row["participants"] is None else row["participants"]) - x.colluders  # uploads of a sum with noise
+        shares = round((alone / charged) ** 2) if row["client"] < 0 < charged < alone < math.inf else 1
+        right = shares <= max(most, 1) and math.isclose(charged, alone / math.sqrt(shares), rel_tol=1e-9, abs_tol=1e-12)
+        if x.steps:  # charged a little more, for the rounding of sums
             right = alone <= charged * (1 + 1e-9) <= 1.01 * alone
         elif row["mechanism"] == "banded":
-            right = charged >= alone * (1 - 1e-9) if row["round"] == 0 else charged == 0
-        return "" if right else f"charges mu = {charged:.9g}, and its clip, noise and coordinates give {alone:.9g}"
+            right = row["client"] < 0 and (charged >= alone * (1 - 1e-9) if row["round"] == 0 else charged == 0)
+        if not right or x.plan is None:
+            return "" if right else f"charges mu = {charged:.9g}, and its clip, noise and coordinates give {alone:.9g}"
+        clip, std, mechanism = x.plan
+        found = (row["whole_clip"], clips, row["mechanism"], row["extras"], row["coordinates"])
+        right = found == (clip, {clip}, mechanism, "[]", row["dimension"]) and stds == {float(f"{std:.9g}")}
+        return "" if right else f"has not the clip {clip:.9g} and the {mechanism} noise {std:.9g} of the configuration throughout"
 
     def curve(self, delta: float, adjacency: str) -> Curve:
         """What the releases of one client tell, of whom most is told; raises ValueError as `Curve`."""
@@ -69,22 +89,19 @@ class RowCosts:
         return max((_curve(*cost, delta, adjacency) for cost in dearest), key=lambda curve: curve.epsilon)
 
 
-_curve = lru_cache(maxsize=64)(Curve)
-
-
 @lru_cache(maxsize=4096)
-def _mu(clip_text: str, noise_text: str, whole: float, extras: int) -> float:
-    """Largest norm of shift / std of one release, extras after the layers; inf where something leaves without noise.
+def _mu(clip_text: str, noise_text: str, whole: float | None, extras: str) -> tuple[float, set[float], set[float]]:
+    """Largest norm of shift / std of a release, inf where something leaves without noise; its clips; its noises, to nine digits.
 
     Under the clip of the whole, squares of shifts are spent first where the noise is least: a fractional knapsack.
     """
     clips = [math.inf if c is None else float(c) for c in json.loads(clip_text)]
     stds = [float(s) for s in json.loads(noise_text)]
-    left, total, layers = whole * whole, 0.0, len(clips) - extras
+    left, total, layers = math.inf if whole is None else whole * whole, 0.0, len(clips) - len(json.loads(extras))
     for std, clip in sorted(zip(stds[:layers], clips[:layers], strict=True)):
         square = min(clip * clip, left)
         if square > 0:
             total += square / (std * std) if std else math.inf
             left -= square
     others = [c / s if s else math.inf for c, s in zip(clips[layers:], stds[layers:], strict=True) if c > 0]
-    return math.hypot(math.sqrt(total), *others)
+    return math.hypot(math.sqrt(total), *others), set(clips), {float(f"{std:.9g}") for std in stds}

@@ -1,11 +1,8 @@
 """Epsilon from a list of releases by a second path: closed form for Gaussian releases, loss distributions for sampled ones.
 
-Nothing here is shared with `fedveil.accounting`. A sampled release is described by its tails: the probabilities with which the
-privacy loss exceeds l >= 0, in both directions, under both worlds. Within each cell of a grid of losses the two masses go to the
-cell's ends such that both are kept (connect the dots), so every bound is from above; composition is by FFT.
+A sampled release is described by its tails: the probabilities that the privacy loss exceeds l >= 0, in both directions, under
+both worlds. In each cell of a grid of losses the two masses go to its ends such that both are kept: a bound from above.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
@@ -17,14 +14,12 @@ from scipy.special import log_ndtr, logsumexp, ndtr, ndtri
 
 Array = NDArray[np.floating[Any]]
 Tails = Callable[[Array], tuple[Array, Array]]  # from losses l >= 0 to (P(loss > l), Q(loss > l)) of one direction
-Loss = tuple[Array, Array, float]
 Release = tuple[str, float, float]  # kind as in the column `event` of a ledger, sampling rate, noise multiplier
 
 
 class Curve:
-    """What releases tell together.
+    """What releases tell together: so many of each sampled one, with rates below 1, and Gaussian ones with this sum of mu^2.
 
-    sampled: how many of each sampled release, with a rate below 1; mu_squared: sum of mu^2 of the Gaussian ones.
     Raises NotImplementedError for kinds that are not known here, and where losses in floats do not reach epsilon.
     """
 
@@ -54,12 +49,9 @@ class Curve:
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Exact epsilon of mu-GDP: the root of Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) = delta (Balle & Wang 2018)."""
-
-    def above(epsilon: float) -> bool:
-        second = math.exp(min(epsilon + float(log_ndtr(-mu / 2 - epsilon / mu)), 0.0))
-        return float(ndtr(mu / 2 - epsilon / mu)) - second > delta
-
-    return mu if math.isinf(mu) else _root(above) if mu > 0 else 0.0
+    if mu == 0 or math.isinf(mu):
+        return mu
+    return _root(lambda e: bool(ndtr(mu / 2 - e / mu) - math.exp(min(e + log_ndtr(-mu / 2 - e / mu), 0.0)) > delta))
 
 
 def _root(above: Callable[[float], bool]) -> float:
@@ -94,14 +86,13 @@ def _tails(kind: str, q: float, z: float, adjacency: str) -> tuple[Tails, Tails]
     def replaced(losses: Array) -> tuple[Array, Array]:  # the sensitivity, 1, is the distance from -1/2 to 1/2
         c, growth = q * math.exp(-1 / (8 * z * z)), np.expm1(losses)
         v = ((1 - q) * growth + np.sqrt(((1 - q) * growth) ** 2 + 4 * c * c * (growth + 1))) / (2 * c)
-        x = 2 * z * z * np.log(v)
-        middle = (1 - q) * ndtr(-x / z)
+        middle = (1 - q) * ndtr(-(x := 2 * z * z * np.log(v)) / z)
         return middle + q * ndtr((0.5 - x) / z), middle + q * ndtr((-0.5 - x) / z)
 
     return (removed, added) if adjacency == "zero_out" else (replaced, replaced)
 
 
-def _composed(pairs: list[tuple[Tails, Tails, float]], delta: float) -> Loss:
+def _composed(pairs: list[tuple[Tails, Tails, float]], delta: float) -> tuple[Array, Array, float]:
     """The loss of all releases together in one direction: its values, their masses, and the mass at infinity, from above."""
     tail = 1e-6 * delta
     tops = [(_top(first, tail / count), _top(second, tail / count)) for first, second, count in pairs]
@@ -114,6 +105,8 @@ def _composed(pairs: list[tuple[Tails, Tails, float]], delta: float) -> Loss:
         product *= np.fft.rfft(np.bincount(np.rint(losses / step).astype(np.int64) % size, mass, size)) ** count
         infinite += count * beyond
     total = np.roll(np.maximum(np.fft.irfft(product, size), 0.0), size // 2)
+    if not math.isclose(float(total.sum()) + infinite, 1.0, abs_tol=1e-6):
+        raise NotImplementedError("so many releases")
     return (np.arange(size) - size // 2) * step, total, infinite + 2 * tail
 
 
@@ -137,17 +130,14 @@ def _half(tails: Tails, cells: int, step: float) -> tuple[Array, float]:
     sizes = abs(step) * np.arange(cells + 1)
     p, q = tails(sizes)
     dp, dq = np.maximum(p[:-1] - p[1:], 0.0), np.maximum(q[:-1] - q[1:], 0.0)
-    # dp = a + b and dq = a e^-near + b e^-(near + step): b sits at the far end
-    b = np.clip((dp - np.exp(np.sign(step) * sizes[:-1]) * dq) / -np.expm1(-step), 0.0, dp)
-    return np.append(dp - b, 0.0) + np.append(0.0, b), float(p[-1])
+    b = np.clip((dp - np.exp(np.sign(step) * sizes[:-1]) * dq) / -np.expm1(-step), 0.0, dp)  # at the far end: dp = a + b and
+    return np.append(dp - b, 0.0) + np.append(0.0, b), float(p[-1])  # dq = a e^-near + b e^-(near + step)
 
 
 def _reach(rough: list[tuple[Array, Array, float]], tail: float) -> float:
     """A size that the sum of all losses exceeds with probability below 2 `tail`, by Chernoff's bound."""
-
-    def bound(order: float) -> float:
-        logs = (count * float(logsumexp(order * losses, b=mass)) for losses, mass, count in rough)
-        return (math.fsum(logs) - math.log(tail)) / abs(order)
-
-    orders = np.geomspace(1e-3, 1e3, 80)
-    return max(1e-3, min(map(bound, orders)), min(map(bound, -orders)))
+    least = 1e-3
+    for orders in (up := np.geomspace(1e-3, 1e3, 80), -up):
+        logs = [math.fsum(n * float(logsumexp(order * losses, b=mass)) for losses, mass, n in rough) for order in orders]
+        least = max(least, float(min((np.array(logs) - math.log(tail)) / abs(orders))))
+    return least

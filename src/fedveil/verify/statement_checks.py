@@ -1,21 +1,31 @@
 """The numbers of a statement beside the configuration, the ledger's rows, and a second computation of every epsilon."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedveil.verify.finding import Findings
-from fedveil.verify.row_costs import RowCosts
+from fedveil.verify.row_costs import Expected, RowCosts
 from fedveil.verify.second_path import Curve
 
-EXACT, NUMERIC = 1e-6, 1e-3
-"""Relative agreement of epsilons in closed form, and of those by loss distributions on two grids, both from above."""
-FPR = 0.05  # at which a statement quotes `tpr`
+EXACT, NUMERIC = 1e-6, 1e-3  # relative agreement of epsilons in closed form, and of those by loss distributions on two grids
 _VIEWS = ("server", "aggregate", "final")
+_MECHANISMS = {"dp-fedavg": "independent", "noisy-fedavg": "independent", "noisy-fedprox": "independent", "banded-mf": "banded"}
+"""Of the methods whose releases all have one clip and one noise."""
 Json = Mapping[str, Any]
+
+
+def expected(statement: Json, config: Json) -> Expected:
+    """What every row of the ledger has to be."""
+    privacy, steps, method = config["privacy"], config["training"]["local"] == "dp-sgd", statement["method"]
+    clip, z, shares = (statement["learnability"] or {}).get("clip") or 0.0, statement["noise_multiplier"] or 0.0, 1
+    scope = tuple(statement["scope"][name] for name in ("unit", "adjacency", "view"))
+    if method.startswith("noisy-") and scope[2] != "server":  # each upload carries its share of the noise
+        shares = privacy.get("min_survivors", statement["cohort"]) - privacy["colluders"]
+    plan = (clip, z * clip / math.sqrt(shares), _MECHANISMS[method]) if method in _MECHANISMS and clip * z and not steps else None
+    kinds = frozenset((r["event"], r["rate"]) for r in statement["views"][min(_VIEWS.index(scope[2]), 1)]["releases"])
+    return Expected(scope, statement["clients"], privacy["colluders"], steps, kinds, plan)
 
 
 def check_configuration(findings: Findings, statement: Json, config: Json, card: Json) -> None:
@@ -45,11 +55,15 @@ def check_statement(findings: Findings, statement: Json, page: str) -> None:
     for view, numbers in zip(_VIEWS, statement["views"], strict=True):
         subject, stated = f"proven epsilon ({view} view)", float(numbers["proven"]["epsilon"])
         curve = _planned(numbers, statement)
-        tolerance, tpr = EXACT if curve.exact else NUMERIC, curve.true_positives(FPR)
+        tolerance, tpr = EXACT if curve.exact else NUMERIC, curve.true_positives(0.05)
         right = stated == curve.epsilon or math.isclose(stated, curve.epsilon, rel_tol=tolerance)
         blunt = not curve.exact and (numbers["proven"]["accountant"] != "pld" or stated > 100)  # less sharp, and still a bound
-        right = right or (blunt and curve.epsilon < stated < math.inf)
-        findings.check(right, subject, f"{curve.epsilon:.9g} by a second path", f"{stated:.9g}")
+        findings.check(
+            right or (blunt and curve.epsilon < stated < math.inf),
+            subject,
+            f"{curve.epsilon:.9g} by a second path",
+            f"{stated:.9g}",
+        )
         if not curve.exact:
             tpr = min(max(numbers["tpr"], tpr * (1 - tolerance)), 1.0)
         mu = curve.mu if curve.exact and math.isfinite(stated) else None
@@ -60,43 +74,40 @@ def check_statement(findings: Findings, statement: Json, page: str) -> None:
     findings.check(right, "statement.md", "the numbers of statement.json", "the same numbers" if right else f"no {lacking}")
 
 
-def check_rows(findings: Findings, spent: RowCosts, statement: Json, complete: bool) -> None:
-    """The rows, and their sum beside the proven epsilon of the run's view; in a complete run of aggregates it is the plan's."""
-    findings.check(
-        not spent.wrong, "rows", "the statement's scope, and costs as they follow", spent.wrong or "each as it should be"
-    )
-    view, target = statement["scope"]["view"], statement["target_epsilon"]
-    own = statement["views"][_VIEWS.index(view)]
-    proven, subject = float(own["proven"]["epsilon"]), f"epsilon spent ({view} view)"
+def check_rows(findings: Findings, spent: RowCosts, statement: Json, complete: bool, last: list[Json]) -> None:
+    """The rows; their sum beside the proven epsilon, which in a complete run of sums it is, and beside the history's last."""
+    findings.check(not spent.wrong, "rows", "scope, costs and plan as they follow", spent.wrong or "each as it should be")
+    place, target = _VIEWS.index(view := statement["scope"]["view"]), statement["target_epsilon"]
+    own, subject = statement["views"][min(place, 1)], f"epsilon spent ({view} view)"
     curve, plan = spent.curve(statement["delta"], _pair(statement)), _planned(own, statement)
     epsilon, tolerance = curve.epsilon, EXACT if curve.exact else NUMERIC
-    least = plan.epsilon if complete and view == "aggregate" and math.isfinite(plan.epsilon) else 0.0
-    most = math.inf if view == "final" else proven  # which is of the last model alone
-    right = least * (1 - tolerance) <= epsilon <= most * (1 + tolerance)
+    least = plan.epsilon if complete and view != "server" and math.isfinite(plan.epsilon) else 0.0
+    right = least * (1 - tolerance) <= epsilon <= (most := float(own["proven"]["epsilon"])) * (1 + tolerance)
     findings.check(right, subject, f"{least:.9g} to {most:.9g}", f"{epsilon:.9g}")
+    for noted in (row["epsilon_spent"] for row in last if row.get("epsilon_spent") and view != "final"):
+        right = float(noted) >= epsilon * (1 - tolerance)
+        findings.check(right, "epsilon spent in the history", f"at least {epsilon:.9g}", noted)
+    proven = float(statement["views"][place]["proven"]["epsilon"])
     right = target is None or proven <= target * (1 + EXACT) or proven == math.inf
     findings.check(right, "target epsilon", f"at most {target}", f"{proven:.9g}")
 
 
 def _numbers(value: Any) -> Iterator[float]:
     """Every number of the statement that its page shows, too; the others are computed again."""
-    if isinstance(value, int | float):
-        yield value
-    inner = value if isinstance(value, list) else []
-    if isinstance(value, dict):
-        inner = [item for key, item in value.items() if key not in ("mu", "tpr", "releases", "units", "target_ratio")]
-    for item in inner:
-        yield from _numbers(item)
+    yield from [value] if isinstance(value, int | float) else []
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        if key not in ("mu", "tpr", "releases", "units", "target_ratio"):
+            yield from _numbers(item)
 
 
 def _pair(statement: Json) -> str:
     """The worst-case pair of a sampled release: replacing, where one record moves the clipped update of its client."""
-    steps = any(release["event"] == "sampled_gaussian" for view in statement["views"][:1] for release in view["releases"])
+    steps = any(release["event"] == "sampled_gaussian" for release in statement["views"][0]["releases"])
     return str(statement["scope"]["adjacency"]) if statement["scope"]["unit"] == "client" or steps else "replace_one"
 
 
 def _planned(numbers: Json, statement: Json) -> Curve:
-    costs = RowCosts((), 0)
+    costs = RowCosts()
     for release in numbers["releases"]:
         costs.count(-1, release)
     return costs.curve(statement["delta"], _pair(statement))

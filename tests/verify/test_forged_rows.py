@@ -1,0 +1,117 @@
+"""Ledgers of releases that would have leaked, written again from end to end: they do not agree with themselves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from federation_runs import config
+from fedveil.verify import verify_run
+from forged_ledger import ForgedLedger
+from verified_runs import made, small_run
+
+pytestmark = pytest.mark.heavy
+Row = dict[str, Any]
+Forge = Callable[[list[Row]], list[Row]]
+
+
+def scaled(row: Row, column: str, factor: float) -> Row:
+    """The row with all numbers of a list multiplied."""
+    return {**row, column: json.dumps([factor * number for number in json.loads(row[column])])}
+
+
+def each(change: Callable[[Row], Row]) -> Forge:
+    """The same change of every row."""
+    return lambda rows: [change(row) for row in rows]
+
+
+FORGED: dict[str, tuple[str, Forge]] = {
+    "an upload in shares of many": ("server", each(lambda r: {**scaled(r, "noise_std", 1e-3), "participants": 10**6})),
+    "shares of more uploads than clients": ("poisson", each(lambda r: {**scaled(r, "noise_std", 1e-3), "participants": 10**6})),
+    "half the noise, as if in shares": ("poisson", each(lambda r: scaled(r, "noise_std", 1 / r["participants"] ** 0.5))),
+    "a second aggregate": ("poisson", lambda rows: [{**r, "client": client} for r in rows for client in (-1, -2)]),
+    "clients that are not there": ("server", lambda rows: [{**r, "client": r["client"] + n} for r in rows for n in (0, 6)]),
+    "secret sampling that was not planned": (
+        "server",
+        each(lambda r: {**r, "event": "sampled_gaussian", "rate": 1e-9, "noise_multiplier": 1 / r["mu"], "mu": None}),
+    ),
+    "nothing sent": ("server", each(lambda r: {**r, "coordinates": 0, "mu": 0.0})),
+    "no noise by the door": ("server", each(lambda r: {**r, "mechanism": "none"})),
+    "floats": ("server", each(lambda r: {**r, "grid": None})),
+    "chosen from the data": ("adaptive", each(lambda r: {**r, "reads": '["update"]'})),
+    "another clip, and its noise": (
+        "server",
+        each(lambda r: {**scaled(scaled(r, "clip", 7), "noise_std", 7), "whole_clip": 7 * r["whole_clip"]}),
+    ),
+    "steps of DP-SGD that were none": ("records", each(lambda r: {**r, "note": "DP-SGD", "mu": r["mu"] / 2})),
+    "correlated noise that was none": (
+        "server",
+        each(lambda r: r if r["round"] == 0 else {**scaled(r, "noise_std", 1e-9), "mechanism": "banded", "mu": 0.0}),
+    ),
+    "an extra without noise": (
+        "server",
+        each(lambda r: {**r, "extras": '["more"]', "coordinates": r["coordinates"] + 1, "dimension": r["dimension"] + 1}),
+    ),
+    "so often that sums of losses fail": ("steps", each(lambda r: {**r, "count": 2**62})),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_rows_of_releases_that_would_have_leaked(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    kind, forge = FORGED[name]
+    records = {"unit": "record", "delta": 1e-5}
+    steps = config({"name": "dp-fedavg"}, "server", training={"local": "dp-sgd"}, privacy=records)
+    source = small_run(steps, tmp_path / "source") if kind == "steps" else made(tmp_path_factory)[kind]
+    assert verify_run(source).exit_status == 0
+    assert forged(source, tmp_path / "run", forge) != 0
+
+
+@pytest.mark.parametrize("factor", [2, 10])
+def test_a_run_whose_last_model_is_promised_has_no_more_rows_than_its_sums(factor: int, tmp_path: Path) -> None:
+    run = small_run(config({"name": "dp-fedavg"}, "final"), tmp_path / "source")
+    assert verify_run(run).exit_status == 0
+    assert forged(run, tmp_path / "run", lambda rows: [dict(row) for row in rows for _ in range(factor)]) == 1
+
+
+def forged(source: Path, run: Path, forge: Forge) -> int:
+    """The exit status of verifying a copy with other rows, in which everything that is bound to them is written again."""
+    shutil.copytree(source, run)
+    ledger = ForgedLedger.read(run)
+    ledger.rows = forge(ledger.rows)
+    ledger.write(coherent=True)
+    return verify_run(run).exit_status
+
+
+def test_the_history_notes_no_less_than_was_spent(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(made(tmp_path_factory)["server"], run)
+    header, *rows = (run / "history.csv").read_text().splitlines()
+    place = header.split(",").index("epsilon_spent")
+    cells = [row.split(",") for row in rows]
+    for row in cells:
+        row[place] = "0.01"
+    (run / "history.csv").write_text("\n".join([header, *map(",".join, cells)]) + "\n")
+    bound(run)
+    assert [f.subject for f in verify_run(run).findings if f.kind == "contradicted"] == ["epsilon spent in the history"]
+
+
+@pytest.mark.parametrize("file", ["statement.json", "data.json"])
+def test_json_with_a_key_twice_is_contradicted(file: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(made(tmp_path_factory)["server"], run)
+    key = "delta" if file == "statement.json" else "clients"
+    (run / file).write_text(f'{{"{key}": 1,{(run / file).read_text().strip()[1:]}')
+    bound(run)
+    assert any("stands twice" in finding.text for finding in verify_run(run).findings if finding.kind == "contradicted")
+
+
+def bound(run: Path) -> None:
+    """Write every digest, the chain, the head and the closing again."""
+    ledger = ForgedLedger.read(run)
+    ledger.bind(run)
+    ledger.write(coherent=True)

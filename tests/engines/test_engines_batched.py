@@ -367,16 +367,16 @@ def test_an_interrupted_round_leaves_no_thread(tmp_path: Path, monkeypatch: pyte
 
 @dataclass(frozen=True)
 class Leaving(Failing):
-    """Asks to end the program, which no engine may swallow."""
+    """As if the user had asked to end the program, which no engine may swallow."""
 
     def begin(self, local: Local) -> None:
-        raise SystemExit("enough")
+        raise KeyboardInterrupt("enough")
 
 
-def test_a_request_to_exit_is_not_swallowed(tmp_path: Path) -> None:
+def test_an_interrupt_is_not_swallowed(tmp_path: Path) -> None:
     run = job(RUNS["dp-fedavg-server"], tmp_path)
     run = replace(run, context=replace(run.context, objective=Leaving(0, "")))
-    with pytest.raises(SystemExit, match="enough"):
+    with pytest.raises(KeyboardInterrupt, match="enough"):
         fit(run, Batched(run.context), start(run))
 
 

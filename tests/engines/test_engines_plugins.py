@@ -236,18 +236,12 @@ def _raised(error: BaseException) -> Callable[[Local, torch.Tensor], torch.Tenso
     return fail
 
 
-def _power(local: Local, update: torch.Tensor) -> torch.Tensor:
-    local.noise_power = torch.ones(7)
-    return update
-
-
 SPOILT: dict[str, tuple[Callable[[Local, torch.Tensor], torch.Tensor], str]] = {
     "an error without words": (_raised(Wordless()), "Wordless"),
     "an exit": (_raised(SystemExit(3)), "SystemExit: 3"),
     "what cannot be looked at": (_nan_that_cannot_be_looked_at, "the update contains NaN"),
     "a state that cannot be saved": (_kept(_boom), "Local.state may hold dense tensors"),
     "a sparse state": (_kept(torch.zeros(2).to_sparse()), "Local.state may hold dense tensors"),
-    "noise of other layers": (_power, "one number for each layer"),
 }
 
 

@@ -135,3 +135,12 @@ def test_what_is_refused(made: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"it has no summary\.json"):
         publish(unfinished, tmp_path / "none")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["full", "unfinished"]
+
+
+def test_a_contradicted_run_is_not_shown(made: Path, tmp_path: Path) -> None:
+    forged = Path(shutil.copytree(made, tmp_path / "forged"))
+    config = (forged / "config.toml").read_text()
+    (forged / "config.toml").write_text(config.replace("rounds = ", "rounds = 1"))
+    with pytest.raises(ConfigError, match=r"is contradicted, so nothing was copied: .*config\.toml"):
+        publish(forged, tmp_path / "copy")
+    assert [file.name for file in tmp_path.iterdir()] == ["forged"]

@@ -14,6 +14,7 @@ from fedveil.run.closing_signature import SIGNATURE
 from fedveil.run.data_card import CARD
 from fedveil.run.history_files import DECLARED
 from fedveil.run.run_directory import write_json
+from fedveil.run.verification import verification
 from fedveil.statement.statement_json import AUDITS
 
 LEDGER = "ledger.sqlite"
@@ -30,7 +31,8 @@ def publish(run: str | Path, out: str | Path) -> Path:
     The ledger goes without times and numbers of participants, and audits by canaries, which were trained on the data, stay.
 
     Raises:
-        ConfigError: no finished run of this version, or a folder that exists or cannot be written. LedgerError: a damaged ledger.
+        ConfigError: no finished run of this version, one that is contradicted, or a folder that exists or cannot be written.
+        LedgerError: a damaged ledger.
     """
     source, target = Path(run), Path(out)
     absent = [name for name in ("config.toml", "summary.json", LEDGER, CARD) if not (source / name).is_file()]
@@ -47,10 +49,18 @@ def publish(run: str | Path, out: str | Path) -> Path:
             draft = Path(folder) / "copy"
             draft.mkdir()
             _copy(source, draft)
+            _refuse_contradicted(source, draft)
             draft.rename(target)
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror or error}; choose a folder that may be written") from error
     return target
+
+
+def _refuse_contradicted(source: Path, draft: Path) -> None:
+    """Nobody is to be shown a run whose numbers contradict each other."""
+    wrong = [f"{finding.subject}: {finding.text}" for finding in verification(draft).findings if finding.kind == "contradicted"]
+    if wrong:
+        raise ConfigError(f"{source} is contradicted, so nothing was copied: {'; '.join(wrong)} (fedveil verify shows all of it)")
 
 
 def _copy(source: Path, draft: Path) -> None:

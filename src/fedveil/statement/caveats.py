@@ -45,8 +45,8 @@ def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> 
         found.append(
             Assumption(
                 "the computed gradient of a record does not depend on which other records are in its batch",
-                "numerical libraries may add in another order for a batch of another size, which moved gradients by up to 3e-7 of "
-                "their norm where it was measured; the bound does not count it",
+                "numerical libraries may add in another order for a batch of another size, which moved gradients by up to 3e-7 "
+                "of their norm where it was measured; the bound does not count it",
             )
         )
     found += dict.fromkeys(_sampling(s, event) for event in events if is_amplified(event))

@@ -1,10 +1,11 @@
-"""DP-SGD steps at batch 32 beside plain SGD steps, LeNet-5: ours, torch.func's vmap, and opacus in its own environment, in turns.
+"""DP-SGD steps at batch 32 beside plain SGD steps: ours, torch.func's vmap, and opacus in its own environment, in turns.
 
     python benchmarks/peers/install.py opacus
     python benchmarks/per_example.py --rounds 15
 
-One round is 20 steps: forward, backward, clip of each example, noise, optimiser. Writes benchmarks/results/per_example.json.
-All sides train the limit program's network but the last two, which train ours (the same layers, max-pooling of our own).
+LeNet-5, an LSTM and a transformer that predict the next of 32 tokens. One round is 20 steps: forward, backward, clip of each
+example, noise, optimiser. Writes benchmarks/results/per_example.json. "Our pooling" is our LeNet-5: the same layers, with a
+max-pooling of our own. Opacus's hooks and ghost clipping use its own LSTM and attention.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from fedveil.engines.memory import keep_freed_memory
 from fedveil.models import model_registry as registry
@@ -24,26 +27,39 @@ from fedveil.release import per_example
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import DpSgd
+from fedveil.tasks.classification import Classification
 from fedveil.training.local import BatchGradient, GradientSource, Local, LocalSpec, OptimizerSpec
 from fedveil.training.params import FlatModel
 from limit import LeNet5
 from peers.install import interpreter
-from sides import HERE, Side, program, save, together, worked
+from sides import HERE, Side, Turns, program, save, together, worked
+from token_networks import STEPS as LENGTH
+from token_networks import TOKENS, TokenLSTM, TokenTransformer
 
 BATCH, STEPS = 32, 20
 REFERENCE = "plain"
+Make = Callable[[], torch.nn.Module]
 
 
-def private(gradients: Callable[..., Any] = per_example.per_example_gradients) -> GradientSource:
+def token_losses(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The mean cross-entropy of each text [n]."""
+    return F.cross_entropy(scores, targets, reduction="none").mean(1)
+
+
+def private(network: str, gradients: Callable[..., Any] = per_example.per_example_gradients) -> GradientSource:
     """Clip 1, noise multiplier 1, from a seed as opacus's default noise."""
-    return PerExampleGradient(DpSgd(1.0, 1.0, 1.0, STEPS), Randomness(0, True), (0, 0), gradients)
+    losses = Classification().losses if network == "lenet5" else token_losses
+    plan = DpSgd(1.0, 1.0, 1.0, STEPS, BATCH, 100 * BATCH)
+    return PerExampleGradient(plan, Randomness(0, True), (0, 0), partial(gradients, losses_of=losses))
 
 
 @contextmanager
-def steps(module: torch.nn.Module, source: GradientSource) -> Iterator[Side]:
+def steps(network: str, module: torch.nn.Module, source: GradientSource) -> Iterator[Side]:
     """STEPS steps in this process."""
     model = FlatModel(module)
     x, y = torch.randn(BATCH, 1, 28, 28), torch.randint(0, 10, (BATCH,))
+    if network != "lenet5":
+        x, y = (torch.randint(0, TOKENS, (BATCH, LENGTH)) for _ in range(2))
     spec = LocalSpec(batch_size=BATCH, optimizer=OptimizerSpec(lr=0.05))
     local = Local(model, model.vector.clone(), spec, source, torch.Generator(), examples=BATCH, steps=STEPS)
 
@@ -51,6 +67,8 @@ def steps(module: torch.nn.Module, source: GradientSource) -> Iterator[Side]:
         before, start = worked([os.getpid()]), time.perf_counter()
         for step in range(STEPS):
             local.step = step
+            if isinstance(source, PerExampleGradient):
+                source._batch = x, y
             source(local, x, y)
             local.descend()
         return time.perf_counter() - start, worked([os.getpid()]) - before
@@ -58,37 +76,54 @@ def steps(module: torch.nn.Module, source: GradientSource) -> Iterator[Side]:
     yield side
 
 
+def own_lenet5() -> torch.nn.Module:
+    """The registry's."""
+    return registry.build("lenet5", (1, 28, 28), 10, 1)
+
+
+NETWORKS: dict[str, Make] = {
+    "lenet5": lambda: LeNet5(pool_first=True),
+    "lstm": TokenLSTM,
+    "transformer": TokenTransformer,
+    "transformer, learned places": lambda: TokenTransformer(learned=True),
+}
+
+
+def measured(network: str, rounds: int, opacus: bool) -> Turns:
+    """All sides of one network, in turns."""
+    make = NETWORKS[network]
+    sides = {
+        REFERENCE: steps(network, make(), BatchGradient()),
+        "fedveil": steps(network, make(), private(network)),
+        "vmap of grad": steps(network, make(), private(network, per_example.transformed)),
+    }
+    if network == "lenet5":
+        sides |= {
+            "plain, our pooling": steps(network, own_lenet5(), BatchGradient()),
+            "fedveil, our pooling": steps(network, own_lenet5(), private(network)),
+        }
+    if opacus and "learned" not in network:
+        command = [interpreter("opacus"), HERE / "peers" / "opacus_steps.py", "--network", network, "--mode"]
+        one = {"OMP_NUM_THREADS": "1"}
+        sides |= {f"opacus {mode}": program([*command, mode], one) for mode in ("plain", "hooks", "ghost")}
+    return together(sides, rounds)
+
+
 def main() -> None:
     """Measure and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--without-opacus", action="store_true")
+    parser.add_argument("networks", nargs="*", default=list(NETWORKS), help="by default all")
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
-
-    def theirs() -> LeNet5:
-        return LeNet5(pool_first=True)
-
-    def own() -> torch.nn.Module:
-        return registry.build("lenet5", (1, 28, 28), 10, 1)
-
-    sides = {
-        REFERENCE: steps(theirs(), BatchGradient()),
-        "fedveil": steps(theirs(), private()),
-        "vmap of grad": steps(theirs(), private(per_example.transformed)),
-        "plain, our pooling": steps(own(), BatchGradient()),
-        "fedveil, our pooling": steps(own(), private()),
-    }
-    if not options.without_opacus:
-        command = [interpreter("opacus"), HERE / "peers" / "opacus_steps.py", "--mode"]
-        one = {"OMP_NUM_THREADS": "1"}
-        sides |= {f"opacus {mode}": program([*command, mode], one) for mode in ("plain", "hooks", "ghost")}
-    turns = together(sides, options.rounds)
-    for side in sides:
-        print(turns.line(side, REFERENCE))
-    print(f"ours on our pooling: {turns.ratio('fedveil, our pooling', 'plain, our pooling'):.2f} of plain")
-    save("per_example", turns.table(REFERENCE))
+    for network in options.networks:
+        turns = measured(network, options.rounds, not options.without_opacus)
+        print(network)
+        for side in turns.seconds:
+            print(turns.line(side, REFERENCE))
+        save("per_example", {network: turns.table(REFERENCE)})
 
 
 if __name__ == "__main__":

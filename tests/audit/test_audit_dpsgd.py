@@ -27,7 +27,8 @@ from fedveil.audit.sampled_curve import choose_cut, curve_of, largest_noise
 from fedveil.audit.two_world import Rates, draw, rates
 from fedveil.configuration.config import Config, calibrated_setting, parse
 from fedveil.errors import ConfigError
-from fedveil.release.per_example import per_example_gradients, rows
+from fedveil.release.gradient_blocks import rows
+from fedveil.release.per_example import per_example_gradients
 from fedveil.tasks.classification import Classification
 from fedveil.training.params import Layout
 

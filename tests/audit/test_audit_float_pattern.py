@@ -16,7 +16,8 @@ from fedveil.audit.integer_bits import audit_integer_bits
 from fedveil.audit.intervals import epsilon_ceiling
 from fedveil.errors import ConfigError
 from fedveil.models.model_registry import build
-from fedveil.release.dpsgd import PerExampleGradient, clipped_sum
+from fedveil.release.dpsgd import PerExampleGradient
+from fedveil.release.gradient_blocks import Dense, clipped_sum
 from fedveil.release.grid import Group, exponent_for, from_grid, to_grid
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import DpSgd
@@ -201,7 +202,7 @@ def step_worlds(clip: float, others: int) -> tuple[list[torch.Tensor], Worlds]:
     rng = np.random.default_rng(0)
     examples = torch.from_numpy(np.stack([10 * clipped_vector(rng, clip) for _ in range(others + 1)]))
     batches = [examples[:others], examples]
-    sums = [clipped_sum([batch], clip).to(torch.float32).numpy() for batch in batches]
+    sums = [clipped_sum([Dense(batch)], clip).to(torch.float32).numpy() for batch in batches]
     return batches, (sums[0], sums[1])
 
 

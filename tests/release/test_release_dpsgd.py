@@ -20,8 +20,9 @@ from fedveil.errors import ConfigError
 from fedveil.models.model_registry import build
 from fedveil.release.cost import step_sensitivity
 from fedveil.release.dpsgd import PerExampleGradient
+from fedveil.release.gradient_blocks import rows
 from fedveil.release.noise import Randomness
-from fedveil.release.per_example import per_example_gradients, rows
+from fedveil.release.per_example import per_example_gradients
 from fedveil.release.plan import DpSgd
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import Local, LocalSpec, OptimizerSpec, Plain, train

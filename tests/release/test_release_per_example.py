@@ -1,8 +1,8 @@
-"""Gradients of single examples: by hand, by torch.func, and one backward pass for each example."""
+"""Blocks of gradients, their norms and sums; what may be done by hand, and what is left as it was."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -12,9 +12,23 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedveil.models.model_registry import build
-from fedveil.release import per_example
-from fedveil.release.per_example import Block, norms, per_example_gradients, rows, transformed, weighted_sum
+from fedveil.release import by_hand, gradient_blocks
+from fedveil.release.gradient_blocks import (
+    SLACK,
+    Block,
+    Dense,
+    Lookups,
+    Products,
+    clipped_sum,
+    combined,
+    norms,
+    rows,
+    weighted_sum,
+)
+from fedveil.release.per_example import one_by_one, per_example_gradients, transformed
 from fedveil.tasks.classification import Classification
+
+cross_entropy = Classification().losses
 
 
 def examples(*shape: int, n: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -22,142 +36,232 @@ def examples(*shape: int, n: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(n, *shape, generator=g), torch.randint(0, 4, (n,), generator=g)
 
 
-def one_by_one(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    losses = [F.cross_entropy(module(x[i : i + 1]), y[i : i + 1]) for i in range(len(y))]
-    gradients = [torch.autograd.grad(loss, list(module.parameters()), materialize_grads=True) for loss in losses]
-    return torch.stack([torch.cat([p.flatten() for p in g]) for g in gradients]), torch.stack(losses).detach()
+# --- networks of the registry --------------------------------------------------------------------------------------------
 
 
-class Twice(nn.Module):
-    """Uses one layer two times, and declares its layers in another order than it uses them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last, self.first = nn.Linear(6, 4), nn.Linear(6, 6)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.last(self.first(torch.relu(self.first(x))))
-        return out
-
-
-class Tied(nn.Module):
-    """Two layers with one weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False), nn.Linear(6, 4)
-        self.b.weight = self.a.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.c(self.b(self.a(x)).relu())
-        return out
-
-
-class Idle(nn.Module):
-    """Its second layer's output goes nowhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 4), nn.Linear(6, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.a(x) + 0 * self.b(x).detach()
-        return out
-
-
-class Scaled(nn.Linear):
-    """A linear layer that is not quite one."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return 3 * super().forward(x)
-
-
-class Rows(nn.Module):
-    """A linear layer on each row of an image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.layer(x).relu().sum(1)
-        return out
-
-
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "linear": (lambda: build("linear", (1, 8, 8), 4, 1), (1, 8, 8)),
-    "mlp": (lambda: build("mlp", (1, 8, 8), 4, 1), (1, 8, 8)),
-    "lenet5": (lambda: build("lenet5", (1, 28, 28), 4, 1), (1, 28, 28)),
-    "strides": (lambda: build("lenet-dlg", (3, 16, 16), 4, 1), (3, 16, 16)),
-    "uneven": (
-        lambda: nn.Sequential(nn.Conv2d(2, 3, (3, 2), (2, 1), (1, 0), bias=False), nn.Flatten(), nn.LazyLinear(4)),
-        (2, 7, 6),
-    ),
-    "same": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding="same"), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4)), (2, 5, 5)),
-    "dilated": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3, dilation=2), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4)), (2, 7, 7)),
-    "grouped": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4)), (2, 5, 5)),
-    "circular": (
-        lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.LazyLinear(4)),
-        (2, 5, 5),
-    ),
-    "rows": (Rows, (5, 6)),
-    "twice": (Twice, (6,)),
-    "tied": (Tied, (6,)),
-    "not quite linear": (lambda: nn.Sequential(Scaled(6, 4)), (6,)),
-    "in place": (lambda: nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 4)), (6,)),
-    "one layer idle": (Idle, (6,)),
-    "resnet18": (lambda: build("resnet18", (3, 16, 16), 4, 1), (3, 16, 16)),
-}
-BY_HAND = {"linear", "mlp", "lenet5", "strides", "uneven", "rows", "one layer idle"}
+NETWORKS = {"linear": (1, 8, 8), "mlp": (1, 8, 8), "lenet5": (1, 28, 28), "resnet18": (3, 16, 16)}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.heavy) if n == "resnet18" else n for n in NETWORKS])
-def test_gradients_equal_one_backward_pass_for_each_example(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    make, shape = NETWORKS[name]
-    module, (x, y) = make(), examples(*shape)
-    module(x)  # makes lazy layers
-    used: list[str] = []
-    monkeypatch.setattr(per_example, "transformed", lambda *arguments: used.append(name) or transformed(*arguments))
-    blocks, losses = per_example_gradients(module, x, y, Classification().losses)
-    assert bool(used) == (name not in BY_HAND)
-    flat, exact = one_by_one(module, x, y)
-    torch.testing.assert_close(rows(blocks), flat, rtol=2e-3, atol=2e-5)
-    torch.testing.assert_close(losses, exact, rtol=1e-5, atol=1e-6)
+def test_built_in_networks_go_by_hand(name: str) -> None:
+    module, (x, y) = build(name, NETWORKS[name], 4, 1), examples(*NETWORKS[name])
+    plan = by_hand.plan_for(module, x, y, cross_entropy)
+    flat, losses = (
+        rows(found) if i == 0 else found for i, found in enumerate(by_hand.gradients(module, x, y, cross_entropy, plan))
+    )
+    for route in (one_by_one, transformed):
+        blocks, exact = route(module, x, y, cross_entropy)
+        torch.testing.assert_close(flat, rows(blocks), rtol=2e-3, atol=2e-5)
+        torch.testing.assert_close(losses, exact, rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_leave_the_network_as_it_was() -> None:
-    module, (x, y) = build("lenet5", (1, 28, 28), 4, 1), examples(1, 28, 28)
-    before = [p.clone() for p in module.parameters()]
-    per_example_gradients(module, x, y, Classification().losses)
+    module, (x, y) = nn.Sequential(build("lenet5", (1, 28, 28), 4, 1), nn.ReLU(inplace=True)), examples(1, 28, 28)
+    before, state = [p.clone() for p in module.parameters()], torch.get_rng_state()
+    for _ in range(2):
+        per_example_gradients(module, x, y, cross_entropy)
     assert all(p.requires_grad and p.grad is None and p.equal(b) for p, b in zip(module.parameters(), before, strict=True))
-    assert not any(layer._forward_hooks for layer in module.modules())
+    assert not any("forward" in vars(layer) or layer._forward_hooks for layer in module.modules())
+    assert module[1].inplace
+    assert module.training
+    assert torch.equal(state, torch.get_rng_state())
     assert not x.requires_grad
+
+
+def test_nothing_is_computed_below_the_lowest_layer_that_trains() -> None:
+    module, (x, y) = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)), examples(6)
+    module[0].requires_grad_(False)
+    slopes: list[torch.Tensor] = []
+    module[1].register_forward_hook(lambda _, inputs, output: slopes.append(output))
+    assert rows(per_example_gradients(module, x, y, cross_entropy)[0]).shape == (3, 5 * 4 + 4)
+    assert not any(output.requires_grad for output in slopes[-1:])
+
+
+# --- what two examples must show ------------------------------------------------------------------------------------------
+
+
+def test_examples_that_are_alike_show_nothing_and_nothing_is_kept() -> None:
+    module, (x, y) = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)), examples(6)
+    same, label = x[:1].expand(3, -1), y[:1].expand(3)
+    assert by_hand.plan_for(module, same, label, cross_entropy).shapes is None
+    torch.testing.assert_close(
+        rows(per_example_gradients(module, same, label, cross_entropy)[0]),
+        rows(one_by_one(module, same, label, cross_entropy)[0]),
+    )
+    assert by_hand.plan_for(module, x, y, cross_entropy).shapes is not None
+
+
+def test_a_network_that_mixes_examples_is_not_done_by_hand() -> None:
+    class Mixing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(6, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h: torch.Tensor = self.a(x)
+            return h - h.mean(0)
+
+    module, (x, y) = Mixing(), examples(6)
+    assert by_hand.plan_for(module, x, y, cross_entropy).shapes is None
+    with_others, alone = (rows(per_example_gradients(module, x[:n], y[:n], cross_entropy)[0])[0] for n in (3, 1))
+    torch.testing.assert_close(with_others, alone)
+
+
+def test_a_loss_that_mixes_examples_is_not_done_by_hand() -> None:
+    def centred(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        each = F.cross_entropy(outputs, targets, reduction="none")
+        return each - each.mean()
+
+    module, (x, y) = nn.Linear(6, 4), examples(6)
+    assert by_hand.plan_for(module, x, y, centred).shapes is None
+    assert by_hand.plan_for(module, x, y, cross_entropy).shapes is not None, "plans are kept by loss"
+
+
+def test_dropout_runs_drops_other_units_for_each_example_and_is_not_drawn_for_the_check() -> None:
+    module = nn.Sequential(nn.Linear(6, 40), nn.Dropout(0.5), nn.Linear(40, 4))
+    x, y = examples(6)
+    x, y = x[:1].repeat(3, 1), y[:1].repeat(3)
+    x[1] += 1  # two examples that differ show that it may be done by hand
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        drawn.append(rows(per_example_gradients(module, x, y, cross_entropy)[0]))
+    assert torch.equal(*drawn)
+    assert by_hand.plan_for(module, x, y, cross_entropy).shapes is not None
+    dropped = drawn[0][:, : 6 * 40].unflatten(1, (40, 6)).abs().sum(2) == 0
+    assert 0.2 < float(dropped.float().mean()) < 0.8
+    assert not torch.equal(dropped[0], dropped[2])
+
+
+def test_a_change_of_what_trains_is_seen() -> None:
+    module, (x, y) = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)), examples(6)
+    assert rows(per_example_gradients(module, x, y, cross_entropy)[0]).shape[1] == 6 * 5 + 5 + 5 * 4 + 4
+    module[0].weight.requires_grad_(False)
+    torch.testing.assert_close(
+        rows(per_example_gradients(module, x, y, cross_entropy)[0]), rows(one_by_one(module, x, y, cross_entropy)[0])
+    )
+
+
+def test_an_error_of_the_network_comes_back() -> None:
+    module, (x, y) = nn.Linear(6, 4), examples(6)
+    with pytest.raises(IndexError):
+        per_example_gradients(module, x, y + 77, cross_entropy)
+
+
+# --- blocks --------------------------------------------------------------------------------------------------------------
 
 
 def some_blocks(seed: int, n: int) -> list[Block]:
     g = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=g) * 10.0 ** torch.randint(-4, 4, (n, 1), generator=g)
+        sizes = 10.0 ** torch.randint(-4, 4, (n,), generator=g).view(n, *[1] * len(shape))
+        return torch.randn(n, *shape, generator=g) * sizes
 
-    return [(draw(n, 5), draw(n, 7)), draw(n, 5), draw(n, 12)]
+    index = torch.randint(0, 4, (n, 6), generator=g)
+    return [Products(draw(1, 5), draw(1, 7)), Dense(draw(5)), Products(draw(3, 4), draw(3, 2)), Lookups(index, draw(6, 3), 4)]
 
 
 @given(st.integers(0, 2**31), st.integers(1, 5))
 def test_norms_and_sums_of_blocks_are_those_of_the_flat_gradients(seed: int, n: int) -> None:
     blocks, weights = some_blocks(seed, n), torch.rand(n, generator=torch.Generator().manual_seed(seed)).double()
     flat = rows(blocks)
-    assert flat.shape == (n, 5 * 7 + 5 + 12)
+    assert flat.shape == (n, 5 * 7 + 5 + 4 * 2 + 4 * 3)
     assert norms(blocks).dtype == weighted_sum(blocks, weights).dtype == torch.float64
-    exact, scale = flat.double(), float(flat.abs().max())
-    # an outer product is multiplied in float64 here and was rounded to float32 in `rows`
-    torch.testing.assert_close(norms(blocks), exact.norm(dim=1), rtol=1e-7, atol=0)
-    torch.testing.assert_close(weighted_sum(blocks, weights), weights @ exact, rtol=1e-6, atol=1e-6 * scale)
+    exact, scale = doubles(blocks), float(flat.abs().max())
+    torch.testing.assert_close(norms(blocks), exact.norm(dim=1), rtol=1e-9, atol=0)
+    torch.testing.assert_close(weighted_sum(blocks, weights), weights @ exact, rtol=1e-12, atol=1e-12 * scale)
+    torch.testing.assert_close(flat.double(), exact, rtol=1e-6, atol=1e-6 * scale)
+
+
+def doubles(blocks: Sequence[Block]) -> torch.Tensor:
+    """The gradients that blocks stand for, in float64."""
+
+    def wide(block: Block) -> Block:
+        if isinstance(block, Products):
+            return Products(block.left.double(), block.right.double())
+        if isinstance(block, Lookups):
+            return Lookups(block.index, block.slopes.double(), block.height)
+        assert isinstance(block, Dense)
+        return Dense(block.values.double())
+
+    return rows([wide(block) for block in blocks])
 
 
 def test_an_outer_product_is_laid_out_as_the_weight_of_a_linear_layer() -> None:
-    left, right = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0, 5.0]])
-    assert rows([(left, right)]).tolist() == [[3, 4, 5, 6, 8, 10]]
-    assert weighted_sum([(left, right)], torch.tensor([2.0])).tolist() == [6, 8, 10, 12, 16, 20]
-    assert norms([(left, right)]).item() == pytest.approx((5 * 50) ** 0.5)
+    block = Products(torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0, 4.0, 5.0]]]))
+    assert rows([block]).tolist() == [[3, 4, 5, 6, 8, 10]]
+    assert weighted_sum([block], torch.tensor([2.0]).double()).tolist() == [6, 8, 10, 12, 16, 20]
+    assert norms([block]).item() == pytest.approx((5 * 50) ** 0.5)
+
+
+def test_a_row_that_is_looked_up_twice_gets_both_slopes() -> None:
+    block = Lookups(torch.tensor([[2, 0, 2]]), torch.tensor([[[1.0], [2.0], [3.0]]]), 4)
+    assert rows([block]).tolist() == [[2, 0, 4, 0]]
+    assert norms([block]).item() == pytest.approx(20**0.5)
+    assert weighted_sum([block], torch.tensor([0.5]).double()).tolist() == [1, 0, 2, 0]
+
+
+@given(st.integers(0, 2**31), st.sampled_from([1e-3, 1.0, 1e4]))
+def test_a_sum_over_places_is_never_longer_than_the_clip(seed: int, clip: float) -> None:
+    """Terms that cancel to 2^-20 of themselves, and some that do not: the norm is at least the true one, whatever was lost."""
+    g = torch.Generator().manual_seed(seed)
+    left, right = torch.randn(4, 6, 5, generator=g), torch.randn(4, 6, 7, generator=g)
+    left[:2, 1::2] = -left[:2, ::2]
+    right[:2, 1::2] = right[:2, ::2] * (1 + 2.0**-20)
+    index = torch.randint(0, 3, (4, 6), generator=g)
+    for blocks in (
+        [Products(left * 1e3, right)],
+        [Lookups(index, left * 1e3, 3)],
+        [Products(left, right), Lookups(index, left, 3)],
+    ):
+        exact = doubles(blocks)
+        for i in range(4):
+            one = [block.without(torch.arange(4) != i) for block in blocks]
+            length = float(clipped_sum(one, clip).norm())
+            wanted = min(clip, float(exact[i].norm()))
+            assert length <= min(clip, float(exact[i].norm()) * (1 + 1e-9))
+            cancels = i < 2
+            assert cancels or length >= wanted * (1 - 2 * SLACK)
+        assert (norms(blocks) >= exact.norm(dim=1) * (1 - 1e-12)).all()
+
+
+def test_what_cancels_counts_less_and_what_does_not_counts_in_full() -> None:
+    left = torch.tensor([[[1.0], [-1.0], [1.0]], [[1.0], [1.0], [1.0]]])
+    block = Products(left, torch.tensor([[[1e6], [1e6], [1.0]], [[1.0], [1.0], [1.0]]]))
+    assert rows([block]).tolist() == [[1.0], [3.0]]
+    first, second = (float(clipped_sum([block.without(torch.tensor(out))], 10.0)) for out in ([False, True], [True, False]))
+    assert first == pytest.approx(10 * 2**8 / 2e6, rel=1e-3)
+    assert second == 3.0
+
+
+def test_an_example_that_is_not_finite_counts_as_zero_in_every_form() -> None:
+    for value in (float("inf"), float("nan"), 3e38):
+        for block in some_blocks(1, 3):
+            parts = {name: part.clone() for name, part in vars(block).items() if isinstance(part, torch.Tensor)}
+            for part in parts.values():
+                if part.is_floating_point():
+                    part[1] = value
+            broken = type(block)(**{**{k: v for k, v in vars(block).items() if k in block.__dataclass_fields__}, **parts})
+            total = clipped_sum([broken], 0.5)
+            others = clipped_sum([block.without(torch.tensor([False, True, False]))], 0.5)
+            if value == 3e38:
+                assert total.isfinite().all()
+                assert float(total.norm()) <= 1.5
+            else:
+                torch.testing.assert_close(total, others)
+
+
+def test_large_gradients_stay_products_and_small_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = Products(torch.randn(4, 3, 20), torch.randn(4, 3, 30))
+    table = Lookups(torch.randint(0, 50, (4, 3)), torch.randn(4, 3, 20), 50)
+    assert isinstance(combined([block]), Dense)
+    assert isinstance(combined([table]), Dense)
+    monkeypatch.setattr(gradient_blocks, "_FAST", 100)
+    assert isinstance(combined([block]), Products)
+    assert isinstance(combined([table, table]), Lookups)
+    torch.testing.assert_close(combined([block, block]).rows(), 2 * block.rows())
+    torch.testing.assert_close(combined([table, table]).rows(), 2 * table.rows())
+    assert isinstance(combined([block, Dense(block.rows())]), Dense)
+    monkeypatch.setattr(gradient_blocks, "_CANCELLATION", 2.0**36)
+    assert isinstance(combined([block]), Dense), "rounding could exceed the slack"

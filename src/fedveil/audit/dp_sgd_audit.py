@@ -37,8 +37,9 @@ from fedveil.audit.two_world import Repeats, many_runs
 from fedveil.errors import ConfigError
 from fedveil.federation.round import observed
 from fedveil.release.dpsgd import PerExampleGradient
+from fedveil.release.gradient_blocks import Block, Dense
 from fedveil.release.noise import Randomness
-from fedveil.release.per_example import Block, per_example_gradients
+from fedveil.release.per_example import per_example_gradients
 from fedveil.release.plan import DpSgd, Plan
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import Local, State, train
@@ -128,7 +129,7 @@ class Client:
 
 def crafted(module: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[list[Block], Tensor]:
     """Linear losses without automatic differentiation: the gradient of example x is -x, as that of `linear_model`."""
-    return [-x], x.new_zeros(len(x))
+    return [Dense(-x)], x.new_zeros(len(x))
 
 
 # --- two worlds --------------------------------------------------------------------------------------------------------

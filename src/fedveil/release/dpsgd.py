@@ -20,7 +20,8 @@ import torch
 
 from fedveil.errors import ConfigError
 from fedveil.release.cost import step_exponent
-from fedveil.release.per_example import Block, norms, per_example_gradients, weighted_sum
+from fedveil.release.gradient_blocks import Block, clipped_sum
+from fedveil.release.per_example import per_example_gradients
 from fedveil.tasks.classification import Classification
 
 if TYPE_CHECKING:
@@ -106,7 +107,9 @@ class PerExampleGradient:
             if len(y) > 1:
                 return torch.stack([self._sum(module, x[i : i + 1], y[i : i + 1]) for i in range(len(y))]).sum(0)
             _log.warning("client %d, round %d: an example counts as zero: %r", self.key[1], self.key[0], error)
-            return torch.zeros(sum(p.numel() for p in module.parameters()), dtype=torch.float64, device=x.device)
+            return torch.zeros(
+                sum(p.numel() for p in module.parameters() if p.requires_grad), dtype=torch.float64, device=x.device
+            )
         self.losses.append(float(losses.mean()))
         return clipped_sum(blocks, self.plan.clip)
 
@@ -115,23 +118,3 @@ def step_noise(plan: DpSgd, spec: LocalSpec, layout: Layout, round: int) -> Tens
     """Expected squared norm per layer [L] of the noise that the steps of a round bring into the update; NaN where not known."""
     steps = sum(spec.gain(round, step, plan.steps) for step in range(plan.steps))
     return torch.tensor(layout.sizes, dtype=torch.float32) * steps * (plan.noise_multiplier * plan.clip / plan.expected) ** 2
-
-
-def clipped_sum(blocks: list[Block], clip: float) -> Tensor:
-    """The sum [d] of the examples' gradients, each clipped to L2 norm `clip`, in float64.
-
-    An example whose gradient is not finite counts as zero.
-    """
-    size = norms(blocks)
-    finite = size.isfinite()
-    if not bool(finite.all()):
-        blocks = [_without(block, ~finite) for block in blocks]
-    factors = (clip / size.clamp_min(1e-300)).clamp_max(1.0).where(finite, size.new_zeros(()))
-    return weighted_sum(blocks, factors)
-
-
-def _without(block: Block, where: Tensor) -> Block:
-    """The block with the gradients of some examples [n] set to zero."""
-    if isinstance(block, torch.Tensor):
-        return block.masked_fill(where[:, None], 0.0)
-    return block[0].masked_fill(where[:, None], 0.0), block[1].masked_fill(where[:, None], 0.0)

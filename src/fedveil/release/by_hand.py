@@ -1,0 +1,194 @@
+"""The gradients of a batch's examples from one forward and backward pass, where known layers allow it.
+
+Before the first batch of a kind, two of its examples show whether that is right (`plan_for`). The network must be a function
+of one example, which `torch.func.vmap` proves: it stops at a decision that depends on values. And every tap must hold, where
+the shapes say an example is in the batch, what it holds for that example alone; so must the losses.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.func import vmap
+
+from fedveil.release.gradient_blocks import Block, Dense, combined
+from fedveil.release.layer_rules import RULES
+from fedveil.release.taps import Examples, NotByHand, Tap, Taps, installed
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from torch import Tensor, nn
+
+Losses = Callable[["Tensor", "Tensor"], "Tensor"]
+"""(outputs, targets) -> the loss of each example [n]."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a network's batches are done.
+
+    Args:
+        shapes: of each tapped output for one example; None where they are not done by hand.
+        transforms: whether `torch.func` can do the network.
+    """
+
+    shapes: tuple[tuple[int, ...], ...] | None = None
+    transforms: bool = True
+
+
+def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that train, by name, in order."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def gradients(module: nn.Module, x: Tensor, y: Tensor, losses: Losses, plan: Plan) -> tuple[list[Block], Tensor]:
+    """The blocks of the trainable parameters, in order, and the losses [n].
+
+    Raises:
+        NotByHand: the pass was not as planned.
+    """
+    taps, each = _tapped(module, x, y, losses)
+    examples = [Examples.found(shape, tap.output.shape, len(y)) for tap, shape in zip(taps, plan.shapes or (), strict=True)]
+    slopes = _slopes(module, each, taps)
+    parts: dict[int, list[Block]] = {id(p): [] for p in trainable(module).values()}
+    with torch.no_grad():
+        for tap, where, slope in zip(taps, examples, slopes, strict=True):
+            if where is None or not tap.untouched():
+                raise NotByHand
+            if slope is not None:
+                for p, use in tap.uses:
+                    parts[id(p)].append(use(slope.to(p.dtype), where))
+        idle = {id(p): Dense(p.new_zeros(len(y), p.numel())) for p in trainable(module).values() if not parts[id(p)]}
+    return [combined(found) if found else idle[key] for key, found in parts.items()], each.detach()
+
+
+def _tapped(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> tuple[list[Tap], Tensor]:
+    taps = Taps()
+    with installed(taps, module, RULES):
+        each = losses(module(x), y)
+    if each.shape != (len(y),):
+        raise NotByHand
+    return taps.all, each
+
+
+def _slopes(module: nn.Module, each: Tensor, taps: list[Tap]) -> list[Tensor | None]:
+    """The slopes of the losses at the taps; a parameter that has one of its own is used outside of known layers."""
+    if not each.requires_grad:
+        return [None] * len(taps)
+    behind = [*(tap.output for tap in taps), *trainable(module).values()]
+    found = torch.autograd.grad(each.sum(), behind, allow_unused=True)
+    if any(slope is not None for slope in found[len(taps) :]):
+        raise NotByHand
+    return list(found[: len(taps)])
+
+
+# --- what two examples show --------------------------------------------------------------------------------------------
+
+_PLANS: WeakKeyDictionary[nn.Module, dict[Hashable, Plan]] = WeakKeyDictionary()
+_MOST_PLANS = 64
+
+
+def plan_for(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Plan:
+    """The plan for batches like this one, of at least two examples; found once for a network and kept."""
+    plans = _PLANS.setdefault(module, {})
+    key = _key(module, x, y, losses)
+    if key not in plans:
+        with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):  # dropout of the network itself draws as ever
+            found = _found(module, x[:2], y[:2], losses)
+        if found is None:
+            return Plan()  # two examples that cannot be told apart show nothing
+        if len(plans) >= _MOST_PLANS:
+            plans.clear()
+        plans[key] = found
+    return plans[key]
+
+
+@contextmanager
+def transformable(module: nn.Module) -> Iterator[None]:
+    """Known layers compute in ways that `torch.func` can transform; what it does slowly it does without a warning."""
+    with installed(Taps(live=False), module, RULES), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
+
+
+def _key(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Hashable:
+    owner = getattr(losses, "__self__", losses)  # a method is another object each time, and so may be its owner
+    kind = getattr(losses, "__func__", None), owner if type(owner).__hash__ is not None else type(owner)
+    flags = tuple(layer.training for layer in module.modules()), tuple(p.requires_grad for p in module.parameters())
+    return x.shape[1:], x.dtype, x.device, y.shape[1:], y.dtype, kind, flags
+
+
+def _found(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Plan | None:
+    try:
+        with transformable(module):
+            vmap(lambda one, target: losses(module(one[None]), target[None]), randomness="different")(x, y)
+    except Exception:
+        return Plan(transforms=False)
+    try:
+        state = _random_state(x)
+        passes = _three(module, x, y, losses)
+        if not torch.equal(state, _random_state(x)):
+            with _without_dropout(module):
+                passes = _three(module, x, y, losses)
+        return _compared(module, *passes)
+    except Exception:
+        return Plan()
+
+
+Pass = tuple[list[Tap], "Tensor"]
+
+
+def _three(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> tuple[Pass, Pass, Pass]:
+    """Both examples together, and each alone."""
+    return (
+        _tapped(module, x, y, losses),
+        _tapped(module, x[:1], y[:1], losses),
+        _tapped(module, x[1:], y[1:], losses),
+    )
+
+
+def _compared(module: nn.Module, both: Pass, first: Pass, second: Pass) -> Plan | None:
+    _slopes(module, both[1], both[0])
+    differ = _equal(both[1], torch.cat((first[1], second[1])), Examples(2))
+    for tap, one, other in zip(both[0], first[0], second[0], strict=True):
+        examples = Examples.found(one.output.shape, tap.output.shape, 2)
+        if examples is None or one.output.shape != other.output.shape or not tap.untouched():
+            raise NotByHand
+        told = _equal(tap.output, torch.cat((one.output, other.output), examples.dim), examples)
+        if not told and examples.fold > 1:
+            raise NotByHand
+        differ = differ or told
+    return Plan(tuple(tuple(tap.output.shape) for tap in first[0])) if differ else None
+
+
+def _equal(both: Tensor, alone: Tensor, examples: Examples) -> bool:
+    """Whether two examples differ here; they must be together what they are alone."""
+    one, other = examples.first(both.detach()), examples.first(alone.detach())
+    margin = 1e-4 * float(other.abs().max()) + 1e-30 if other.numel() else 0.0
+    if not (math.isfinite(margin) and bool(((one - other).abs() <= margin).all())):
+        raise NotByHand
+    return bool(((other[0] - other[1]).abs() > 10 * margin).any())
+
+
+def _random_state(x: Tensor) -> Tensor:
+    return torch.cuda.get_rng_state(x.device) if x.is_cuda else torch.get_rng_state()
+
+
+@contextmanager
+def _without_dropout(module: nn.Module) -> Iterator[None]:
+    training = [layer for layer in module.modules() if layer.training]
+    try:
+        for layer in training:
+            layer.training = False
+        yield
+    finally:
+        for layer in training:
+            layer.training = True

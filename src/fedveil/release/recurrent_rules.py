@@ -1,0 +1,169 @@
+"""Where recurrent layers are tapped: at what drives their gates, of which input and last state are linear functions.
+
+A step's gates depend on W x_t + U h_(t-1) + b. The slope there is the slope of W x_t, which one product gives for all steps;
+so W, U and b get their gradients from one tap for each layer and direction.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedveil.release.taps import NotByHand, Taps, product, scale
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    State = tuple[Tensor, ...]
+
+
+def recurrent(taps: Taps, layer: nn.RNNBase, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+    """The forward of `nn.RNN`, `nn.GRU` and `nn.LSTM`."""
+    if not isinstance(x, torch.Tensor) or x.dim() != 3:
+        raise NotByHand  # packed sequences, and a single one
+    x = x.transpose(0, 1) if layer.batch_first else x
+    directions = 2 if layer.bidirectional else 1
+    starts = _starts(layer, x, state, directions)
+    ends: list[State] = []
+    for level in range(layer.num_layers):
+        outputs = []
+        for reverse in range(directions):
+            names = [
+                f"{name}_l{level}{'_reverse' if reverse else ''}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            ]
+            projection = getattr(layer, names[1].replace("hh", "hr"), None)
+            parameters = [getattr(layer, name, None) for name in names]
+            start = tuple(part[len(ends)] for part in starts)
+            output, end = _sweep(taps, layer.mode, x.flip(0) if reverse else x, start, parameters, projection)
+            outputs.append(output.flip(0) if reverse else output)
+            ends.append(end)
+        x = torch.cat(outputs, -1) if reverse else outputs[0]
+        if level + 1 < layer.num_layers:
+            x = F.dropout(x, layer.dropout, layer.training)
+    last = tuple(torch.stack(part) for part in zip(*ends, strict=True))
+    return x.transpose(0, 1) if layer.batch_first else x, last if layer.mode == "LSTM" else last[0]
+
+
+def cell(taps: Taps, layer: Any, x: Tensor, state: Any = None) -> Any:
+    """The forward of `nn.RNNCell`, `nn.GRUCell` and `nn.LSTMCell`."""
+    if x.dim() != 2:
+        raise NotByHand
+    mode = {nn.GRUCell: "GRU", nn.LSTMCell: "LSTM"}.get(type(layer)) or f"RNN_{layer.nonlinearity.upper()}"
+    zero = x.new_zeros(len(x), layer.hidden_size)
+    start = (zero, zero) if mode == "LSTM" and state is None else (zero,) if state is None else state
+    start = start if isinstance(start, tuple) else (start,)
+    parameters = [layer.weight_ih, layer.weight_hh, layer.bias_ih, layer.bias_hh]
+    _, end = _sweep(taps, mode, x[None], start, parameters, None)
+    return end if mode == "LSTM" else end[0]
+
+
+def _starts(layer: nn.RNNBase, x: Tensor, state: Any, directions: int) -> State:
+    if state is not None:
+        return state if isinstance(state, tuple) else (state,)
+    n, levels = x.shape[1], layer.num_layers * directions
+    hidden = x.new_zeros(levels, n, layer.proj_size or layer.hidden_size)
+    return (hidden, x.new_zeros(levels, n, layer.hidden_size)) if layer.mode == "LSTM" else (hidden,)
+
+
+def _sweep(
+    taps: Taps, mode: str, x: Tensor, state: State, parameters: list[Any], projection: nn.Parameter | None
+) -> tuple[Tensor, State]:
+    """One layer in one direction: the outputs [steps, batch, width] for x [steps, batch, ...], and the last state."""
+    of_input, of_state, input_bias, state_bias = parameters
+    weight, bias = taps.constant(of_state), taps.constant(state_bias)
+    shift = taps.constant(input_bias)
+    if mode != "GRU" and bias is not None:
+        shift, bias = shift + bias, None
+    drive = F.linear(x, taps.constant(of_input), shift)
+    before: list[Tensor] = []  # h_(t-1) of all steps
+    resets: list[Tensor] = []
+
+    def at_state(slope: Tensor) -> Tensor:
+        if mode != "GRU":
+            return slope
+        size = slope.shape[-1] // 3
+        return torch.cat((slope[..., : 2 * size], slope[..., 2 * size :] * torch.stack(resets)), -1)
+
+    uses = [
+        (of_input, product(x)),
+        (of_state, product(lambda: before[0], at_state)),
+        (input_bias, scale()),
+        (state_bias, scale(slopes=at_state)),
+    ]
+    drive = taps.tap(drive, uses, x)
+    if mode == "LSTM" and taps.live and projection is None and drive.dtype == weight.dtype:
+        first = state[0]
+        hidden, cells = _Lstm.apply(drive, *state, weight)  # type: ignore[no-untyped-call]
+        before.append(torch.cat((first[None], hidden[:-1])))
+        return hidden, (hidden[-1], cells)
+    hidden, kept = [], [state[0]]
+    for step in drive.unbind(0):
+        state, reset = _step(mode, step, state, weight, bias)
+        if projection is not None:
+            short = F.linear(state[0], taps.constant(projection))
+            state = (taps.tap(short, [(projection, product(state[0]))], state[0]), *state[1:])
+        hidden.append(state[0])
+        resets.append(reset)
+    before.append(torch.stack(kept + hidden[:-1]))
+    return torch.stack(hidden), state
+
+
+def _step(mode: str, drive: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> tuple[State, Tensor]:
+    """The next state, and the reset gate of a GRU."""
+    h = state[0]
+    from_state = F.linear(h, weight, bias)
+    if mode == "GRU":
+        reset, update = torch.sigmoid(drive + from_state).chunk(3, -1)[:2]
+        new = torch.tanh(drive.chunk(3, -1)[2] + reset * from_state.chunk(3, -1)[2])
+        return (new + update * (h - new),), reset
+    if mode == "LSTM":
+        i, f, g, o = (drive + from_state).chunk(4, -1)
+        c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
+        return (torch.sigmoid(o) * torch.tanh(c), c), h
+    activation = torch.tanh if mode == "RNN_TANH" else torch.relu
+    return (activation(drive + from_state),), h
+
+
+class _Lstm(torch.autograd.Function):
+    """All steps of an LSTM, forward and backward, with few calls a step; U counts as a constant."""
+
+    @staticmethod
+    def forward(ctx: Any, drive: Tensor, h: Tensor, c: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        size = h.shape[-1]
+        gates, hidden = torch.empty_like(drive), drive.new_empty(*drive.shape[:2], size)
+        cells, squashed = torch.empty_like(hidden), torch.empty_like(hidden)
+        parts = gates, gates[..., : 2 * size], *gates.chunk(4, -1), cells, squashed, hidden
+        before, back = c, weight.t()
+        # views of all steps are made at once: one by one they would take as long as the arithmetic
+        for now, step, in_out, i, f, g, o, cell, tanh, out in zip(drive, *(part.unbind(0) for part in parts), strict=True):
+            torch.addmm(now, h, back, out=step)
+            in_out.sigmoid_()
+            g.tanh_()
+            o.sigmoid_()
+            c = torch.mul(i, g, out=cell).addcmul_(f, c)
+            h = torch.mul(o, torch.tanh(c, out=tanh), out=out)
+        ctx.save_for_backward(gates, torch.cat((before[None], cells[:-1])), squashed, weight)
+        return hidden, c.clone()
+
+    @staticmethod
+    def backward(ctx: Any, of_hidden: Tensor, of_cell: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        gates, before, squashed, weight = ctx.saved_tensors
+        i, f, g, o = gates.chunk(4, -1)
+        into_cell = o * (1 - squashed.square())
+        from_cell = torch.stack((g * i * (1 - i), before * f * (1 - f), i * (1 - g.square())), -2)
+        from_hidden = squashed * o * (1 - o)
+        slopes = torch.empty_like(gates)
+        of_gates = torch.unflatten(slopes, -1, (4, -1))
+        parts = of_hidden, into_cell, from_cell, from_hidden, f, of_gates[:, :, :3], of_gates[:, :, 3], slopes
+        back, c = torch.zeros_like(of_hidden[0]), of_cell
+        for slope, into, through, direct, keep, three, last, step in zip(*(p.unbind(0)[::-1] for p in parts), strict=True):
+            h = back.add_(slope)
+            c = torch.addcmul(c, h, into)
+            torch.mul(through, c[:, None], out=three)
+            torch.mul(direct, h, out=last)
+            back = step @ weight
+            c.mul_(keep)
+        return slopes, back, c, None

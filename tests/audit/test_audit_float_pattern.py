@@ -215,7 +215,7 @@ def step_released(batch: torch.Tensor, z: float, clip: float, expected: float) -
     """One step of the real source, with secret noise."""
     model = LENET5
     plan = DpSgd(clip, z, 1.0, 1, expected, 1000)
-    source = PerExampleGradient(plan, Randomness(0), (0, 0), lambda _, x, y: ([x], x.new_zeros(len(x))))
+    source = PerExampleGradient(plan, Randomness(0), (0, 0), lambda _, x, y: ([Dense(x)], x.new_zeros(len(x))))
     local = Local(model, model.vector.clone(), LocalSpec(), source, torch.Generator())
     for x, y in source.batches(local, batch, torch.zeros(len(batch), dtype=torch.int64)):
         source(local, x, y)

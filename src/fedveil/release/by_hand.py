@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -57,8 +57,9 @@ def gradients(module: nn.Module, x: Tensor, y: Tensor, losses: Losses, plan: Pla
     """
     taps, each = _tapped(module, x, y, losses)
     examples = [Examples.found(shape, tap.output.shape, len(y)) for tap, shape in zip(taps, plan.shapes or (), strict=True)]
-    slopes = _slopes(module, each, taps)
-    parts: dict[int, list[Block]] = {id(p): [] for p in trainable(module).values()}
+    parameters = trainable(module).values()
+    slopes = _slopes(each, taps, parameters)
+    parts: dict[int, list[Block]] = {id(p): [] for p in parameters}
     with torch.no_grad():
         for tap, where, slope in zip(taps, examples, slopes, strict=True):
             if where is None or not tap.untouched():
@@ -66,7 +67,7 @@ def gradients(module: nn.Module, x: Tensor, y: Tensor, losses: Losses, plan: Pla
             if slope is not None:
                 for p, use in tap.uses:
                     parts[id(p)].append(use(slope.to(p.dtype), where))
-        idle = {id(p): Dense(p.new_zeros(len(y), p.numel())) for p in trainable(module).values() if not parts[id(p)]}
+        idle = {id(p): Dense(p.new_zeros(len(y), p.numel())) for p in parameters if not parts[id(p)]}
     return [combined(found) if found else idle[key] for key, found in parts.items()], each.detach()
 
 
@@ -79,11 +80,11 @@ def _tapped(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> tuple[li
     return taps.all, each
 
 
-def _slopes(module: nn.Module, each: Tensor, taps: list[Tap]) -> list[Tensor | None]:
+def _slopes(each: Tensor, taps: list[Tap], parameters: Iterable[Tensor]) -> list[Tensor | None]:
     """The slopes of the losses at the taps; a parameter that has one of its own is used outside of known layers."""
     if not each.requires_grad:
         return [None] * len(taps)
-    behind = [*(tap.output for tap in taps), *trainable(module).values()]
+    behind = [*(tap.output for tap in taps), *parameters]
     found = torch.autograd.grad(each.sum(), behind, allow_unused=True)
     if any(slope is not None for slope in found[len(taps) :]):
         raise NotByHand
@@ -122,7 +123,9 @@ def transformable(module: nn.Module) -> Iterator[None]:
 def _key(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Hashable:
     owner = getattr(losses, "__self__", losses)  # a method is another object each time, and so may be its owner
     kind = getattr(losses, "__func__", None), owner if type(owner).__hash__ is not None else type(owner)
-    flags = tuple(layer.training for layer in module.modules()), tuple(p.requires_grad for p in module.parameters())
+    flags = tuple(
+        (layer.training, *(p is not None and p.requires_grad for p in layer._parameters.values())) for layer in module.modules()
+    )
     return x.shape[1:], x.dtype, x.device, y.shape[1:], y.dtype, kind, flags
 
 
@@ -156,7 +159,7 @@ def _three(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> tuple[Pas
 
 
 def _compared(module: nn.Module, both: Pass, first: Pass, second: Pass) -> Plan | None:
-    _slopes(module, both[1], both[0])
+    _slopes(both[1], both[0], trainable(module).values())
     differ = _equal(both[1], torch.cat((first[1], second[1])), Examples(2))
     for tap, one, other in zip(both[0], first[0], second[0], strict=True):
         examples = Examples.found(one.output.shape, tap.output.shape, 2)

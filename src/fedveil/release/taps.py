@@ -91,8 +91,8 @@ def channel_scale(inputs: Tensor | None = None) -> Use:
     def use(slope: Tensor, examples: Examples) -> Block:
         if examples.dim:
             raise NotByHand
-        each = slope if inputs is None else slope * inputs
-        return Dense(each.reshape(examples.n, examples.fold, slope.shape[1], -1).sum((1, 3)))
+        each = (slope if inputs is None else slope * inputs).reshape(*slope.shape[:2], -1).sum(2)
+        return Dense(each if examples.fold == 1 else each.view(examples.n, examples.fold, -1).sum(1))
 
     return use
 

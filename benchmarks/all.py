@@ -95,9 +95,12 @@ def methods(held: Held) -> str:
 
 def per_example(held: Held) -> str:
     """DP-SGD steps beside plain ones."""
-    return markdown(
-        ["step of LeNet-5, batch 32", "/ plain"], [[name, cell(held, name, side)] for name, side in held["table"].items()]
-    )
+    sides = list(dict.fromkeys(name for network in held["table"].values() for name in network))
+    rows = [
+        [name, *(cell(held, key, network[name]) if name in network else "" for key, network in held["table"].items())]
+        for name in sides
+    ]
+    return markdown(["step at batch 32, / plain", *held["table"]], rows)
 
 
 def scale(held: Held) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedveil.release.attention_rule import attention
-from fedveil.release.gradient_blocks import Block, Dense, Lookups
+from fedveil.release.gradient_blocks import Block, Dense, lookups
 from fedveil.release.recurrent_rules import cell, recurrent
 from fedveil.release.taps import Examples, NotByHand, Rule, Taps, Use, channel_scale, lookup, product, scale
 
@@ -110,7 +110,7 @@ def _embedding_bag(
         if examples != Examples(examples.n):
             raise NotByHand
         shares = counted / counted.sum(1, keepdim=True).clamp_min(1) if layer.mode == "mean" else counted
-        return Lookups(index, slope[:, None] * shares[..., None], layer.num_embeddings)
+        return lookups(index, slope[:, None] * shares[..., None], layer.num_embeddings)
 
     return taps.tap(out, [(layer.weight, use)], index)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fedveil.release.gradient_blocks import Block, Dense, Lookups, Products
+from fedveil.release.gradient_blocks import Block, Dense, lookups, products
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +69,7 @@ def product(inputs: Tensor | Callable[[], Tensor], slopes: Callable[[Tensor], Te
     def use(slope: Tensor, examples: Examples) -> Block:
         seen = inputs() if callable(inputs) else inputs
         slope = slopes(slope)
-        return Products(examples.places(slope), examples.places(seen.detach().to(slope.dtype)))
+        return products(examples.places(slope), examples.places(seen.detach().to(slope.dtype)))
 
     return use
 
@@ -102,7 +102,7 @@ def lookup(index: Tensor, height: int, padding: int | None = None) -> Use:
 
     def use(slope: Tensor, examples: Examples) -> Block:
         slopes = slope if padding is None else slope.masked_fill((index == padding)[..., None], 0.0)
-        return Lookups(examples.places(index[..., None])[..., 0], examples.places(slopes), height)
+        return lookups(examples.places(index[..., None])[..., 0], examples.places(slopes), height)
 
     return use
 

@@ -32,6 +32,7 @@ from fedveil.configuration.sections import (
     task_section_of,
 )
 from fedveil.data.catalogue import Info, info
+from fedveil.data.own.data_source import PATHS
 from fedveil.data.partition import checked_options
 from fedveil.errors import ConfigError, explain
 from fedveil.methods.base import Method, MethodConfig, Setting
@@ -140,6 +141,10 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         ]
     if isinstance(privacy, dict) and privacy.get("budget"):
         privacy["budget"] = _beside(Path(path), privacy["budget"])
+    data = raw.get("data")
+    source = data.get("source") if isinstance(data, dict) else None
+    if isinstance(source, dict):
+        source |= {key: _beside(Path(path), source[key]) for key in PATHS if key in source}
     return parse(raw, overrides)
 
 
@@ -229,13 +234,14 @@ class Population:
 
 
 def population_of(config: Config) -> Population:
-    """The population of a configuration, from the catalogue alone."""
+    """The population of a configuration, from the catalogue, or from what it says of its own files, alone."""
     method_of(config)  # its plugins may bring the data set
     require_handed_over(config)
-    data, options = info(config.data.name), checked_options(config.data.partition)
+    source, options = config.data.source, checked_options(config.data.partition)
+    data = info(config.data.name) if source is None else source.info(config.data.name)
     clients = int(getattr(options, "clients", None) or data.users)
     total: float = data.train_size
-    if config.data.partition.get("kind") == "users":
+    if source is None and config.data.partition.get("kind") == "users":
         total = (data.train_size + data.test_size) * (1 - config.data.user_test_fraction)
     kept = total * (1 - config.data.public_fraction) * (1 - config.data.client_test_fraction)
     records = getattr(options, "examples_per_client", None) or max(1, round(kept / max(clients, 1)))

@@ -15,6 +15,7 @@ import torch
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded, View
 from fedveil.configuration.config import Config, Population, calibrated_setting, method_of, require_handed_over, task_of
+from fedveil.data.catalogue import CATALOGUE
 from fedveil.data.dataset import strata
 from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options, need_strata
@@ -63,11 +64,12 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
     Raises:
         ConfigError, DataError: as `load` and `from_options`; or a program handed them over before, and does not now.
     """
-    section, seed = config.data, config.run.seed
+    section, seed = (config if dataset is None else by_own_clients(config, dataset)).data, config.run.seed
     method_of(config)  # its plugins may bring the data set
     require_handed_over(config, dataset, partition)
     if dataset is None:
-        dataset = load(section.name, section.data_dir, section.download)
+        source = section.source
+        dataset = load(section.name, section.data_dir, section.download) if source is None else source.read(section.name)
     if partition is None and section.partition.get("kind") == "users" and dataset.users_test is not None:
         dataset = split_within_users(dataset, section.user_test_fraction)
     among, public_part = None, np.empty(0, dtype=np.int64)
@@ -87,6 +89,14 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
     public = (torch.from_numpy(x[public_part]), torch.from_numpy(y[public_part])) if len(public_part) else None
     test = torch.from_numpy(dataset.standardise(dataset.x_test)), torch.from_numpy(dataset.y_test)
     return Prepared(dataset, partition, Clients.of(x, y, partition.clients), tests, test, public)
+
+
+def by_own_clients(config: Config, dataset: Dataset) -> Config:
+    """Where no partition is configured, data of one's own that name their clients are partitioned by these."""
+    own = dataset.users_train is not None and dataset.info.name not in CATALOGUE
+    if not own or "partition" in config.data.model_fields_set:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"partition": {"kind": "users"}})})
 
 
 def build_model(config: Config, prepared: Prepared) -> FlatModel:

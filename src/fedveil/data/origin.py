@@ -13,6 +13,7 @@ class Origin:
     source: what it was made from. features: names of the inputs. casts: changes of type, one line each.
     categories, missing: the public lists and constants with which columns were encoded. test: the rule of the test split.
     counted: what was counted in the data and is treated as public all the same.
+    ranked: whether one example's time may decide if another one is for testing.
     """
 
     source: str
@@ -22,3 +23,4 @@ class Origin:
     categories: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     missing: Mapping[str, object] = field(default_factory=dict)
     counted: tuple[str, ...] = ()
+    ranked: bool = False

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedveil.accounting.accountant import bound
-from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded, View
+from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded, Unit, View
 from fedveil.configuration.config import Config, Population, calibrated_setting, method_of, require_handed_over, task_of
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.data.dataset import strata
@@ -70,6 +70,7 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
     if dataset is None:
         source = section.source
         dataset = load(section.name, section.data_dir, section.download) if source is None else source.read(section.name)
+    refuse_ranked(config, dataset)
     if partition is None and section.partition.get("kind") == "users" and dataset.users_test is not None:
         dataset = split_within_users(dataset, section.user_test_fraction)
     among, public_part = None, np.empty(0, dtype=np.int64)
@@ -89,6 +90,15 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
     public = (torch.from_numpy(x[public_part]), torch.from_numpy(y[public_part])) if len(public_part) else None
     test = torch.from_numpy(dataset.standardise(dataset.x_test)), torch.from_numpy(dataset.y_test)
     return Prepared(dataset, partition, Clients.of(x, y, partition.clients), tests, test, public)
+
+
+def refuse_ranked(config: Config, dataset: Dataset) -> None:
+    """An error where records are protected, and the time of one decides whether another one is trained on: then two differ."""
+    if config.privacy.unit is Unit.RECORD and dataset.origin is not None and dataset.origin.ranked:
+        raise ConfigError(
+            f"privacy.unit = 'record', and the test split ({dataset.origin.test}) ranks records by their times, so that one "
+            f"record decides whether another one is trained on: use test={{'latest': ..., 'since': ...}} or test={{'share': ...}}"
+        )
 
 
 def by_own_clients(config: Config, dataset: Dataset) -> Config:

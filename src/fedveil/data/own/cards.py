@@ -108,6 +108,14 @@ class TableCard(OwnCard):
             raise ConfigError(_computed(info.field_name, value, f"{info.field_name}={example}"))
         return value
 
+    @field_validator("categories")
+    @classmethod
+    def _different(cls, categories: dict[str, tuple[Value, ...]]) -> dict[str, tuple[Value, ...]]:
+        for name, values in categories.items():
+            if not values or len({canonical(value) for value in values}) < len(values):
+                raise ConfigError(f"categories[{name!r}] = {list(values)!r}: list each value that the column can have, once")
+        return categories
+
     @field_validator("normalise")
     @classmethod
     def _positive(cls, normalise: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:

@@ -133,7 +133,7 @@ def as_ids(values: Any, examples: int, what: str = "client") -> Array:
         ids = ids.astype(np.str_)
     if ids.shape != (examples,):
         raise DataError(f"{what} has shape {ids.shape}: give one id for each of the {examples} examples")
-    if ids.dtype.kind not in "iuUT":
+    if ids.dtype.kind not in "iuUT" or (ids.dtype.kind in "UT" and (ids == "").any()):
         raise DataError(
             f"{what} is {ids.dtype}: give everybody an id that is an integer or text, and leave out examples without one"
         )

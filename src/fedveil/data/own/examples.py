@@ -35,7 +35,7 @@ class Examples:
 
 def rule_text(rule: SplitRule | None, owners: bool) -> str:
     """The rule that applies, in words."""
-    return _rule(rule, owners).text()
+    return _rule(rule, owners).text(owners)
 
 
 def divided(examples: Examples, rule: SplitRule | None, seed: int, info: Info, origin: Origin) -> Dataset:
@@ -48,6 +48,7 @@ def divided(examples: Examples, rule: SplitRule | None, seed: int, info: Info, o
     rule = _rule(rule, examples.ids is not None)
     if rule.clients is not None and examples.ids is None:
         raise DataError(f"test = {{'clients': {rule.clients:g}}} holds out clients, and none are named: give client=...")
+    origin = replace(origin, ranked=rule.ranked)
     test = held_out(rule, seed, owners, examples.times)
     x, y = examples.x, examples.labelled.y
     users = None if examples.ids is None else owners.codes[~test]

@@ -58,45 +58,35 @@ def column_of(table: Any, name: str) -> TableColumn:
     if name not in (names := names_of(table)):
         raise DataError(f"there is no column {name!r}{nearest(name, names)}; there are {', '.join(names)}")
     series = table[name]
-    values = _values(series)
+    values, stored = _values(series)
     if values.ndim != 1:
         return TableColumn(name, "object", values, np.zeros(len(values), np.bool_), f"arrays of shape {values.shape[1:]}")
-    absent = _absent(series, values)
-    return _sorted_out(name, values, absent, str(getattr(series, "dtype", None) or getattr(series, "type", None) or values.dtype))
+    return _sorted_out(name, values, _absent(series, values), stored)
 
 
-def _values(series: Any) -> Array:
+def _values(series: Any) -> tuple[Array, str]:
+    """As an array, and the type that the table has for it."""
     if hasattr(series, "to_numpy"):
-        return np.asarray(series.to_numpy())
+        values = np.asarray(series.to_numpy())
+        return values, str(getattr(series, "dtype", None) or getattr(series, "type", values.dtype))
     if isinstance(series, np.ndarray):
-        return series
-    values = list(series)
-    found = np.empty(len(values), dtype=object)
-    found[:] = values
-    return found
+        return series, str(series.dtype)
+    listed = list(series)
+    found = np.empty(len(listed), dtype=object)
+    for i, one in enumerate(listed):
+        found[i] = one
+    return found, "numbers"
 
 
 def _absent(series: Any, values: Array) -> NDArray[np.bool_]:
     """Where a value is missing: what the table says, and NaN, None and NaT."""
-    if values.dtype.kind == "f":
-        found = np.isnan(values)
-    elif values.dtype.kind in "Mm":
+    found = np.array([one is None or (isinstance(one, float) and one != one) for one in values.tolist()], dtype=np.bool_)
+    if values.dtype.kind in "Mm":
         found = np.isnat(values)
-    else:
-        found = (
-            np.array([one is None or one != one for one in values])
-            if values.dtype.kind == "O" and not _nullable(series)
-            else np.zeros(len(values), np.bool_)
-        )
     for method in ("isna", "is_null"):
         if hasattr(series, method):
-            found = found | np.asarray(getattr(series, method)(), dtype=np.bool_)
-            break
-    return np.asarray(found, dtype=np.bool_)
-
-
-def _nullable(series: Any) -> bool:
-    return hasattr(series, "isna") or hasattr(series, "is_null")
+            return found | np.asarray(getattr(series, method)(), dtype=np.bool_)
+    return found
 
 
 def _sorted_out(name: str, values: Array, absent: NDArray[np.bool_], stored: str) -> TableColumn:

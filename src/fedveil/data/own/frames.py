@@ -80,7 +80,7 @@ def _examples(table: Any, card: TableCard, features: tuple[str, ...], rule: Spli
     ids = times = None
     if card.client is not None:
         column = no_missing(column_of(table, card.client), "client")
-        ids = as_ids(column.values, len(x), f"column {card.client!r}, the client,")
+        ids = as_ids(column.values, len(x), f"column {card.client!r} (the client)")
     if rule is not None and rule.latest is not None:
         column = no_missing(column_of(table, rule.latest), "time of the test split")
         times = as_times(column.values, len(x), f"column {rule.latest!r}")
@@ -92,9 +92,9 @@ def _targets(table: Any, card: TableCard) -> Labelled:
     for column in columns:
         if column.kind not in ("number", "text"):
             raise DataError(
-                f"column {column.name!r}, the target, holds {column.stored}: give numbers, or text with classes=[...]"
+                f"column {column.name!r} (the target) holds {column.stored}: give numbers, or text with classes=[...]"
             )
     if isinstance(card.target, str):
-        return as_targets(columns[0].values, card, (card.target,), f"column {card.target!r}, the target,")
+        return as_targets(columns[0].values, card, (card.target,), f"column {card.target!r} (the target)")
     y = np.stack([column.values for column in columns], axis=1)
-    return as_targets(y, card, card.targets, f"columns {', '.join(card.targets)}, the targets,")
+    return as_targets(y, card, card.targets, f"columns {', '.join(card.targets)} (the targets)")

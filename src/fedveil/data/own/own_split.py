@@ -36,13 +36,19 @@ class SplitRule(BaseModel):
     latest: Any = None
     since: Any = None
 
-    def text(self) -> str:
-        """The rule in words."""
+    @property
+    def ranked(self) -> bool:
+        """Whether the time of one example may decide if another one of its client is for testing."""
+        return self.latest is not None and self.share is not None
+
+    def text(self, owned: bool = True) -> str:
+        """The rule in words; owned: whether examples have clients."""
+        whole = "each client's examples" if owned else "the examples"
         if self.clients is not None:
             return f"whole clients, each with probability {self.clients:g}"
         by = "" if self.latest is None else f" by {self.latest if isinstance(self.latest, str) else 'time'}"
         if self.share is not None:
-            return f"{'a random' if self.latest is None else 'the last'} {self.share:g} of each client's examples{by}"
+            return f"{'a random' if self.latest is None else 'the last'} {self.share:g} of {whole}{by}"
         return f"all examples from {self.since} on{by}"
 
 
@@ -99,9 +105,10 @@ def held_out(rule: SplitRule, seed: int, owners: Owners, times: NDArray[Any] | N
         mask = _last(rule.share or 0.0, owners, _draws(lots, owners) if times is None else times)
     if mask.all() or not mask.any():
         nothing = "nothing to train on" if mask.all() else "no test examples"
+        of = f"{len(mask)} examples" if owners.ids == ("",) else f"{len(mask)} examples of {len(owners.ids)} clients"
         raise DataError(
-            f"the test split ({rule.text()}) leaves {nothing} of {len(mask)} examples of {len(owners.ids)} clients: take "
-            f"another share, another split_seed, or give test data of their own"
+            f"the test split ({rule.text(owners.ids != ('',))}) leaves {nothing} of {of}: take another share, another "
+            f"split_seed, or give test data of their own"
         )
     return np.asarray(mask, dtype=np.bool_)
 

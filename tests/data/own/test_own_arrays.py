@@ -194,7 +194,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "dates": (
         {"x": np.full((N, 2), np.datetime64("2024-01-01"))},
-        "x: dates: give numbers, such as days since a public date: (dates - np.datetime64('2024-01-01')) / np.timedelta64(1, 'D')",
+        "x: dates: give numbers, such as days since a public date: (dates - np.datetime64('2024-01-01')) / np.timedelta64(1, "
+        "'D')",
     ),
     "differences": ({"x": np.full(N, DAY)}, "x: time differences: give numbers, such as differences / np.timedelta64(1, 'D')"),
     "complex": ({"x": X.astype(np.complex64)}, "x: complex numbers: give real and imaginary part as two numbers"),
@@ -205,8 +206,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "nan": (
         {"x": BAD},
-        "x: 2 of 40 examples hold NaN, infinite numbers, or numbers beyond float32, the first is 3: put a public constant in their "
-        "place, or leave these examples out",
+        "x: 2 of 40 examples hold NaN, infinite numbers, or numbers beyond float32, the first is 3: put a public constant in "
+        "their place, or leave these examples out",
     ),
     "overflow": (
         {"y": np.full(N, 1e300)},

@@ -333,8 +333,8 @@ def test_refusals_of_tables() -> None:
     twice = pd.DataFrame(np.zeros((3, 2)), columns=["a", "a"])
     nothing = pd.DataFrame({"cost": [1.0], "patient": ["a"]})
     for table, wanted in (
-        (Lazy(), "a Lazy is not a table in memory: call its collect() first"),
-        ([1, 2], "a list is not a table in memory: give a DataFrame of pandas or polars, or a dict of arrays"),
+        (Lazy(), "Lazy is not a table in memory: call its collect() first"),
+        ([1, 2], "list is not a table in memory: give a DataFrame of pandas or polars, or a dict of arrays"),
         (twice, "the names of the columns must be different texts: rename those that are not"),
         (nothing, "there are no features: give features=[...], the columns to learn from"),
     ):

@@ -98,7 +98,10 @@ def test_the_split_of_a_client_is_this_one() -> None:
 
 
 def test_integers_and_their_text_are_one_client() -> None:
-    assert split([1, 1, 2, 3, 4], {"clients": 0.5}).tolist() == split(["1", "1", "2", "3", "4"], {"clients": 0.5}).tolist()
+    numbers, texts = [1, 1, 2, 3, 10], ["1", "1", "2", "3", "10"]
+    assert split(numbers, {"clients": 0.5}).tolist() == split(texts, {"clients": 0.5}).tolist()
+    codes = [owners_of(np.array(ids), 5).codes.tolist() for ids in (numbers, texts)]
+    assert codes == [[0, 0, 2, 3, 1]] * 2
 
 
 def test_the_last_ones_of_each_client_by_time() -> None:

@@ -132,7 +132,7 @@ class TableSource(DataSource, TableCard):
         extra = [column for column in (self.client, latest) if column is not None]
         texts = [*self.categories, *([] if self.client is None else [self.client])]
         table = read_table(self.main, list(dict.fromkeys([*columns, *extra])), texts)
-        own_test = None if self.test_file is None else read_table(Path(self.test_file), list(dict.fromkeys(columns)))
+        own_test = None if self.test_file is None else read_table(Path(self.test_file), list(dict.fromkeys(columns)), texts)
         return of_table(table, self.model_copy(update={"name": name}), own_test, f"a table in a file {self.main.suffix}")
 
 

@@ -42,7 +42,7 @@ def names_of(table: Any) -> tuple[str, ...]:
             if hasattr(table, "collect")
             else "give a DataFrame of pandas or polars, or a dict of arrays"
         )
-        raise DataError(f"a {type(table).__name__} is not a table in memory: {fix}")
+        raise DataError(f"{type(table).__name__} is not a table in memory: {fix}")
     found = tuple(names)
     if len(set(found)) < len(found) or not all(isinstance(name, str) for name in found):
         raise DataError("the names of the columns must be different texts: rename those that are not")

@@ -34,7 +34,7 @@ def from_huggingface(
         test = dataset.get("test") if test is None else test
         dataset = dataset["train"]
     if not hasattr(dataset, "column_names") or not hasattr(dataset, "__len__"):
-        raise DataError(f"a {type(dataset).__name__} is not a datasets.Dataset in memory: load it without streaming")
+        raise DataError(f"{type(dataset).__name__} is not a datasets.Dataset in memory: load it without streaming")
     names = getattr(dict(getattr(dataset, "features", None) or {}).get(target), "names", None)
     if names and "classes" not in public:
         public["classes"] = tuple(names)

@@ -79,11 +79,11 @@ def rule_of(test: Any) -> SplitRule | None:
 
 
 def owners_of(ids: NDArray[Any] | None, examples: int) -> Owners:
-    """Codes of the clients, in the order of their ids, so that the order of the rows does not matter."""
+    """Codes of the clients, in the order of their ids as text: neither the order of rows nor the type of the ids matters."""
     if ids is None:
         return Owners(np.zeros(examples, np.int64), ("",))
-    known, codes = np.unique(ids, return_inverse=True)
-    return Owners(codes.reshape(-1).astype(np.int64), tuple(str(one) for one in known.tolist()))
+    known, codes = np.unique(ids.astype(np.str_), return_inverse=True)
+    return Owners(codes.reshape(-1).astype(np.int64), tuple(known.tolist()))
 
 
 def held_out(rule: SplitRule, seed: int, owners: Owners, times: NDArray[Any] | None = None) -> Mask:

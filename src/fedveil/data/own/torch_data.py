@@ -33,7 +33,7 @@ def from_torch(dataset: Any, *, client: Any = None, test: Any = None, **public: 
         client = [str(one) for one in np.asarray(array_of(fields[client], "client")).tolist()]
     if hasattr(test, "__getitem__") and hasattr(test, "__len__") and not isinstance(test, dict | tuple | list):
         test = items_of(test)[:2]
-    return of_arrays((fields[0], fields[1]), client, test, public, f"a {type(dataset).__name__} of torch")
+    return of_arrays((fields[0], fields[1]), client, test, public, f"torch: {type(dataset).__name__}")
 
 
 def items_of(dataset: Any) -> tuple[Any, ...]:
@@ -44,7 +44,7 @@ def items_of(dataset: Any) -> tuple[Any, ...]:
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or len(dataset) == 0:
         raise DataError(
-            f"a {type(dataset).__name__} has no length, or is empty: give a map-style dataset, such as TensorDataset, with at "
+            f"{type(dataset).__name__} has no length, or is empty: give a map-style dataset, such as TensorDataset, with at "
             f"least one example"
         )
     items = [dataset[i] for i in range(len(dataset))]

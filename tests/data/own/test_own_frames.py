@@ -211,6 +211,13 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         "column 'patient' has 1 missing value, and it is the client: leave these rows out",
     ),
+    "two columns": (
+        {"nights": [None, *COLUMNS["nights"][1:]]},
+        {"categories": {}},
+        "column 'nights' has 1 missing value: give a public constant that stands for them, missing={'nights': ...}, or leave "
+        "these rows out; column 'ward' holds text: list all values that it can have in categories={'ward': [...]}, or leave it "
+        "out of features",
+    ),
     "dates": (
         {"age": pd.date_range("2024-01-01", periods=N)},
         {},

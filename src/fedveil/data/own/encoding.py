@@ -58,10 +58,17 @@ def encoded(table: Any, card: TableCard, features: tuple[str, ...]) -> tuple[Arr
     """The features as (rows, width) float32, and the casts that this took.
 
     Raises:
-        DataError: a column that the card would have to say more of.
+        DataError: columns that the card would have to say more of; the message has a part for each of them.
     """
     columns = [column_of(table, name) for name in features]
-    parts = [_one(column, card) for column in columns]
+    parts, problems = [], []
+    for column in columns:
+        try:
+            parts.append(_one(column, card))
+        except DataError as problem:
+            problems.append(str(problem))
+    if problems:
+        raise DataError("; ".join(problems))
     casts: dict[str, list[str]] = {}
     for column in columns:
         if column.kind == "number" and column.stored.lower() != "float32" and column.name not in card.categories:

@@ -14,8 +14,15 @@ import torch
 
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded, Unit, View
-from fedveil.configuration.config import Config, Population, calibrated_setting, method_of, require_handed_over, task_of
-from fedveil.data.catalogue import CATALOGUE
+from fedveil.configuration.config import (
+    Config,
+    Population,
+    by_own_clients,
+    calibrated_setting,
+    method_of,
+    require_handed_over,
+    task_of,
+)
 from fedveil.data.dataset import strata
 from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options, need_strata
@@ -99,14 +106,6 @@ def refuse_ranked(config: Config, dataset: Dataset) -> None:
             f"privacy.unit = 'record', and the test split ({dataset.origin.test}) ranks records by their times, so that one "
             f"record decides whether another one is trained on: use test={{'latest': ..., 'since': ...}} or test={{'share': ...}}"
         )
-
-
-def by_own_clients(config: Config, dataset: Dataset) -> Config:
-    """Where no partition is configured, data of one's own that name their clients are partitioned by these."""
-    own = dataset.users_train is not None and dataset.info.name not in CATALOGUE
-    if not own or "partition" in config.data.model_fields_set:
-        return config
-    return config.model_copy(update={"data": config.data.model_copy(update={"partition": {"kind": "users"}})})
 
 
 def build_model(config: Config, prepared: Prepared) -> FlatModel:

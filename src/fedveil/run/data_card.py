@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedveil.configuration.config import load_recorded, require_handed_over
+from fedveil.configuration.config import by_own_clients, load_recorded, require_handed_over
 from fedveil.errors import ConfigError
-from fedveil.run.assembly import Prepared, by_own_clients, prepare
+from fedveil.run.assembly import Prepared, prepare
 from fedveil.run.run_directory import PRIVATE, SALT, plain, private_folder, write_bytes, write_json
 
 if TYPE_CHECKING:

@@ -161,6 +161,8 @@ def test_by_time() -> None:
         DataError, match="test: latest: give one time for each of the 40 examples: numbers, dates, or text such as"
     ):
         own(test={"latest": ["soon"] * N, "share": 0.25})
+    with pytest.raises(DataError, match="test: latest: give one time for each"):
+        own(test={"latest": ["2024-07-01T00:00:00+02:00"] * N, "share": 0.25})
 
 
 def test_repr_says_what_was_made() -> None:

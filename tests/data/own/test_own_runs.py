@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import fedveil as fv
 from fedveil.adversary.audit_run import audit_run
 from fedveil.cli.app import app
-from fedveil.configuration.config import Config, load_config
+from fedveil.configuration.config import Config, load_config, population_of
 from fedveil.data.dataset import Dataset
 from fedveil.errors import ConfigError
 from fedveil.pages.report import write_report
@@ -73,6 +73,17 @@ def test_the_clients_of_the_column_are_those_of_the_run(made: Result) -> None:
     other = prepare(config(data={"partition": {"kind": "iid", "clients": 25}}), visits())
     assert (other.partition.kind, len(other.partition)) == ("iid", 25)
     assert prepare(config(), visits()).population.clients == people
+
+
+def test_the_statement_before_training_is_that_of_the_run(made: Result) -> None:
+    assert fv.certify(config(), data=visits()) == made.privacy
+    mixed = config(data={"partition": {"kind": "iid", "clients": 25}, "client_test_fraction": 0.3})
+    for own in (visits(), visits(test=0.3), replace(visits(), users_test=np.zeros(visits().info.test_size, np.int64))):
+        for one in (config(), mixed):
+            before, after = population_of(one, own), prepare(one, own).population
+            assert (before.clients, before.records) == (after.clients, after.records)
+    with pytest.raises(ConfigError, match=r"data.handed_over"):
+        fv.certify(load_config(made.path / "config.toml"))
 
 
 def test_hand_made_data_that_name_their_users_are_partitioned_by_them() -> None:

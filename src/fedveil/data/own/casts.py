@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -227,8 +228,10 @@ def as_times(values: Any, examples: int, what: str = "test: latest") -> Array:
     times = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
     if times.dtype.kind in "OUT":
         try:
-            times = times.astype("datetime64[us]")
-        except (TypeError, ValueError):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # of time zones, which would be lost
+                times = times.astype("datetime64[us]")
+        except (TypeError, ValueError, UserWarning, DeprecationWarning):
             times = np.empty(0, dtype=object)
     if (
         times.dtype.kind not in "iufM"

@@ -69,8 +69,8 @@ def of_table(table: Any, card: TableCard, own_test: Any, source: str) -> Dataset
 def table_info(card: TableCard, features: tuple[str, ...], labelled: Labelled) -> Info:
     """What is public about a table; sizes are 0."""
     layout = feature_layout(card, features)
-    shape, title = (len(layout.names),), f"{card.name}, {len(features)} columns"
-    info = Info(card.name, title, shape, labelled.classes, 0, 0, 0, "data of one's own", False, layout.mean, layout.std, 1.0)
+    shape = (len(layout.names),)
+    info = Info(card.name, "", shape, labelled.classes, 0, 0, 0, "data of one's own", False, layout.mean, layout.std, 1.0)
     return replace(info, target=labelled.target)
 
 

@@ -295,6 +295,10 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
         "table or the range that the values can have, such as normalise={'age': (50, 20)}",
     ),
     "std": ({"normalise": {"age": (50, 0)}}, "normalise['age']: the standard deviation is 0; give a number above 0"),
+    "constants that are none": (
+        {"normalise": {"age": (float("nan"), 1)}},
+        "normalise.age.0 = nan is not possible: input should be a finite number",
+    ),
     "no feature": (
         {"normalise": {"agee": (50, 1)}},
         "normalise names the column 'agee', which is no feature (did you mean 'age'?): remove it",

@@ -17,10 +17,10 @@ from fedveil.adversary.audit_run import audit_run
 from fedveil.cli.app import app
 from fedveil.configuration.config import Config, load_config, population_of
 from fedveil.data.dataset import Dataset
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, DataError
 from fedveil.pages.report import write_report
 from fedveil.run.assembly import prepare
-from fedveil.run.data_card import HandedOver
+from fedveil.run.data_card import HandedOver, recorded
 from fedveil.run.run import Result
 from fedveil.studies.twin import twin_sensitivity
 
@@ -167,6 +167,17 @@ def test_a_file_gives_the_run_that_the_frame_gives(made: Result, tmp_path: Path)
     (tmp_path / "visits.csv").write_text((tmp_path / "visits.csv").read_text().replace(",a,", ",b,", 1))
     with pytest.raises(ConfigError, match="other data "):
         twin_sensitivity(tmp_path / "one", 0)
+    (tmp_path / "visits.csv").unlink()
+    for command in ("verify", "certify"):
+        called(command, str(tmp_path / "one"))
+    with pytest.raises(DataError, match="there is no file "):
+        twin_sensitivity(tmp_path / "one", 0)
+
+
+def test_data_that_are_handed_over_stand_in_the_place_of_those_configured() -> None:
+    source, own = {"file": "visits.csv", "target": "cost", "client": "patient", "features": ["age"]}, visits()
+    now = recorded(config(data={"source": source}), HandedOver(replace(own, info=replace(own.info, name="others")))).data
+    assert (now.name, now.source, now.handed_over) == ("others", None, ("data",))
 
 
 def test_the_statement_made_again_says_the_same_of_other_numbers_of_clients(made: Result, tmp_path: Path) -> None:

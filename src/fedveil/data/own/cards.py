@@ -24,7 +24,7 @@ class OwnCard(BaseModel):
     are no clients. split_seed: of that split.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     name: str = Field("own", pattern=r"^\w[\w.-]*$")
     classes: int | tuple[Value, ...] | None = None
     unit: str = ""

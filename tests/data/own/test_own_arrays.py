@@ -118,7 +118,9 @@ def test_tokens_and_targets_of_many_places() -> None:
     assert (data.info.vocabulary, data.info.target.shape, data.info.classes) == (7, (4,), 7)
     assert np.array_equal(data.standardise(data.x_train), data.x_train)
     several = own(y=np.stack([Y, 1 - Y], 1).astype(bool))
-    assert (several.info.classes, several.info.target.shape) == (2, (2,))
+    assert (several.info.classes, several.info.target.shape, several.y_train.dtype) == (0, (2,), np.float32)
+    masks = own(y=np.zeros((N, 4, 4), bool))
+    assert (masks.info.classes, masks.info.target.shape) == (2, (4, 4))
 
 
 def test_public_constants_normalise() -> None:
@@ -266,7 +268,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "many places": (
         {"y": np.stack([Y, Y], 1)},
         "y holds (2,) integers for each example: give classes=..., how many classes each place can have, or classes=0 for "
-        "quantities",
+        "quantities, such as times, or 0 and 1 for several labels",
     ),
     "too few clients": ({"client": WHO[:9]}, "client has shape (9,): give one id for each of the 40 examples"),
     "float clients": (

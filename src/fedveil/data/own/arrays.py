@@ -12,7 +12,7 @@ from fedveil.data.dataset import Dataset
 from fedveil.data.origin import Origin
 from fedveil.data.own.cards import ArrayCard, checked_card
 from fedveil.data.own.casts import Labelled, array_of, as_ids, as_inputs, as_targets, as_times
-from fedveil.data.own.examples import OWN_TEST, Examples, divided, rule_text, separate
+from fedveil.data.own.examples import OWN_TEST, LabelledExamples, divided, rule_text, separate
 from fedveil.errors import ConfigError
 
 
@@ -48,11 +48,11 @@ def of_arrays(pair: tuple[Any, Any], client: Any, test: Any, public: dict[str, A
     return separate(examples, _examples((own_test[0], own_test[1]), fixed, None, None)[0], info, origin)
 
 
-def _examples(pair: tuple[Any, Any], card: ArrayCard, client: Any, times: Any) -> tuple[Examples, tuple[str, ...]]:
+def _examples(pair: tuple[Any, Any], card: ArrayCard, client: Any, times: Any) -> tuple[LabelledExamples, tuple[str, ...]]:
     x, casts = as_inputs(array_of(pair[0], "x"), card.vocabulary)
     labelled = as_targets(array_of(pair[1], "y"), card)
     ids = None if client is None else as_ids(client, len(x))
-    return Examples(x, labelled, ids, None if times is None else as_times(times, len(x))), (*casts, *labelled.casts)
+    return LabelledExamples(x, labelled, ids, None if times is None else as_times(times, len(x))), (*casts, *labelled.casts)
 
 
 def array_info(card: ArrayCard, shape: tuple[int, ...], labelled: Labelled, picture: bool = True) -> Info:

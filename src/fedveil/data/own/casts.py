@@ -105,7 +105,7 @@ def as_float(values: Array, what: str) -> Array:
 
 
 def as_targets(y: Array, card: OwnCard, names: tuple[str, ...] = (), what: str = "y") -> Labelled:
-    """Targets as int64 classes or float32 quantities, as the card says or else their type.
+    """Targets as int64 classes or float32 quantities, as the card says or else their type; several labels of yes or no as 0 and 1.
 
     Raises:
         DataError: labels that the card does not list, or that it must list; quantities as for `as_float`.
@@ -114,7 +114,8 @@ def as_targets(y: Array, card: OwnCard, names: tuple[str, ...] = (), what: str =
         raise DataError(f"{what} has no targets: give one for each example")
     if isinstance(card.classes, tuple):
         return _listed(y, card, what)
-    if card.classes is None and y.dtype.kind in "biu":
+    several_yes_or_no = y.dtype.kind == "b" and y.ndim == 2
+    if card.classes is None and y.dtype.kind in "biu" and not several_yes_or_no:
         return _labels(y, *_counted(y, what), what, card)
     if card.classes:
         return _labels(_whole(y, what), card.classes, (), what, card)
@@ -188,7 +189,7 @@ def _counted(y: Array, what: str) -> tuple[int, tuple[str, ...]]:
     if y.ndim > 1:
         raise DataError(
             f"{what} holds {y.shape[1:]} integers for each example: give classes=..., how many classes each place can have, or "
-            f"classes=0 for quantities"
+            f"classes=0 for quantities, such as times, or 0 and 1 for several labels"
         )
     low, high = int(y.min()), int(y.max())
     if low == high:

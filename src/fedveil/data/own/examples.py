@@ -1,4 +1,4 @@
-"""Examples of one's own and their test split, put together as a `Dataset`."""
+"""LabelledExamples of one's own and their test split, put together as a `Dataset`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWN_TEST = "test data of their own"
 
 
 @dataclass(frozen=True)
-class Examples:
+class LabelledExamples:
     """Inputs and labelled targets, with the id of each one's client and its time where they have them."""
 
     x: Array
@@ -38,7 +38,7 @@ def rule_text(rule: SplitRule | None, owners: bool) -> str:
     return _rule(rule, owners).text(owners)
 
 
-def divided(examples: Examples, rule: SplitRule | None, seed: int, info: Info, origin: Origin) -> Dataset:
+def divided(examples: LabelledExamples, rule: SplitRule | None, seed: int, info: Info, origin: Origin) -> Dataset:
     """Split by the rule; by default whole clients are held out, for figures on the test set are published without noise.
 
     Raises:
@@ -55,7 +55,7 @@ def divided(examples: Examples, rule: SplitRule | None, seed: int, info: Info, o
     return _dataset(info, origin, (x[~test], y[~test]), (x[test], y[test]), users)
 
 
-def separate(examples: Examples, test: Examples, info: Info, origin: Origin) -> Dataset:
+def separate(examples: LabelledExamples, test: LabelledExamples, info: Info, origin: Origin) -> Dataset:
     """With test data of their own."""
     users = None if examples.ids is None else owners_of(examples.ids, len(examples.x)).codes
     return _dataset(info, origin, (examples.x, examples.labelled.y), (test.x, test.labelled.y), users)

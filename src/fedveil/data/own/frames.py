@@ -13,7 +13,7 @@ from fedveil.data.origin import Origin
 from fedveil.data.own.cards import TableCard, checked_card
 from fedveil.data.own.casts import Labelled, as_ids, as_targets, as_times
 from fedveil.data.own.encoding import encoded, feature_layout, no_missing
-from fedveil.data.own.examples import OWN_TEST, Examples, divided, rule_text, separate
+from fedveil.data.own.examples import OWN_TEST, LabelledExamples, divided, rule_text, separate
 from fedveil.data.own.frame_columns import column_of, names_of
 from fedveil.data.own.own_split import SplitRule
 from fedveil.errors import DataError
@@ -74,7 +74,9 @@ def table_info(card: TableCard, features: tuple[str, ...], labelled: Labelled) -
     return replace(info, target=labelled.target)
 
 
-def _examples(table: Any, card: TableCard, features: tuple[str, ...], rule: SplitRule | None) -> tuple[Examples, tuple[str, ...]]:
+def _examples(
+    table: Any, card: TableCard, features: tuple[str, ...], rule: SplitRule | None
+) -> tuple[LabelledExamples, tuple[str, ...]]:
     x, casts = encoded(table, card, features)
     labelled = _targets(table, card)
     ids = times = None
@@ -84,7 +86,7 @@ def _examples(table: Any, card: TableCard, features: tuple[str, ...], rule: Spli
     if rule is not None and rule.latest is not None:
         column = no_missing(column_of(table, rule.latest), "time of the test split")
         times = as_times(column.values, len(x), f"column {rule.latest!r}")
-    return Examples(x, labelled, ids, times), (*casts, *labelled.casts)
+    return LabelledExamples(x, labelled, ids, times), (*casts, *labelled.casts)
 
 
 def _targets(table: Any, card: TableCard) -> Labelled:

@@ -105,7 +105,7 @@ def as_float(values: Array, what: str) -> Array:
 
 
 def as_targets(y: Array, card: OwnCard, names: tuple[str, ...] = (), what: str = "y") -> Labelled:
-    """Targets as int64 classes or float32 quantities, as the card says or else their type; several labels of yes or no as 0 and 1.
+    """Targets as int64 classes or float32 quantities, as the card says or else their type; rows of yes or no are quantities.
 
     Raises:
         DataError: labels that the card does not list, or that it must list; quantities as for `as_float`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import subprocess
 import sys
 from typing import Any
 
@@ -163,8 +164,6 @@ def test_every_library_gives_the_same_data(library: Any) -> None:
 
 
 def test_neither_library_is_imported() -> None:
-    import subprocess
-
     code = (
         "import sys, fedveil as fv; t = {'a': [1., 2., 3.], 'y': [0, 1, 1]}; fv.from_frame(t, target='y', test={'share': .3}); "
         "print({'pandas', 'polars', 'pyarrow', 'torch'} & set(sys.modules))"

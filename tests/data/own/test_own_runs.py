@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from fedveil.pages.report import write_report
 from fedveil.run.assembly import prepare
 from fedveil.run.data_card import HandedOver, recorded
 from fedveil.run.run import Result
+from fedveil.statement.recertify import recertify
 from fedveil.studies.twin import twin_sensitivity
 
 ROWS, PEOPLE = 600, 60
@@ -182,10 +184,6 @@ def test_data_that_are_handed_over_stand_in_the_place_of_those_configured() -> N
 
 def test_the_statement_made_again_says_the_same_of_other_numbers_of_clients(made: Result, tmp_path: Path) -> None:
     """Recertification reads the card: with another number of clients on it the statement does not agree."""
-    import shutil
-
-    from fedveil.statement.recertify import recertify
-
     assert [finding.kind for finding in recertify(made.path)] == ["verified"]
     forged = tmp_path / "forged"
     shutil.copytree(made.path, forged)

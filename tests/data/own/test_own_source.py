@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,16 @@ def test_the_statement_is_made_without_a_look_at_the_file(visits: Path, monkeypa
     assert fv.certify(again).clients == 6
 
 
+def test_a_statement_of_files_imports_neither_torch_nor_what_reads_them() -> None:
+    section = {"file": "x.csv", "target": "y", "client": "p", "features": ["a"], "clients": 9, "train_examples": 90}
+    code = (
+        f"import sys, fedveil as fv; fv.certify(fv.configure(data={{'source': {section}}}, task='regression')); "
+        "print({'torch', 'pandas', 'PIL', 'pyarrow', 'sklearn'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 def test_the_population_agrees_with_the_run_for_every_further_split(visits: Path) -> None:
     for more in ({}, {"client_test_fraction": 0.34}, {"public_fraction": 0.25}, {"partition": {"kind": "iid", "clients": 4}}):
         one = config(visits)
@@ -170,8 +182,8 @@ def test_parquet(visits: Path, tmp_path: Path) -> None:
 
 def test_parquet_needs_an_extra(visits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = visits.rename(visits.with_suffix(".parquet"))
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(DataError) as caught:
         read(file)
     assert str(caught.value) == f"{file}: reading Parquet needs pyarrow: pip install 'fedveil[parquet]'"

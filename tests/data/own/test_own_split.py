@@ -19,7 +19,8 @@ people = st.lists(st.integers(0, 12), min_size=1, max_size=60)
 def split(ids: list[Any], rule: Any, seed: int = 0, times: Any = None) -> np.ndarray:
     parsed = rule_of(rule)
     assert parsed is not None
-    return held_out(parsed, seed, owners_of(np.array(ids), len(ids)), None if times is None else np.asarray(times))
+    by = None if parsed.latest is None else np.asarray(times)
+    return held_out(parsed, seed, owners_of(np.array(ids), len(ids)), by)
 
 
 def whole(ids: list[Any], rule: Any, times: Any = None) -> np.ndarray | None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 from pydantic import PlainSerializer, PlainValidator, ValidationError
 
 from fedveil.accounting.types import Scope, View
@@ -31,7 +32,8 @@ from fedveil.configuration.sections import (
     network_of,
     task_section_of,
 )
-from fedveil.data.catalogue import Info, info
+from fedveil.data.catalogue import CATALOGUE, Info, info
+from fedveil.data.own.data_source import PATHS
 from fedveil.data.partition import checked_options
 from fedveil.errors import ConfigError, explain
 from fedveil.methods.base import Method, MethodConfig, Setting
@@ -43,6 +45,9 @@ from fedveil.tasks.task import Task
 from fedveil.tasks.task_registry import task_from
 from fedveil.training.local import LocalSpec
 from fedveil.training.params import Layout
+
+if TYPE_CHECKING:
+    from fedveil.data.dataset import Dataset
 
 
 class Config(Section):
@@ -140,6 +145,10 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         ]
     if isinstance(privacy, dict) and privacy.get("budget"):
         privacy["budget"] = _beside(Path(path), privacy["budget"])
+    data = raw.get("data")
+    source = data.get("source") if isinstance(data, dict) else None
+    if isinstance(source, dict):
+        source |= {key: _beside(Path(path), source[key]) for key in PATHS if key in source}
     return parse(raw, overrides)
 
 
@@ -228,14 +237,33 @@ class Population:
     records: int
 
 
-def population_of(config: Config) -> Population:
-    """The population of a configuration, from the catalogue alone."""
+def by_own_clients(config: Config, dataset: Dataset) -> Config:
+    """Where no partition is configured, data of one's own that name their clients are partitioned by these."""
+    own = dataset.users_train is not None and dataset.info.name not in CATALOGUE
+    if not own or "partition" in config.data.model_fields_set:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"partition": {"kind": "users"}})})
+
+
+def population_of(config: Config, dataset: Dataset | None = None) -> Population:
+    """The population of a configuration, from the catalogue, or from what it says of its own files, alone.
+
+    Args:
+        dataset: the data that a program will hand over, of which the sizes are used.
+    """
     method_of(config)  # its plugins may bring the data set
-    require_handed_over(config)
-    data, options = info(config.data.name), checked_options(config.data.partition)
+    require_handed_over(config, dataset)
+    config, source = config if dataset is None else by_own_clients(config, dataset), config.data.source
+    options = checked_options(config.data.partition)
+    if dataset is not None:
+        users = 0 if dataset.users_train is None else len(np.unique(dataset.users_train))
+        data = replace(dataset.info, train_size=len(dataset.x_train), test_size=len(dataset.x_test), users=users)
+    else:
+        data = info(config.data.name) if source is None else source.info(config.data.name)
+    pooled = source is None if dataset is None else dataset.users_test is not None
     clients = int(getattr(options, "clients", None) or data.users)
     total: float = data.train_size
-    if config.data.partition.get("kind") == "users":
+    if pooled and config.data.partition.get("kind") == "users":
         total = (data.train_size + data.test_size) * (1 - config.data.user_test_fraction)
     kept = total * (1 - config.data.public_fraction) * (1 - config.data.client_test_fraction)
     records = getattr(options, "examples_per_client", None) or max(1, round(kept / max(clients, 1)))

@@ -5,14 +5,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from fedveil.accounting.types import Adjacency, Unit, View
+from fedveil.data.catalogue import CATALOGUE
+from fedveil.data.own.data_source import DataSource, source_of
 from fedveil.errors import ConfigError, explain, nearest
 from fedveil.methods.base import MethodConfig
 from fedveil.methods.method_registry import METHODS, method_from
@@ -30,9 +42,15 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def source_keys(source: DataSource | None) -> dict[str, Any] | None:
+    """The keys of the section `data.source` as they were given."""
+    return None if source is None else source.model_dump(mode="json", exclude_unset=True)
+
+
 class DataSection(Section):
     """Which data, and how they are partitioned.
 
+    source: files of one's own, by which the data are named and partitioned unless `name` and `partition` say otherwise.
     client_test_fraction: share of each client's examples kept for its own test. public_fraction: share of the training set
     that is public and belongs to no client. user_test_fraction: with natural users as clients, official splits that separate the
     users are pooled, and this share of each user's examples becomes the test set. handed_over: written by a run whose data or
@@ -40,6 +58,7 @@ class DataSection(Section):
     """
 
     name: str = "digits"
+    source: Annotated[DataSource | None, PlainValidator(source_of), PlainSerializer(source_keys)] = None
     partition: dict[str, Any] = Field(default_factory=lambda: {"kind": "iid", "clients": 10})
     data_dir: Annotated[str | None, FREE] = None
     download: Annotated[bool, FREE] = True
@@ -47,6 +66,20 @@ class DataSection(Section):
     public_fraction: float = Field(0.0, ge=0, lt=1)
     user_test_fraction: float = Field(0.2, gt=0, lt=1)
     handed_over: tuple[Literal["data", "partition"], ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_source(cls, section: Any) -> Any:
+        """Name and clients are those of the source where they are not given."""
+        if not isinstance(section, Mapping) or section.get("source") is None:
+            return section
+        source = source_of(section["source"])
+        assert source is not None
+        name = section.get("name", re.sub(r"[^\w.-]+", "-", source.main.stem))
+        if name in CATALOGUE:
+            raise ConfigError(f"data.name = {name!r} is a data set of fedveil, and data.source is another: choose another name")
+        own = {"name": name, **({"partition": {"kind": "users"}} if source.by_client else {})}
+        return {**own, **section, "source": source}
 
 
 class OptimizerSection(Section):

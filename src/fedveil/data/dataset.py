@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.data.catalogue import IGNORED, Info
+from fedveil.data.origin import Origin
 from fedveil.errors import DataError
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Examples, targets and, where there are any, users of the two official splits.
 
@@ -23,6 +24,7 @@ class Dataset:
     to info.vocabulary - 1, C-contiguous.
     y_train, y_test: (examples, *info.target.shape), classes int64 from 0 to info.classes - 1, in sequences and pictures also
     IGNORED; or quantities float32. users_train, users_test: int64 ids of the natural users, or None.
+    origin: of data of one's own, made by `from_frame` and the like.
     Raises DataError if shapes, types, targets or values are not so.
     """
 
@@ -33,10 +35,25 @@ class Dataset:
     y_test: Array
     users_train: Ints | None = None
     users_test: Ints | None = None
+    origin: Origin | None = None
 
     def __post_init__(self) -> None:
         _check_split(self.info, "train", self.x_train, self.y_train, self.users_train)
         _check_split(self.info, "test", self.x_test, self.y_test, self.users_test)
+
+    def __repr__(self) -> str:
+        info, users = self.info, self.users_train
+        targets = f"{info.classes} classes" if info.classes else "quantities"
+        people = "" if users is None else f" of {len(np.unique(users))} clients"
+        lines = [
+            f"{info.name}: {len(self.x_train)} examples{people} to train, {len(self.x_test)} to test; "
+            f"inputs ({_sides(info.input_shape)}) {self.x_train.dtype}, targets {targets}"
+        ]
+        if self.origin is not None:
+            lines += [f"  from {self.origin.source}; test split: {self.origin.test}"]
+            lines += [f"  cast: {cast}" for cast in self.origin.casts]
+            lines += [f"  counted in the data, treated as public: {what}" for what in self.origin.counted]
+        return "\n".join(lines)
 
     def standardise(self, x: Array) -> Array:
         """`standardise` with the constants of this data set."""

@@ -13,8 +13,16 @@ import numpy as np
 import torch
 
 from fedveil.accounting.accountant import bound
-from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded, View
-from fedveil.configuration.config import Config, Population, calibrated_setting, method_of, require_handed_over, task_of
+from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded, Unit, View
+from fedveil.configuration.config import (
+    Config,
+    Population,
+    by_own_clients,
+    calibrated_setting,
+    method_of,
+    require_handed_over,
+    task_of,
+)
 from fedveil.data.dataset import strata
 from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options, need_strata
@@ -63,11 +71,13 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
     Raises:
         ConfigError, DataError: as `load` and `from_options`; or a program handed them over before, and does not now.
     """
-    section, seed = config.data, config.run.seed
+    section, seed = (config if dataset is None else by_own_clients(config, dataset)).data, config.run.seed
     method_of(config)  # its plugins may bring the data set
     require_handed_over(config, dataset, partition)
     if dataset is None:
-        dataset = load(section.name, section.data_dir, section.download)
+        source = section.source
+        dataset = load(section.name, section.data_dir, section.download) if source is None else source.read(section.name)
+    refuse_ranked(config, dataset)
     if partition is None and section.partition.get("kind") == "users" and dataset.users_test is not None:
         dataset = split_within_users(dataset, section.user_test_fraction)
     among, public_part = None, np.empty(0, dtype=np.int64)
@@ -87,6 +97,15 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
     public = (torch.from_numpy(x[public_part]), torch.from_numpy(y[public_part])) if len(public_part) else None
     test = torch.from_numpy(dataset.standardise(dataset.x_test)), torch.from_numpy(dataset.y_test)
     return Prepared(dataset, partition, Clients.of(x, y, partition.clients), tests, test, public)
+
+
+def refuse_ranked(config: Config, dataset: Dataset) -> None:
+    """An error where records are protected, and the time of one decides whether another one is trained on: then two differ."""
+    if config.privacy.unit is Unit.RECORD and dataset.origin is not None and dataset.origin.ranked:
+        raise ConfigError(
+            f"privacy.unit = 'record', and the test split ({dataset.origin.test}) ranks records by their times, so that one "
+            f"record decides whether another one is trained on: use test={{'latest': ..., 'since': ...}} or test={{'share': ...}}"
+        )
 
 
 def build_model(config: Config, prepared: Prepared) -> FlatModel:

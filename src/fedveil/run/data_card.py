@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedveil.configuration.config import load_recorded, require_handed_over
+from fedveil.configuration.config import by_own_clients, load_recorded, require_handed_over
 from fedveil.errors import ConfigError
 from fedveil.run.assembly import Prepared, prepare
 from fedveil.run.run_directory import PRIVATE, SALT, plain, private_folder, write_bytes, write_json
@@ -56,7 +56,8 @@ def recorded(config: Config, handed_over: HandedOver) -> Config:
         return config
     changes: dict[str, Any] = {"handed_over": handed_over.names}
     if data is not None:
-        changes |= {"name": data.info.name, "data_dir": None}
+        config = by_own_clients(config, data)
+        changes |= {"name": data.info.name, "data_dir": None, "source": None}
     if partition is not None:
         changes["partition"] = {"kind": partition.kind, "clients": len(partition)}
     return config.model_copy(update={"data": config.data.model_copy(update=changes)})
@@ -101,6 +102,7 @@ def card(config: Config, prepared: Prepared, salt: bytes) -> dict[str, Any]:
         "source": "handed over by a program" if "data" in by_program else f"configured: {info.source}",
         "examples": {"shape": list(info.input_shape), "dtype": str(dataset.x_train.dtype), "vocabulary": info.vocabulary},
         "labels": {**asdict(info.target), "classes": info.classes},
+        "origin": None if dataset.origin is None else asdict(dataset.origin),
         "train_examples": len(dataset.y_train),
         "test_examples": len(dataset.y_test),
         "normalisation": {"scale": info.scale, "mean": info.mean, "std": info.std},

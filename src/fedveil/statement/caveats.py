@@ -127,6 +127,10 @@ def not_protected(method: Method, s: Setting, proven: Guarantee, *, batch_norm: 
     lines.append(f"sizes: the number of clients and the nominal number of examples a client{weights}")
     if batch_norm is not False:
         lines.append(_batch_norm(proven, batch_norm))
+    lines.append(
+        "the test set: figures on it are published without noise, so they protect nobody who is in it, even if the rest of their "
+        "data is trained on"
+    )
     lines.append("hyper-parameter tuning: runs made to choose clip, rates or rounds on the same data cost privacy of their own")
     lines.append(
         "figures of a simulation: training loss, per-client accuracy and failures are computed from private data without noise; "

@@ -19,6 +19,7 @@ from fedveil.statement.statement import FPR, VIEWS, Assumption, GroupNumbers, Pl
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
+    from fedveil.data.dataset import Dataset
     from fedveil.methods.base import Method, Setting
 
 
@@ -28,18 +29,21 @@ class _HasVariant(Protocol):
     def variant(self) -> str: ...
 
 
-def certify_config(config: Config) -> Statement:
+def certify_config(config: Config, data: Dataset | None = None) -> Statement:
     """The statement of a whole configuration, from the catalogue of data alone: nothing is loaded, nothing trained.
+
+    Args:
+        data: those that will be handed over to `run`; only what is public of them is used.
 
     Raises:
         ConfigError: as `certify`.
     """
-    from fedveil.configuration.config import method_of, setting_of
+    from fedveil.configuration.config import method_of, population_of, setting_of
 
     method = method_of(config)
     return certify(
         method,
-        method.calibrate(setting_of(config)),
+        method.calibrate(setting_of(config, population_of(config, data))),
         seeded_noise=config.run.seeded_noise,
         allow_vacuous_delta=config.privacy.allow_vacuous_delta,
         batch_norm=config.model.keeps_statistics,

@@ -40,7 +40,9 @@ def nist_answers(s: Statement, run: RunFigures | None) -> Iterator[TextSection]:
     yield _answer("Tuning: was privacy spent on choices before this run?", limits.take("hyper-parameter tuning"))
     yield _answer("Side channels: what is seen beside the releases?", limits.take("participation", "absence", "batch-norm"))
     access = "who may reach raw data, models and logs is decided where they lie."
-    yield _answer("Security and access control: who reaches the data?", limits.take("figures of a simulation"), other=access)
+    yield _answer(
+        "Security and access control: who reaches the data?", limits.take("figures of a simulation", "test set"), other=access
+    )
     collected = "which data are collected, how they get to a client and what else is kept there."
     yield _answer("Data collection exposure: what is at risk before any release?", other=collected)
     yield _answer("Utility: what does the noise cost?", shared.utility(s), run.evaluation() if run else [])

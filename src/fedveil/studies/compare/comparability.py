@@ -22,7 +22,7 @@ class Check:
 
     def __init__(self, column: Column) -> None:
         self.column = column
-        self._loaded: dict[tuple[str, str], Dataset] = {}
+        self._loaded: dict[tuple[str, ...], Dataset] = {}
         self._problems: dict[tuple[str, int], str] = {}
 
     def problem(self, configs: Sequence[Config]) -> str:
@@ -41,7 +41,7 @@ class Check:
         from fedveil.run.assembly import prepare
 
         key = config.data.model_dump_json(), config.run.seed
-        source = config.data.name, str(config.data.data_dir)
+        source = config.data.name, str(config.data.data_dir), str(config.data.source)
         if key not in self._problems:
             try:
                 ready = prepare(config, self._loaded.get(source))

@@ -1,0 +1,156 @@
+"""What the owner of data says of them in public. Nothing here is computed from the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from fedveil.data.catalogue import CATALOGUE
+from fedveil.data.own.own_split import SplitRule, rule_of
+from fedveil.errors import ConfigError, explain
+
+C = TypeVar("C", bound="OwnCard")
+Value = bool | int | float | str
+
+
+class OwnCard(BaseModel):
+    """What every kind of data has.
+
+    name: of these data. classes: the public list of all labels, in the order of their numbers; or how many there are, 0 for
+    quantities; None goes by the type: integers are classes, which are counted, and floats are quantities.
+    unit: of quantities. test: the rule of the test split; None holds out a fifth of the clients, or of the examples where there
+    are no clients. split_seed: of that split.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    name: str = Field("own", pattern=r"^\w[\w.-]*$")
+    classes: int | tuple[Value, ...] | None = None
+    unit: str = ""
+    test: SplitRule | None = None
+    split_seed: int = Field(0, ge=0, lt=2**62)
+
+    @field_validator("name")
+    @classmethod
+    def _own(cls, name: str) -> str:
+        if name in CATALOGUE:
+            raise ConfigError(f"name = {name!r} is the name of a data set of fedveil: choose another")
+        return name
+
+    @field_validator("classes")
+    @classmethod
+    def _several(cls, classes: int | tuple[Value, ...] | None) -> int | tuple[Value, ...] | None:
+        count = classes if isinstance(classes, int) else 2 if classes is None else len(classes)
+        if isinstance(classes, bool) or count < 0 or count == 1:
+            raise ConfigError(
+                f"classes = {classes!r}: give the public list of two or more labels, how many there are, or 0 for quantities"
+            )
+        if isinstance(classes, tuple) and len({canonical(label) for label in classes}) < count:
+            raise ConfigError(f"classes = {list(classes)!r} names a label twice: give each once")
+        return classes
+
+    @field_validator("test", mode="before")
+    @classmethod
+    def _rule(cls, test: Any) -> SplitRule | None:
+        return rule_of(test)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The labels as text; empty where only their number is known."""
+        return tuple(str(label) for label in self.classes) if isinstance(self.classes, tuple) else ()
+
+
+class ArrayCard(OwnCard):
+    """Arrays. mean, std: public constants, one number or one a channel (for features: one a feature), by which inputs are
+    normalised as (x / scale - mean) / std; left out, bytes of images become -1 to 1 and all else stays as it is.
+    features: names of the inputs. vocabulary: number of tokens, where inputs are tokens."""
+
+    features: tuple[str, ...] = ()
+    mean: float | tuple[float, ...] | None = None
+    std: float | tuple[float, ...] | None = None
+    scale: float | None = Field(None, gt=0, allow_inf_nan=False)
+    vocabulary: int = Field(0, ge=0)
+
+    @field_validator("mean", "std", mode="before")
+    @classmethod
+    def _constants(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ConfigError(_computed("mean and std", value, "mean=50.0, std=20.0"))
+        return value
+
+    @field_validator("std")
+    @classmethod
+    def _positive(cls, std: float | tuple[float, ...] | None) -> float | tuple[float, ...] | None:
+        if not all(each > 0 for each in (std if isinstance(std, tuple) else (1.0 if std is None else std,))):
+            raise ConfigError(f"std = {std!r}: give numbers above 0")
+        return std
+
+
+class TableCard(OwnCard):
+    """A table. target: the column, or columns, to learn. features: columns in this order; left out, all others.
+    client: the column that says whose row it is. categories: the public list of all values of a column, which becomes one column
+    of 0 and 1 for each. missing: the public constant that stands for a missing value of a column.
+    normalise: public (mean, std) of a column."""
+
+    target: str | tuple[str, ...]
+    features: tuple[str, ...] = ()
+    client: str | None = None
+    categories: dict[str, tuple[Value, ...]] = Field(default_factory=dict)
+    missing: dict[str, Value] = Field(default_factory=dict)
+    normalise: dict[str, tuple[float, float]] = Field(default_factory=dict)
+
+    @field_validator("missing", "normalise", mode="before")
+    @classmethod
+    def _constants(cls, value: Any, info: Any) -> Any:
+        if not isinstance(value, Mapping):
+            example = "{'age': 0}" if info.field_name == "missing" else "{'age': (50, 20)}"
+            raise ConfigError(_computed(info.field_name, value, f"{info.field_name}={example}"))
+        return value
+
+    @field_validator("categories")
+    @classmethod
+    def _different(cls, categories: dict[str, tuple[Value, ...]]) -> dict[str, tuple[Value, ...]]:
+        for name, values in categories.items():
+            if not values or len({canonical(value) for value in values}) < len(values):
+                raise ConfigError(f"categories[{name!r}] = {list(values)!r}: list each value that the column can have, once")
+        return categories
+
+    @field_validator("normalise")
+    @classmethod
+    def _positive(cls, normalise: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        for name, (_, std) in normalise.items():
+            if not std > 0:
+                raise ConfigError(f"normalise[{name!r}]: the standard deviation is {std:g}; give a number above 0")
+        return normalise
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns to learn."""
+        return (self.target,) if isinstance(self.target, str) else self.target
+
+
+def checked_card(kind: Callable[..., C], **facts: Any) -> C:
+    """A card, with the errors of a configuration.
+
+    Raises:
+        ConfigError: an unknown or impossible fact.
+    """
+    try:
+        return kind(**facts)
+    except ValidationError as error:
+        raise ConfigError(explain(error, kind)) from None  # type: ignore[arg-type]
+
+
+def canonical(value: Any) -> str:
+    """A value as text, the same however a table stored it: 1, 1.0 and "1" are one value."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value)
+
+
+def _computed(key: str, value: Any, example: str) -> str:
+    return (
+        f"{key} = {value!r}: nothing is computed from private data without noise; give public constants, from a public table or "
+        f"the range that the values can have, such as {example}"
+    )

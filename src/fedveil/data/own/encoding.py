@@ -1,0 +1,130 @@
+"""Columns of a table as features: numbers as they are, listed categories as columns of 0 and 1, missing values by constants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.data.own.cards import TableCard, Value, canonical
+from fedveil.data.own.casts import as_float
+from fedveil.data.own.frame_columns import TableColumn, column_of
+from fedveil.errors import ConfigError, DataError, nearest
+
+Array = NDArray[Any]
+_FIXES = {
+    "text": "holds text: list all values that it can have in categories={{{0!r}: [...]}}, or leave it out of features",
+    "date": "holds dates: give a number, such as days since a public date, or leave it out of features",
+    "object": "holds {1}: give one number or text in each row, or leave it out of features",
+}
+
+
+@dataclass(frozen=True)
+class FeatureLayout:
+    """What the features become: their names, and the public mean and standard deviation of each."""
+
+    names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def feature_layout(card: TableCard, features: tuple[str, ...]) -> FeatureLayout:
+    """From the card alone, without any data.
+
+    Raises:
+        ConfigError: the card speaks of a column that is no feature, or normalises a category.
+    """
+    for key in ("categories", "missing", "normalise"):
+        for name in getattr(card, key):
+            if name not in features:
+                raise ConfigError(f"{key} names the column {name!r}, which is no feature{nearest(name, features)}: remove it")
+            if key == "normalise" and name in card.categories:
+                raise ConfigError(f"normalise names the column {name!r}, which categories turns into 0 and 1: remove one of them")
+    names, mean, std = [], [], []
+    for name in features:
+        values = card.categories.get(name)
+        made = [name] if values is None else [f"{name}={canonical(value)}" for value in values]
+        center, spread = card.normalise.get(name, (0.0, 1.0))
+        names += made
+        mean += [center] * len(made)
+        std += [spread] * len(made)
+    return FeatureLayout(tuple(names), tuple(mean), tuple(std))
+
+
+def encoded(table: Any, card: TableCard, features: tuple[str, ...]) -> tuple[Array, tuple[str, ...]]:
+    """The features as (rows, width) float32, and the casts that this took.
+
+    Raises:
+        DataError: columns that the card would have to say more of; the message has a part for each of them.
+    """
+    columns = [column_of(table, name) for name in features]
+    parts, problems = [], []
+    for column in columns:
+        try:
+            parts.append(_one(column, card))
+        except DataError as problem:
+            problems.append(str(problem))
+    if problems:
+        raise DataError("; ".join(problems))
+    casts: dict[str, list[str]] = {}
+    for column in columns:
+        if column.kind == "number" and column.stored.lower() != "float32" and column.name not in card.categories:
+            casts.setdefault(column.stored, []).append(column.name)
+    said = tuple(f"{', '.join(names)}: {stored} -> float32" for stored, names in casts.items())
+    return np.ascontiguousarray(np.concatenate(parts, axis=1)), said
+
+
+def no_missing(column: TableColumn, role: str) -> TableColumn:
+    """The column itself.
+
+    Raises:
+        DataError: values are missing in it.
+    """
+    if column.absent.any():
+        raise DataError(f"{_missing(column)}, and it is the {role}: leave these rows out")
+    return column
+
+
+def _one(column: TableColumn, card: TableCard) -> Array:
+    fill = card.missing.get(column.name)
+    if column.absent.any() and fill is None:
+        raise DataError(
+            f"{_missing(column)}: give a public constant that stands for them, missing={{{column.name!r}: ...}}, or leave these "
+            f"rows out"
+        )
+    if column.name in card.categories:
+        return _indicators(column, card.categories[column.name], fill)
+    if column.kind != "number":
+        raise DataError(f"column {column.name!r} {_FIXES[column.kind].format(column.name, column.stored)}")
+    if isinstance(fill, str):
+        raise ConfigError(f"missing[{column.name!r}] = {fill!r}: the column holds numbers, so give a number")
+    values = column.values if fill is None else np.where(column.absent, fill, column.values)
+    return as_float(values, f"column {column.name!r}")[:, None]
+
+
+def _indicators(column: TableColumn, listed: Iterable[Value], fill: Value | None) -> Array:
+    place = {canonical(value): i for i, value in enumerate(listed)}
+    if column.kind not in ("number", "text"):
+        raise DataError(f"column {column.name!r} holds {column.stored}: categories are text or numbers")
+    known, where = np.unique(column.values[~column.absent], return_inverse=True)
+    texts = [canonical(value) for value in known.tolist()]
+    if any(text not in place for text in texts):
+        count = sum(text not in place for text in texts)
+        raise DataError(
+            f"column {column.name!r} holds {count} value{'s' * (count > 1)} that categories[{column.name!r}] does not list: list "
+            f"all that it can have, or replace them first"
+        )
+    if fill is not None and canonical(fill) not in place:
+        raise ConfigError(f"missing[{column.name!r}] = {fill!r} is not in categories[{column.name!r}]: list it there, too")
+    codes = np.zeros(len(column.values), np.int64)
+    codes[~column.absent] = np.array([place[text] for text in texts], np.int64)[where.reshape(-1)]
+    codes[column.absent] = 0 if fill is None else place[canonical(fill)]
+    return np.eye(len(place), dtype=np.float32)[codes]
+
+
+def _missing(column: TableColumn) -> str:
+    count = int(column.absent.sum())
+    return f"column {column.name!r} has {count} missing value{'s' * (count > 1)}"

@@ -1,0 +1,353 @@
+"""Tables: encoding by what is public, every refusal in its exact words, and the same data from every library."""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedveil as fv
+from fedveil.data.dataset import Dataset
+from fedveil.errors import ConfigError, DataError, FedveilError
+
+N = 30
+COLUMNS: dict[str, list[Any]] = {
+    "patient": [f"p{i % 6}" for i in range(N)],
+    "age": [20 + i for i in range(N)],
+    "nights": [float(i % 4) for i in range(N)],
+    "smoker": [i % 3 == 0 for i in range(N)],
+    "ward": ["abc"[i % 3] for i in range(N)],
+    "cost": [i * 0.5 for i in range(N)],
+}
+WARD = {"ward": ["a", "b", "c"]}
+
+
+def frame(**changed: Any) -> pd.DataFrame:
+    return pd.DataFrame({**COLUMNS, **changed})
+
+
+def own(table: Any = None, **more: Any) -> Dataset:
+    keys = {"target": "cost", "client": "patient", "categories": WARD, "test": {"share": 0.2}, **more}
+    return fv.from_frame(frame() if table is None else table, **keys)  # type: ignore[no-any-return]
+
+
+def rows(data: Dataset) -> np.ndarray:
+    """All rows with their target, sorted."""
+    x, y = np.concatenate([data.x_train, data.x_test]), np.concatenate([data.y_train, data.y_test])
+    both = np.column_stack([x, y])
+    return both[np.lexsort(both.T[::-1])]
+
+
+def test_columns_become_features_by_what_is_public() -> None:
+    data = own(normalise={"age": (50, 20)}, unit="EUR", name="visits")
+    assert data.origin is not None
+    assert data.origin.features == ("age", "nights", "smoker", "ward=a", "ward=b", "ward=c")
+    assert rows(data)[1].tolist() == [21, 1, 0, 0, 1, 0, 0.5]
+    assert data.info.mean == (50, 0, 0, 0, 0, 0)
+    assert data.info.std == (20, 1, 1, 1, 1, 1)
+    assert (data.info.classes, data.info.target.names, data.info.target.unit) == (0, ("cost",), "EUR")
+    assert data.origin.casts == (
+        *("age: int64 -> float32", "nights: float64 -> float32", "smoker: bool -> float32", "targets float64 -> float32"),
+    )
+    assert data.origin.categories == {"ward": ("a", "b", "c")}
+    assert (len(data.x_train), len(data.x_test), data.info.users) == (24, 6, 6)
+
+
+def test_the_features_are_those_named_in_that_order() -> None:
+    data = own(features=["nights", "age"], categories={})
+    assert rows(data)[1].tolist() == [0, 24, 2]
+    assert data.origin is not None
+    assert data.origin.features == ("nights", "age")
+
+
+def test_missing_values_become_the_public_constant_and_are_not_counted_on_the_card() -> None:
+    table = frame(nights=[None, *COLUMNS["nights"][1:]], ward=[None, *COLUMNS["ward"][1:]])
+    data = own(table, missing={"nights": -1, "ward": "c"})
+    assert rows(data)[0].tolist() == [20, -1, 1, 0, 0, 1, 0]
+    assert data.origin is not None
+    assert data.origin.missing == {"nights": -1, "ward": "c"}
+    assert own(missing={"nights": -1}).origin.casts == data.origin.casts  # type: ignore[union-attr]
+
+
+def test_a_column_of_the_test_split_is_no_feature() -> None:
+    day = pd.date_range("2024-01-01", periods=N)
+    data = own(frame(day=day), test={"latest": "day", "since": datetime.date(2024, 1, 20)})
+    assert len(data.x_test) == N - 19
+    assert data.origin is not None
+    assert "day" not in data.origin.features
+    assert data.origin.test == "all examples from 2024-01-20 on by day"
+    share = own(frame(day=[str(one.date()) for one in day]), test={"latest": "day", "share": 0.2})
+    assert share.origin is not None
+    assert share.origin.ranked
+    assert sorted(share.y_test) == [12.0, 12.5, 13.0, 13.5, 14.0, 14.5]
+
+
+def test_a_table_of_their_own_for_testing() -> None:
+    data = own(test=frame().iloc[:4].drop(columns="patient"))
+    assert (len(data.x_train), len(data.x_test), data.info.users) == (N, 4, 6)
+    assert rows(own()).shape == (N, 7)
+
+
+def test_classes_by_a_public_list_and_several_targets() -> None:
+    text = own(target="ward", classes=["a", "b", "c"], categories={})
+    assert (text.info.classes, text.info.target.names) == (3, ("a", "b", "c"))
+    assert rows(text)[:3, -1].tolist() == [0, 1, 2]
+    both = own(target=["cost", "nights"])
+    assert (both.info.target.shape, both.info.target.names) == ((2,), ("cost", "nights"))
+    assert own(target="smoker").info.classes == 2
+
+
+def test_the_order_of_rows_and_columns_changes_no_client() -> None:
+    table = frame()
+    mixed = table.sample(frac=1, random_state=3)[table.columns[::-1]]
+    one, other = (own(t, features=["age"], categories={}, test={"clients": 0.4}) for t in (table, mixed))
+    assert sorted(one.x_test.ravel()) == sorted(other.x_test.ravel())
+    assert one.users_train is not None
+    assert other.users_train is not None
+    by_age = [dict(zip(d.x_train.ravel().tolist(), d.users_train.tolist(), strict=True)) for d in (one, other)]  # type: ignore[union-attr]
+    assert by_age[0] == by_age[1]
+
+
+class Series:
+    """A column as polars and pyarrow have it."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+        self.dtype = "Column"
+
+    def is_null(self) -> np.ndarray:
+        return np.array([value is None for value in self.values])
+
+    def to_numpy(self) -> np.ndarray:
+        holes = any(value is None for value in self.values) and not any(isinstance(value, str) for value in self.values)
+        return np.array([np.nan if value is None else value for value in self.values] if holes else self.values)
+
+
+class Frame:
+    """A table as polars has it: columns by name, and nothing of pandas."""
+
+    def __init__(self, columns: dict[str, list[Any]]) -> None:
+        self.columns = list(columns)
+        self._columns = columns
+
+    def __getitem__(self, name: str) -> Series:
+        return Series(self._columns[name])
+
+
+def polars(columns: dict[str, list[Any]]) -> Any:
+    return pytest.importorskip("polars", reason="needs polars, 180 MB").DataFrame(columns)
+
+
+def pyarrow(columns: dict[str, list[Any]]) -> Any:
+    return pytest.importorskip("pyarrow", reason="needs pyarrow, 170 MB").table(columns)
+
+
+def nullable(columns: dict[str, list[Any]]) -> pd.DataFrame:
+    return pd.DataFrame(columns).convert_dtypes()
+
+
+@pytest.mark.parametrize("library", [polars, pyarrow, Frame, dict, nullable], ids=lambda one: str(one.__name__))
+def test_every_library_gives_the_same_data(library: Any) -> None:
+    holes = {**COLUMNS, "nights": [None, *COLUMNS["nights"][1:]], "ward": [None, *COLUMNS["ward"][1:]]}
+    keys: dict[str, Any] = {"missing": {"nights": 9, "ward": "a"}, "test": {"clients": 0.4}}
+    wanted, found = own(frame(**holes), **keys), own(library(holes), **keys)
+    for name in ("x_train", "y_train", "x_test", "y_test", "users_train"):
+        assert np.array_equal(getattr(wanted, name), getattr(found, name)), name
+    assert found.info == wanted.info
+    with pytest.raises(DataError, match=r"^column 'nights' has 1 missing value: give a public constant"):
+        own(library(holes))
+
+
+def test_neither_library_is_imported() -> None:
+    code = (
+        "import sys, fedveil as fv; t = {'a': [1., 2., 3.], 'y': [0, 1, 1]}; fv.from_frame(t, target='y', test={'share': .3}); "
+        "print({'pandas', 'polars', 'pyarrow', 'torch'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+CATEGORY = pd.Categorical(COLUMNS["ward"])
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "text": (
+        {},
+        {"categories": {}},
+        "column 'ward' holds text: list all values that it can have in categories={'ward': [...]}, or leave it out of features",
+    ),
+    "pandas' categories": (
+        {"ward": CATEGORY},
+        {"categories": {}},
+        "column 'ward' holds text: list all values that it can have in categories={'ward': [...]}, or leave it out of features",
+    ),
+    "unlisted": (
+        {"ward": ["d", *COLUMNS["ward"][1:]]},
+        {},
+        "column 'ward' holds 1 value that categories['ward'] does not list: list all that it can have, or replace them first",
+    ),
+    "missing": (
+        {"nights": [None, None, *COLUMNS["nights"][2:]]},
+        {},
+        "column 'nights' has 2 missing values: give a public constant that stands for them, missing={'nights': ...}, or leave "
+        "these rows out",
+    ),
+    "missing category": (
+        {"ward": [None, *COLUMNS["ward"][1:]]},
+        {},
+        "column 'ward' has 1 missing value: give a public constant that stands for them, missing={'ward': ...}, or leave these "
+        "rows out",
+    ),
+    "missing target": (
+        {"cost": [np.nan, *COLUMNS["cost"][1:]]},
+        {},
+        "column 'cost' has 1 missing value, and it is the target: leave these rows out",
+    ),
+    "missing client": (
+        {"patient": [None, *COLUMNS["patient"][1:]]},
+        {},
+        "column 'patient' has 1 missing value, and it is the client: leave these rows out",
+    ),
+    "two columns": (
+        {"nights": [None, *COLUMNS["nights"][1:]]},
+        {"categories": {}},
+        "column 'nights' has 1 missing value: give a public constant that stands for them, missing={'nights': ...}, or leave "
+        "these rows out; column 'ward' holds text: list all values that it can have in categories={'ward': [...]}, or leave it "
+        "out of features",
+    ),
+    "dates": (
+        {"age": pd.date_range("2024-01-01", periods=N)},
+        {},
+        "column 'age' holds dates: give a number, such as days since a public date, or leave it out of features",
+    ),
+    "dates of Python": (
+        {"age": [datetime.date(2024, 1, 1)] * N},
+        {},
+        "column 'age' holds dates: give a number, such as days since a public date, or leave it out of features",
+    ),
+    "lists": (
+        {"age": [[1, 2]] * N},
+        {},
+        "column 'age' holds list: give one number or text in each row, or leave it out of features",
+    ),
+    "mixed": (
+        {"age": ["old", *COLUMNS["age"][1:]]},
+        {},
+        "column 'age' holds str: give one number or text in each row, or leave it out of features",
+    ),
+    "infinite": (
+        {"nights": [np.inf, *COLUMNS["nights"][1:]]},
+        {},
+        "column 'nights': 1 of 30 examples hold NaN, infinite numbers, or numbers beyond float32, the first is 0: put a public "
+        "constant in their place, or leave these examples out",
+    ),
+    "ids": (
+        {"age": [2**40 + i for i in range(N)]},
+        {},
+        "column 'age' holds whole numbers beyond 16777216, which float32 does not hold apart: divide it by a public number and "
+        "give it as floats, or leave it out if it is an id",
+    ),
+    "float clients": (
+        {"patient": [i % 3 / 2 for i in range(N)]},
+        {},
+        "column 'patient' (the client) is float64: give everybody an id that is an integer or text, and leave out examples "
+        "without one",
+    ),
+    "text target": (
+        {"cost": COLUMNS["ward"]},
+        {},
+        "column 'cost' (the target): text: give classes=[...], the public list of its labels",
+    ),
+    "target of dates": (
+        {"cost": pd.date_range("2024-01-01", periods=N)},
+        {},
+        "column 'cost' (the target) holds datetime64[us]: give numbers, or text with classes=[...]",
+    ),
+    "no such target": (
+        {},
+        {"target": "costs"},
+        "there is no column 'costs' (did you mean 'cost'?); there are patient, age, nights, smoker, ward, cost",
+    ),
+    "target among features": (
+        {},
+        {"features": ["cost"], "categories": {}},
+        "the column 'cost' is a feature and the target: choose one",
+    ),
+    "client among features": ({}, {"features": ["patient"]}, "the column 'patient' is a feature and the client: choose one"),
+    "one label": (
+        {"cost": [0] * N},
+        {},
+        "column 'cost' (the target) holds one label only, so there is nothing to learn: give classes=..., if there can be others",
+    ),
+}
+IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
+    "drop": (
+        {"missing": "drop"},
+        "missing = 'drop': nothing is computed from private data without noise; give public constants, from a public table "
+        "or the range that the values can have, such as missing={'age': 0}",
+    ),
+    "from data": (
+        {"normalise": "from data"},
+        "normalise = 'from data': nothing is computed from private data without noise; give public constants, from a public "
+        "table or the range that the values can have, such as normalise={'age': (50, 20)}",
+    ),
+    "std": ({"normalise": {"age": (50, 0)}}, "normalise['age']: the standard deviation is 0; give a number above 0"),
+    "constants that are none": (
+        {"normalise": {"age": (float("nan"), 1)}},
+        "normalise.age.0 = nan is not possible: input should be a finite number",
+    ),
+    "no feature": (
+        {"normalise": {"agee": (50, 1)}},
+        "normalise names the column 'agee', which is no feature (did you mean 'age'?): remove it",
+    ),
+    "normalised category": (
+        {"normalise": {"ward": (50, 1)}},
+        "normalise names the column 'ward', which categories turns into 0 and 1: remove one of them",
+    ),
+    "category twice": (
+        {"categories": {"ward": ["a", "a"]}},
+        "categories['ward'] = ['a', 'a']: list each value that the column can have, once",
+    ),
+    "text for a number": ({"missing": {"age": "none"}}, "missing['age'] = 'none': the column holds numbers, so give a number"),
+    "fill not listed": (
+        {"missing": {"ward": "d"}},
+        "missing['ward'] = 'd' is not in categories['ward']: list it there, too",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_of_columns(case: str) -> None:
+    columns, keys, wanted = REFUSED[case]
+    with pytest.raises(DataError) as caught:
+        own(frame(**columns), **keys)
+    assert str(caught.value) == wanted
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_refusals_of_facts(case: str) -> None:
+    keys, wanted = IMPOSSIBLE[case]
+    with pytest.raises(ConfigError) as caught:
+        own(**keys)
+    assert str(caught.value) == wanted
+
+
+def test_refusals_of_tables() -> None:
+    class Lazy:
+        columns = ("a",)
+
+        def collect(self) -> None: ...
+
+    twice = pd.DataFrame(np.zeros((3, 2)), columns=["a", "a"])
+    nothing = pd.DataFrame({"cost": [1.0], "patient": ["a"]})
+    for table, wanted in (
+        (Lazy(), "Lazy is not a table in memory: call its collect() first"),
+        ([1, 2], "list is not a table in memory: give a DataFrame of pandas or polars, or a dict of arrays"),
+        (twice, "the names of the columns must be different texts: rename those that are not"),
+        (nothing, "there are no features: give features=[...], the columns to learn from"),
+    ):
+        with pytest.raises(FedveilError) as caught:
+            own(table, categories={})
+        assert str(caught.value) == wanted

@@ -1,0 +1,208 @@
+"""From a DataFrame, or a file, to a verified run: recorded as what it was, resumed, audited and asked for again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import fedveil as fv
+from fedveil.adversary.audit_run import audit_run
+from fedveil.cli.app import app
+from fedveil.configuration.config import Config, load_config, population_of
+from fedveil.data.dataset import Dataset
+from fedveil.errors import ConfigError, DataError
+from fedveil.pages.report import write_report
+from fedveil.run.assembly import prepare
+from fedveil.run.data_card import HandedOver, recorded
+from fedveil.run.run import Result
+from fedveil.statement.recertify import recertify
+from fedveil.studies.twin import twin_sensitivity
+
+ROWS, PEOPLE = 600, 60
+
+
+def frame() -> pd.DataFrame:
+    draw = np.random.default_rng(0)
+    age, ward = draw.integers(20, 80, ROWS), draw.choice(["a", "b"], ROWS)
+    cost = (age - 50) / 20 + np.where(ward == "a", 1.0, -1.0) + 0.1 * draw.normal(size=ROWS)
+    return pd.DataFrame({"patient": np.arange(ROWS) % PEOPLE, "age": age, "ward": ward, "cost": cost})
+
+
+FACTS: dict[str, Any] = {"categories": {"ward": ["a", "b"]}, "normalise": {"age": (50, 20)}, "unit": "EUR"}
+
+
+def visits(**more: Any) -> Dataset:
+    return fv.from_frame(frame(), target="cost", client="patient", name="visits", **{**FACTS, **more})  # type: ignore[no-any-return]
+
+
+def config(**sections: Any) -> Config:
+    rounds = {"rounds": 3, "clients_per_round": 20, "optimizer": {"lr": 0.05}}
+    base: dict[str, Any] = {
+        "task": "regression",
+        "model": {"name": "linear"},
+        "method": fv.DPFedAvg(clip=0.5),
+        "training": rounds,
+        "privacy": {"epsilon": 8.0, "delta": 1e-3},
+        "run": {"engine": "inline"},
+    }
+    return fv.configure(**{**base, **sections})  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return fv.train(config(), tmp_path_factory.mktemp("own") / "run", data=visits())  # type: ignore[no-any-return]
+
+
+def called(*command: str) -> str:
+    done = CliRunner().invoke(app, list(command))
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_clients_of_the_column_are_those_of_the_run(made: Result) -> None:
+    people = visits().info.users
+    assert made.privacy.clients == people
+    written = load_config(made.path / "config.toml").data
+    assert (written.name, written.partition, written.handed_over) == ("visits", {"kind": "users"}, ("data",))
+    other = prepare(config(data={"partition": {"kind": "iid", "clients": 25}}), visits())
+    assert (other.partition.kind, len(other.partition)) == ("iid", 25)
+    assert prepare(config(), visits()).population.clients == people
+
+
+def test_the_statement_before_training_is_that_of_the_run(made: Result) -> None:
+    assert fv.certify(config(), data=visits()) == made.privacy
+    mixed = config(data={"partition": {"kind": "iid", "clients": 25}, "client_test_fraction": 0.3})
+    for own in (visits(), visits(test=0.3), replace(visits(), users_test=np.zeros(visits().info.test_size, np.int64))):
+        for one in (config(), mixed):
+            before, after = population_of(one, own), prepare(one, own).population
+            assert (before.clients, before.records) == (after.clients, after.records)
+    with pytest.raises(ConfigError, match=r"data.handed_over"):
+        fv.certify(load_config(made.path / "config.toml"))
+
+
+def test_hand_made_data_that_name_their_users_are_partitioned_by_them() -> None:
+    own = visits()
+    by_hand = Dataset(own.info, own.x_train, own.y_train, own.x_test, own.y_test, own.users_train)
+    assert prepare(config(), by_hand).partition.kind == "users"
+    assert prepare(config(), replace(by_hand, users_train=None)).partition.kind == "iid"
+
+
+def test_data_of_the_catalogue_are_partitioned_as_ever() -> None:
+    digits = fv.load("digits")
+    named = replace(digits, users_train=np.arange(len(digits.x_train)) % 7)
+    plain = fv.configure()
+    assert prepare(plain, named).partition.kind == "iid"
+
+
+def test_the_card_says_what_was_done_to_them(made: Result) -> None:
+    card = json.loads((made.path / "data.json").read_text())
+    assert card["origin"] == {
+        "source": "a table of pandas",
+        "test": "whole clients, each with probability 0.2",
+        "features": ["age", "ward=a", "ward=b"],
+        "casts": ["age: int64 -> float32", "targets float64 -> float32"],
+        "categories": {"ward": ["a", "b"]},
+        "missing": {},
+        "counted": [],
+        "ranked": False,
+    }
+    assert card["labels"] == {"shape": [], "dtype": "float32", "names": ["cost"], "unit": "EUR", "classes": 0}
+    assert card["normalisation"] == {"scale": 1.0, "mean": [50.0, 0.0, 0.0], "std": [20.0, 1.0, 1.0]}
+    assert "origin" in card["treated_as_public"]
+    text = (made.path / "data.json").read_text()
+    assert "patient" not in text
+    assert any(line.startswith("the test set: ") for line in made.privacy.not_protected)
+
+
+def test_a_frame_trains_verifies_and_is_reported(made: Result, tmp_path: Path) -> None:
+    assert "contradicted" not in called("verify", str(made.path)).replace("0 contradicted", "")
+    assert "visits" in write_report([made.path], tmp_path / "report.html").read_text()
+    called("certify", str(made.path))
+
+
+def test_it_is_audited_with_the_same_data_and_refuses_others(made: Result) -> None:
+    assert audit_run(made.path, n=20, handed_over=HandedOver(visits())).own.audits
+    assert len(twin_sensitivity(made.path, 0, data=visits())) == 3
+    table = frame()
+    table.loc[5, "cost"] += 1.0
+    changed = fv.from_frame(table, target="cost", client="patient", name="visits", **FACTS)
+    for other in (changed, visits(split_seed=1)):
+        with pytest.raises(ConfigError, match="other data "):
+            audit_run(made.path, n=20, handed_over=HandedOver(other))
+    with pytest.raises(ConfigError, match="the data of this run over"):
+        audit_run(made.path, n=20)
+
+
+def test_it_resumes_with_the_same_data_only(tmp_path: Path) -> None:
+    def stop(record: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fv.train(config(), tmp_path / "run", stop, data=visits())
+    with pytest.raises(ConfigError, match="other data "):
+        fv.train(config(), tmp_path / "run", data=visits(split_seed=1, test={"share": 0.2}), resume=True)
+    assert len(fv.train(config(), tmp_path / "run", data=visits(), resume=True).history) == 3
+
+
+def test_a_file_gives_the_run_that_the_frame_gives(made: Result, tmp_path: Path) -> None:
+    frame().to_csv(tmp_path / "visits.csv", index=False)
+    own = visits()
+    source = {"file": str(tmp_path / "visits.csv"), "target": "cost", "client": "patient", "features": ["age", "ward"], **FACTS}
+    counts = {"clients": own.info.users, "train_examples": own.info.train_size}
+    configured = config(data={"source": {**source, **counts}}, run={"seeded_noise": True, "engine": "inline"})
+    handed = config(run={"seeded_noise": True, "engine": "inline"})
+    one, other = fv.train(configured, tmp_path / "one"), fv.train(handed, tmp_path / "other", data=visits())
+    assert one.model.vector.tolist() == other.model.vector.tolist()
+    called("verify", str(tmp_path / "one"))
+    assert load_config(tmp_path / "one" / "config.toml").data == configured.data
+    assert json.loads((tmp_path / "one" / "data.json").read_text())["source"] == "configured: data of one's own"
+    assert "epsilon" in called("certify", str(tmp_path / "one" / "config.toml"))
+    assert len(twin_sensitivity(tmp_path / "one", 0)) == 3
+    (tmp_path / "visits.csv").write_text((tmp_path / "visits.csv").read_text().replace(",a,", ",b,", 1))
+    with pytest.raises(ConfigError, match="other data "):
+        twin_sensitivity(tmp_path / "one", 0)
+    (tmp_path / "visits.csv").unlink()
+    for command in ("verify", "certify"):
+        called(command, str(tmp_path / "one"))
+    with pytest.raises(DataError, match="there is no file "):
+        twin_sensitivity(tmp_path / "one", 0)
+
+
+def test_data_that_are_handed_over_stand_in_the_place_of_those_configured() -> None:
+    source, own = {"file": "visits.csv", "target": "cost", "client": "patient", "features": ["age"]}, visits()
+    now = recorded(config(data={"source": source}), HandedOver(replace(own, info=replace(own.info, name="others")))).data
+    assert (now.name, now.source, now.handed_over) == ("others", None, ("data",))
+
+
+def test_the_statement_made_again_says_the_same_of_other_numbers_of_clients(made: Result, tmp_path: Path) -> None:
+    """Recertification reads the card: with another number of clients on it the statement does not agree."""
+    assert [finding.kind for finding in recertify(made.path)] == ["verified"]
+    forged = tmp_path / "forged"
+    shutil.copytree(made.path, forged)
+    card = json.loads((forged / "data.json").read_text())
+    (forged / "data.json").write_text(json.dumps({**card, "clients": card["clients"] * 10}))
+    assert [finding.kind for finding in recertify(forged)] == ["contradicted"]
+
+
+def test_records_are_not_split_by_rank(tmp_path: Path) -> None:
+    day = frame().assign(day=np.arange(ROWS))
+    keys: dict[str, Any] = {"target": "cost", "client": "patient", "name": "visits", **FACTS}
+    ranked = fv.from_frame(day, **keys, test={"latest": "day", "share": 0.2})
+    since = fv.from_frame(day, **keys, test={"latest": "day", "since": 500})
+    records = config(
+        privacy={"epsilon": 8.0, "delta": 1e-4, "unit": "record"}, training={"local": "dp-sgd", "clients_per_round": 20}
+    )
+    with pytest.raises(
+        ConfigError, match=r"privacy.unit = 'record', and the test split .the last 0.2 of each client's examples by day"
+    ):
+        prepare(records, ranked)
+    assert len(prepare(records, since).dataset.x_test) == 100
+    assert len(prepare(config(), ranked).dataset.x_test) == 120

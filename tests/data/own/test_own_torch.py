@@ -1,0 +1,100 @@
+"""Data sets of torch: TensorDataset, Subset, pictures, tokens, a client in each item; what has no length is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+import fedveil as fv
+from fedveil.errors import DataError
+
+N = 24
+X = torch.arange(N * 2, dtype=torch.float32).reshape(N, 2)
+Y = torch.arange(N) % 3
+WHO = torch.arange(N) % 6
+
+
+class Listed(Dataset[Any]):
+    """Items from a list."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.items[i]
+
+
+def test_a_tensor_dataset_and_a_subset_of_it() -> None:
+    data = fv.from_torch(TensorDataset(X, Y), client=WHO.tolist(), test={"share": 0.25})
+    assert (len(data.x_train), len(data.x_test), data.info.classes, data.info.users) == (18, 6, 3, 6)
+    assert data.origin.source == "torch: TensorDataset"
+    assert data.origin.casts == ()
+    half = fv.from_torch(Subset(TensorDataset(X, Y), range(1, N, 2)), client=WHO[1::2].tolist(), test={"share": 0.25})
+    assert sorted([*half.x_train[:, 0], *half.x_test[:, 0]]) == X[1::2, 0].tolist()
+
+
+def test_the_client_in_each_item() -> None:
+    data = fv.from_torch(TensorDataset(X, Y, WHO), client=2, test={"share": 0.25})
+    other = fv.from_torch(TensorDataset(X, Y), client=WHO.tolist(), test={"share": 0.25})
+    assert np.array_equal(data.x_test, other.x_test)
+    assert np.array_equal(data.users_train, other.users_train)
+
+
+def test_another_dataset_for_testing() -> None:
+    data = fv.from_torch(TensorDataset(X, Y), client=WHO.tolist(), test=TensorDataset(X[:4], Y[:4]))
+    assert np.array_equal(data.x_test, X[:4].numpy())
+    assert data.origin.test == "test data of their own"
+
+
+def test_pictures_and_tokens() -> None:
+    colour = np.random.default_rng(0).integers(0, 256, (N, 8, 6, 3), dtype=np.uint8)
+    data = fv.from_torch(Listed([(Image.fromarray(one), i % 2) for i, one in enumerate(colour)]), test=0.25)
+    assert (data.info.input_shape, data.x_train.dtype, data.info.scale) == ((3, 8, 6), np.uint8, 255.0)
+    known = {one.tobytes() for one in colour.transpose(0, 3, 1, 2)}
+    assert {one.tobytes() for one in (*data.x_train, *data.x_test)} == known
+    grey = fv.from_torch(Listed([(Image.fromarray(one[..., 0]), i % 2) for i, one in enumerate(colour)]), test=0.25)
+    assert grey.info.input_shape == (1, 8, 6)
+    tokens = fv.from_torch(TensorDataset(X.long() % 7, X.long() % 7), vocabulary=7, classes=7, test=0.25)
+    assert (tokens.x_train.dtype, tokens.info.target.shape) == (np.int64, (2,))
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "client", "wanted"),
+    [
+        (
+            Endless(),
+            None,
+            "Endless has no length, or is empty: give a map-style dataset, such as TensorDataset, with at least one example",
+        ),
+        (
+            Listed([]),
+            None,
+            "Listed has no length, or is empty: give a map-style dataset, such as TensorDataset, with at least one example",
+        ),
+        (Listed([{"x": 1}]), None, "the items of the Listed are not all (input, target): give a dataset whose items are"),
+        (TensorDataset(X), None, "the items of the TensorDataset are not all (input, target): give a dataset whose items are"),
+        (
+            Listed([(torch.zeros(2), 0), (torch.zeros(3), 1)]),
+            None,
+            "part 0 of the items: examples differ in shape: pad, crop or resize them to one shape",
+        ),
+        (TensorDataset(X, Y), 2, "client = 2: the items of the dataset have 2 parts: give 2 or more, or an array of ids"),
+    ],
+)
+def test_refusals(dataset: Any, client: Any, wanted: str) -> None:
+    with pytest.raises(DataError) as caught:
+        fv.from_torch(dataset, client=client)
+    assert str(caught.value) == wanted

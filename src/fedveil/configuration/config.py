@@ -41,6 +41,7 @@ from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.method_registry import method_from
 from fedveil.models import model_registry as models
 from fedveil.tasks.classification import Classification
+from fedveil.tasks.survival import Survival
 from fedveil.tasks.task import Task
 from fedveil.tasks.task_registry import task_from
 from fedveil.training.local import LocalSpec
@@ -279,9 +280,11 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
     population, task = population or population_of(config), task_of(config)
     task.check(population.data)
     if config.training.local == "dp-sgd" and not task.by_example:
+        hint = ", such as task.likelihood = 'hazards'" if isinstance(task, Survival) else ""
         raise ConfigError(
             f"training.local = 'dp-sgd' clips the gradient of each example, and the loss of task.name = {task.name!r} is not a "
-            f"mean over examples: protect whole clients (privacy.unit = 'client', training.local = 'sgd')"
+            f"mean over examples: protect whole clients (privacy.unit = 'client', training.local = 'sgd'), or choose a loss that "
+            f"is one{hint}"
         )
     clients, t, p = population.clients, config.training, config.privacy
     cohort = t.clients_per_round if t.clients_per_round is not None else clients
@@ -313,6 +316,7 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
         colluders=p.colluders,
         max_participations=p.max_participations,
         server=t.server_optimizer.spec(),
+        task=task,
     )
 
 
@@ -350,7 +354,7 @@ def layout_of(config: Config, data: Info) -> Layout:
 def configure(**sections: Any) -> Config:
     """A configuration from Python: keywords data, model, task, method, training, privacy, run, each a dict.
 
-    `method` may be a method object; `model` and `task` may be names.
+    `method` may be a method object, `task` a task or its class; `model` and `task` may be names.
     """
     method, model = sections.get("method"), sections.get("model")
     if isinstance(method, MethodConfig):

@@ -30,7 +30,7 @@ from fedveil.methods.base import MethodConfig
 from fedveil.methods.method_registry import METHODS, method_from
 from fedveil.models import model_registry as models
 from fedveil.tasks.task import Task
-from fedveil.tasks.task_registry import TASKS, task_from
+from fedveil.tasks.task_registry import TASKS, register_task, task_from
 from fedveil.training.local import Precision, Schedule
 from fedveil.training.optimizer import OptimizerSpec
 
@@ -237,10 +237,16 @@ class PluginTask(Task):
 def task_section_of(section: Any) -> Task:
     """The task that a section, or a name alone, describes, as a `PluginTask` where a plugin may bring it.
 
+    A program may give a task itself, or its class; one of its own is registered then.
+
     Raises:
         ConfigError: no name, an unknown constant, an impossible value.
     """
+    if isinstance(section, type) and issubclass(section, Task):
+        section = {"name": register_task(section).model_fields["name"].default}
     if isinstance(section, Task):
+        if not isinstance(section, PluginTask) and type(section) not in TASKS.values():
+            register_task(type(section))
         return section
     options = {"name": section} if isinstance(section, str) else section
     if not isinstance(options, Mapping) or not isinstance(options.get("name"), str):

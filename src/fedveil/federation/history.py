@@ -154,7 +154,7 @@ class Columns(Mapping[str, Column]):
 
 def columns_of(task: Task, own: Iterable[Column] = ()) -> Columns:
     """The columns of a run with this task, and `own` ones of its method."""
-    return Columns((*(() if isinstance(task, Classification) else of_task(task)), *own))
+    return Columns((*(() if type(task) is Classification else of_task(task)), *own))
 
 
 def declared(task: Task, objective: Objective, policy: object) -> Columns:

@@ -17,6 +17,8 @@ from fedveil.errors import ConfigError
 from fedveil.release.cost import event_of
 from fedveil.release.noise_mechanism import Participation
 from fedveil.release.plan import DpSgd, Fixed, Plan, Policy, Released, Upload
+from fedveil.tasks.classification import Classification
+from fedveil.tasks.task import Task
 from fedveil.training.local import LocalSpec, Objective, Plain
 from fedveil.training.optimizer import OptimizerSpec
 from fedveil.training.params import Layout
@@ -58,6 +60,7 @@ class Setting:
         server: what the server does with the aggregated step; SGD at rate 1 takes it as it is.
         groups: of clients by cap, where the method gives them caps of their own; `epsilon` and `noise_multiplier` are then those
             of the largest cap.
+        task: what is learned, with its public constants.
     """
 
     clients: int
@@ -78,6 +81,7 @@ class Setting:
     max_participations: int | None = None
     server: OptimizerSpec = field(default_factory=lambda: OptimizerSpec(lr=1.0))
     groups: tuple[BudgetGroup, ...] = ()
+    task: Task = field(default_factory=Classification)
 
     def of(self, client: int) -> Setting:
         """The setting of one client: with the target and the noise of its group."""

@@ -27,7 +27,7 @@ from fedveil.data.dataset import strata
 from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options, need_strata
 from fedveil.data.split import client_test_split, public_split, split_within_users
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, DataError
 from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation
 from fedveil.federation.round import Context
@@ -39,12 +39,14 @@ from fedveil.models.mixing import mixing_layer
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
+from fedveil.tasks.task_check import check_task
 from fedveil.training.local import HasPersonalModel, Objective, Trained
 from fedveil.training.params import FlatModel
 
 if TYPE_CHECKING:
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
+    from fedveil.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
     refuse_ranked(config, dataset)
     if partition is None and section.partition.get("kind") == "users" and dataset.users_test is not None:
         dataset = split_within_users(dataset, section.user_test_fraction)
+    check_targets(task_of(config), dataset)
     among, public_part = None, np.empty(0, dtype=np.int64)
     if section.public_fraction:
         among, public_part = public_split(len(dataset.y_train), seed=seed, fraction=section.public_fraction)
@@ -133,6 +136,7 @@ def federation(
     method, setting = calibrated or calibrated_setting(config, prepared.population)
     model = build_model(config, prepared).to(device)
     check_declared(method, setting, model.vector.to("cpu"))
+    check_learnable(setting.task, model, *prepared.test)
     if setting.example_clip is not None:
         refuse_mixing(model, prepared.test[0])
     randomness = Randomness(config.run.seed, config.run.seeded_noise)
@@ -158,7 +162,7 @@ def federation(
         randomness,
         setting.scope.view is not View.SERVER,
         model.buffers(),
-        task=task_of(config),
+        task=setting.task,
     )
     return Federation(
         setting,
@@ -171,6 +175,30 @@ def federation(
         prepared.public,
         method.participation(setting),
     )
+
+
+def check_targets(task: Task, dataset: Dataset) -> None:
+    """An error where targets have values that the task has no meaning for."""
+    for split, target in (("train", dataset.y_train), ("test", dataset.y_test)):
+        if wrong := task.wrong_targets(target):
+            raise DataError(f"{dataset.info.name}, {split} split: task.name = {task.name!r} cannot learn from {wrong}")
+
+
+def check_learnable(task: Task, model: FlatModel, x: torch.Tensor, y: torch.Tensor) -> None:
+    """An error where the task cannot be learned from what the network gives: tried on four examples of the test set."""
+    few = torch.arange(4) % len(y)
+    model.module.eval()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            output = model.module(x[few].to(model.vector.device)).float().cpu()
+    except Exception as error:
+        raise ConfigError(
+            f"the network cannot take examples of the test set, {str(x.dtype).removeprefix('torch.')} of shape "
+            f"{tuple(x.shape[1:])}: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        model.module.train()
+    check_task(task, output, y[few])
 
 
 def refuse_mixing(model: FlatModel, examples: torch.Tensor) -> None:

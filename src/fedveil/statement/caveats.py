@@ -16,6 +16,10 @@ from fedveil.statement.statement import SIMULATION_ONLY, Assumption
 if TYPE_CHECKING:
     from fedveil.accounting.types import Event
     from fedveil.methods.base import Method, Setting
+    from fedveil.tasks.task import Task
+
+_SHOWN = 8
+"""How many numbers of a list are written out."""
 
 
 def units(s: Setting) -> int:
@@ -57,7 +61,38 @@ def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> 
                 "the bound counts that many releases of one client",
             )
         )
+    found += _task(s.task)
     return (*found, *(Assumption(text, f"the bound of {method.name} rests on it") for text in method.assumptions(s)))
+
+
+def _task(task: Task) -> list[Assumption]:
+    """What is taken on trust of the loss: nothing of a built-in one without constants."""
+    found = []
+    if task.constants:
+        values = ", ".join(f"task.{key} = {_short(value)}" for key, value in task.constants.items())
+        found.append(
+            Assumption(
+                f"the constants of the loss are public, not computed from the private data: {values}",
+                "what is computed from private data without noise is a release of its own, which nobody charged",
+            )
+        )
+    if task.own:
+        found.append(
+            Assumption(
+                f"the loss of task.name = {task.name!r}, which is code of the user's own, depends on nothing but the batch "
+                "that it gets, and public constants",
+                "what it kept of one client's examples for another client's would pass that client's clip",
+            )
+        )
+    return found
+
+
+def _short(value: object) -> str:
+    """A number, or the first few of a list."""
+    if not isinstance(value, tuple | list):
+        return f"{value}"
+    more = f", ... ({len(value)} numbers)" if len(value) > _SHOWN else ""
+    return f"[{', '.join(map(str, value[:_SHOWN]))}{more}]"
 
 
 def _clipping(s: Setting) -> Assumption:

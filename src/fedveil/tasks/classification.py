@@ -36,13 +36,14 @@ class Classification(Task):
         Column("majority", "Accuracy of always the commonest class", "accuracy", share=True),
     )
     loss_unit: ClassVar = "cross-entropy"
+    output_form: ClassVar = "[n, C], a score for each class"
 
     name: Literal["classification"] = "classification"
     class_weights: tuple[Weight, ...] | None = None
 
     def check(self, info: Info) -> None:
         """One class an example, and a weight for each class where there are any."""
-        need_classes(self.name, info, "one number")
+        need_classes(self.name, info)
         if self.class_weights is not None and len(self.class_weights) != info.classes:
             raise ConfigError(
                 f"task.class_weights has {len(self.class_weights)} weights; {info.name} has {info.classes} classes: give one each"

@@ -28,6 +28,7 @@ class Regression(Task):
         Column("r2", "R², share of the variance explained", "R²", "higher"),
     )
     loss_unit: ClassVar = "loss of the standardised target"
+    output_form: ClassVar = "[n, k], one number for each of the target"
 
     name: Literal["regression"] = "regression"
     error: Literal["squared", "absolute", "huber"] = "squared"

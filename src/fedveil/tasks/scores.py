@@ -1,14 +1,14 @@
-"""Metrics that several tasks share; all in float64, on the CPU."""
+"""Metrics of tasks, on the CPU. What sorts is in numpy, which sorts ten times as fast as torch."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -42,16 +42,36 @@ def auc(scores: Tensor, positive: Tensor) -> float:
     Returns:
         NaN where all examples are of one kind.
     """
-    good, bad = scores[positive], scores[~positive].sort().values
+    values, kind = scores.numpy(), positive.numpy()
+    good, bad = np.sort(values[kind]), np.sort(values[~kind])
     if not len(good) or not len(bad):
         return math.nan
-    below, upto = (torch.searchsorted(bad, good, right=right).double() for right in (False, True))
-    return float((below + upto).mean() / (2 * len(bad)))
+    below, upto = (np.searchsorted(bad, good, side).sum(dtype=np.float64) for side in ("left", "right"))
+    return float(below + upto) / (2 * len(good) * len(bad))
+
+
+def average_precision(scores: Tensor, positive: Tensor) -> float:
+    """The mean over the positive examples of the precision at each one's score; NaN without any.
+
+    Args:
+        scores: [n]. positive: [n], bool.
+    """
+    order = np.argsort(-scores.numpy(), kind="stable")
+    hits = np.cumsum(positive.numpy()[order])
+    if not len(hits) or not hits[-1]:
+        return math.nan
+    last = np.flatnonzero(np.append(np.diff(scores.numpy()[order]) != 0, True))  # ties are found together
+    return float((np.diff(hits[last], prepend=0) * hits[last] / (last + 1)).sum() / hits[-1])
 
 
 def macro_auc(scores: Tensor, actual: Tensor) -> float:
     """The mean over the classes that occur of the AUC of each class against the rest; scores [n, classes], actual [n]."""
-    found = [auc(scores[:, c].contiguous(), actual == c) for c in range(scores.shape[1])]
+    return mean_auc(scores, actual[None] == torch.arange(scores.shape[1])[:, None])
+
+
+def mean_auc(scores: Tensor, positive: Tensor) -> float:
+    """The mean AUC of the columns of scores [n, columns] of which both kinds occur; their kinds are rows [columns, n]."""
+    found = [auc(column, kind) for column, kind in zip(scores.T.contiguous(), positive, strict=True)]
     known = [value for value in found if not math.isnan(value)]
     return sum(known) / len(known) if known else math.nan
 
@@ -62,3 +82,21 @@ def means_by_client(values: Tensor, offsets: NDArray[np.int64]) -> list[float | 
     lo, hi = torch.from_numpy(offsets[:-1]), torch.from_numpy(offsets[1:])
     sizes = (hi - lo).tolist()
     return [total / n if n else None for total, n in zip((sums[hi] - sums[lo]).tolist(), sizes, strict=True)]
+
+
+def concordance(risk: Tensor, time: Tensor, event: Tensor) -> float:
+    """Harrell's C: of the pairs of which one is known to have lived shorter, the share in which its risk is higher; ties half.
+
+    Args:
+        risk, time: [n]. event: [n], bool; False where `time` is only known to be survived.
+
+    Returns:
+        NaN without such a pair.
+    """
+    found, pairs = 0.0, 0
+    for part in torch.split(event.nonzero().squeeze(1), 512):
+        shorter = (time[part, None] < time) | ((time[part, None] == time) & ~event)
+        higher = (risk[part, None] > risk).double() + 0.5 * (risk[part, None] == risk)
+        found += float((higher * shorter).sum())
+        pairs += int(shorter.sum())
+    return found / pairs if pairs else math.nan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -24,17 +24,35 @@ Evidence = tuple["Tensor", ...]
 class Task(BaseModel):
     """What is learned: its constants, frozen and public; and its functions, of which a task of one's own needs only `losses`.
 
+    A loss that is no mean over examples overrides `loss` instead, and has no record-level privacy. Neither may keep anything
+    from one call to the next.
     metrics: what `scores` returns, declared; runs are compared by the first. loss_unit: beside the axis of the loss.
-    by_example: whether the loss of a batch is the mean of its examples' losses; otherwise `loss` is overridden, and the task has
-    no record-level privacy.
+    output_form: what the network has to give, in words.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     metrics: ClassVar[tuple[Column, ...]] = ()
     loss_unit: ClassVar[str] = "loss"
-    by_example: ClassVar[bool] = True
+    output_form: ClassVar[str] = ""
 
     name: str
+
+    @property
+    def by_example(self) -> bool:
+        """Whether the loss of a batch is the mean of its examples' `losses`."""
+        return type(self).losses is not Task.losses
+
+    @property
+    def own(self) -> bool:
+        """Whether it is code of the user's own."""
+        return not type(self).__module__.startswith("fedveil.tasks.")
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Its numbers, which must be public: of a built-in task those that were given, of one's own all of them."""
+        shown = set(type(self).model_fields) if self.own else self.model_fields_set
+        values = {key: getattr(self, key) for key in type(self).model_fields if key in shown}
+        return {key: value for key, value in values.items() if not isinstance(value, str | bool | None)}
 
     @property
     def main(self) -> Column:
@@ -47,6 +65,10 @@ class Task(BaseModel):
         Raises:
             ConfigError: their targets are of another kind.
         """
+
+    def wrong_targets(self, target: NDArray[Any]) -> str:
+        """What is wrong with targets [n, ...] of the right shape and type, or an empty string."""
+        return ""
 
     def outputs(self, info: Info) -> int:
         """Width of the network's last layer: one for each class, or for each number of the target."""
@@ -84,25 +106,30 @@ class Task(BaseModel):
         return None if np.isnan(score) else score
 
 
-def need_classes(task: str, info: Info, shape: str = "") -> None:
+def need_classes(task: str, info: Info, sides: int = 0) -> None:
     """Refuse data whose targets are not the numbers of classes.
 
     Args:
-        shape: what targets have to be besides, such as `one number`; empty: whatever they are.
+        sides: how many an example's target has: 0 for one number, 1 for a sequence, 2 for a picture.
     """
     if not info.classes:
         raise ConfigError(
             f"task.name = {task!r} learns classes, and the targets of {info.name} are quantities: choose another task, "
             f"such as 'regression', or data with classes"
         )
-    if shape and (shape == "one number") == bool(info.target.shape):
-        raise ConfigError(f"task.name = {task!r} needs {shape} for each example; those of {info.name} have {info.target.shape}")
+    if len(info.target.shape) != sides:
+        wanted = {0: "one class", 1: "a sequence of classes", 2: "a picture of classes"}[sides]
+        raise ConfigError(f"task.name = {task!r} needs {wanted} for each example; those of {info.name} have {info.target.shape}")
 
 
-def need_quantities(task: str, info: Info) -> None:
-    """Refuse data whose targets are the numbers of classes."""
+def need_quantities(task: str, info: Info, shape: str = "") -> None:
+    """Refuse data whose targets are the numbers of classes.
+
+    Args:
+        shape: what each has to be besides, for the message.
+    """
     if info.classes:
         raise ConfigError(
-            f"task.name = {task!r} learns quantities, and the targets of {info.name} are {info.classes} classes: choose another "
-            f"task, such as 'classification', or targets in float32"
+            f"task.name = {task!r} learns {shape or 'quantities'}, and the targets of {info.name} are {info.classes} classes: "
+            f"choose another task, such as 'classification', or targets in float32"
         )

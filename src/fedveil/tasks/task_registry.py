@@ -8,13 +8,27 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from fedveil.errors import ConfigError, explain, nearest
+from fedveil.tasks.binary import Binary
 from fedveil.tasks.classification import Classification
+from fedveil.tasks.column import Column
+from fedveil.tasks.multi_label import MultiLabel
 from fedveil.tasks.regression import Regression
+from fedveil.tasks.segmentation import Segmentation
+from fedveil.tasks.survival import Survival
 from fedveil.tasks.task import Task
+from fedveil.tasks.token_prediction import TokenPrediction
 
 Kind = TypeVar("Kind", bound=Task)
 
-TASKS: dict[str, type[Task]] = {"classification": Classification, "regression": Regression}
+TASKS: dict[str, type[Task]] = {
+    "classification": Classification,
+    "binary": Binary,
+    "multi-label": MultiLabel,
+    "regression": Regression,
+    "segmentation": Segmentation,
+    "token-prediction": TokenPrediction,
+    "survival": Survival,
+}
 
 
 def register_task(kind: type[Kind]) -> type[Kind]:
@@ -24,8 +38,13 @@ def register_task(kind: type[Kind]) -> type[Kind]:
         ConfigError: it has no name or no loss, or another task has the name.
     """
     name = kind.model_fields["name"].default
+    lacking = [column for column in kind.metrics if not isinstance(column, Column)]
+    if lacking or (kind.metrics and kind.scores is Task.scores):
+        raise ConfigError(
+            f"{kind.__qualname__} is not a task yet: its metrics have to be of fedveil.Column, and `scores` has to return them"
+        )
     if not isinstance(name, str) or (kind.losses is Task.losses and kind.loss is Task.loss):
-        lacks = "`losses`" if isinstance(name, str) else 'name: Literal["..."] = "..."'
+        lacks = "`losses`" if isinstance(name, str) else 'name: str = "..."'
         raise ConfigError(f"{kind.__qualname__} is not a task yet: it lacks {lacks} (see fedveil.tasks.task.Task)")
     if name in TASKS and TASKS[name].__module__ != kind.__module__:
         raise ConfigError(f"the name {name!r} of {kind.__qualname__} belongs to {TASKS[name].__qualname__}: choose another")

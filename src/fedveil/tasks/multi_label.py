@@ -1,0 +1,73 @@
+"""Any number of labels for each example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from fedveil.data.catalogue import Info
+from fedveil.errors import ConfigError
+from fedveil.tasks.classification import Weight
+from fedveil.tasks.column import Column
+from fedveil.tasks.task import Task, need_quantities
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+
+class MultiLabel(Task):
+    """For each of L labels 0 or 1, in float32: the mean over the labels of the cross-entropy of each one's logit.
+
+    positive_weights: for each label, the factor of the loss where it is 1; public: not computed from private data.
+    """
+
+    metrics: ClassVar = (
+        Column("f1", "F1 score", "micro mean", "higher", share=True),
+        Column("auc", "Area under the ROC curve", "AUC, macro mean", "higher", share=True),
+        Column("hamming", "Hamming loss", "wrong labels", "lower", share=True),
+        Column("all_zero", "Hamming loss of never a label", "wrong labels", share=True),
+    )
+    loss_unit: ClassVar = "cross-entropy, mean over labels"
+    output_form: ClassVar = "[n, L], a logit for each label"
+
+    name: Literal["multi-label"] = "multi-label"
+    positive_weights: tuple[Weight, ...] | None = None
+
+    def check(self, info: Info) -> None:
+        """A row of zeros and ones, and a weight for each label where there are any."""
+        need_quantities(self.name, info, "a 0 or 1 for each label")
+        if len(info.target.shape) != 1:
+            raise ConfigError(f"task.name = 'multi-label' needs targets of shape (labels,); {info.name} has {info.target.shape}")
+        if self.positive_weights is not None and len(self.positive_weights) != info.target.shape[0]:
+            raise ConfigError(
+                f"task.positive_weights has {len(self.positive_weights)} weights; {info.name} has {info.target.shape[0]} labels: "
+                f"give one each"
+            )
+
+    def wrong_targets(self, target: NDArray[Any]) -> str:
+        """All are 0 or 1."""
+        return "" if np.isin(target, (0, 1)).all() else "labels other than 0 and 1"
+
+    def losses(self, output: Tensor, target: Tensor) -> Tensor:
+        """The mean over the labels."""
+        from torch.nn import functional as F
+
+        weights = None if self.positive_weights is None else output.new_tensor(self.positive_weights)
+        return F.binary_cross_entropy_with_logits(output, target, reduction="none", pos_weight=weights).mean(1)
+
+    def scores(self, *evidence: Tensor) -> Mapping[str, float]:
+        """A label is predicted from probability one half on; the AUC is a mean over labels of which both kinds occur."""
+        from fedveil.tasks.scores import mean_auc
+
+        output, target = evidence
+        found, actual = output >= 0, target == 1
+        hits, wrong = int((found & actual).sum()), int((found ^ actual).sum())
+        return {
+            "f1": 2 * hits / max(2 * hits + wrong, 1),
+            "auc": mean_auc(output, actual.T),
+            "hamming": wrong / actual.numel(),
+            "all_zero": float(actual.double().mean()),
+        }

@@ -1,0 +1,90 @@
+"""One class for each place of a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedveil.data.catalogue import IGNORED, Info
+from fedveil.errors import ConfigError
+from fedveil.tasks.column import Column
+from fedveil.tasks.task import Evidence, Task, need_classes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Segmentation(Task):
+    """A class for each place: `cross_entropy` times the mean cross-entropy of the places, plus `dice` times the Dice loss.
+
+    The Dice loss is 1 - the mean over classes of (2 |p g| + smooth) / (|p| + |g| + smooth), p being probabilities and g the
+    places of the class, both of one example (Milletari et al. 2016, without squares). Places that are IGNORED count nowhere.
+    All constants are public.
+    """
+
+    metrics: ClassVar = (
+        Column("iou", "Mean intersection over union", "mean over classes", "higher", share=True),
+        Column("pixel_accuracy", "Pixel accuracy", "accuracy", "higher", share=True),
+        Column("majority", "Pixel accuracy of always the commonest class", "accuracy", share=True),
+    )
+    loss_unit: ClassVar = "cross-entropy and Dice loss"
+    output_form: ClassVar = "[n, C, H, W], a score for each class at each place"
+
+    name: Literal["segmentation"] = "segmentation"
+    cross_entropy: float = Field(1.0, ge=0, allow_inf_nan=False)
+    dice: float = Field(1.0, ge=0, allow_inf_nan=False)
+    smooth: float = Field(1.0, gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _any(self) -> Self:
+        if not self.cross_entropy and not self.dice:
+            raise ConfigError("task.cross_entropy and task.dice are both 0, so there is nothing to learn: give one of them")
+        return self
+
+    def check(self, info: Info) -> None:
+        """A picture of classes."""
+        need_classes(self.name, info, 2)
+
+    def losses(self, output: Tensor, target: Tensor) -> Tensor:
+        """The weighted sum of both."""
+        from torch.nn import functional as F
+
+        known = (target != IGNORED).flatten(1)
+        each = F.cross_entropy(output, target, ignore_index=IGNORED, reduction="none").flatten(1)
+        loss = self.cross_entropy * each.sum(1) / known.sum(1).clamp_min(1)
+        return loss + self.dice * self._dice(output, target, known) if self.dice else loss
+
+    def _dice(self, output: Tensor, target: Tensor, known: Tensor) -> Tensor:
+        import torch
+
+        classes = torch.arange(output.shape[1], device=output.device)[None, :, None]
+        found = output.softmax(1).flatten(2) * known[:, None]
+        actual = (target.flatten(1)[:, None] == classes).to(output.dtype)
+        both, sizes = (found * actual).sum(2), found.sum(2) + actual.sum(2)
+        return 1 - ((2 * both + self.smooth) / (sizes + self.smooth)).mean(1)
+
+    def evidence(self, output: Tensor, target: Tensor) -> Evidence:
+        """Losses [n], and for each class the places where it is right, found and actual [n, 3, C]: no pictures are kept."""
+        import torch
+
+        classes = torch.arange(output.shape[1])[None, :, None]
+        found, actual = output.argmax(1).flatten(1)[:, None], target.flatten(1)[:, None]
+        is_found, is_actual = (found == classes) & (actual != IGNORED), actual == classes
+        counts = torch.stack([part.sum(2) for part in (is_found & is_actual, is_found, is_actual)], 1)
+        return self.losses(output, target), counts
+
+    def test_loss(self, *evidence: Tensor) -> float:
+        """The mean over the examples."""
+        return float(evidence[0].mean())
+
+    def scores(self, *evidence: Tensor) -> Mapping[str, float]:
+        """Over the places of all examples together; the mean is over the classes that are found or actual anywhere."""
+        right, found, actual = evidence[1].sum(0).double()
+        either, places = found + actual - right, actual.sum().clamp_min(1)
+        return {
+            "iou": float((right / either)[either > 0].mean()),
+            "pixel_accuracy": float(right.sum() / places),
+            "majority": float(actual.max() / places),
+        }

@@ -1,0 +1,101 @@
+"""Whether a task does what it says: asked once, on a few examples of the public test set, before anything is trained."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedveil.errors import ConfigError
+from fedveil.tasks.task import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_CLOSE = 1e-4
+"""Relative difference of losses that are the same but for rounding."""
+
+
+def check_task(task: Task, output: Tensor, target: Tensor) -> None:
+    """Refuse a task whose loss or metrics cannot be used.
+
+    Args:
+        output: what the network makes of at least two public examples [n, ...], on the CPU. target: theirs.
+
+    Raises:
+        ConfigError: an error in the task, a result of another shape, NaN, a loss without a gradient, examples that are not
+            treated apart though they have `losses` of their own, or other metrics than declared.
+    """
+    leaf = output.detach().requires_grad_()
+    try:
+        losses = task.losses(leaf, target) if task.by_example else None
+        loss = task.loss(leaf, target)
+        kept = task.evidence(output, target)
+        scores = {name: float(value) for name, value in task.scores(*kept).items()}
+        task.test_loss(*kept)
+    except Exception as error:
+        form = f"; it needs {task.output_form}" if task.output_form else ""
+        raise ConfigError(
+            f"task.name = {task.name!r} fails on examples of the test set, where the network gives {_shape(output)} and targets "
+            f"are {_shape(target)}{form}: {type(error).__name__}: {error}"
+        ) from error
+    _wrong(task, "`loss`", loss, ())
+    if losses is not None:
+        _wrong(task, "`losses`", losses, (len(target),))
+        _check_apart(task, output, target, losses.detach())
+        if not _same(loss, losses.mean()):
+            raise ConfigError(
+                f"task.name = {task.name!r}: `loss` gives {loss.item():g}, and the mean of `losses` is {losses.mean().item():g}: "
+                f"let it be the mean, or override `loss` alone, if the loss of a batch is none (client level only)"
+            )
+    declared, found = {metric.name for metric in task.metrics}, set(scores)
+    if declared != found:
+        raise ConfigError(
+            f"task.name = {task.name!r}: `scores` gives {_listed(found)}, and `metrics` declares {_listed(declared)}: both have "
+            f"to be the same"
+        )
+
+
+def _wrong(task: Task, what: str, value: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuse a loss of another shape, one that is not finite, and one that nothing is learned from."""
+    wanted = "[n], one for each example" if shape else "one number"
+    problem = ""
+    if not isinstance(value, torch.Tensor) or value.shape != shape or not value.is_floating_point():
+        problem = f"gives {_shape(value)}; it has to be a tensor of floats, {wanted}"
+    elif not bool(value.isfinite().all()):
+        problem = "is not finite on examples of the test set, at the initial model: check the constants, and logarithms of 0"
+    elif not value.requires_grad:
+        problem = "does not depend on the output in a way that has a gradient: compute it with torch, and detach nothing"
+    if problem:
+        raise ConfigError(f"task.name = {task.name!r}: {what} {problem}")
+
+
+def _check_apart(task: Task, output: Tensor, target: Tensor, losses: Tensor) -> None:
+    """Refuse a loss of the first example that changes with the others of the batch, or without them."""
+    rest = torch.arange(1, len(target)).roll(1)
+    with torch.no_grad():
+        changed = [
+            task.losses(torch.cat([output[:1], far * (1 + output[1:].abs())]), torch.cat([target[:1], target[rest]]))
+            for far in (4, -4)
+        ]
+        alone = task.losses(output[:1], target[:1])
+    if not all(_same(other[0], losses[0]) for other in (*changed, alone)):
+        raise ConfigError(
+            f"task.name = {task.name!r}: the loss of an example depends on the others of its batch: compute each from its own "
+            f"output and target, or override `loss` instead of `losses` (client level only)"
+        )
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return math.isclose(one.item(), other.item(), rel_tol=_CLOSE, abs_tol=1e-6)
+
+
+def _shape(value: object) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"[{', '.join(map(str, value.shape))}] of {str(value.dtype).removeprefix('torch.')}"
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"

@@ -1,0 +1,64 @@
+"""The next token of a text, or those that are masked in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from fedveil.data.catalogue import IGNORED, Info
+from fedveil.tasks.column import Column
+from fedveil.tasks.task import Evidence, Task, need_classes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class TokenPrediction(Task):
+    """A token for each place of a sequence: the mean cross-entropy of an example's places, without those that are IGNORED.
+
+    For the next token, targets are the inputs moved by one; for masked ones, they are IGNORED wherever nothing is masked.
+    """
+
+    metrics: ClassVar = (
+        Column("perplexity", "Perplexity", "perplexity", "lower"),
+        Column("bits", "Bits a token", "bits", "lower"),
+        Column("accuracy", "Accuracy", "accuracy", "higher", share=True),
+    )
+    loss_unit: ClassVar = "cross-entropy, mean over places"
+    output_form: ClassVar = "[n, T, V], a score for each token of the vocabulary at each place"
+
+    name: Literal["token-prediction"] = "token-prediction"
+
+    def check(self, info: Info) -> None:
+        """A sequence of tokens."""
+        need_classes(self.name, info, 1)
+
+    def losses(self, output: Tensor, target: Tensor) -> Tensor:
+        """The mean over an example's places; 0 where all are IGNORED."""
+        each, known = self._places(output, target)
+        return each.sum(1) / known.sum(1).clamp_min(1)
+
+    def _places(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy [n, T], and which places count."""
+        from torch.nn import functional as F
+
+        return F.cross_entropy(output.mT, target, ignore_index=IGNORED, reduction="none"), target != IGNORED
+
+    def evidence(self, output: Tensor, target: Tensor) -> Evidence:
+        """Of each example the cross-entropies added up, the places that count, and how many are right, each [n]."""
+        each, known = self._places(output, target)
+        return each.double().sum(1), known.sum(1), (output.argmax(2) == target).sum(1)
+
+    def test_loss(self, *evidence: Tensor) -> float:
+        """The mean over the examples, as in training."""
+        total, places, _ = evidence
+        return float((total / places.clamp_min(1)).mean())
+
+    def scores(self, *evidence: Tensor) -> Mapping[str, float]:
+        """Over all places together; NaN where none counts."""
+        total, places, right = (float(part.sum()) for part in evidence)
+        if not places:
+            return dict.fromkeys((column.name for column in self.metrics), math.nan)
+        nats = total / places
+        return {"perplexity": math.exp(min(nats, 700.0)), "bits": nats / math.log(2), "accuracy": right / places}

@@ -120,6 +120,6 @@ def _cox(score: Tensor, time: Tensor, event: Tensor, efron: bool) -> Tensor:
         zeros = score.new_zeros(len(score))
         tied = zeros.index_add(0, group, event * (score - risk).exp())[group]  # the share of the d in it
         deaths = zeros.index_add(0, group, event)
-        earlier = event.cumsum(0) - event - (deaths.cumsum(0) - deaths)[group]
+        earlier = event * (event.cumsum(0) - event - (deaths.cumsum(0) - deaths)[group])
         each = risk + torch.log1p(-earlier / deaths[group].clamp_min(1) * tied)
     return (event * (each - score)).sum() / event.sum().clamp_min(1)

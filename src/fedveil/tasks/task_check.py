@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,34 +29,50 @@ def check_task(task: Task, output: Tensor, target: Tensor) -> None:
         ConfigError: an error in the task, a result of another shape, NaN, a loss without a gradient, examples that are not
             treated apart though they have `losses` of their own, or other metrics than declared.
     """
-    leaf = output.detach().requires_grad_()
-    try:
-        losses = task.losses(leaf, target) if task.by_example else None
-        loss = task.loss(leaf, target)
+    _check_loss(task, output, target)
+    with _explained(task, output, target):
         kept = task.evidence(output, target)
         scores = {name: float(value) for name, value in task.scores(*kept).items()}
         task.test_loss(*kept)
-    except Exception as error:
-        form = f"; it needs {task.output_form}" if task.output_form else ""
-        raise ConfigError(
-            f"task.name = {task.name!r} fails on examples of the test set, where the network gives {_shape(output)} and targets "
-            f"are {_shape(target)}{form}: {type(error).__name__}: {error}"
-        ) from error
-    _wrong(task, "`loss`", loss, ())
-    if losses is not None:
-        _wrong(task, "`losses`", losses, (len(target),))
-        _check_apart(task, output, target, losses.detach())
-        if not _same(loss, losses.mean()):
-            raise ConfigError(
-                f"task.name = {task.name!r}: `loss` gives {loss.item():g}, and the mean of `losses` is {losses.mean().item():g}: "
-                f"let it be the mean, or override `loss` alone, if the loss of a batch is none (client level only)"
-            )
     declared, found = {metric.name for metric in task.metrics}, set(scores)
     if declared != found:
         raise ConfigError(
             f"task.name = {task.name!r}: `scores` gives {_listed(found)}, and `metrics` declares {_listed(declared)}: both have "
             f"to be the same"
         )
+
+
+def _check_loss(task: Task, output: Tensor, target: Tensor) -> None:
+    leaf = output.detach().requires_grad_()
+    with _explained(task, output, target):
+        losses = task.losses(leaf, target) if task.by_example else None
+        if losses is not None:
+            _wrong(task, "`losses`", losses, (len(target),))
+        loss = task.loss(leaf, target)
+        _wrong(task, "`loss`", loss, ())
+        if losses is None:
+            return
+        _check_apart(task, output, target, losses.detach())
+    if not _same(loss, losses.mean()):
+        raise ConfigError(
+            f"task.name = {task.name!r}: `loss` gives {loss.item():g}, and the mean of `losses` is {losses.mean().item():g}: "
+            f"let it be the mean, or override `loss` alone, if the loss of a batch is none (client level only)"
+        )
+
+
+@contextmanager
+def _explained(task: Task, output: Tensor, target: Tensor) -> Iterator[None]:
+    """Say where the task's own code failed, and on what."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        form = f"; it needs {task.output_form}" if task.output_form else ""
+        raise ConfigError(
+            f"task.name = {task.name!r} fails on examples of the test set, where the network gives {_shape(output)} and targets "
+            f"are {_shape(target)}{form}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _wrong(task: Task, what: str, value: Tensor, shape: tuple[int, ...]) -> None:

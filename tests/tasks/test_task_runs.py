@@ -1,0 +1,106 @@
+"""Every task is trained on every engine, at client and record level, in both views; its run is verified, reported and drawn."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from federation_runs import assert_same, finished
+from fedveil.configuration.config import configure, method_of, setting_of
+from fedveil.engines.select_engine import engine
+from fedveil.errors import ConfigError
+from fedveil.federation.progress import Progress
+from fedveil.pages.figures.run_figures import plot_run
+from fedveil.pages.report import write_report
+from fedveil.run.assembly import prepare
+from fedveil.run.recorded_run import read_run
+from fedveil.run.run import run
+from fedveil.statement.certify import certify, certify_config
+from fedveil.statement.statement_json import to_dict
+from fedveil.statement.statement_markdown import to_markdown
+from fedveil.statement.statement_text import statement_text
+from fedveil.verify import verify_run
+from task_runs import BY_EXAMPLE, TASKS, assembled, made, networks, small
+
+__all__ = ["networks"]
+pytestmark = pytest.mark.usefixtures("networks")
+LEVELS = [(name, level) for name in TASKS for level in ("client", "record") if level == "client" or name in BY_EXAMPLE]
+
+
+def trained(name: str, view: str, level: str, on: str, folder: Path) -> Progress:
+    job = assembled(small(name, view, level), name, folder / on)
+    return finished(job, engine(on, job.context))
+
+
+@pytest.mark.parametrize("view", ["aggregate", "server"])
+@pytest.mark.parametrize(("name", "level"), LEVELS)
+def test_engines_agree(name: str, level: str, view: str, tmp_path: Path) -> None:
+    """The pool to the bit, stacked clients to rounding."""
+    inline, pool, batched = (trained(name, view, level, on, tmp_path) for on in ("inline", "pool", "batched"))
+    assert_same(inline, pool)
+    assert inline.history[-1]["failures"] == {}
+    torch.testing.assert_close(batched.model, inline.model, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_learns(name: str, tmp_path: Path) -> None:
+    """Without noise the test loss falls, and the main metric gets better."""
+    plain = {"privacy": {"epsilon": None, "noise_multiplier": 0.0}, "training": {"rounds": 15, "clients_per_round": 6}}
+    job = assembled(small(name, **plain), name, tmp_path / "run")
+    history = finished(job, engine("inline", job.context)).history
+    main = job.context.task.main
+    assert history[-1]["test_loss"] < history[0]["test_loss"]
+    assert main.sign * (history[-1][f"test_{main.name}"] - history[0][f"test_{main.name}"]) > 0
+    assert len(history[-1][f"client_{main.name}"]) == 6
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("name", "level"), LEVELS)
+def test_a_run_directory_verifies_and_is_shown(name: str, level: str, tmp_path: Path) -> None:
+    config = small(name, level=level, run={"seeded_noise": False})
+    result = run(config, tmp_path / "run", data=made(name))
+    main = config.task.main
+    assert result.score == result.history[-1][f"test_{main.name}"]
+    wrong = [f.text for f in verify_run(result.path).findings if f.kind in ("contradicted", "unknown")]
+    assert wrong == []
+    read = read_run(result.path)
+    assert read.declared.main.name == f"test_{main.name}"
+    assert read.points(f"test_{main.name}")[-1][1] == pytest.approx(result.score)
+    if level == "client":
+        assert main.words.lower() in write_report([result.path]).read_text().lower()
+        assert plot_run(result.path, None, tmp_path / "curves.svg").read_text().startswith("<?xml")
+
+
+def test_cox_is_refused_at_record_level_with_the_reason() -> None:
+    config = small("cox", level="record")
+    with pytest.raises(ConfigError, match=r"'survival' is not a mean over examples: protect.*likelihood = 'hazards'"):
+        setting_of(config, prepare(config, made("cox")).population)
+
+
+def test_cox_is_trained_one_client_at_a_time_where_clients_are_stacked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trained("cox", "aggregate", "client", "batched", tmp_path)
+    assert "is not a mean over examples" in caplog.text
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_statement_lists_what_the_loss_takes_for_public(name: str) -> None:
+    config = small(name)
+    setting = setting_of(config, prepare(config, made(name)).population)
+    method = method_of(config)
+    statement = certify(method, method.calibrate(setting))
+    lines = [a.what for a in statement.assumptions if "constants of the loss are public" in a.what]
+    constants = {key: value for key, value in TASKS[name].items() if not isinstance(value, str)}
+    assert bool(lines) == bool(constants)
+    for key, value in constants.items():
+        assert f"task.{key} = {value}" in lines[0]
+        for text in (str(to_dict(statement)["assumptions"]), to_markdown(statement), str(statement_text(statement))):
+            assert f"task.{key} = {value}" in re.sub(r"\\(.)", r"\1", text.replace("\n", " "))
+
+
+def test_a_long_list_is_cut_and_its_length_told() -> None:
+    weights, private = {"name": "classification", "class_weights": [1.5] * 10}, {"epsilon": 8.0, "delta": 1e-3}
+    config = configure(task=weights, method={"name": "dp-fedavg"}, privacy=private)
+    assert any("1.5, ... (10 numbers)]" in a.what for a in certify_config(config).assumptions)

@@ -49,7 +49,7 @@ class Pairwise(Task):
 
 def changed(**functions: Any) -> Task:
     """The right task, but for some of its functions."""
-    kind = type("Changed", (Squared,), {k: v for k, v in functions.items()} | {"__module__": __name__})
+    kind = type("Changed", (Squared,), {**functions, "__module__": __name__})
     task = kind()
     assert isinstance(task, Task)
     return task

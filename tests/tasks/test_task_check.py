@@ -47,6 +47,15 @@ class Pairwise(Task):
         return ((output - output.T) - (target[:, None] - target)).square().mean()
 
 
+with pytest.warns(UserWarning, match="shadows an attribute"):
+
+    class Annotated(Squared):
+        """Its metrics are a constant for pydantic."""
+
+        name: str = "annotated"
+        metrics: tuple[Column, ...] = ()  # type: ignore[misc]
+
+
 def changed(**functions: Any) -> Task:
     """The right task, but for some of its functions."""
     kind = type("Changed", (Squared,), {**functions, "__module__": __name__})
@@ -187,15 +196,15 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_no_task_is_not_registered() -> None:
+    named = {"__annotations__": {"name": str}, "name": "x", "losses": squares}
+    unnamed: dict[str, Any] = {"losses": Squared.losses}
     lacking: dict[str, tuple[type[Task], dict[str, Any]]] = {
-        "lacks `losses`": (Task, {"__annotations__": {"name": str}, "name": "empty"}),
-        "lacks name": (Task, {"losses": Squared.losses}),
-        "belongs to Regression": (Regression, {}),
-        "has to return them": (
-            Task,
-            {"__annotations__": {"name": str}, "name": "x", "losses": squares, "metrics": (Column("a"),)},
-        ),
+        "lacks `losses`": (Task, named | {"losses": Task.losses}),
+        "lacks name": (Task, unnamed),
+        "belongs to Regression of fedveil": (Regression, {}),
+        "has to return them": (Task, named | {"metrics": (Column("a"),)}),
         "have to be of fedveil.Column": (Squared, {"metrics": ("mse",)}),
+        "leave its annotation out": (Annotated, {}),
     }
     for message, (base, body) in lacking.items():
         kind = type("Lacking", (base,), body | {"__module__": __name__})

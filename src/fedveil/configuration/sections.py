@@ -147,7 +147,7 @@ class PrivacySection(Section):
 class RunSection(Section):
     """How to run it. seeded_noise makes the noise reproducible, and therefore no protection: simulation only.
 
-    plugins: files or modules with methods and data sets of one's own, whose contents are compared by their digests.
+    plugins: files or modules with methods, tasks and data sets of one's own, whose contents are compared by their digests.
     track: trackers that follow the run.
     """
 

@@ -38,6 +38,8 @@ def register_task(kind: type[Kind]) -> type[Kind]:
         ConfigError: it has no name or no loss, or another task has the name.
     """
     name = kind.model_fields["name"].default
+    if "metrics" in kind.model_fields:
+        raise ConfigError(f"{kind.__qualname__} is not a task yet: `metrics` is no constant: leave its annotation out")
     lacking = [column for column in kind.metrics if not isinstance(column, Column)]
     if lacking or (kind.metrics and kind.scores is Task.scores):
         raise ConfigError(
@@ -47,7 +49,10 @@ def register_task(kind: type[Kind]) -> type[Kind]:
         lacks = "`losses`" if isinstance(name, str) else 'name: str = "..."'
         raise ConfigError(f"{kind.__qualname__} is not a task yet: it lacks {lacks} (see fedveil.tasks.task.Task)")
     if name in TASKS and TASKS[name].__module__ != kind.__module__:
-        raise ConfigError(f"the name {name!r} of {kind.__qualname__} belongs to {TASKS[name].__qualname__}: choose another")
+        raise ConfigError(
+            f"the name {name!r} of {kind.__qualname__} belongs to {TASKS[name].__qualname__} of {TASKS[name].__module__}: "
+            f"choose another"
+        )
     TASKS[name] = kind
     return kind
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from federation_runs import assert_same, finished
 from fedveil.configuration.config import configure, method_of, setting_of
 from fedveil.engines.select_engine import engine
 from fedveil.errors import ConfigError
+from fedveil.federation.evaluate import evidence
 from fedveil.federation.progress import Progress
 from fedveil.pages.figures.run_figures import plot_run
 from fedveil.pages.report import write_report
@@ -22,6 +25,7 @@ from fedveil.statement.certify import certify, certify_config
 from fedveil.statement.statement_json import to_dict
 from fedveil.statement.statement_markdown import to_markdown
 from fedveil.statement.statement_text import statement_text
+from fedveil.training.params import FlatModel
 from fedveil.verify import verify_run
 from task_runs import BY_EXAMPLE, TASKS, assembled, made, networks, small
 
@@ -74,6 +78,18 @@ def test_a_run_directory_verifies_and_is_shown(name: str, level: str, tmp_path: 
         assert plot_run(result.path, None, tmp_path / "curves.svg").read_text().startswith("<?xml")
 
 
+def test_large_outputs_are_evaluated_few_at_a_time_and_to_the_same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, task, seen = made("token-prediction"), small("token-prediction").task, []
+    model = FlatModel(torch.nn.Sequential(torch.nn.Linear(6, 3)))
+    model.module.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
+    test = torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)
+    whole = task.scores(*evidence(task, model, *test))
+    assert seen == [2, 40]
+    monkeypatch.setattr("fedveil.federation.evaluate._NUMBERS", 7 * 5 * 3)
+    assert task.scores(*evidence(task, model, *test)) == pytest.approx(whole)
+    assert seen[2:] == [2, 7, 7, 7, 7, 7, 5]
+
+
 def test_cox_is_refused_at_record_level_with_the_reason() -> None:
     config = small("cox", level="record")
     with pytest.raises(ConfigError, match=r"'survival' is not a mean over examples: protect.*likelihood = 'hazards'"):
@@ -98,6 +114,26 @@ def test_the_statement_lists_what_the_loss_takes_for_public(name: str) -> None:
         assert f"task.{key} = {value}" in lines[0]
         for text in (str(to_dict(statement)["assumptions"]), to_markdown(statement), str(statement_text(statement))):
             assert f"task.{key} = {value}" in re.sub(r"\\(.)", r"\1", text.replace("\n", " "))
+
+
+def test_certifying_a_built_in_task_imports_no_torch() -> None:
+    """In another process: the tests have imported it."""
+    program = f"""
+import sys
+from fedveil.configuration.config import Population, configure, method_of, setting_of
+from fedveil.data.catalogue import Info, Targets
+from fedveil.statement.certify import certify
+
+for section, classes, target in {[(TASKS[name], made(name).info.classes, made(name).info.target.shape) for name in TASKS]!r}:
+    info = Info("x", "", (6,), classes, 9, 9, 0, "", False, (0.0,), (1.0,), 1.0, Targets(target))
+    config = configure(task=section, method={{"name": "dp-fedavg"}}, model="mlp", privacy={{"epsilon": 8.0, "delta": 1e-3}})
+    method = method_of(config)
+    print(certify(method, method.calibrate(setting_of(config, Population(info, 10, 9)))).proven.epsilon)
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) == len(TASKS)
 
 
 def test_a_long_list_is_cut_and_its_length_told() -> None:

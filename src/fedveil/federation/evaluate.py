@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from fedveil.training.params import FlatModel
 
 _BATCH = 1000
+"""Examples at once."""
+_NUMBERS = 2**24
+"""Of the network's output at once, where an example has many: a score for each symbol at each place."""
 
 
 def evidence(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistics: bool = False) -> Evidence:
@@ -29,13 +32,20 @@ def evidence(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistic
     """
     kept, device = model.buffers(), model.vector.device
     model.module.train(batch_statistics)
-    parts = zip(torch.split(x, _BATCH), torch.split(y, _BATCH), strict=True)
     with torch.inference_mode():
+        size = _BATCH if y.dim() == 1 else _fitting(model, x[:2].to(device))
+        parts = zip(torch.split(x, size), torch.split(y, size), strict=True)
         found = [task.evidence(model.module(bx.to(device)).cpu(), by) for bx, by in parts]
     model.module.train()
     if kept.numel():
         model.load_buffers(kept)
     return tuple(torch.cat(part) for part in zip(*found, strict=True))
+
+
+def _fitting(model: FlatModel, two: Tensor) -> int:
+    """How many examples at once, by the output of two."""
+    numbers: int = model.module(two).numel() // len(two)
+    return min(_BATCH, max(2, _NUMBERS // numbers))
 
 
 def global_model(federation: Federation, progress: Progress) -> FlatModel:

@@ -163,7 +163,7 @@ def test_no_model_card_is_written_of_a_contradicted_run(config: Path, tmp_path: 
 
 
 def test_lists(call: Program) -> None:
-    for command, word in (("methods", "dp-fedavg"), ("models", "lenet5"), ("data", "fashion-mnist")):
+    for command, word in (("methods", "dp-fedavg"), ("models", "lenet5"), ("data", "fashion-mnist"), ("tasks", "survival")):
         done = call(command)
         assert done.returncode == 0
         assert word in done.stdout

@@ -43,6 +43,14 @@ def models() -> None:
 
 
 @commands.command()
+def tasks() -> None:
+    """List what can be learned."""
+    from fedveil.tasks.task_registry import TASKS
+
+    print_table([(name, (kind.__doc__ or "").split("\n")[0].rstrip(":")) for name, kind in TASKS.items()])
+
+
+@commands.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories; runs that differ only in their seed are shown together.")],
     out: Annotated[Path | None, typer.Option(help="HTML file to write; by default report.html in the run directory.")] = None,

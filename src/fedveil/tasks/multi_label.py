@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MultiLabel(Task):
-    """For each of L labels 0 or 1, in float32: the mean over the labels of the cross-entropy of each one's logit.
+    """Any number of L labels: the mean of the cross-entropies of their logits; targets are 0 and 1 in float32.
 
     positive_weights: for each label, the factor of the loss where it is 1; public: not computed from private data.
     """

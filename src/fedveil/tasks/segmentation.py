@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 class Segmentation(Task):
-    """A class for each place: `cross_entropy` times the mean cross-entropy of the places, plus `dice` times the Dice loss.
+    """A class for each place of a picture: cross-entropy plus Dice loss.
 
+    cross_entropy, dice: what the mean cross-entropy of the places, and the Dice loss, are multiplied by.
     The Dice loss is 1 - the mean over classes of (2 |p g| + smooth) / (|p| + |g| + smooth), p being probabilities and g the
     places of the class, both of one example (Milletari et al. 2016, without squares). Places that are IGNORED count nowhere.
     All constants are public.

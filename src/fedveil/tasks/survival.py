@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 
 class Survival(Task):
-    """The target (time, event): the time, and 1 if the event happened then, or 0 if it had not yet (float32).
+    """The time until an event, which many are only known to have reached without it: Cox regression or discrete hazards.
 
+    A target is (time, event), in float32: the event is 1 if it happened then, and 0 if it had not yet.
     likelihood: `cox`, the partial likelihood of proportional hazards, of one score, the logarithm of the risk. It compares each
     event with everybody in the batch who was still there, so it is no mean over examples: client level only. `hazards`: a logit
     for each interval between `edges`, that the event happens there if it has not before (Gensheimer and Narasimhan 2019); a

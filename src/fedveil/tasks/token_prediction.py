@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TokenPrediction(Task):
-    """A token for each place of a sequence: the mean cross-entropy of an example's places, without those that are IGNORED.
+    """The next or the masked tokens of a sequence: the mean cross-entropy of its places, without those that are IGNORED.
 
     For the next token, targets are the inputs moved by one; for masked ones, they are IGNORED wherever nothing is masked.
     """

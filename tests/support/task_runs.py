@@ -27,7 +27,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "binary": {"name": "binary", "positive_weight": 2.0},
     "multi-label": {"name": "multi-label", "positive_weights": [1.0, 2.0, 3.0, 0.5]},
     "regression": {"name": "regression", "error": "huber", "mean": 0.5, "scale": 2.0},
-    "segmentation": {"name": "segmentation", "dice": 0.5},
+    "segmentation": {"name": "segmentation", "dice": 0.5, "class_weights": [1.0, 2.0, 0.5]},
     "token-prediction": {"name": "token-prediction"},
     "cox": {"name": "survival"},
     "hazards": {"name": "survival", "likelihood": "hazards", "edges": [0.5, 1.0, 2.0, 4.0]},

@@ -167,6 +167,8 @@ def test_targets_without_a_meaning_are_refused(task: str, wrong: list[float], me
 def test_weights_are_as_many_as_labels() -> None:
     with pytest.raises(ConfigError, match=r"task\.positive_weights has 2 weights; made has 4 labels"):
         task_from({"name": "multi-label", "positive_weights": [1, 2]}).check(made("multi-label").info)
+    with pytest.raises(ConfigError, match=r"task\.class_weights has 1 weights; made has 3 classes"):
+        task_from({"name": "segmentation", "class_weights": [1]}).check(made("segmentation").info)
     with pytest.raises(ConfigError, match=r"task\.class_weights has 2 weights; made has 3 classes"):
         task_from({"name": "classification", "class_weights": [1, 2]}).check(info((6,), CLASSES, made("binary").info.target))
 

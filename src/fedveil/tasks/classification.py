@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedveil.data.catalogue import Info
-from fedveil.errors import ConfigError
 from fedveil.tasks.column import Column
-from fedveil.tasks.task import Task, need_classes
+from fedveil.tasks.task import Task, Weight, need_classes, need_weights
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
-
-Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Classification(Task):
@@ -44,10 +39,7 @@ class Classification(Task):
     def check(self, info: Info) -> None:
         """One class an example, and a weight for each class where there are any."""
         need_classes(self.name, info)
-        if self.class_weights is not None and len(self.class_weights) != info.classes:
-            raise ConfigError(
-                f"task.class_weights has {len(self.class_weights)} weights; {info.name} has {info.classes} classes: give one each"
-            )
+        need_weights("class_weights", self.class_weights, info, "classes", info.classes)
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy, times the weight of the class."""

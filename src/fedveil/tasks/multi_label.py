@@ -9,9 +9,8 @@ import numpy as np
 
 from fedveil.data.catalogue import Info
 from fedveil.errors import ConfigError
-from fedveil.tasks.classification import Weight
 from fedveil.tasks.column import Column
-from fedveil.tasks.task import Task, need_quantities
+from fedveil.tasks.task import Task, Weight, need_quantities, need_weights
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,11 +40,7 @@ class MultiLabel(Task):
         need_quantities(self.name, info, "a 0 or 1 for each label")
         if len(info.target.shape) != 1:
             raise ConfigError(f"task.name = 'multi-label' needs targets of shape (labels,); {info.name} has {info.target.shape}")
-        if self.positive_weights is not None and len(self.positive_weights) != info.target.shape[0]:
-            raise ConfigError(
-                f"task.positive_weights has {len(self.positive_weights)} weights; {info.name} has {info.target.shape[0]} labels: "
-                f"give one each"
-            )
+        need_weights("positive_weights", self.positive_weights, info, "labels", info.target.shape[0])
 
     def wrong_targets(self, target: NDArray[Any]) -> str:
         """All are 0 or 1."""

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from fedveil.data.catalogue import IGNORED, Info
 from fedveil.errors import ConfigError
 from fedveil.tasks.column import Column
-from fedveil.tasks.task import Evidence, Task, need_classes
+from fedveil.tasks.task import Evidence, Task, Weight, need_classes, need_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Segmentation(Task):
     """A class for each place of a picture: cross-entropy plus Dice loss.
 
-    cross_entropy, dice: what the mean cross-entropy of the places, and the Dice loss, are multiplied by.
+    cross_entropy, dice: what the mean cross-entropy of the places, and the Dice loss, are multiplied by. class_weights: factor of
+    the cross-entropy at the places of each class.
     The Dice loss is 1 - the mean over classes of (2 |p g| + smooth) / (|p| + |g| + smooth), p being probabilities and g the
     places of the class, both of one example (Milletari et al. 2016, without squares). Places that are IGNORED count nowhere.
     All constants are public.
@@ -37,6 +38,7 @@ class Segmentation(Task):
     cross_entropy: float = Field(1.0, ge=0, allow_inf_nan=False)
     dice: float = Field(1.0, ge=0, allow_inf_nan=False)
     smooth: float = Field(1.0, gt=0, allow_inf_nan=False)
+    class_weights: tuple[Weight, ...] | None = None
 
     @model_validator(mode="after")
     def _any(self) -> Self:
@@ -45,15 +47,17 @@ class Segmentation(Task):
         return self
 
     def check(self, info: Info) -> None:
-        """A picture of classes."""
+        """A picture of classes, and a weight for each class where there are any."""
         need_classes(self.name, info, 2)
+        need_weights("class_weights", self.class_weights, info, "classes", info.classes)
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """The weighted sum of both."""
         from torch.nn import functional as F
 
         known = (target != IGNORED).flatten(1)
-        each = F.cross_entropy(output, target, ignore_index=IGNORED, reduction="none").flatten(1)
+        weights = None if self.class_weights is None else output.new_tensor(self.class_weights)
+        each = F.cross_entropy(output, target, weights, ignore_index=IGNORED, reduction="none").flatten(1)
         loss = self.cross_entropy * each.sum(1) / known.sum(1).clamp_min(1)
         return loss + self.dice * self._dice(output, target, known) if self.dice else loss
 

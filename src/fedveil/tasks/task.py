@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedveil.data.catalogue import Info
 from fedveil.errors import ConfigError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Evidence = tuple["Tensor", ...]
 """What a score is computed from, example by example: tensors [n, ...] of the same n."""
 
@@ -133,3 +134,9 @@ def need_quantities(task: str, info: Info, shape: str = "") -> None:
             f"task.name = {task!r} learns {shape or 'quantities'}, and the targets of {info.name} are {info.classes} classes: "
             f"choose another task, such as 'classification', or targets in float32"
         )
+
+
+def need_weights(key: str, weights: Sequence[float] | None, info: Info, what: str, count: int) -> None:
+    """Refuse weights, where there are any, that are not one for each of the data's `count` classes or labels."""
+    if weights is not None and len(weights) != count:
+        raise ConfigError(f"task.{key} has {len(weights)} weights; {info.name} has {count} {what}: give one each")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""Of a class or a label."""
 Evidence = tuple["Tensor", ...]
 """What a score is computed from, example by example: tensors [n, ...] of the same n."""
 

@@ -92,8 +92,10 @@ def test_stacked_gradients_are_those_of_each_model_alone(name: str, shape: tuple
         assert apart(alone, grads[i]) < 1e-12
 
 
-def test_padding_weighs_nothing_and_holds_only_the_clients_own_examples() -> None:
-    x, y, weights = padded([torch.ones(3, 2), 2 * torch.ones(1, 2)], [torch.tensor([1, 0, 1]), torch.tensor([2])])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_padding_weighs_nothing_and_holds_only_the_clients_own_examples(dtype: torch.dtype) -> None:
+    rows = torch.ones(3, 2, dtype=dtype)
+    x, y, weights = padded([rows, 2 * rows[:1]], [torch.tensor([1, 0, 1]), torch.tensor([2])])
     assert weights.tolist() == pytest.approx(np.array([[1 / 3] * 3, [1, 0, 0]]))
     assert x[1].tolist() == [[2, 2]] * 3
     assert y[1].tolist() == [2, 2, 2]

@@ -103,7 +103,7 @@ def padded(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tensor, Tensor, 
     """
     sizes = tuple(map(len, ys))
     x, y = (torch.stack([_filled(part, max(sizes)) for part in parts]) for parts in (xs, ys))
-    return x, y, _weights(sizes, x.dtype, x.device)
+    return x, y, _weights(sizes, x.dtype if x.is_floating_point() else torch.float32, x.device)
 
 
 @lru_cache(maxsize=64)

@@ -330,7 +330,7 @@ def train(local: Local, x: Tensor, y: Tensor, objective: Objective) -> tuple[Ten
     local.examples = len(y)
     local.steps = getattr(local.gradient, "steps", None) or local.spec.steps_for(len(y))
     objective.begin(local)
-    total = x.new_zeros(())
+    total = local.start.new_zeros(())
     for step, (bx, by) in enumerate(local.gradient.batches(local, x, y)):
         local.step = step
         total += objective.step(local, bx, by)

@@ -93,6 +93,20 @@ def test_a_task_of_ones_own_is_trained_from_python(form: str, tmp_path: Path) ->
     assert task_of(again) == task_of(with_task(task))
 
 
+def test_an_interrupted_run_goes_on_with_the_same_task_and_constants_only(tmp_path: Path) -> None:
+    config, data = with_task(example()(level=0.5)), made("regression")  # type: ignore[call-arg]
+
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fv.train(config, tmp_path / "run", stop, data=data)
+    with pytest.raises(ConfigError, match=r"task\.level"):
+        fv.train(with_task(example()(level=0.6)), tmp_path / "run", data=data, resume=True)  # type: ignore[call-arg]
+    result = fv.train(config, tmp_path / "run", data=data, resume=True)
+    assert [row["round"] for row in result.history] == [0, 1]
+
+
 def test_a_class_that_was_not_registered_is_when_it_is_configured() -> None:
     kind = example()
     del task_registry.TASKS["quantile"]

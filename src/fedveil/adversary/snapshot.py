@@ -153,7 +153,7 @@ def snapshot_of(
     elif run is None:
         progress = _trained(config, job, job.setting.rounds if round is None else round, on_round)
     else:
-        progress = _saved(run, identity(run_id_of(run), prepared, config.run.plugins), round)
+        progress = _saved(run, identity(run_id_of(run), prepared, config.code), round)
         job = _with_door(job, memory=NoiseMemory(run / STATE_FILE).copied())
     return Snapshot(config, prepared, job, progress)
 

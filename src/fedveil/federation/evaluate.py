@@ -28,11 +28,11 @@ def evidence(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistic
     With `batch_statistics`, batch normalisation uses each batch's own (buffers stay).
     """
     kept, device = model.buffers(), model.vector.device
-    model.module.train(batch_statistics)
+    model.eval(batch_statistics)
     parts = zip(torch.split(x, _BATCH), torch.split(y, _BATCH), strict=True)
     with torch.inference_mode():
         found = [task.evidence(model.module(bx.to(device)).cpu(), by) for bx, by in parts]
-    model.module.train()
+    model.train()
     if kept.numel():
         model.load_buffers(kept)
     return tuple(torch.cat(part) for part in zip(*found, strict=True))

@@ -14,7 +14,16 @@ import torch
 
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded, View
-from fedveil.configuration.config import Config, Population, calibrated_setting, method_of, require_handed_over, task_of
+from fedveil.configuration.config import (
+    Config,
+    Population,
+    calibrated_setting,
+    method_of,
+    model_seed,
+    require_handed_over,
+    task_of,
+)
+from fedveil.configuration.own_model import built
 from fedveil.data.dataset import strata
 from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options, need_strata
@@ -26,8 +35,8 @@ from fedveil.federation.round import Context
 from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.methods.base import ROUNDING, Method, Setting, check_declared, releases_to
-from fedveil.models import model_registry as models
 from fedveil.models.mixing import mixing_layer
+from fedveil.models.probe import check_output
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
@@ -90,9 +99,9 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
 
 
 def build_model(config: Config, prepared: Prepared) -> FlatModel:
-    """The configured network, initialised from the run's seed."""
-    network, info, seed = config.model, prepared.dataset.info, Randomness(config.run.seed).derive("model")
-    return FlatModel(models.build(network.name, info.input_shape, task_of(config).outputs(info), seed, **dict(network.options)))
+    """The configured network as it is before training, initialised from the run's seed where its code or a program did not."""
+    info = prepared.dataset.info
+    return FlatModel(built(config.model, info.input_shape, task_of(config).outputs(info), model_seed(config)))
 
 
 def federation(
@@ -114,8 +123,11 @@ def federation(
     method, setting = calibrated or calibrated_setting(config, prepared.population)
     model = build_model(config, prepared).to(device)
     check_declared(method, setting, model.vector.to("cpu"))
+    task, (x, y) = task_of(config), prepared.test
+    shown = torch.arange(4) % len(y)
+    check_output(model, x[shown], y[shown], task, task.outputs(prepared.dataset.info))
     if setting.example_clip is not None:
-        refuse_mixing(model, prepared.test[0])
+        refuse_mixing(model, x)
     randomness = Randomness(config.run.seed, config.run.seeded_noise)
     door = Door(
         model.layout,
@@ -139,7 +151,7 @@ def federation(
         randomness,
         setting.scope.view is not View.SERVER,
         model.buffers(),
-        task=task_of(config),
+        task=task,
     )
     return Federation(
         setting,
@@ -160,7 +172,8 @@ def refuse_mixing(model: FlatModel, examples: torch.Tensor) -> None:
     if layer:
         raise ConfigError(
             f"training.local = 'dp-sgd' protects single examples, and the layer {layer} mixes the examples of a batch: "
-            "choose a model that treats them apart (group or layer normalisation instead of batch normalisation)"
+            "choose a model that treats them apart: nn.GroupNorm or nn.LayerNorm in the place of batch normalisation, or batch "
+            "normalisation with frozen statistics (leave its parameters out of model.trainable)"
         )
 
 

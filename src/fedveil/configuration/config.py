@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import PlainSerializer, PlainValidator, ValidationError
+from pydantic import PlainSerializer, PlainValidator, ValidationError, model_validator
 
 from fedveil.accounting.types import Scope, View
 from fedveil.configuration.network import WHOLE, Network, network_of
-from fedveil.configuration.own_model import as_recorded, layout_of_network
+from fedveil.configuration.own_model import as_recorded, layout_of_network, require_known
 from fedveil.configuration.plugins import load_plugins
 from fedveil.configuration.recorded_plugins import check_plugins, is_run
 from fedveil.configuration.sections import (
@@ -55,6 +55,13 @@ class Config(Section):
     training: TrainingSection = TrainingSection()
     privacy: PrivacySection = PrivacySection()
     run: RunSection = RunSection()
+
+    @model_validator(mode="after")
+    def _known_model(self) -> Self:
+        """Refused at once where no plugin can bring it."""
+        if not self.run.plugins:
+            require_known(self.model)
+        return self
 
     @property
     def code(self) -> tuple[str, ...]:
@@ -366,7 +373,9 @@ def configure(**sections: Any) -> Config:
     `method` may be a method object; `model` and `task` may be names; `model` may be an nn.Module, whose parameters are the
     initial model, or a class or function that makes one from the run's seed.
     """
-    method = sections.get("method")
+    method, model = sections.get("method"), sections.get("model")
     if isinstance(method, MethodConfig):
         sections["method"] = method.model_dump()
+    if isinstance(model, str):
+        sections["model"] = {"name": model}
     return parse(sections)

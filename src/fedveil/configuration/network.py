@@ -87,8 +87,6 @@ def network_of(section: Any) -> Network:
         return section
     if callable(section):
         section = {"module": section}
-    if isinstance(section, str):
-        section = {"name": section}
     if not isinstance(section, Mapping):
         raise ConfigError(f"model = {section!r} is not a section: give one with the key name, or an nn.Module")
     options = dict(section)

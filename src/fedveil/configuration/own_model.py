@@ -92,13 +92,22 @@ def _own(network: Network) -> OwnModel:
         )
     if network.code:
         return OwnModel(_imported(network))
-    if name not in OWN_MODELS:
-        known = [*models.MODELS, *OWN_MODELS]
+    require_known(network)
+    return OWN_MODELS[name]
+
+
+def require_known(network: Network) -> None:
+    """Refuse a name that is neither built in nor registered, and no import path.
+
+    Raises:
+        ConfigError: with the nearest name.
+    """
+    name, known = network.name, [*models.MODELS, *OWN_MODELS]
+    if name not in known and name != HANDED_OVER and not network.code:
         raise ConfigError(
             f"model.name = {name!r}: unknown model{nearest(name, known)}; there are {', '.join(known)}; a model of your own "
             f"needs its file in run.plugins, or an import path such as 'mypkg.nets:Net'"
         )
-    return OWN_MODELS[name]
 
 
 def _imported(network: Network) -> Any:

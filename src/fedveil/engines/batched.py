@@ -63,7 +63,7 @@ class Batched:
         """Train all, then seal what they release in the order of the tasks."""
         todo = list(tasks)
         start = time.perf_counter()
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+        with torch.random.fork_rng(devices=[self.device] if torch.cuda.is_available() else []):
             torch.manual_seed(self.context.randomness.derive("forward", [(task.released.round, task.client) for task in todo]))
             works = self._train(todo)
         for i, task in enumerate(todo):

@@ -127,11 +127,11 @@ def test_a_registered_model() -> None:
 
     assert shapes(make({"name": "my-net", "hidden": 6})) == [(6, 3), (6,), (2, 6), (2,)]
     assert shapes(make({"name": "typed"})) == [(2, 4), (2,)]
-    with pytest.raises(ConfigError, match="model.hidden = 0 is not possible: input should be greater than or equal to 1"):
+    with pytest.raises(ConfigError, match=r"model.hidden = 0 is not possible: input should be greater than or equal to 1"):
         make({"name": "typed", "hidden": 0})
-    with pytest.raises(ConfigError, match="model.hidden: .*my_net needs hidden"):
+    with pytest.raises(ConfigError, match=r"model.hidden: .*my_net needs hidden"):
         make({"name": "my-net"})
-    with pytest.raises(ConfigError, match="model.name = 'my-nett': unknown model .did you mean 'my-net'"):
+    with pytest.raises(ConfigError, match=r"model.name = 'my-nett': unknown model .did you mean 'my-net'"):
         parse({"model": {"name": "my-nett"}})
     parse({"model": {"name": "my-nett"}, "run": {"plugins": ["brings_it"]}})
 
@@ -180,5 +180,5 @@ def test_what_is_handed_over_has_no_other_name() -> None:
     for section in ({"module": nn.Linear(2, 2), "name": "mlp"}, {"module": 3}):
         with pytest.raises(ConfigError, match=r"model\.module = .*: give an nn\.Module, or what makes one"):
             network_of(section)
-    with pytest.raises(ConfigError, match="model = 3 is not a section: give one with the key name, or an nn.Module"):
+    with pytest.raises(ConfigError, match=r"model = 3 is not a section: give one with the key name, or an nn.Module"):
         network_of(3)

@@ -104,30 +104,40 @@ def build_model(config: Config, prepared: Prepared) -> FlatModel:
     return FlatModel(built(config.model, info.input_shape, task_of(config).outputs(info), model_seed(config)))
 
 
+def checked_model(config: Config, prepared: Prepared, setting: Setting) -> FlatModel:
+    """The configured network, once public examples have shown that it fits the task and, at record level, treats them apart.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    model, task, (x, y) = build_model(config, prepared), task_of(config), prepared.test
+    shown = torch.arange(4) % len(y)
+    check_output(model, x[shown], y[shown], task, task.outputs(prepared.dataset.info))
+    if setting.example_clip is not None:
+        refuse_mixing(model, x)
+    return model
+
+
 def federation(
     config: Config,
     prepared: Prepared,
     ledger: Path,
     run: str,
-    device: str = "cpu",
+    model: FlatModel | None = None,
     calibrated: tuple[Method, Setting] | None = None,
     population: BudgetedLedger | None = None,
 ) -> Federation:
     """Everything that a run of this configuration needs.
 
     Args:
-        ledger: file to which releases are charged, under the name `run`. device: where it trains.
+        ledger: file to which releases are charged, under the name `run`.
+        model: as `checked_model` gives it, where it trains; left out, it is built for the CPU.
         calibrated: method and setting with the noise known, where they were computed before.
         population: of the budget that the run shares with others. Left out, nothing is charged to it, whatever `config` says.
     """
     method, setting = calibrated or calibrated_setting(config, prepared.population)
-    model = build_model(config, prepared).to(device)
+    model = model or checked_model(config, prepared, setting)
     check_declared(method, setting, model.vector.to("cpu"))
-    task, (x, y) = task_of(config), prepared.test
-    shown = torch.arange(4) % len(y)
-    check_output(model, x[shown], y[shown], task, task.outputs(prepared.dataset.info))
-    if setting.example_clip is not None:
-        refuse_mixing(model, x)
     randomness = Randomness(config.run.seed, config.run.seeded_noise)
     door = Door(
         model.layout,
@@ -151,7 +161,7 @@ def federation(
         randomness,
         setting.scope.view is not View.SERVER,
         model.buffers(),
-        task=task,
+        task=task_of(config),
     )
     return Federation(
         setting,

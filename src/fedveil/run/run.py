@@ -20,7 +20,7 @@ from fedveil.federation.history import Columns, Record, declared, hidden
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import Prepared, federation, new_run_id, prepare
+from fedveil.run.assembly import Prepared, checked_model, federation, new_run_id, prepare
 from fedveil.run.binding import conclude, opening
 from fedveil.run.data_card import HandedOver, check_data, how_to_resume, recorded, same_handed_over, write_card
 from fedveil.run.history_files import append_history, write_history
@@ -122,6 +122,7 @@ def run(
     batch_norm = config.model.keeps_statistics
     public = public_values(config, prepared.dataset.info)
     statement = certify(method, setting, seeded_noise=seeded, allow_vacuous_delta=vacuous, batch_norm=batch_norm, public=public)
+    model = checked_model(config, prepared, setting).to(device)
     run_id, shared = new_run_id(), shared_budget(config, setting)
     if shared is not None and not resume:
         check_plan(shared, method, setting, run_name(config, run_id))
@@ -141,7 +142,7 @@ def run(
         checkpoints = Checkpoints(path / "checkpoint", identity(run_id, prepared, config.code), path / "ledger.sqlite")
         progress = checkpoints.load()
         population = None if shared is None else shared.ledger(run_name(config, run_id))
-        job = federation(config, prepared, path / "ledger.sqlite", run_id, device, (method, setting), population)
+        job = federation(config, prepared, path / "ledger.sqlite", run_id, model, (method, setting), population)
         history, columns = (
             progress.history if progress is not None else [],
             declared(job.context.task, job.context.objective, job.context.policy),

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 
 import fedveil as fv
 from federation_runs import small_digits
+from fedveil.adversary.attack_kinds import attack
+from fedveil.adversary.attack_options import AttackOptions
 from fedveil.adversary.audit_run import audit_run
+from fedveil.adversary.replay import replay
 from fedveil.configuration.config import Config, load_config, load_recorded
 from fedveil.errors import ConfigError
 from fedveil.ledger.ledger import Ledger
@@ -293,3 +296,19 @@ def test_frozen_statistics_are_apart_and_moving_ones_refused_at_record_level(tmp
     result = trained(config({"module": own, "trainable": ["3.*"]}, **level), tmp_path / "frozen")
     after = result.model.module.state_dict()
     assert all(torch.equal(after[name], before[name]) for name in before if not name.startswith("3."))
+
+
+def test_an_attack_of_a_part_reads_the_gradient_of_the_part(tmp_path: Path) -> None:
+    step = {"training": {"rounds": 1, "local_steps": 1, "batch_size": 1}, "privacy": {"view": "server"}}
+    trained(config({"module": reader(), "trainable": ["head.*", "first.*"]}, **step), tmp_path / "run")
+    data = small_digits()
+    with pytest.raises(ConfigError, match="hand it over again in Python"):
+        attack(tmp_path / "run", "dlg", handed_over=HandedOver(data=data))
+    options = AttackOptions(settings={"steps": 2})
+    finished = attack(tmp_path / "run", "dlg", options, handed_over=HandedOver(data=data, model=reader()))
+    assert finished.outcome.figures
+
+
+@pytest.mark.parametrize("parts", ["head", "lora"])
+def test_nothing_private_shows_but_through_the_noise(parts: str) -> None:
+    assert replay(config({"module": reader(), **PARTS[parts]}), rounds=1).findings == {}

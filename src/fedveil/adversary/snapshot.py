@@ -86,7 +86,8 @@ class Snapshot:
         """A fresh network of the run, or the same network initialised from another seed."""
         config = self.config
         if seed is not None:
-            config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
+            network = replace(config.model, recorded=None)  # what is recorded comes from the run's own seed
+            config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed}), "model": network})
         return build_model(config, self.prepared).module
 
     def one_step(self) -> Snapshot:

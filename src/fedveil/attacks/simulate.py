@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedveil.attacks.attack_types import KnownTraining, ModelFn
 from fedveil.errors import ConfigError
@@ -56,7 +57,8 @@ def gradient(module: nn.Module, x: Tensor, y: Tensor, create_graph: bool = False
 
     x: (n, *shape). y: classes int64 (n,), or class probabilities (n, classes).
     """
-    loss = F.cross_entropy(module(x), y)
+    with sdpa_kernel(SDPBackend.MATH):  # the faster kernels of attention have no second derivative
+        loss = F.cross_entropy(module(x), y)
     return flat(torch.autograd.grad(loss, tuple(trained_parameters(module).values()), create_graph=create_graph))
 
 
@@ -102,7 +104,8 @@ def unrolled(module: nn.Module, start: Mapping[str, Tensor], x: Tensor, y: Tenso
     first = {name: torch.zeros_like(value) for name, value in params.items()}
     second = dict(first)
     for k, chosen in enumerate(batches(local, len(x)), 1):
-        loss = F.cross_entropy(functional_call(module, params, (x[chosen],)), y[chosen])
+        with sdpa_kernel(SDPBackend.MATH):
+            loss = F.cross_entropy(functional_call(module, params, (x[chosen],)), y[chosen])
         made = torch.autograd.grad(loss, tuple(params.values()), create_graph=True)
         grads = dict(zip(params, made if local.batch_clip is None else bounded(made, local.batch_clip), strict=True))
         if local.optimizer == "sgd":

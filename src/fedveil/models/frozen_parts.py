@@ -126,8 +126,8 @@ def check_recorded(recorded: RecordedModel, now: RecordedModel) -> None:
         both = recorded.shapes.keys() | now.shapes.keys()
         differ = [name for name in sorted(both) if recorded.shapes.get(name) != now.shapes.get(name)] or ["their order"]
         raise ConfigError(
-            f"model: the trained parameters of {now.kind} are not those recorded ({', '.join(differ[:6])}): hand over the model "
-            f"of the run, with the same model.trainable and model.lora"
+            f"model: the trained parameters of {now.kind} are not those recorded ({', '.join(differ[:6])}): give the model "
+            f"of the run, with the same model.trainable and model.lora; for another model, leave model.recorded out"
         )
     if recorded.weights != now.weights:
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -182,3 +183,15 @@ def test_what_is_handed_over_has_no_other_name() -> None:
             network_of(section)
     with pytest.raises(ConfigError, match=r"model = 3 is not a section: give one with the key name, or an nn.Module"):
         network_of(3)
+
+
+@pytest.mark.usefixtures("registry")
+def test_the_page_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    handed_over, registered = re.findall(r"```python\n(import .*?)```", page, re.S)[:2]
+    names: dict[str, Any] = {}
+    exec(handed_over, names)
+    assert names["result"].score > 0.2
+    exec(registered, {"__name__": "page"})
+    assert shapes(make({"name": "my-net", "hidden": 3})) == [(3, 3), (3,), (2, 3), (2,)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -65,5 +65,6 @@ def _problem(detail: Mapping[str, Any], model: type[BaseModel], prefix: str) -> 
 def _fields(model: Any, path: list[str]) -> list[str]:
     for part in path:
         field = getattr(model, "model_fields", {}).get(part)
-        model = None if field is None else field.annotation
+        kinds = () if field is None else (field.annotation, *get_args(field.annotation))
+        model = next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
     return list(getattr(model, "model_fields", {}))

@@ -18,7 +18,7 @@ import fedveil.engines.select_engine as engines
 from by_hand import ONE, TWO
 from by_hand import federation as by_hand
 from federation_runs import charged, config, every_method, finished, job, prepared
-from fedveil.configuration.config import Config
+from fedveil.configuration.config import Config, calibrated_setting
 from fedveil.engines.batched import Batched
 from fedveil.engines.batched_gradient import Stack, gradients, padded
 from fedveil.engines.client_thread import ClientThread, Request
@@ -35,7 +35,7 @@ from fedveil.models import model_registry as registry
 from fedveil.release.door import SealedUpload
 from fedveil.release.grid import exponent_for
 from fedveil.release.plan import Upload
-from fedveil.run.assembly import federation
+from fedveil.run.assembly import checked_model, federation
 from fedveil.run.run import run as run_experiment
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import BatchGradient, Local, LocalSpec, Plain
@@ -520,13 +520,20 @@ def test_a_deterministic_run_by_configuration(tmp_path: Path, caplog: pytest.Log
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+def on_gpu(configuration: Config, folder: Path) -> Federation:
+    """The federation of a configuration with its model on the GPU."""
+    data = prepared(configuration)
+    model = checked_model(configuration, data, calibrated_setting(configuration, data.population)[1]).to("cuda:0")
+    return federation(configuration, data, folder / "ledger.sqlite", "r", model)
+
+
 @pytest.mark.skipif(bool(gpu_problem()), reason=f"needs a GPU: {gpu_problem()}")
 @pytest.mark.parametrize("name", [n for n in RUNS if n.endswith("server") and n not in RANKED])
 def test_a_gpu_agrees_with_inline(name: str, tmp_path: Path) -> None:
     one = job(RUNS[name], tmp_path / "inline")
     (tmp_path / "gpu").mkdir()
     Ledger.create(tmp_path / "gpu" / "ledger.sqlite", "r", {}).close()
-    two = federation(RUNS[name], prepared(RUNS[name]), tmp_path / "gpu" / "ledger.sqlite", "r", "cuda:0")
+    two = on_gpu(RUNS[name], tmp_path / "gpu")
     reference, progress = finished(one, Inline(one.context)), finished(two, engine("cuda", two.context))
     assert apart(reference.model, progress.model) < 1e-4
     tensors = [v for state in progress.privates.values() for v in state.values() if isinstance(v, torch.Tensor)]
@@ -570,7 +577,7 @@ def test_no_method_mixes_devices(name: str, pretended: PretendGpu, tmp_path: Pat
     configuration = replace_rounds(RUNS[name], 2)
     (tmp_path / "gpu").mkdir()
     Ledger.create(tmp_path / "gpu" / "ledger.sqlite", "r", {}).close()
-    run = federation(configuration, prepared(configuration), tmp_path / "gpu" / "ledger.sqlite", "r", "cuda:0")
+    run = on_gpu(configuration, tmp_path / "gpu")
     assert pretended.holds(run.context.model.vector)
     progress = finished(run, Batched(run.context, 4))
     assert [row["failures"] for row in progress.history] == [{}, {}]

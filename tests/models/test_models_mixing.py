@@ -35,6 +35,33 @@ def around(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), *layers, nn.Linear(4, 2))
 
 
+class Words(nn.Module):
+    """Tokens, and time before examples inside."""
+
+    def __init__(self, mixes: bool = False) -> None:
+        super().__init__()
+        self.table, self.cell, self.mixes = nn.Embedding(6, 3), nn.LSTM(3, 5), mixes
+        self.last = nn.Linear(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states, _ = self.cell(self.table(x.T))
+        last: torch.Tensor = self.last(states)[-1]
+        return last - last.mean(0) if self.mixes else last
+
+
+@pytest.mark.parametrize("length", [3, 4, 5])
+def test_tokens_with_time_before_examples(length: int) -> None:
+    x = torch.randint(6, (20, length), generator=torch.Generator().manual_seed(length))
+    assert mixing_layer(Words(), x) == ""
+    assert mixing_layer(Words(mixes=True), x) == "the network (Words)"
+
+
+def test_the_mode_of_the_network_is_kept() -> None:
+    x = torch.randn(9, 3)
+    assert mixing_layer(around(nn.BatchNorm1d(4)).eval(), x) == ""
+    assert mixing_layer(FlatModel(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4).requires_grad_(False))).module, x) == ""
+
+
 @pytest.mark.parametrize(
     ("module", "named"),
     [

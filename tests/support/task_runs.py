@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
-from pydantic import BaseModel
 from torch import nn
 
 from fedveil.configuration.config import Config, configure
@@ -18,8 +17,6 @@ from fedveil.data.catalogue import IGNORED, Info, Targets
 from fedveil.data.dataset import Dataset
 from fedveil.federation.progress import Federation
 from fedveil.ledger.ledger import Ledger
-from fedveil.models import model_registry as models
-from fedveil.models.layers import Conv
 from fedveil.run.assembly import federation, prepare
 
 TASKS: dict[str, dict[str, Any]] = {
@@ -34,48 +31,20 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 """The section of each, with constants that are not the defaults."""
 BY_EXAMPLE = [name for name in TASKS if name != "cox"]
-FEATURES, CLASSES, PLACES, SIDE = 6, 3, 5, 4
+FEATURES, CLASSES, PLACES, SIDE, SYMBOLS = 6, 3, 5, 4, 7
 CLIENTS, TRAIN, TEST = 6, 96, 40
 
 
 class Sequence(nn.Module):
-    """A linear map at each place: [n, T, F] to [n, T, V]."""
+    """What is known of each token alone: [n, T] to [n, T, V]."""
 
-    def __init__(self, features: int, symbols: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.map = nn.Linear(features, symbols)
+        self.known, self.map = nn.Embedding(SYMBOLS, 4), nn.Linear(4, SYMBOLS)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.map(x)
+        out: torch.Tensor = self.map(self.known(x))
         return out
-
-
-class NoOptions(BaseModel):
-    """Networks of these tests have none."""
-
-
-@pytest.fixture
-def networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Networks `places`, of one convolution, and `sequence`, beside the built-in ones."""
-    build, shapes = models.build, models.shapes
-    places = models.ModelKind("", NoOptions, lambda _, classes, __: (Conv("conv", classes, 3, padding=1),))
-    monkeypatch.setitem(models.MODELS, "places", places)
-    monkeypatch.setitem(models.MODELS, "sequence", models.ModelKind("", NoOptions, lambda *_: ()))
-
-    def built(name: str, shape: tuple[int, ...], width: int, seed: int, **options: Any) -> nn.Module:
-        if name != "sequence":
-            return build(name, shape, width, seed, **options)
-        with torch.random.fork_rng():
-            torch.manual_seed(seed % 1000)
-            return Sequence(shape[1], width)
-
-    def sized(name: str, shape: tuple[int, ...], width: int, **options: Any) -> dict[str, tuple[int, ...]]:
-        if name != "sequence":
-            return shapes(name, shape, width, **options)
-        return {"map.weight": (width, shape[1]), "map.bias": (width,)}
-
-    monkeypatch.setattr(models, "build", built)
-    monkeypatch.setattr(models, "shapes", sized)
 
 
 def info(shape: tuple[int, ...], classes: int, target: Targets) -> Info:
@@ -101,11 +70,13 @@ def _picture(count: int) -> tuple[Info, Any, Any]:
 
 
 def _sequence(count: int) -> tuple[Info, Any, Any]:
+    """The next token is one more, but for some noise; the last place has none."""
     rng = np.random.default_rng(1)
-    x = rng.normal(size=(count, PLACES, FEATURES)).astype(np.float32)
-    y = _scores(x, CLASSES).argmax(2)
-    y[rng.random(y.shape) < 0.2] = IGNORED
-    return info((PLACES, FEATURES), CLASSES, Targets((PLACES,))), x, y
+    x = rng.integers(0, SYMBOLS, (count, PLACES))
+    y = (x + 1 + (rng.random(x.shape) < 0.1)) % SYMBOLS
+    y[:, -1] = IGNORED
+    card = info((PLACES,), SYMBOLS, Targets((PLACES,)))
+    return replace(card, vocabulary=SYMBOLS), x, y
 
 
 def _survival(count: int) -> tuple[Info, Any, Any]:
@@ -120,15 +91,16 @@ def _table(classes: int, target: Targets, of: Callable[[Any], Any]) -> Callable[
     return lambda count: (info((FEATURES,), classes, target), _rows(count), of(_rows(count)).astype(target.dtype))
 
 
-_MADE: dict[str, tuple[str, Callable[[int], tuple[Info, Any, Any]]]] = {
-    "classification": ("mlp", _table(CLASSES, Targets(), lambda x: _scores(x, CLASSES).argmax(1))),
-    "binary": ("mlp", _table(2, Targets(), lambda x: _scores(x, 1)[:, 0] > 1)),
-    "multi-label": ("mlp", _table(0, Targets((4,), "float32"), lambda x: _scores(x, 4) > 1)),
-    "regression": ("mlp", _table(0, Targets((), "float32"), lambda x: _scores(x, 1)[:, 0])),
-    "segmentation": ("places", _picture),
-    "token-prediction": ("sequence", _sequence),
-    "cox": ("mlp", _survival),
-    "hazards": ("mlp", _survival),
+MLP = {"name": "mlp", "hidden": [8]}
+_MADE: dict[str, tuple[Any, Callable[[int], tuple[Info, Any, Any]]]] = {
+    "classification": (MLP, _table(CLASSES, Targets(), lambda x: _scores(x, CLASSES).argmax(1))),
+    "binary": (MLP, _table(2, Targets(), lambda x: _scores(x, 1)[:, 0] > 1)),
+    "multi-label": (MLP, _table(0, Targets((4,), "float32"), lambda x: _scores(x, 4) > 1)),
+    "regression": (MLP, _table(0, Targets((), "float32"), lambda x: _scores(x, 1)[:, 0])),
+    "segmentation": (lambda: nn.Conv2d(1, CLASSES, 3, padding=1), _picture),
+    "token-prediction": (Sequence, _sequence),
+    "cox": (MLP, _survival),
+    "hazards": (MLP, _survival),
 }
 
 
@@ -144,7 +116,7 @@ def small(name: str, view: str = "aggregate", level: str = "client", **more: Any
     record = level == "record"
     sections: dict[str, Any] = {
         "task": TASKS[name],
-        "model": {"name": "mlp", "hidden": [8]} if _MADE[name][0] == "mlp" else {"name": _MADE[name][0]},
+        "model": _MADE[name][0],
         "method": {"name": "dp-fedavg", "clip": 0.5},
         "data": {"partition": {"kind": "iid", "clients": CLIENTS}, "client_test_fraction": 0.2},
         "training": {"rounds": 3, "clients_per_round": 4, "batch_size": 8, "local": "dp-sgd" if record else "sgd"},

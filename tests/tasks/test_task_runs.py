@@ -27,10 +27,8 @@ from fedveil.statement.statement_markdown import to_markdown
 from fedveil.statement.statement_text import statement_text
 from fedveil.training.params import FlatModel
 from fedveil.verify import verify_run
-from task_runs import BY_EXAMPLE, TASKS, assembled, made, networks, small
+from task_runs import BY_EXAMPLE, PLACES, SYMBOLS, TASKS, Sequence, assembled, made, small
 
-__all__ = ["networks"]
-pytestmark = pytest.mark.usefixtures("networks")
 LEVELS = [(name, level) for name in TASKS for level in ("client", "record") if level == "client" or name in BY_EXAMPLE]
 
 
@@ -39,7 +37,6 @@ def trained(name: str, view: str, level: str, on: str, folder: Path) -> Progress
     return finished(job, engine(on, job.context))
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("view", ["aggregate", "server"])
 @pytest.mark.parametrize(("name", "level"), LEVELS)
 def test_engines_agree(name: str, level: str, view: str, tmp_path: Path) -> None:
@@ -81,12 +78,12 @@ def test_a_run_directory_verifies_and_is_shown(name: str, level: str, tmp_path: 
 
 def test_large_outputs_are_evaluated_few_at_a_time_and_to_the_same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     data, task, seen = made("token-prediction"), small("token-prediction").task, []
-    model = FlatModel(torch.nn.Sequential(torch.nn.Linear(6, 3)))
+    model = FlatModel(Sequence())
     model.module.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
     test = torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)
     whole = task.scores(*evidence(task, model, *test))
     assert seen == [2, 40]
-    monkeypatch.setattr("fedveil.federation.evaluate._NUMBERS", 7 * 5 * 3)
+    monkeypatch.setattr("fedveil.federation.evaluate._NUMBERS", 7 * PLACES * SYMBOLS)
     assert task.scores(*evidence(task, model, *test)) == pytest.approx(whole)
     assert seen[2:] == [2, 7, 7, 7, 7, 7, 5]
 

@@ -14,7 +14,7 @@ from fedveil.adversary.gan_attack import curious_client
 from fedveil.adversary.model_attacks import attribute, extraction
 from fedveil.adversary.reconstruction import reconstruction
 from fedveil.adversary.snapshot import Snapshot, snapshot_of, target_of
-from fedveil.configuration.config import Config, override
+from fedveil.configuration.config import Config, override, with_model
 from fedveil.configuration.sections import given_keys
 from fedveil.errors import ConfigError, nearest
 from fedveil.run.assembly import Prepared, prepare
@@ -85,7 +85,7 @@ def attack(
     Args:
         overrides: section.key=value for a configuration; attack.key=value for a setting of the attack itself.
         out: folder to write to; by default the run directory, or runs/attacks-<configuration>.
-        handed_over: data and partition, where a program handed them to the run.
+        handed_over: data, partition and model, where a program handed them to the run.
 
     Raises:
         ConfigError: an unknown kind, an option that the kind does not take, an attack that does not fit the view, or data that
@@ -101,6 +101,8 @@ def attack(
             f"this attack watches every round, and a run keeps its first and last model only: attack {target / 'config.toml'}"
         )
     config, run = target_of(target, rest)
+    if handed_over.model is not None:
+        config = with_model(config, handed_over.model)
     prepared = prepare(config, handed_over.data, handed_over.partition) if run is None else prepared_again(run, handed_over)[1]
     snapshot, outcome = attacked(kind, options, config, run, on_progress=on_progress, prepared=prepared)
     record = record_of(kind, target, snapshot, options, outcome, chosen.place == "first", "knows" in chosen.takes)

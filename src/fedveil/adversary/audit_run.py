@@ -173,7 +173,7 @@ def audit_run(
     found, not the luckiest of many.
 
     Args:
-        handed_over: data and partition, where a program handed them to the run.
+        handed_over: data, partition and model, where a program handed them to the run.
 
     Raises:
         ConfigError: no run directory, one of an earlier version, or data that are not those of the run.

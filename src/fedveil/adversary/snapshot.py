@@ -86,7 +86,8 @@ class Snapshot:
         """A fresh network of the run, or the same network initialised from another seed."""
         config = self.config
         if seed is not None:
-            config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
+            network = replace(config.model, recorded=None)  # what is recorded comes from the run's own seed
+            config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed}), "model": network})
         return build_model(config, self.prepared).module
 
     def one_step(self) -> Snapshot:
@@ -153,7 +154,7 @@ def snapshot_of(
     elif run is None:
         progress = _trained(config, job, job.setting.rounds if round is None else round, on_round)
     else:
-        progress = _saved(run, identity(run_id_of(run), prepared, config.run.plugins), round)
+        progress = _saved(run, identity(run_id_of(run), prepared, config.code), round)
         job = _with_door(job, memory=NoiseMemory(run / STATE_FILE).copied())
     return Snapshot(config, prepared, job, progress)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedveil.attacks.attack_types import CapturedUpload, Clip, Knowledge, ModelFn
 from fedveil.attacks.simulate import Simulation, bounded, flat, prepared, simulation, split
 from fedveil.errors import ConfigError
+from fedveil.training.params import trained_parameters
 
 SURPRISE = 3.5
 """Standard deviations above pure noise at which a tensor counts as carrying signal (one-sided chance 1 in 4,300)."""
@@ -35,7 +36,7 @@ class Target:
 
     def named(self) -> dict[str, Tensor]:
         """The effective gradient by parameter name."""
-        return split(self.gradient, dict(self.module.named_parameters()))
+        return split(self.gradient, trained_parameters(self.module))
 
     def clipped(self, name: str) -> bool:
         """Whether a bound may have acted on this parameter: what arrived reaches it (noise can only make it look larger)."""
@@ -66,7 +67,7 @@ def _target(upload: CapturedUpload, model_fn: ModelFn, state: Mapping[str, Tenso
             "KnownTraining(steps=1, lr=...) reads it as one gradient"
         )
     scale = effective_scale(upload, knowledge)
-    parameters = dict(module.named_parameters())
+    parameters = trained_parameters(module)
     unknown = sorted(set(upload.tensors) - set(parameters))
     if unknown:
         raise ConfigError(f"the upload names {', '.join(unknown)}, which the model does not have; it has {', '.join(parameters)}")

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedveil.attacks.attack_types import KnownTraining, ModelFn
 from fedveil.errors import ConfigError
+from fedveil.training.params import trained_parameters
 
 Simulation = Callable[[Tensor, Tensor], Tensor]
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -21,11 +23,11 @@ def prepared(model_fn: ModelFn, state: Mapping[str, Tensor], bn_mode: str, buffe
     """The model at `state`, deterministic: dropout off, batch normalisation as `bn_mode` says.
 
     "train" strips the running statistics, so that batches normalise themselves and nothing is updated on the way.
-    state: parameters by name, and buffers if the server distributes them; `buffers` override those.
+    state: trained parameters by name, and buffers if the server distributes them; `buffers` override those.
     """
     module = copy.deepcopy(model_fn())
     known = dict(module.state_dict()) | dict(state) | dict(buffers or {})
-    missing = [name for name, _ in module.named_parameters() if name not in state]
+    missing = [name for name in trained_parameters(module) if name not in state]
     if missing or len(known) != len(module.state_dict()):
         wrong = missing or sorted(set(known) - set(module.state_dict()))
         raise ConfigError(f"the state does not fit the model: {', '.join(wrong)} missing or unknown")
@@ -36,8 +38,6 @@ def prepared(model_fn: ModelFn, state: Mapping[str, Tensor], bn_mode: str, buffe
             if isinstance(layer, BATCH_NORMS):
                 layer.track_running_stats = False
                 layer.running_mean = layer.running_var = layer.num_batches_tracked = None
-    for parameter in module.parameters():
-        parameter.requires_grad_(True)
     return module
 
 
@@ -53,12 +53,13 @@ def flat(tensors: Iterator[Tensor] | tuple[Tensor, ...] | list[Tensor]) -> Tenso
 
 
 def gradient(module: nn.Module, x: Tensor, y: Tensor, create_graph: bool = False) -> Tensor:
-    """Gradient of the mean cross-entropy by all parameters, flat (d,).
+    """Gradient of the mean cross-entropy by the trained parameters, flat (d,).
 
     x: (n, *shape). y: classes int64 (n,), or class probabilities (n, classes).
     """
-    loss = F.cross_entropy(module(x), y)
-    return flat(torch.autograd.grad(loss, tuple(module.parameters()), create_graph=create_graph))
+    with sdpa_kernel(SDPBackend.MATH):  # the faster kernels of attention have no second derivative
+        loss = F.cross_entropy(module(x), y)
+    return flat(torch.autograd.grad(loss, tuple(trained_parameters(module).values()), create_graph=create_graph))
 
 
 def bounded(tensors: Sequence[Tensor], bound: float) -> list[Tensor]:
@@ -84,12 +85,11 @@ def simulation(module: nn.Module, local: KnownTraining | None) -> Simulation:
     if local is None or local.plain:
         return lambda x, y: gradient(module, x, y, create_graph=True)
     spec = local
-    names = [name for name, _ in module.named_parameters()]
-    start = dict(module.named_parameters())
+    start = trained_parameters(module)
 
     def simulate(x: Tensor, y: Tensor) -> Tensor:
         end = unrolled(module, start, x, y, spec)
-        return flat([(start[k] - end[k]) / (spec.lr * spec.steps) for k in names])
+        return flat([(start[k] - end[k]) / (spec.lr * spec.steps) for k in start])
 
     return simulate
 
@@ -104,7 +104,8 @@ def unrolled(module: nn.Module, start: Mapping[str, Tensor], x: Tensor, y: Tenso
     first = {name: torch.zeros_like(value) for name, value in params.items()}
     second = dict(first)
     for k, chosen in enumerate(batches(local, len(x)), 1):
-        loss = F.cross_entropy(functional_call(module, params, (x[chosen],)), y[chosen])
+        with sdpa_kernel(SDPBackend.MATH):
+            loss = F.cross_entropy(functional_call(module, params, (x[chosen],)), y[chosen])
         made = torch.autograd.grad(loss, tuple(params.values()), create_graph=True)
         grads = dict(zip(params, made if local.batch_clip is None else bounded(made, local.batch_clip), strict=True))
         if local.optimizer == "sgd":

@@ -8,19 +8,21 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import numpy as np
-from pydantic import PlainSerializer, PlainValidator, ValidationError
+from pydantic import PlainSerializer, PlainValidator, ValidationError, model_validator
 
 from fedveil.accounting.types import Scope, View
+from fedveil.configuration.network import WHOLE, Network, network_of
+from fedveil.configuration.own_model import as_recorded, layout_of_network, require_known
 from fedveil.configuration.plugins import load_plugins
 from fedveil.configuration.recorded_plugins import check_plugins, is_run
 from fedveil.configuration.sections import (
     FREE,
     DataSection,
-    Network,
     PluginMethod,
     PluginTask,
     PrivacySection,
@@ -29,7 +31,6 @@ from fedveil.configuration.sections import (
     TrainingSection,
     given_keys,
     method_section_of,
-    network_of,
     task_section_of,
 )
 from fedveil.data.catalogue import CATALOGUE, Info, info
@@ -39,7 +40,6 @@ from fedveil.errors import ConfigError, explain
 from fedveil.methods.base import Method, MethodConfig, Setting
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.method_registry import method_from
-from fedveil.models import model_registry as models
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.survival import Survival
 from fedveil.tasks.task import Task
@@ -61,6 +61,18 @@ class Config(Section):
     training: TrainingSection = TrainingSection()
     privacy: PrivacySection = PrivacySection()
     run: RunSection = RunSection()
+
+    @model_validator(mode="after")
+    def _known_model(self) -> Self:
+        """Refused at once where no plugin can bring it."""
+        if not self.run.plugins:
+            require_known(self.model)
+        return self
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """Files and modules of one's own that decide the result: the plugins, and what the model's import path names."""
+        return tuple(dict.fromkeys((*self.run.plugins, *self.model.code)))
 
 
 FREE_KEYS = frozenset(
@@ -90,22 +102,38 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = (), *, trust_plugins: bool = False) -> Config:
+def load_config(path: str | Path, overrides: Sequence[str] = (), *, trust_plugins: bool = False, model: object = None) -> Config:
     """Read a TOML file and apply overrides: `section.key=value`, or `section={...}` for a whole section anew.
 
     Args:
         trust_plugins: allow plugins that a run directory names, which may be a stranger's (see `recorded_plugins`); those of a
-            configuration of one's own, and those in `overrides`, are allowed anyhow.
+            configuration of one's own, and those in `overrides`, are allowed anyhow. The module of an import path in model.name
+            is a plugin in this respect; it is imported when the model is built.
+        model: a module, or what makes one, handed over in the place of the one that the file describes.
 
     Raises:
         ConfigError: it cannot be read, is no configuration, or names plugins that may not run.
     """
     config = read_config(path, overrides)
     folder = Path(path).absolute().parent
-    own = any(item.partition("=")[0].strip() in ("run", "run.plugins") for item in overrides)
-    if config.run.plugins and is_run(folder) and not own:
+    overridden = {item.partition("=")[0].strip() for item in overrides}
+    if config.run.plugins and is_run(folder) and not overridden & {"run", "run.plugins"}:
         check_plugins(config.run.plugins, folder, trusted=trust_plugins)
-    return config
+    if config.model.code and is_run(folder) and not overridden & {"model", "model.name"}:
+        admit = partial(check_plugins, config.model.code, folder, trusted=trust_plugins, key="model.name")
+        config = config.model_copy(update={"model": replace(config.model, admit=admit)})
+    return config if model is None else with_model(config, model)
+
+
+def with_model(config: Config, model: object) -> Config:
+    """The configuration with a module, or what makes one, handed over; what a run recorded of its model must hold for it."""
+    own = network_of(model)
+    if own.source is None:
+        raise ConfigError(f"model = {model!r}: hand over an nn.Module, or a class or function that makes one")
+    before = config.model
+    parts = before.parts if own.parts == WHOLE else own.parts
+    recorded = before.recorded if before.name == own.name else None
+    return config.model_copy(update={"model": replace(own, parts=parts, recorded=recorded)})
 
 
 def load_recorded(run: Path, *, trust_plugins: bool = False) -> Config:
@@ -126,7 +154,7 @@ def import_recorded(target: Path) -> None:
         ConfigError: as `load_config`; or a plugin cannot be imported.
     """
     config = load_recorded(target, trust_plugins=True) if target.is_dir() else load_config(target, trust_plugins=True)
-    load_plugins(config.run.plugins)
+    load_plugins(config.code)
 
 
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -139,7 +167,7 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    section, privacy = raw.get("run"), raw.get("privacy")
+    section, privacy, model = raw.get("run"), raw.get("privacy"), raw.get("model")
     if isinstance(section, dict) and isinstance(section.get("plugins"), list):
         section["plugins"] = [
             _beside(Path(path), plugin) if str(plugin).endswith(".py") else plugin for plugin in section["plugins"]
@@ -150,6 +178,10 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     source = data.get("source") if isinstance(data, dict) else None
     if isinstance(source, dict):
         source |= {key: _beside(Path(path), source[key]) for key in PATHS if key in source}
+    if isinstance(model, dict):
+        model |= {key: _beside(Path(path), model[key]) for key in ("weights",) if key in model}
+        if ".py:" in str(model.get("name")):
+            model["name"] = _beside(Path(path), model["name"])
     return parse(raw, overrides)
 
 
@@ -345,16 +377,33 @@ def calibrated_setting(config: Config, population: Population | None = None) -> 
 
 
 def layout_of(config: Config, data: Info) -> Layout:
-    """The layout of the configured model, without building it."""
-    return Layout.of(
-        models.shapes(config.model.name, data.input_shape, task_of(config).outputs(data), **dict(config.model.options))
-    )
+    """The layout of what is trained of the configured model; a built-in one is not built for it."""
+    method_of(config)  # its plugins may bring the model
+    return layout_of_network(config.model, data.input_shape, task_of(config).outputs(data))
+
+
+def described(config: Config, data: Info) -> Config:
+    """The configuration with what a run records of its model; the model is built for that, unless it is built in and plain."""
+    network = config.model
+    if network.plain or network.recorded is not None:
+        return config
+    method_of(config)  # its plugins may bring the model
+    found = as_recorded(network, data.input_shape, task_of(config).outputs(data), model_seed(config))
+    return config.model_copy(update={"model": replace(network, recorded=found)})
+
+
+def model_seed(config: Config) -> int:
+    """The seed of the initial model."""
+    from fedveil.release.noise import Randomness
+
+    return Randomness(config.run.seed).derive("model")
 
 
 def configure(**sections: Any) -> Config:
     """A configuration from Python: keywords data, model, task, method, training, privacy, run, each a dict.
 
-    `method` may be a method object, `task` a task or its class; `model` and `task` may be names.
+    `method` may be a method object, `task` a task or its class; `model` and `task` may be names; `model` may be an nn.Module,
+    whose parameters are the initial model, or a class or function that makes one from the run's seed.
     """
     method, model = sections.get("method"), sections.get("model")
     if isinstance(method, MethodConfig):

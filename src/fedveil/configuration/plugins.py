@@ -19,17 +19,18 @@ from types import CodeType
 from fedveil.errors import ConfigError, FedveilError
 
 
-def load_plugins(plugins: Sequence[str]) -> None:
+def load_plugins(plugins: Sequence[str], key: str = "run.plugins") -> None:
     """Import the modules; one that is imported already is not imported again.
 
     Args:
         plugins: paths of files `x.py`, whose folders are appended to the module search path; or names of importable modules.
+        key: of the configuration that names them.
 
     Raises:
         ConfigError: no such module, a name that another module has, or an error while it was imported.
     """
     for plugin in plugins:
-        name = _findable(Path(plugin)) if plugin.endswith(".py") else plugin
+        name = _findable(Path(plugin), key) if plugin.endswith(".py") else plugin
         try:
             if plugin.endswith(".py") and name not in sys.modules:
                 _import_file(name, plugin)
@@ -38,7 +39,7 @@ def load_plugins(plugins: Sequence[str]) -> None:
         except FedveilError:
             raise
         except Exception as error:
-            raise ConfigError(f"run.plugins: {plugin} cannot be imported: {_described(error)}") from error
+            raise ConfigError(f"{key}: {plugin} cannot be imported: {_described(error)}") from error
 
 
 def module_of(plugin: str) -> str:
@@ -97,13 +98,13 @@ def _import_file(name: str, file: str) -> None:
         raise
 
 
-def _findable(path: Path) -> str:
+def _findable(path: Path, key: str) -> str:
     """The module name under which Python finds this very file."""
     name = path.stem
     if not path.is_file():
-        raise ConfigError(f"run.plugins: there is no file {path}; paths are relative to the configuration that names them")
+        raise ConfigError(f"{key}: there is no file {path}; paths are relative to the configuration that names them")
     if not name.isidentifier():
-        raise ConfigError(f"run.plugins: {path}: {name!r} cannot be a module's name; rename the file to letters, digits and _")
+        raise ConfigError(f"{key}: {path}: {name!r} cannot be a module's name; rename the file to letters, digits and _")
     folder = str(path.parent.resolve())
     if folder not in sys.path:
         sys.path.append(folder)
@@ -112,7 +113,7 @@ def _findable(path: Path) -> str:
     spec = getattr(known, "__spec__", None) if known is not None else importlib.util.find_spec(name)
     origin = getattr(known, "__file__", None) if known is not None else getattr(spec, "origin", None)
     if origin is None or not Path(origin).exists() or not Path(origin).samefile(path):
-        raise ConfigError(f"run.plugins: {path}: there is another module {name!r} ({origin or 'built in'}); rename the file")
+        raise ConfigError(f"{key}: {path}: there is another module {name!r} ({origin or 'built in'}); rename the file")
     return name
 
 

@@ -22,8 +22,8 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in _LEFT_BY_RUNS)
 
 
-def check_plugins(plugins: Sequence[str], run: Path, *, trusted: bool) -> None:
-    """Refuse the plugins of a run directory unless they are trusted, or this process has imported them already.
+def check_plugins(plugins: Sequence[str], run: Path, *, trusted: bool, key: str = "run.plugins") -> None:
+    """Refuse the plugins of a run directory, named by `key`, unless they are trusted or this process has imported them already.
 
     Raises:
         ConfigError: not trusted; or a file that is not there, or has another digest than the recorded one, trusted or not.
@@ -32,13 +32,13 @@ def check_plugins(plugins: Sequence[str], run: Path, *, trusted: bool) -> None:
     wrong = [f"{plugin!r} (SHA-256 {now[module_of(plugin)]})" for plugin in plugins if not _same(plugin, recorded, now)]
     if wrong:
         raise ConfigError(
-            f"run.plugins: {', '.join(wrong)}: not the code whose digest {run / 'versions.json'} records, so it does not run: "
+            f"{key}: {', '.join(wrong)}: not the code whose digest {run / 'versions.json'} records, so it does not run: "
             f"put the run's own file there, or name another in a configuration of yours"
         )
     if not trusted and not all(module_of(plugin) in sys.modules for plugin in plugins):
         shown = ", ".join(f"{plugin!r} (SHA-256 {now[module_of(plugin)]})" for plugin in plugins)
         raise ConfigError(
-            f"run.plugins: the run directory {run} names code that would run: {shown}, as recorded. Read it; if you trust it and "
+            f"{key}: the run directory {run} names code that would run: {shown}, as recorded. Read it; if you trust it and "
             f"what it imports, add --trust-plugins"
         )
 

@@ -1,34 +1,23 @@
 """The sections of a configuration, each with its keys, their defaults and their ranges.
 
-`model` and `method` are typed by the name that they give: the options of that network, the parameters of that method.
+`method` and `task` are typed by the name that they give; so is `model` (see `network`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, field_validator, model_validator
 
 from fedveil.accounting.types import Adjacency, Unit, View
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.data.own.data_source import DataSource, source_of
-from fedveil.errors import ConfigError, explain, nearest
+from fedveil.errors import ConfigError
 from fedveil.methods.base import MethodConfig
 from fedveil.methods.method_registry import METHODS, method_from
-from fedveil.models import model_registry as models
 from fedveil.tasks.task import Task
 from fedveil.tasks.task_registry import TASKS, register_task, task_from
 from fedveil.training.local import Precision, Schedule
@@ -166,45 +155,6 @@ class RunSection(Section):
     def _whole(cls, plugins: tuple[str, ...]) -> tuple[str, ...]:
         """Paths made absolute, so that a run directory finds them again."""
         return tuple(str(Path(p).expanduser().resolve()) if p.endswith(".py") else p for p in plugins)
-
-
-@dataclass(frozen=True)
-class Network:
-    """The section `model`: a network's name, and its options as that network types them (see `docs/models.md`)."""
-
-    name: str
-    options: BaseModel
-
-    @property
-    def keeps_statistics(self) -> bool:
-        """Whether it normalises over batches, with statistics that no gradient shows."""
-        return getattr(self.options, "norm", None) == "batch"
-
-    def section(self) -> dict[str, Any]:
-        """The keys of the section as they were given."""
-        return {"name": self.name, **self.options.model_dump(mode="json", exclude_unset=True)}
-
-
-def network_of(section: Any) -> Network:
-    """The network that a section describes.
-
-    Raises:
-        ConfigError: unknown name or option, impossible value.
-    """
-    if isinstance(section, Network):
-        return section
-    if not isinstance(section, Mapping):
-        raise ConfigError(f"model = {section!r} is not a section: give one with the key name")
-    options = dict(section)
-    name = str(options.pop("name", "mlp"))
-    if name not in models.MODELS:
-        hint = nearest(name, models.MODELS)
-        raise ConfigError(f"model.name = {name!r}: unknown model{hint}; there are {', '.join(models.MODELS)}")
-    kind = models.options_model(name)
-    try:
-        return Network(name, kind(**options))
-    except ValidationError as error:
-        raise ConfigError(explain(error, kind, "model.")) from None
 
 
 class PluginMethod(MethodConfig):

@@ -38,6 +38,7 @@ class Info:
     mean, std: one constant per channel, in the units of `Dataset.x_train` divided by `scale`; see `dataset.standardise`.
     scale: 255 for images stored as bytes, 1 for signals.
     target: what targets look like. vocabulary: number of tokens where inputs are tokens, int64 from 0; else 0.
+    features_of: the public network that made the examples, and its digest; empty where they are not features (`fv.embed`).
     """
 
     name: str
@@ -54,6 +55,7 @@ class Info:
     scale: float = 255.0
     target: Targets = Targets()
     vocabulary: int = 0
+    features_of: str = ""
 
     @property
     def strata(self) -> int:

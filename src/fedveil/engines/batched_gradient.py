@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Sequence
 from functools import lru_cache
@@ -13,7 +12,6 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedveil.training.local import forward_precision
-from fedveil.training.params import FlatModel
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from fedveil.engines.client_thread import Request
     from fedveil.tasks.task import Task
     from fedveil.training.local import LocalSpec
-    from fedveil.training.params import Layout
+    from fedveil.training.params import FlatModel, Layout
 
 _log = logging.getLogger(__name__)
 
@@ -40,9 +38,9 @@ class Stack:
         self.module, self.layout, self.spec, self.task = model.module, model.layout, spec, task
         self.vectors = model.vector.new_zeros(n, model.layout.dimension)
         self.grads = torch.zeros_like(self.vectors)
-        self.models = [FlatModel(copy.deepcopy(model.module), *rows) for rows in zip(self.vectors, self.grads, strict=True)]
+        self.models = [model.another(*rows) for rows in zip(self.vectors, self.grads, strict=True)]
         self.together = n
-        if n > 1 and any(isinstance(part, _BatchNorm) for part in model.module.modules()):
+        if n > 1 and any(isinstance(part, _BatchNorm) and part.training for part in model.module.modules()):
             self._one_at_a_time("its batch normalisation takes statistics of whole batches")
         elif n > 1 and not task.by_example:
             self._one_at_a_time(f"the loss of task.name = {task.name!r} is not a mean over examples")

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pickle import PicklingError
 from typing import Any, Self
 
 import torch
@@ -152,7 +153,11 @@ class ProcessPool:
         parent = os.getpid(), self._ends_on_interrupt, foreign
         arguments = (self.context, SharedMemory(self._models, self._rows, self._slots.handle), theirs, *parent)
         process = self.mp.Process(target=work, args=arguments, daemon=True)  # type: ignore[attr-defined]
-        process.start()
+        try:
+            process.start()
+        except (AttributeError, RuntimeError, TypeError, PicklingError) as error:
+            why = (str(error) or type(error).__name__).splitlines()[0]
+            raise FedveilError(f"the run cannot be sent to worker processes ({why}): set run.engine = 'inline'") from error
         theirs.close()
         return _Worker(process, ours)
 

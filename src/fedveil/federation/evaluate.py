@@ -31,12 +31,12 @@ def evidence(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistic
     With `batch_statistics`, batch normalisation uses each batch's own (buffers stay).
     """
     kept, device = model.buffers(), model.vector.device
-    model.module.train(batch_statistics)
+    model.eval(batch_statistics)
     with torch.inference_mode():
         size = _BATCH if y.dim() == 1 else _fitting(model, x[:2].to(device))
         parts = zip(torch.split(x, size), torch.split(y, size), strict=True)
         found = [task.evidence(model.module(bx.to(device)).cpu(), by) for bx, by in parts]
-    model.module.train()
+    model.train()
     if kept.numel():
         model.load_buffers(kept)
     return tuple(torch.cat(part) for part in zip(*found, strict=True))

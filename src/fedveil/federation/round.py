@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -205,7 +206,10 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
         plan=executed,
         data=None if dp_sgd is not None else (x, y),
     )
-    update, loss = train(local, x, y, context.objective)
+    in_turns = context.gradients is not _itself  # with other clients: their engine seeds what layers draw
+    with nullcontext() if in_turns else context.randomness.forward(t, task.client):
+        update, loss = train(local, x, y, context.objective)
+    model.require_constants()
     buffers = model.buffers()
     if buffers.numel():
         local.state["buffers"] = buffers

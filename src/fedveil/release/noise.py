@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,6 +45,16 @@ class Randomness:
     def generator(self, *key: object) -> torch.Generator:
         """A torch generator for what need not be secret."""
         return torch.Generator().manual_seed(self.derive(*key))
+
+    @contextmanager
+    def forward(self, *key: object) -> Iterator[None]:
+        """What layers draw from torch's global generator, such as dropout's, comes from the seed; its state is put back."""
+        state = torch.get_rng_state()
+        torch.default_generator.manual_seed(self.derive("forward", *key))
+        try:
+            yield
+        finally:
+            torch.set_rng_state(state)
 
     def key(self, *name: object) -> bytes:
         """A key of 32 bytes for one draw of noise; from the seed only if `seeded_noise`, else fresh each time it is asked for."""

@@ -20,9 +20,11 @@ from fedveil.configuration.config import (
     by_own_clients,
     calibrated_setting,
     method_of,
+    model_seed,
     require_handed_over,
     task_of,
 )
+from fedveil.configuration.own_model import built
 from fedveil.data.dataset import strata
 from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options, need_strata
@@ -34,12 +36,11 @@ from fedveil.federation.round import Context
 from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.methods.base import ROUNDING, Method, Setting, check_declared, releases_to
-from fedveil.models import model_registry as models
 from fedveil.models.mixing import mixing_layer
+from fedveil.models.probe import check_output
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
-from fedveil.tasks.task_check import check_task
 from fedveil.training.local import HasPersonalModel, Objective, Trained
 from fedveil.training.params import FlatModel
 
@@ -112,9 +113,23 @@ def refuse_ranked(config: Config, dataset: Dataset) -> None:
 
 
 def build_model(config: Config, prepared: Prepared) -> FlatModel:
-    """The configured network, initialised from the run's seed."""
-    network, info, seed = config.model, prepared.dataset.info, Randomness(config.run.seed).derive("model")
-    return FlatModel(models.build(network.name, info.input_shape, task_of(config).outputs(info), seed, **dict(network.options)))
+    """The configured network as it is before training, initialised from the run's seed where its code or a program did not."""
+    info = prepared.dataset.info
+    return FlatModel(built(config.model, info.input_shape, task_of(config).outputs(info), model_seed(config)))
+
+
+def checked_model(config: Config, prepared: Prepared, setting: Setting) -> FlatModel:
+    """The configured network, once public examples have shown that it fits the task and, at record level, treats them apart.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    model, task, (x, y) = build_model(config, prepared), task_of(config), prepared.test
+    shown = torch.arange(4) % len(y)
+    check_output(model, x[shown], y[shown], task)
+    if setting.example_clip is not None:
+        refuse_mixing(model, x)
+    return model
 
 
 def federation(
@@ -122,23 +137,21 @@ def federation(
     prepared: Prepared,
     ledger: Path,
     run: str,
-    device: str = "cpu",
+    model: FlatModel | None = None,
     calibrated: tuple[Method, Setting] | None = None,
     population: BudgetedLedger | None = None,
 ) -> Federation:
     """Everything that a run of this configuration needs.
 
     Args:
-        ledger: file to which releases are charged, under the name `run`. device: where it trains.
+        ledger: file to which releases are charged, under the name `run`.
+        model: as `checked_model` gives it, where it trains; left out, it is built for the CPU.
         calibrated: method and setting with the noise known, where they were computed before.
         population: of the budget that the run shares with others. Left out, nothing is charged to it, whatever `config` says.
     """
     method, setting = calibrated or calibrated_setting(config, prepared.population)
-    model = build_model(config, prepared).to(device)
+    model = model or checked_model(config, prepared, setting)
     check_declared(method, setting, model.vector.to("cpu"))
-    check_learnable(setting.task, model, *prepared.test)
-    if setting.example_clip is not None:
-        refuse_mixing(model, prepared.test[0])
     randomness = Randomness(config.run.seed, config.run.seeded_noise)
     door = Door(
         model.layout,
@@ -184,30 +197,14 @@ def check_targets(task: Task, dataset: Dataset) -> None:
             raise DataError(f"{dataset.info.name}, {split} split: task.name = {task.name!r} cannot learn from {wrong}")
 
 
-def check_learnable(task: Task, model: FlatModel, x: torch.Tensor, y: torch.Tensor) -> None:
-    """An error where the task cannot be learned from what the network gives: tried on four examples of the test set."""
-    few, kept = torch.arange(4) % len(y), model.buffers()
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            output = model.module(x[few].to(model.vector.device)).float().cpu()
-    except Exception as error:
-        raise ConfigError(
-            f"the network cannot take examples of the test set, {str(x.dtype).removeprefix('torch.')} of shape "
-            f"{tuple(x.shape[1:])}: {type(error).__name__}: {error}"
-        ) from error
-    finally:
-        if kept.numel():
-            model.load_buffers(kept)
-    check_task(task, output, y[few])
-
-
 def refuse_mixing(model: FlatModel, examples: torch.Tensor) -> None:
     """An error where a layer mixes the examples of a batch: then one example moves the clipped gradients of all the others."""
     layer = mixing_layer(model.module, examples.to(model.vector.device))
     if layer:
         raise ConfigError(
             f"training.local = 'dp-sgd' protects single examples, and the layer {layer} mixes the examples of a batch: "
-            "choose a model that treats them apart (group or layer normalisation instead of batch normalisation)"
+            "choose a model that treats them apart: nn.GroupNorm or nn.LayerNorm in the place of batch normalisation, or batch "
+            "normalisation with frozen statistics (leave its parameters out of model.trainable)"
         )
 
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedveil.configuration.config import by_own_clients, load_recorded, require_handed_over
+from fedveil.configuration.config import by_own_clients, load_recorded, require_handed_over, with_model
+from fedveil.configuration.network import HANDED_OVER
 from fedveil.errors import ConfigError
 from fedveil.run.assembly import Prepared, prepare
 from fedveil.run.run_directory import PRIVATE, SALT, plain, private_folder, write_bytes, write_json
@@ -35,14 +36,15 @@ FORMAT = "fedveil-data/1"
 
 @dataclass(frozen=True)
 class HandedOver:
-    """What a program hands over instead of what is configured."""
+    """What a program hands over instead of what is configured; `model` is a module, or what makes one."""
 
     data: Dataset | None = None
     partition: Partition | None = None
+    model: object = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """`data`, `partition`, both or neither."""
+        """Of the data: `data`, `partition`, both or neither."""
         return tuple(name for name in ("data", "partition") if getattr(self, name) is not None)
 
 
@@ -80,10 +82,12 @@ def same_handed_over(saved: Config, handed_over: HandedOver, path: Path) -> None
 
 def how_to_resume(path: Path, config: Config) -> str:
     """What an interrupted run goes on with."""
-    names = config.data.handed_over
-    if not names:
-        return f"fedveil run --resume {path}{' --trust-plugins' * bool(config.run.plugins)}"
-    return f"fv.train(config, {str(path)!r}, resume=True, {', '.join(f'{name}=...' for name in names)}) in Python"
+    again = [f"{name}=..." for name in config.data.handed_over]
+    model = config.model.name == HANDED_OVER
+    if not again and not model:
+        return f"fedveil run --resume {path}{' --trust-plugins' * bool(config.code)}"
+    made = f"fv.load_config({str(path / 'config.toml')!r}, model=...)" if model else "config"
+    return f"fv.train({', '.join([made, repr(str(path)), 'resume=True', *again])}) in Python"
 
 
 def write_card(path: Path, config: Config, prepared: Prepared) -> None:
@@ -100,7 +104,8 @@ def card(config: Config, prepared: Prepared, salt: bytes) -> dict[str, Any]:
     public = {
         "name": info.name,
         "source": "handed over by a program" if "data" in by_program else f"configured: {info.source}",
-        "examples": {"shape": list(info.input_shape), "dtype": str(dataset.x_train.dtype), "vocabulary": info.vocabulary},
+        "examples": {"shape": list(info.input_shape), "dtype": str(dataset.x_train.dtype), "vocabulary": info.vocabulary}
+        | ({"features_of": info.features_of} if info.features_of else {}),
         "labels": {**asdict(info.target), "classes": info.classes},
         "origin": None if dataset.origin is None else asdict(dataset.origin),
         "train_examples": len(dataset.y_train),
@@ -168,6 +173,8 @@ def prepared_again(path: Path, handed_over: HandedOver = NOTHING) -> tuple[Confi
         ConfigError: not a run directory, or as `same_handed_over` and `check_data`.
     """
     config = load_recorded(path)
+    if handed_over.model is not None:
+        config = with_model(config, handed_over.model)
     same_handed_over(config, handed_over, path)
     prepared = prepare(config, handed_over.data, handed_over.partition)
     check_data(path, prepared)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedveil.configuration.config import flat, without_free_keys
+from fedveil.configuration.network import HANDED_OVER
 from fedveil.errors import ConfigError
 from fedveil.federation.history import Columns
 from fedveil.run.history_files import DECLARED, Row, joined, parse_columns, parse_table
@@ -58,9 +59,10 @@ class RunData:
 
     @property
     def handed_over(self) -> bool:
-        """Whether a program handed over data or partition, so that the configuration alone does not make them again."""
+        """Whether a program handed over data, partition or model, so that the configuration alone does not make them again."""
+        model = self.config.get("model", {}).get("name") == HANDED_OVER
         before = (self.partition or {}).get("given")  # as version 0.1 recorded it
-        return bool(self.config.get("data", {}).get("handed_over") or before)
+        return bool(self.config.get("data", {}).get("handed_over") or before or model)
 
     @property
     def seed(self) -> int | None:
@@ -106,8 +108,9 @@ def read_run(path: str | Path) -> RunData:
 
 
 def experiment_of(run: RunData) -> dict[str, Any]:
-    """The configuration as `section.key: value`, without what may differ between runs of one experiment (the seed above all)."""
-    return {key: value for key, value in flat(without_free_keys(run.config)).items() if key != "run.seed"}
+    """The configuration as `section.key: value`, without what may differ between runs of one experiment: what the seed makes."""
+    seeded = ("run.seed", "model.recorded.frozen")
+    return {key: value for key, value in flat(without_free_keys(run.config)).items() if key not in seeded}
 
 
 def grouped(runs: Sequence[RunData]) -> list[list[RunData]]:

@@ -49,13 +49,17 @@ def refuse_earlier(path: Path) -> None:
         )
 
 
-def same_run(saved: Config, now: Config, path: Path) -> None:
+def same_run(saved: Config, now: Config, path: Path, *, but_model: bool = False) -> None:
     """Refuse a configuration that would give another result; the message shows what differs.
 
     What plugins contain is compared by `identity`.
+
+    Args:
+        but_model: leave out what the section `model` records, which is not known before the model is built.
     """
     old, new = (flat(without_free_keys(config.model_dump(mode="json"))) for config in (saved, now))
     keys = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)]
+    keys = [k for k in keys if not (but_model and k.startswith("model.recorded."))]
     if keys:
         shown = "; ".join(f"{k} was {old.get(k)!r} and is {new.get(k)!r}" for k in keys)
         raise ConfigError(f"the run in {path} was begun with another configuration: {shown}. Resume with its own, or start anew")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedveil.run.run_directory as rundir
-from fedveil.configuration.config import calibrated_setting
+from fedveil.configuration.config import calibrated_setting, described
 from fedveil.configuration.plugins import digests
 from fedveil.data.dataset import strata
 from fedveil.engines.select_engine import engine, place
@@ -20,7 +20,7 @@ from fedveil.federation.history import Columns, Record, declared, hidden
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import Prepared, federation, new_run_id, prepare
+from fedveil.run.assembly import Prepared, checked_model, federation, new_run_id, prepare
 from fedveil.run.binding import conclude, opening
 from fedveil.run.data_card import HandedOver, check_data, how_to_resume, recorded, same_handed_over, write_card
 from fedveil.run.history_files import append_history, write_history
@@ -31,6 +31,7 @@ from fedveil.run.spending import spending_of
 from fedveil.run.tracked_values import Begun
 from fedveil.run.tracking import Tracker, following, tracker_named
 from fedveil.statement.certify import certify
+from fedveil.statement.public_values import public_values
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_json import to_dict
 from fedveil.statement.statement_markdown import to_markdown
@@ -111,13 +112,17 @@ def run(
         if out is None:
             raise ConfigError("resuming needs the run directory: give out")
         same_handed_over(saved := resumable(Path(out)), handed_over, Path(out))
-        same_run(saved, recorded(config, handed_over), Path(out))
-    config = recorded(config, handed_over)
-    prepared = prepare(config, data, partition)
+        same_run(saved, recorded(config, handed_over), Path(out), but_model=not config.model.plain)
+    prepared = prepare(config := recorded(config, handed_over), data, partition)
+    config = described(config, prepared.dataset.info)
+    if resume and out is not None:
+        same_run(saved, config, Path(out))
     method, setting = calibrated_setting(config, prepared.population)
     vacuous, seeded = config.privacy.allow_vacuous_delta, config.run.seeded_noise
     batch_norm = config.model.keeps_statistics
-    statement = certify(method, setting, seeded_noise=seeded, allow_vacuous_delta=vacuous, batch_norm=batch_norm)
+    public = public_values(config, prepared.dataset.info)
+    statement = certify(method, setting, seeded_noise=seeded, allow_vacuous_delta=vacuous, batch_norm=batch_norm, public=public)
+    model = checked_model(config, prepared, setting).to(device)
     run_id, shared = new_run_id(), shared_budget(config, setting)
     if shared is not None and not resume:
         check_plan(shared, method, setting, run_name(config, run_id))
@@ -134,10 +139,10 @@ def run(
                 check_plan(shared, method, setting, run_name(config, run_id))
         else:
             _begin(path, config, prepared, statement, run_id)
-        checkpoints = Checkpoints(path / "checkpoint", identity(run_id, prepared, config.run.plugins), path / "ledger.sqlite")
+        checkpoints = Checkpoints(path / "checkpoint", identity(run_id, prepared, config.code), path / "ledger.sqlite")
         progress = checkpoints.load()
         population = None if shared is None else shared.ledger(run_name(config, run_id))
-        job = federation(config, prepared, path / "ledger.sqlite", run_id, device, (method, setting), population)
+        job = federation(config, prepared, path / "ledger.sqlite", run_id, model, (method, setting), population)
         history, columns = (
             progress.history if progress is not None else [],
             declared(job.context.task, job.context.objective, job.context.policy),
@@ -197,7 +202,7 @@ def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement,
     """Make the run directory; the ledger comes last, and with it the run can be resumed."""
     with _writable(path):
         rundir.create(path)
-        rundir.write_versions(path / "versions.json", digests(config.run.plugins))
+        rundir.write_versions(path / "versions.json", digests(config.code))
         rundir.write_config(path / "config.toml", config)
         _write_statement(path, statement)
         info = prepared.dataset.info

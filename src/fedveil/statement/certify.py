@@ -13,6 +13,7 @@ from fedveil.ledger.entry import event_columns
 from fedveil.methods.base import check_groups, check_weights, releases_to
 from fedveil.statement import caveats, scope_checks
 from fedveil.statement.advice import learnability
+from fedveil.statement.public_values import public_values
 from fedveil.statement.sampler_error import charged_bound, ideal_noise, run_variation
 from fedveil.statement.sampling_notes import seen_count_epsilon
 from fedveil.statement.statement import FPR, VIEWS, Assumption, GroupNumbers, PlannedRelease, Statement, ViewNumbers
@@ -38,15 +39,19 @@ def certify_config(config: Config, data: Dataset | None = None) -> Statement:
     Raises:
         ConfigError: as `certify`.
     """
-    from fedveil.configuration.config import method_of, population_of, setting_of
+    from fedveil.configuration.config import described, method_of, population_of, setting_of
 
+    population = population_of(config, data)
+    if config.model.needs_building:
+        config = described(config, population.data)
     method = method_of(config)
     return certify(
         method,
-        method.calibrate(setting_of(config, population_of(config, data))),
+        method.calibrate(setting_of(config, population)),
         seeded_noise=config.run.seeded_noise,
         allow_vacuous_delta=config.privacy.allow_vacuous_delta,
         batch_norm=config.model.keeps_statistics,
+        public=public_values(config, population.data),
     )
 
 
@@ -57,12 +62,14 @@ def certify(
     seeded_noise: bool = False,
     allow_vacuous_delta: bool = False,
     batch_norm: bool | None = None,
+    public: tuple[Assumption, ...] = (),
 ) -> Statement:
     """Claimed and proven epsilon of a configuration in all three views, with everything needed to read them rightly.
 
     Args:
         setting: calibrated, or with a target epsilon to calibrate to.
         seeded_noise: the run takes its noise from the seed. batch_norm: whether the network has such statistics; None if unknown.
+        public: values that the configuration takes for public (see `public_values`).
         allow_vacuous_delta: let a proven run have delta >= 1 / units.
 
     Raises:
@@ -78,6 +85,7 @@ def certify(
     if variant == "proven" and own.epsilon < math.inf:
         scope_checks.check_delta(s.delta, caveats.units(s), s.scope.unit, allow_vacuous_delta=allow_vacuous_delta)
     assumed = [a for v in views for a in _assumptions(method, s, v.view, released[v.view], v.proven.epsilon)]
+    assumed += public
     return Statement(
         method=method.name,
         variant=variant,

@@ -13,6 +13,7 @@ from fedveil.configuration.config import Config, Population, load_config, method
 from fedveil.data.catalogue import Info, Targets
 from fedveil.errors import FedveilError
 from fedveil.statement.certify import certify
+from fedveil.statement.public_values import public_values
 from fedveil.statement.statement_json import to_dict
 from fedveil.statement.statement_markdown import to_markdown
 from fedveil.verify import Finding
@@ -86,13 +87,15 @@ def _short(value: Any) -> str:
 def _statement(config: Config, card: Mapping[str, Any]) -> Any:
     """As `run` makes it, with the population of the card."""
     method, clients, records = method_of(config), int(card["clients"]), int(card["nominal_examples_per_client"])
-    setting = setting_of(config, Population(_info(card), clients, records))
+    data = _info(card)
+    setting = setting_of(config, Population(data, clients, records))
     return certify(
         method,
         method.calibrate(setting),
         seeded_noise=config.run.seeded_noise,
         allow_vacuous_delta=config.privacy.allow_vacuous_delta,
         batch_norm=config.model.keeps_statistics,
+        public=public_values(config, data),
     )
 
 
@@ -102,8 +105,9 @@ def _info(card: Mapping[str, Any]) -> Info:
     shape, classes = tuple(map(int, card["examples"]["shape"])), int(card["labels"]["classes"])
     name, mean, std = str(card["name"]), tuple(norm["mean"]), tuple(norm["std"])
     target = Targets(tuple(map(int, card["labels"]["shape"])), card["labels"]["dtype"])
-    vocabulary = int(card["examples"].get("vocabulary", 0))
-    return Info(name, "", shape, classes, *sizes, 0, str(card["source"]), False, mean, std, norm["scale"], target, vocabulary)
+    vocabulary, features_of = int(card["examples"].get("vocabulary", 0)), str(card["examples"].get("features_of", ""))
+    source, scale = str(card["source"]), norm["scale"]
+    return Info(name, "", shape, classes, *sizes, 0, source, False, mean, std, scale, target, vocabulary, features_of)
 
 
 def _of_card(config: Config, card: Mapping[str, Any]) -> Iterator[str]:

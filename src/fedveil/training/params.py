@@ -78,11 +78,11 @@ class Layout:
 
 
 class FlatModel:
-    """A module whose parameters and gradients live in two flat buffers, `vector` and `grad`, both [d].
+    """A module whose trained parameters and their gradients live in two flat buffers, `vector` and `grad`, both [d].
 
-    The module is taken over: its parameters become views, so writing `vector` changes the module and the reverse.
-    Floating-point buffers (the statistics of batch normalisation) are copied in and out by `buffers` and `load_buffers`;
-    integer buffers stay where they are.
+    Trained is what requires a gradient; the rest is frozen. Parts of which nothing is trained run in evaluation mode always.
+    The module is taken over: its trained parameters become views, so writing `vector` changes the module and the reverse.
+    The statistics of batch normalisation are copied in and out by `buffers` and `load_buffers`; all else is constant.
 
     Args:
         vector, grad: memory to use, [d] each, for instance rows of one tensor that holds many models; by default its own.
@@ -94,22 +94,32 @@ class FlatModel:
     def __init__(self, module: nn.Module, vector: Tensor | None = None, grad: Tensor | None = None) -> None:
         import torch
 
-        named = list(module.named_parameters())
+        named = trained_parameters(module)
         if not named:
-            raise ConfigError("the model has no parameters: nothing to train")
-        wrong = [name for name, p in named if p.dtype != torch.float32]
+            raise ConfigError("the model has no parameters that require a gradient: nothing to train")
+        wrong = [name for name, p in named.items() if p.dtype != torch.float32]
         if wrong:
             raise ConfigError(f"parameters must be float32, these are not: {wrong}")
         self.module = module
-        self.layout = Layout.of({name: p.shape for name, p in named})
-        device = named[0][1].device
+        self.layout = Layout.of({name: p.shape for name, p in named.items()})
+        device = next(iter(named.values())).device
         self.vector = torch.empty(self.layout.dimension, device=device) if vector is None else vector
         self.grad = torch.zeros(self.layout.dimension, device=device) if grad is None else grad
-        for (_, p), flat, grad in zip(named, self.layout.split(self.vector), self.layout.split(self.grad), strict=True):
+        parts = zip(named.values(), self.layout.split(self.vector), self.layout.split(self.grad), strict=True)
+        for p, flat, gradient in parts:
             flat.copy_(p.detach().reshape(-1))
             p.data = flat.view(p.shape)
-            p.grad = grad.view(p.shape)
-        self._buffers = [b for b in module.buffers() if b.is_floating_point()]
+            p.grad = gradient.view(p.shape)
+        self.train()
+        self._buffers = list(batch_statistics(module).values())
+        counted = [b for layer in normalising(module) if layer.training for b in layer.buffers()]
+        changing = {id(t) for t in (*named.values(), *counted)}
+        self._constants = [t for t in (*module.parameters(), *module.buffers()) if id(t) not in changing]
+        self._versions = [t._version for t in self._constants]
+
+    def another(self, vector: Tensor, grad: Tensor) -> FlatModel:
+        """A copy in that memory, [d] each; what is frozen is shared with this one."""
+        return FlatModel(copy.deepcopy(self.module, {id(t): t for t in self._constants}), vector, grad)
 
     def to(self, device: torch.device | str) -> FlatModel:
         """This model if it is on `device`, else a copy of it there."""
@@ -119,19 +129,70 @@ class FlatModel:
             return self
         return FlatModel(copy.deepcopy(self.module).to(device))
 
+    def train(self) -> None:
+        """As local training runs it."""
+        training_mode(self.module)
+
+    def eval(self, own_statistics: bool = False) -> None:
+        """As tests run it; with `own_statistics`, batch normalisation uses those of the batch."""
+        self.module.eval()
+        for layer in normalising(self.module) if own_statistics else ():
+            layer.train(not _frozen(layer))
+
     def load(self, vector: Tensor) -> None:
-        """Set the parameters to `vector` [d]."""
+        """Set the trained parameters to `vector` [d]."""
         self.vector.copy_(vector)
 
     def buffers(self) -> Tensor:
-        """A copy of the floating-point buffers as one flat vector (empty when there are none)."""
+        """A copy of the batch statistics as one flat vector (empty when there are none)."""
         import torch
 
         return torch.cat([b.reshape(-1) for b in self._buffers]) if self._buffers else self.vector.new_empty(0)
 
     def load_buffers(self, values: Tensor) -> None:
-        """Set the floating-point buffers from the flat vector that `buffers` gave."""
+        """Set the batch statistics from the flat vector that `buffers` gave."""
         import torch
 
         for buffer, part in zip(self._buffers, torch.split(values, [b.numel() for b in self._buffers]), strict=True):
             buffer.copy_(part.view(buffer.shape))
+
+    def require_constants(self) -> None:
+        """Refuse what a module wrote into its frozen parts: it would carry one client's data to the next.
+
+        Raises:
+            ConfigError: each time from then on.
+        """
+        if self._versions != [t._version for t in self._constants]:
+            raise ConfigError(f"{type(self.module).__name__} changes buffers or frozen parameters in its forward pass")
+
+
+def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that require a gradient, by name, each once."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def training_mode(module: nn.Module) -> nn.Module:
+    """The module in training mode, but for the parts of which nothing is trained, such as a frozen backbone."""
+    module.train()
+    for part in module.modules():
+        if _frozen(part):
+            part.eval()
+    return module
+
+
+def normalising(module: nn.Module) -> list[nn.Module]:
+    """The layers that keep statistics of the batches that they see."""
+    from torch.nn.modules.batchnorm import _NormBase
+
+    return [part for part in module.modules() if isinstance(part, _NormBase) and part.track_running_stats]
+
+
+def batch_statistics(module: nn.Module) -> dict[str, Tensor]:
+    """The running means and variances that training changes, by name; those of layers in evaluation mode stay."""
+    changing = {id(b) for part in normalising(module) if part.training for b in part.buffers() if b.is_floating_point()}
+    return {name: b for name, b in module.named_buffers() if id(b) in changing}
+
+
+def _frozen(part: nn.Module) -> bool:
+    first = next(part.parameters(), None)
+    return first is not None and not any(p.requires_grad for p in part.parameters())

@@ -1,0 +1,75 @@
+"""Features of a frozen public network, computed once: training then sees the features alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedveil.data.dataset import Dataset
+from fedveil.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import nn
+
+
+def embed(dataset: Dataset, module: nn.Module, batch: int = 256) -> Dataset:
+    """The data set with each example replaced by what a public network makes of it, in evaluation mode.
+
+    Args:
+        module: takes standardised examples [n, *dataset.info.input_shape], returns float32 [n, ...]; not trained on these data.
+        batch: examples at once, at least 1.
+
+    Raises:
+        ConfigError: the network does not fit, or mixes the examples of a batch. DataError: its features are not finite.
+    """
+    import torch
+
+    from fedveil.models.frozen_parts import frozen_digest
+    from fedveil.models.mixing import mixing_layer
+    from fedveil.models.module_checks import own_copy
+
+    if batch < 1:
+        raise ConfigError(f"embed: batch = {batch}: give at least 1")
+    network = own_copy(module).requires_grad_(False).eval()
+    if layer := mixing_layer(network, torch.from_numpy(dataset.standardise(dataset.x_test[:8]))):
+        raise ConfigError(
+            f"embed: the layer {layer} mixes the examples of a batch, and so those of several clients: leave it out"
+        )
+
+    def features(x: NDArray[Any]) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            found = [_feature(network, torch.from_numpy(dataset.standardise(part))) for part in _batches(x, batch)]
+        return np.ascontiguousarray(torch.cat(found).numpy())
+
+    x_train, x_test = features(dataset.x_train), features(dataset.x_test)
+    channels = x_train.shape[1]
+    info = replace(
+        dataset.info,
+        name=f"{dataset.info.name}-embedded",
+        input_shape=x_train.shape[1:],
+        mean=(0.0,) * channels,
+        std=(1.0,) * channels,
+        scale=1.0,
+        vocabulary=0,
+        features_of=f"{type(module).__name__}, SHA-256 {frozen_digest(network)}",
+    )
+    return replace(dataset, info=info, x_train=x_train, x_test=x_test)
+
+
+def _batches(x: NDArray[Any], size: int) -> list[NDArray[Any]]:
+    return [x[i : i + size] for i in range(0, len(x), size)]
+
+
+def _feature(network: nn.Module, x: Any) -> Any:
+    import torch
+
+    found = network(x)
+    if not isinstance(found, torch.Tensor) or found.dtype != torch.float32 or found.dim() < 2 or len(found) != len(x):
+        kind = f"{found.dtype} {list(found.shape)}" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
+        raise ConfigError(
+            f"embed: {type(network).__name__} makes {kind} of examples {list(x.shape)}; it must be float32 [n, ...]"
+        )
+    return found

@@ -1,0 +1,91 @@
+"""Which parts of a model are trained, and what is recorded of a model that only its own code can build; needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedveil.errors import ConfigError, nearest
+
+Patterns = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
+
+
+class LoraOptions(BaseModel):
+    """Low-rank adapters (Hu et al. 2021) of linear layers and embeddings: W + alpha / rank * B A, of which A and B are trained.
+
+    targets: patterns of the names of the layers. alpha: left out, it is the rank.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    rank: int = Field(ge=1)
+    targets: Patterns
+    alpha: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+    @property
+    def scaling(self) -> float:
+        """alpha / rank."""
+        return 1.0 if self.alpha is None else self.alpha / self.rank
+
+
+class Parts(BaseModel):
+    """The keys of the section `model` that every model has.
+
+    trainable: patterns of the names of the parameters that are trained; left out, those that require a gradient, or the adapters.
+    weights: safetensors file with public values. lora: adapters to put in.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    trainable: Patterns | None = None
+    weights: str | None = Field(None, min_length=1, pattern=r"\.safetensors$")
+    lora: LoraOptions | None = None
+
+
+class RecordedModel(BaseModel):
+    """What a run records of a model: enough to read the run without the code, and to know the model again.
+
+    class: of the module. shapes: of the trained parameters, in order. statistics: whether it has batch statistics.
+    frozen, weights: SHA-256 of the frozen part and of the file of public weights, or empty.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    kind: str = Field(alias="class")
+    shapes: dict[str, tuple[Annotated[int, Field(ge=0)], ...]] = Field(min_length=1)
+    statistics: bool = False
+    frozen: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    weights: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+
+
+KEYS = ("name", "module", "recorded", *Parts.model_fields)
+"""What no option of a model may be called."""
+
+
+def matching(patterns: Iterable[str], names: Iterable[str], key: Literal["trainable", "lora.targets"]) -> set[str]:
+    """The names that a pattern matches, as the shell does: * is any text, dots included.
+
+    Raises:
+        ConfigError: a pattern that matches nothing.
+    """
+    among, found = list(names), set[str]()
+    for pattern in patterns:
+        matched = [name for name in among if fnmatchcase(name, pattern)]
+        if not matched:
+            shown = ", ".join(among[:8]) + (f" and {len(among) - 8} more" if len(among) > 8 else "")
+            raise ConfigError(f"model.{key}: {pattern!r} matches nothing{nearest(pattern, among)}; there are {shown}")
+        found.update(matched)
+    return found
+
+
+def trained_shapes(shapes: Mapping[str, tuple[int, ...]], parts: Parts) -> Mapping[str, tuple[int, ...]]:
+    """Those of all `shapes` that are trained, in their order."""
+    if parts.trainable is None:
+        return shapes
+    chosen = matching(parts.trainable, shapes, "trainable")
+    return {name: shape for name, shape in shapes.items() if name in chosen}
+
+
+def present_keys(section: BaseModel) -> dict[str, Any]:
+    """The keys of a section that say something."""
+    return section.model_dump(mode="json", exclude_none=True, exclude_defaults=True, by_alias=True)

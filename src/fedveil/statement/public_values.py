@@ -1,0 +1,38 @@
+"""What a configuration takes for public without being able to check it, as assumptions of its statement."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedveil.configuration.network import HANDED_OVER
+from fedveil.statement.statement import Assumption
+
+if TYPE_CHECKING:
+    from fedveil.configuration.config import Config
+    from fedveil.data.catalogue import Info
+
+
+def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
+    """Values that are sent or used as they are, though something that is not in the configuration made them."""
+    network, found = config.model, []
+    why = "they are known to everybody as they are: no clip or noise is applied to them"
+    if network.parts.weights is not None:
+        digest = network.recorded.weights if network.recorded is not None else ""
+        file = f"the values in model.weights{f' (SHA-256 {digest})' if digest else ''}"
+        found.append(Assumption(f"{file} are public and were not trained on the clients' data", why))
+    if not network.built_in:
+        whose = "handed over" if network.name == HANDED_OVER else f"made by {network.name.rpartition('/')[2]}"
+        found.append(
+            Assumption(
+                f"the initial and frozen parameters of the model {whose} are public and were not trained on the clients' data",
+                why,
+            )
+        )
+    if data.features_of:
+        found.append(
+            Assumption(
+                f"the network that made the features ({data.features_of}) is public and was not trained on the clients' data",
+                "features are computed by it before training, at no cost",
+            )
+        )
+    return tuple(found)

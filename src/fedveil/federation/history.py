@@ -118,7 +118,7 @@ class Columns(Mapping[str, Column]):
         scores = [c for c in others if c.share and c not in beside]
         apart = [c for c in others if not c.share and c not in beside]
         charts = {
-            _metric(main): (main.words.removeprefix("Test "), (main, self.personal, *beside)),
+            _metric(main): (replace(main, title=main.words.removeprefix("Test ")).words, (main, self.personal, *beside)),
             "loss": ("Loss", (self["test_loss"], self["train_loss"])),
             "update": ("The released update and its noise", (self["update_norm"], self["noise_norm"])),
             "scores": ("Other scores", scores),

@@ -97,8 +97,10 @@ def _group(
 def _reached(name: str, runs: list[RunData], score: dict[str, float] | None) -> list[tuple[str, bool]]:
     """What was trained and how well, as pieces of text and whether they are bold."""
     rounds, main = max(len(run.history) for run in runs), runs[0].declared.main
-    end = f" {main.phrase} on {_data(runs[0])} in {rounds} round{'s' * (rounds != 1)}. "
-    return [(name, True), (" reached ", False), (_mean(main, score), True), (end, False)]
+    end = f" on {_data(runs[0])} in {rounds} round{'s' * (rounds != 1)}. "
+    if main.share:
+        return [(name, True), (" reached ", False), (_mean(main, score), True), (f" {main.phrase}{end}", False)]
+    return [(name, True), (f" reached a {main.phrase} of ", False), (_mean(main, score), True), (end, False)]
 
 
 def _score(runs: list[RunData], score: dict[str, float] | None) -> dict[str, Any]:

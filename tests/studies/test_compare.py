@@ -29,10 +29,11 @@ from fedveil.run.run import run
 from fedveil.run.run_directory import write_config
 from fedveil.studies.compare.comparison import Comparison, compare, default_out
 from fedveil.studies.compare.comparison_plan import ComparisonListener, Planned
-from fedveil.studies.compare.comparison_rows import Row, blocks, rows_of
+from fedveil.studies.compare.comparison_rows import Row, _placed, blocks, rows_of
 from fedveil.studies.compare.comparison_spec import ComparisonSpec, seeds_from
 from fedveil.studies.compare.comparison_text import promise_sentences, verdict
 from fedveil.studies.grid.cell import CellState
+from fedveil.tasks.column import Column
 from grid_cells import small
 
 ACCURACY = Columns().main
@@ -313,3 +314,15 @@ def test_a_comparison_says_what_a_seen_number_of_participants_costs(found: Compa
     assert said[1] == (
         f"Proven against those who do not see how many clients take part in a round; else {proven:.4g} becomes 20.08."
     )
+
+
+def test_the_lower_error_is_the_better_one() -> None:
+    error = Column("test_rmse", "Error", better="lower")
+    rows = [Row(m, "", 2.0, error, 3, dict(enumerate(v))) for m, v in {"a": (1.0, 1.2, 1.1), "b": (2.0, 2.5, 2.3)}.items()]
+    first, second = (_placed(row, rows) for row in rows)
+    assert (first.rank, first.against, second.rank) == (1, None, 2)
+    assert second.against is not None
+    assert (second.against.best, second.against.difference) == ("a", pytest.approx((1.0 + 1.3 + 1.2) / 3))
+    wide = Row("c", "", 2.0, error, 2, {0: 0.1, 1: 2.0})
+    assert wide.around[0] < 0  # an error may not be below 0, but its interval is not cut as that of a share is
+    assert Row("c", "", 2.0, Columns().main, 2, {0: 0.1, 1: 0.9}).around == (0.0, 1.0)

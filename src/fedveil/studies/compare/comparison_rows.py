@@ -138,4 +138,5 @@ def _placed(row: Row, block: Sequence[Row]) -> Row:
     sign = row.column.sign
     rank = ranks({r.method: sign * r.mean for r in block})[row.method]
     signed = {r.method: {seed: sign * value for seed, value in r.values.items()} for r in block}
-    return replace(row, rank=rank, against=against_best(signed).get(row.method))
+    against = against_best(signed).get(row.method)
+    return replace(row, rank=rank, against=against and replace(against, difference=sign * against.difference))

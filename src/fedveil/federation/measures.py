@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedveil.methods.base import weighting_of
+from fedveil.release.cost import per_layer
 from fedveil.training.local import HasMetrics
 
 if TYPE_CHECKING:
@@ -17,14 +18,15 @@ if TYPE_CHECKING:
     from fedveil.federation.history import Record
     from fedveil.federation.progress import Federation, Progress
     from fedveil.federation.round import Outcome
-    from fedveil.release.plan import Plan, Upload
+    from fedveil.release.plan import Upload
     from fedveil.training.params import Layout
 
 
 def release_measures(federation: Federation, uploads: list[Upload], outcomes: list[Outcome]) -> Record:
     """What can be read off the releases: noise and clip per layer, coordinates, bytes."""
     layout = federation.context.door.layout
-    clips = torch.stack([_layer_clips(u.plan, len(layout)) for u in uploads])
+    bounds = (u.plan.clip if u.plan.layer_clip is None else u.plan.layer_clip for u in uploads)
+    clips = torch.tensor([per_layer(bound, layout) for bound in bounds])
     sent = [layout.dimension if u.support is None else int(u.support.sum()) for u in uploads]
     senders = sum(o.release is not None for o in outcomes) if uploads[0].client < 0 else 1
     return {
@@ -46,12 +48,12 @@ def _variances(federation: Federation, uploads: list[Upload], outcomes: list[Out
     for u in uploads:
         variance = u.noise_std.square()
         if u.client in drawn:
-            variance = variance + drawn[u.client] / _counts(u, layout).clamp_min(1.0)
+            variance = variance + drawn[u.client] / torch.tensor(_counts(u, layout)).clamp_min(1.0)
         elif u.client < 0 and drawn:
             shares = torch.zeros(len(layout))
             for c, own in drawn.items():
                 shares = shares + own * (weights[c] / denominator) ** 2
-            variance = variance + shares / _counts(u, layout).clamp_min(1.0)
+            variance = variance + shares / torch.tensor(_counts(u, layout)).clamp_min(1.0)
         result.append(variance)
     return result
 
@@ -62,7 +64,6 @@ def _noise(variances: list[Tensor], uploads: list[Upload], layout: Layout, *, by
     Empty where training drew noise of which nothing is known (NaN).
     """
     total = sum(u.weight for u in uploads)
-    noise_power, reached = torch.zeros(len(layout)), torch.zeros(len(layout))
     if by_coverage and any(u.support is not None for u in uploads):
         variance, weight = torch.zeros(layout.dimension), torch.zeros(layout.dimension)
         for u, v in zip(uploads, variances, strict=True):
@@ -73,10 +74,11 @@ def _noise(variances: list[Tensor], uploads: list[Upload], layout: Layout, *, by
         noise_power = torch.stack([part.sum() for part in layout.split(variance)])
         reached = torch.stack([(part > 0).sum() for part in layout.split(weight)]).float()
     else:
-        for u, v in zip(uploads, variances, strict=True):
-            counts = _counts(u, layout)
-            noise_power = noise_power + v * (u.weight / total) ** 2 * counts
-            reached = torch.maximum(reached, counts)
+        counts, each = torch.tensor([_counts(u, layout) for u in uploads]), torch.stack(variances)
+        shares = torch.tensor([[(u.weight / total) ** 2] for u in uploads], dtype=each.dtype)
+        summands = (each * shares * counts).numpy()
+        noise_power = torch.from_numpy(np.add.accumulate(summands)[-1])  # one upload after the other
+        reached = counts.amax(0)
     if noise_power.isnan().any():
         return {}
     return {
@@ -107,12 +109,7 @@ def _means(rows: list[Mapping[str, float | list[float]]]) -> Record:
     return {key: np.mean([row[key] for row in rows], axis=0).tolist() for key in (rows[0] if rows else {})}
 
 
-def _counts(upload: Upload, layout: Layout) -> Tensor:
+def _counts(upload: Upload, layout: Layout) -> list[float]:
     """Coordinates sent of each layer [L]."""
-    if upload.support is None:
-        return torch.tensor(layout.sizes, dtype=torch.float32)
-    return torch.stack([part.sum() for part in layout.split(upload.support)]).float()
-
-
-def _layer_clips(plan: Plan, layers: int) -> Tensor:
-    return torch.full((layers,), plan.clip) if plan.layer_clip is None else plan.layer_clip.to(torch.float32)
+    sent = layout.sizes if upload.support is None else [int(part.sum()) for part in layout.split(upload.support)]
+    return [float(n) for n in sent]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -57,6 +58,28 @@ def test_one_round_of_dp_fedavg_by_hand_up_to_tiny_noise(view: View) -> None:
     book = job.context.door.ledger
     assert isinstance(book, Book)
     assert [e.client for e in book.entries] == ([0, 1] if view is View.SERVER else [AGGREGATE])
+
+
+def test_a_run_spares_older_objects_the_garbage_collector_and_thaws_them_unless_they_are_somebody_elses() -> None:
+    job = federation(FedAvg(), [ONE, TWO])
+    counts: list[int] = []
+    assert not gc.get_freeze_count()
+    fit(job, Inline(job.context), start(job), lambda _: counts.append(gc.get_freeze_count()))
+    assert counts[0] > 0
+    assert not gc.get_freeze_count()
+    with pytest.raises(RuntimeError, match="stop"):
+        fit(job, Inline(job.context), start(job), stop)
+    assert not gc.get_freeze_count()
+    gc.freeze()
+    try:
+        fit(job, Inline(job.context), start(job))
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+
+
+def stop(progress: Progress) -> None:
+    raise RuntimeError("stop")
 
 
 def test_fedprox_pulls_towards_the_global_model() -> None:

@@ -67,7 +67,7 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def graph() -> dict[str, set[str]]:
-    own = [path for path in SOURCE.rglob("*.py") if path.parent.name != "templates"]  # those are files of another project
+    own = [path for path in SOURCE.rglob("*.py") if "templates" not in path.parts]  # those are files of another project
     files = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in own}
     files = {name.removesuffix(".__init__"): path for name, path in files.items()}
     return {name: imports(tree(path), set(files)) for name, path in files.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import fedveil
 from fedveil.cli.app import app
 from fedveil.configuration.config import load_config
 from fedveil.configuration.plugins import load_plugins
@@ -21,12 +21,18 @@ from fedveil.data import load as loading
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.errors import ConfigError, DataError
 from fedveil.methods.method_registry import METHODS
-from fedveil.run.new_project import example_readings, new_project
+from fedveil.run.assembly import prepare
+from fedveil.run.new_project import PROJECTS, new_project
 from fedveil.run.resume import resumable
 from fedveil.run.run import run
 from fedveil.statement.certify import certify_config
 
 PYTHON = (sys.executable, "-m")
+COMMANDS = (
+    "run config.toml --out runs/first --quiet --set run.engine=inline --set training.rounds=2 --set training.clients_per_round=5",
+    "verify runs/first --trust-plugins",
+    "report runs/first",
+)
 SHORT = ("training.rounds=2", "training.clients_per_round=10", "training.local_epochs=1", "run.engine=inline")
 
 
@@ -46,7 +52,7 @@ def nothing_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
 
 
 def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    free = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTEST_ADDOPTS")}
+    free = {k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"} | {"PYTHONPATH": str(Path(fedveil.__file__).parents[1])}
     return subprocess.run([*PYTHON, *words], cwd=cwd, env=free, capture_output=True, text=True, check=False)
 
 
@@ -56,43 +62,86 @@ def plugin(folder: Path, name: str, text: str) -> str:
     return str(path)
 
 
-def test_a_new_project_passes_its_own_test_and_its_commands_work(tmp_path: Path) -> None:
-    made = command("fedveil", "new", "walkers", cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
-    project = tmp_path / "walkers"
-    assert {p.name for p in project.iterdir()} == {
-        *("README.md", "config.toml", "walkers.csv", ".gitignore"),
-        *("walkers_method.py", "walkers_data.py", "test_walkers.py"),
-    }
-    assert not [p for p in project.iterdir() if "starter" in p.read_text()]
-    tested = command("pytest", "-q", cwd=project)
+CODE = {
+    "classification": ("readings", "walkers_method.py", "walkers_data.py", "walkers.csv"),
+    "regression": ("houses", "walkers_net.py", "walkers.csv"),
+    "segmentation": ("pictures", "walkers_pictures.py", "walkers.npz"),
+    "survival": ("pumps", "walkers.csv"),
+    "text": ("sentences", "walkers_words.py", "walkers.csv"),
+}
+
+
+def test_there_is_a_project_for_each_of_them() -> None:
+    assert tuple(CODE) == PROJECTS
+    described = CliRunner().invoke(app, ["new", "--help"], terminal_width=200).output
+    assert all(task in described for task in PROJECTS)
+
+
+def test_new_projects_pass_their_own_tests(tmp_path: Path) -> None:
+    """All at once, in a folder with a space in its name; a warning is an error."""
+    home = tmp_path / "my projects"
+    home.mkdir()
+    for task in PROJECTS:
+        made = CliRunner().invoke(app, ["new", f"my_{task}", "--task", task, "--dir", str(home)])
+        assert made.exit_code == 0, made.output
+    tested = command("pytest", "-q", "-W", "error", *(f"my_{task}" for task in PROJECTS), cwd=home)
     assert tested.returncode == 0, tested.stdout + tested.stderr
-    assert "5 passed" in tested.stdout
-    certified = command("fedveil", "certify", "config.toml", "--json", cwd=project)
-    assert certified.returncode == 0, certified.stderr
-    assert json.loads(certified.stdout)["method"] == "walkers"
+    assert "21 passed" in tested.stdout
+
+
+@pytest.mark.parametrize("task", PROJECTS)
+def test_a_new_project_is_complete_and_its_commands_work(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "my projects"
+    home.mkdir()
+    project = new_project("walkers", home, task)
+    monkeypatch.chdir(project)
+    about, *code = CODE[task]
+    assert {p.name for p in project.iterdir()} == {
+        *("README.md", "config.toml", ".gitignore", "conftest.py", "test_walkers.py"),
+        *(f"make_{about}.py", f"test_{about}.py", *code),
+    }
+    assert not [p for p in project.iterdir() if b"starter" in p.read_bytes()]
+    described = (project / "README.md").read_text()
+    assert [
+        p.name for p in project.iterdir() if p.name not in (".gitignore", "README.md") and f"`{p.name}`" not in described
+    ] == []
+    done = [CliRunner().invoke(app, words) for words in (["certify", "config.toml", "--json"], *(w.split() for w in COMMANDS))]
+    assert [result.exit_code for result in done] == [0] * len(done), [result.output for result in done]
+    assert json.loads(done[0].stdout)["method"] == ("walkers" if task == "classification" else "dp-fedavg")
+    assert Path("runs/first/report.html").is_file()
 
 
 def test_the_commands_of_its_page_exist(tmp_path: Path) -> None:
     project = new_project("walkers", tmp_path)
     lines = [line.split("#")[0].split() for line in (project / "README.md").read_text().splitlines() if line.startswith("    ")]
-    names = ["certify", "run", "replay", "report"]
+    names = ["certify", "run", "verify", "replay", "report"]
     assert [line[:2] for line in lines] == [*(["fedveil", name] for name in names), ["python", "-m"]]
     for name in names:
         assert CliRunner().invoke(app, [name, "--help"]).exit_code == 0
 
 
-def test_its_data_are_the_same_every_time_and_fit_what_it_says_of_them(tmp_path: Path) -> None:
-    rows = list(csv.reader((new_project("walkers", tmp_path) / "walkers.csv").read_text().splitlines()))
-    assert rows[0] == ["person", "heart_rate", "cadence", "skin_temperature", "activity"]
-    assert [[float(cell) for cell in row] for row in rows[1:]] == example_readings().tolist()
-    assert len(rows) == 1 + 360 * 8
-    assert (example_readings() == example_readings()).all()
-    certify_config(load_config(tmp_path / "walkers" / "config.toml"))
-    data = loading.load("walkers")
-    assert data.users_train is not None
-    assert sorted(set(data.users_train.tolist())) == list(range(300))
-    assert (len(data.x_train), len(data.x_test)) == (2400, 480)
+@pytest.mark.parametrize("task", PROJECTS)
+def test_its_data_are_the_same_every_time_and_fit_what_it_says_of_them(task: str, tmp_path: Path) -> None:
+    one, other = (new_project(name, tmp_path, task) for name in ("walkers", "riders"))
+    (data,) = (path.name for path in one.glob("walkers.*"))
+    assert (one / data).read_bytes() == (other / data.replace("walkers", "riders")).read_bytes()
+    prepared = prepare(load_config(one / "config.toml"))
+    assert len(prepared.dataset.x_train) == prepared.dataset.info.train_size > 1000
+
+
+def test_sentences_of_any_length_and_any_words_become_numbers(tmp_path: Path) -> None:
+    load_plugins([str(new_project("walkers", tmp_path, "text") / "walkers_words.py")])
+    words: Any = sys.modules["walkers_words"]
+    assert words.numbers("We met Zorro") == [2, 5, 1, 0, 0, 0, 0, 0, 0]
+    assert words.numbers("the " * 99) == [9] * (words.LENGTH + 1)
+
+
+def test_a_task_without_a_project_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--task regresion: .*did you mean 'regression'.*choose classification, regression"):
+        new_project("walkers", tmp_path, "regresion")
+    with pytest.raises(ConfigError, match="--task shared: there is no project for it"):
+        new_project("walkers", tmp_path, "shared")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["", "2nd", "my-lab", "my lab", "class", "_hidden", "étude", "../up", "a/b", "a.b"])

@@ -53,11 +53,14 @@ def run(
 def new(
     name: Annotated[str, typer.Argument(help="Name of the project; also used in the names of its Python modules.")],
     folder: Annotated[Path, typer.Option("--dir", help="Directory in which to create it.")] = Path("."),
+    task: Annotated[
+        str, typer.Option(help="What it learns: classification, regression, segmentation, survival or text.")
+    ] = "classification",
 ) -> None:
-    """Create a starter project: a configuration, your own method and data set, and a test that runs them."""
+    """Create a starter project: a configuration, made-up data, your own code, and a test that runs them."""
     from fedveil.run.new_project import new_project
 
-    project = new_project(name, folder)
+    project = new_project(name, folder, task)
     typer.echo(f"project: {project} (what to do next: {project / 'README.md'})")
 
 

@@ -1,0 +1,28 @@
+"""The run that the tests look at: trained once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedveil.configuration.config import Config, load_config
+from fedveil.run.run import Result, run
+
+FILE = Path(__file__).with_name("config.toml")
+
+
+@pytest.fixture(scope="session")
+def config() -> Config:
+    return load_config(FILE, ["run.engine=inline"])
+
+
+@pytest.fixture(scope="session")
+def small() -> Config:
+    """The same with few rounds and few clients in each."""
+    return load_config(FILE, ["run.engine=inline", "training.rounds=2", "training.clients_per_round=5"])
+
+
+@pytest.fixture(scope="session")
+def result(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return run(config, tmp_path_factory.mktemp("run"))

@@ -137,3 +137,9 @@ def test_a_client_given_up_under_dp_sgd_would_be_seen() -> None:
     config = parse({"training": {"local": "dp-sgd", "client_timeout": 5.0}, "privacy": {"unit": "record"}})
     with pytest.raises(ConfigError, match=r"training.client_timeout = 5 .* leave training.client_timeout out"):
         setting_of(config)
+
+
+def test_in_python_a_method_a_model_and_a_task_may_be_names() -> None:
+    by_name = configure(method="dp-fedavg", model="linear", task="regression")
+    assert by_name == configure(method={"name": "dp-fedavg"}, model={"name": "linear"}, task={"name": "regression"})
+    assert (by_name.method.name, by_name.model.name, by_name.task.name) == ("dp-fedavg", "linear", "regression")

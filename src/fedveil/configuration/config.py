@@ -402,12 +402,13 @@ def model_seed(config: Config) -> int:
 def configure(**sections: Any) -> Config:
     """A configuration from Python: keywords data, model, task, method, training, privacy, run, each a dict.
 
-    `method` may be a method object, `task` a task or its class; `model` and `task` may be names; `model` may be an nn.Module,
+    `method` may be a method object, `task` a task or its class; method, task and model may be names; `model` may be an nn.Module,
     whose parameters are the initial model, or a class or function that makes one from the run's seed.
     """
-    method, model = sections.get("method"), sections.get("model")
+    method = sections.get("method")
     if isinstance(method, MethodConfig):
         sections["method"] = method.model_dump()
-    if isinstance(model, str):
-        sections["model"] = {"name": model}
+    for key in ("method", "model"):
+        if isinstance(sections.get(key), str):
+            sections[key] = {"name": sections[key]}
     return parse(sections)

@@ -106,7 +106,7 @@ def require_known(network: Network) -> None:
     if name not in known and name != HANDED_OVER and not network.code:
         raise ConfigError(
             f"model.name = {name!r}: unknown model{nearest(name, known)}; there are {', '.join(known)}; a model of your own "
-            f"needs its file in run.plugins, or an import path such as 'mypkg.nets:Net'"
+            f"needs its file in run.plugins, or an import path such as 'mypkg.nets:Net' or 'nets.py:Net'"
         )
 
 

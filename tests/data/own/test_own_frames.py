@@ -300,7 +300,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no feature": (
         {"normalise": {"agee": (50, 1)}},
-        "normalise names the column 'agee', which is no feature (did you mean 'age'?): remove it",
+        "normalise names the column 'agee', which is no feature (did you mean 'age'?): correct or remove it",
     ),
     "normalised category": (
         {"normalise": {"ward": (50, 1)}},

@@ -214,7 +214,7 @@ def test_bad_files(content: str, wanted: str, visits: Path) -> None:
 def test_files_that_are_none(visits: Path, tmp_path: Path) -> None:
     (tmp_path / "latin.csv").write_bytes(b"\xff\xfe\xfa,a\n1,2\n")
     for name, wanted in (
-        ("visits.xlsx", "{}: a table ends in .csv, .tsv, .parquet"),
+        ("visits.xlsx", "{}: a table ends in .csv, .tsv, .parquet: save it as one of them"),
         ("gone.csv", "there is no file {}: paths are relative to the configuration that names them"),
     ):
         with pytest.raises(DataError) as caught:

@@ -40,7 +40,9 @@ def feature_layout(card: TableCard, features: tuple[str, ...]) -> FeatureLayout:
     for key in ("categories", "missing", "normalise"):
         for name in getattr(card, key):
             if name not in features:
-                raise ConfigError(f"{key} names the column {name!r}, which is no feature{nearest(name, features)}: remove it")
+                raise ConfigError(
+                    f"{key} names the column {name!r}, which is no feature{nearest(name, features)}: correct or remove it"
+                )
             if key == "normalise" and name in card.categories:
                 raise ConfigError(f"normalise names the column {name!r}, which categories turns into 0 and 1: remove one of them")
     names, mean, std = [], [], []

@@ -27,7 +27,7 @@ def read_table(file: Path, columns: Collection[str], texts: Collection[str] = ()
     """
     reader = READERS.get(file.suffix.lower())
     if reader is None:
-        raise DataError(f"{file}: a table ends in {', '.join(READERS)}")
+        raise DataError(f"{file}: a table ends in {', '.join(READERS)}: save it as one of them")
     if not file.is_file():
         raise DataError(f"there is no file {file}: paths are relative to the configuration that names them")
     return reader(file, columns, texts)

@@ -8,11 +8,12 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test lint types fast slow docs clean
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt examples/requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q -c constraints.txt torch
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --no-deps -r examples/requirements.txt
 	@touch $(STAMP)
 
 demo: $(STAMP)
@@ -31,8 +32,8 @@ slow: $(STAMP)
 
 # The JavaScript is checked where `npm ci` has been run; nothing is fetched here.
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks docs/figures
-	$(BIN)/ruff format --check src tests benchmarks docs/figures
+	$(BIN)/ruff check src tests benchmarks docs/figures examples
+	$(BIN)/ruff format --check src tests benchmarks docs/figures examples
 	@if [ -x node_modules/.bin/eslint ]; then npm run --silent lint; else echo "JavaScript not checked: run npm ci first"; fi
 
 types: $(STAMP)

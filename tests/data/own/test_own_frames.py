@@ -102,6 +102,22 @@ def test_classes_by_a_public_list_and_several_targets() -> None:
     assert own(target="smoker").info.classes == 2
 
 
+def test_several_columns_of_yes_and_no_are_labels_and_not_one_class_for_each_place() -> None:
+    data = own(frame(cheap=[i < 9 for i in range(N)]), target=["smoker", "cheap"])
+    assert (data.info.classes, data.info.target.names) == (0, ("smoker", "cheap"))
+    assert data.y_train.dtype == np.float32
+    assert rows(data)[:, -2:].sum(0).tolist() == [10, 9]
+    assert own(frame(cheap=[i < 9 for i in range(N)]), target=["smoker", "cheap"], classes=2).info.classes == 2
+
+
+def test_a_cast_of_many_columns_is_said_in_one_short_line() -> None:
+    wide = pd.DataFrame({f"a{i}": np.arange(N) + i for i in range(40)} | {"cost": np.zeros(N)})
+    data = fv.from_frame(wide, target="cost", test=0.2)
+    assert data.origin is not None
+    assert data.origin.casts[0] == "a0, a1, ..., a39 (40 columns): int64 -> float32"
+    assert len(data.origin.features) == 40
+
+
 def test_the_order_of_rows_and_columns_changes_no_client() -> None:
     table = frame()
     mixed = table.sample(frac=1, random_state=3)[table.columns[::-1]]

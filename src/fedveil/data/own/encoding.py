@@ -15,6 +15,8 @@ from fedveil.data.own.frame_columns import TableColumn, column_of
 from fedveil.errors import ConfigError, DataError, nearest
 
 Array = NDArray[Any]
+LISTED = 12
+"""How many columns of one cast are named one by one."""
 _FIXES = {
     "text": "holds text: list all values that it can have in categories={{{0!r}: [...]}}, or leave it out of features",
     "date": "holds dates: give a number, such as days since a public date, or leave it out of features",
@@ -75,7 +77,7 @@ def encoded(table: Any, card: TableCard, features: tuple[str, ...]) -> tuple[Arr
     for column in columns:
         if column.kind == "number" and column.stored.lower() != "float32" and column.name not in card.categories:
             casts.setdefault(column.stored, []).append(column.name)
-    said = tuple(f"{', '.join(names)}: {stored} -> float32" for stored, names in casts.items())
+    said = tuple(f"{_listed(names)}: {stored} -> float32" for stored, names in casts.items())
     return np.ascontiguousarray(np.concatenate(parts, axis=1)), said
 
 
@@ -125,6 +127,10 @@ def _indicators(column: TableColumn, listed: Iterable[Value], fill: Value | None
     codes[~column.absent] = np.array([place[text] for text in texts], np.int64)[where.reshape(-1)]
     codes[column.absent] = 0 if fill is None else place[canonical(fill)]
     return np.eye(len(place), dtype=np.float32)[codes]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= LISTED else f"{names[0]}, {names[1]}, ..., {names[-1]} ({len(names)} columns)"
 
 
 def _missing(column: TableColumn) -> str:

@@ -99,4 +99,6 @@ def _targets(table: Any, card: TableCard) -> Labelled:
     if isinstance(card.target, str):
         return as_targets(columns[0].values, card, (card.target,), f"column {card.target!r} (the target)")
     y = np.stack([column.values for column in columns], axis=1)
+    if y.dtype.kind == "b" and card.classes is None:  # a yes or no in each column, and not one class for each place
+        card = card.model_copy(update={"classes": 0})
     return as_targets(y, card, card.targets, f"columns {', '.join(card.targets)} (the targets)")

@@ -1,0 +1,41 @@
+"""The examples, loaded as a newcomer runs them, and short private runs of them."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import fedveil as fv
+from fedveil.data.dataset import Dataset
+from fedveil.run.run import Result
+
+ROOT = Path(__file__).parents[2]
+LONGEST = 40
+
+
+def example(name: str, *packages: str) -> ModuleType:
+    """The module of examples/NAME/NAME.py; the test skips where its data are not installed."""
+    for package in packages:
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install --no-deps -r examples/requirements.txt")
+    path = ROOT / "examples" / name / f"{name}.py"
+    assert len(path.read_text().splitlines()) <= LONGEST
+    spec = importlib.util.spec_from_file_location(f"example_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def short_run(module: ModuleType, data: Dataset, folder: Path, rounds: int) -> Result:
+    """A run at epsilon = 8 with few rounds, whose record has been verified."""
+    config = module.configuration(8.0, rounds=rounds)
+    config = config.model_copy(update={"run": config.run.model_copy(update={"engine": "inline", "seeded_noise": True})})
+    result = fv.train(config, folder / "run", data=data)
+    found = fv.verification(result.path)
+    assert found.outcome == "verified", found.findings
+    assert 7.9 < result.privacy.proven.epsilon <= 8.0
+    return result

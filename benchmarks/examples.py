@@ -1,4 +1,4 @@
-"""The figure of an example: its score against the proven epsilon, three seeds, beside the run without privacy and the baseline.
+"""The figure of an example: its score against the proven epsilon, three seeds, beside the run without noise and the baseline.
 
     pip install --no-deps -r examples/requirements.txt
     python benchmarks/examples.py flights        # or wages, yeast; some minutes each
@@ -79,7 +79,7 @@ def picture(name: str, found: dict[str, Any], path: Path) -> None:
     figure = blank(6, 3.6)
     axis = figure.subplots()
     free = values[None]
-    axis.axhspan(min(free), max(free), color=ORANGE, alpha=0.3, label="without privacy (lowest to highest seed)", linewidth=1)
+    axis.axhspan(min(free), max(free), color=ORANGE, alpha=0.3, label="without noise (lowest to highest seed)", linewidth=1)
     axis.axhline(factor * found["baseline"], color=MUTED, linestyle="--", label=f"baseline: {idle}")
     axis.plot(finite, [statistics.mean(values[e]) for e in finite], "-", color=BLUE, label="mean of three seeds")
     for seed in zip(*(values[e] for e in finite), strict=True):

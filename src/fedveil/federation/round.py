@@ -216,7 +216,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
     noise_power = local.noise_power
     if dp_sgd is not None:  # an objective has no say in figures that are public
         noise_power = step_noise(dp_sgd, context.spec, model.layout, t)
-    elif _promising(plan, context.door):
+    elif noise_power is not None and _promising(plan, context.door):
         noise_power = None
     update, state, noise_power, extras = _kept(model, (update, local.state, noise_power, local.extras))
     _check_kept(state, noise_power, len(model.layout))

@@ -1,0 +1,60 @@
+"""The example of fine-tuning: at a small epsilon a small trainable part beats the whole network, and the runs verify."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedveil as fv
+from fedveil.models import model_registry
+
+FOLDER = Path(__file__).parents[2] / "examples" / "finetune"
+PARTS = {"head": [], "whole": ['model.trainable=["*"]'], "lora": ['model.lora={ rank = 2, targets = ["fc1", "fc2"] }']}
+pytestmark = pytest.mark.heavy
+
+
+def trained(part: str, out: Path, *more: str) -> float:
+    overrides = [*PARTS[part], 'run.engine="inline"', "run.seeded_noise=true", *more]
+    return fv.train(fv.load_config(FOLDER / "finetune.toml", overrides), out).accuracy
+
+
+def untouched() -> float:
+    """Test accuracy of the public network as it is."""
+    data = fv.load("digits")
+    network = model_registry.build("mlp", (1, 8, 8), 10, seed=0, hidden=[128, 64])
+    network.load_state_dict(load_file(FOLDER / "mnist-mlp.safetensors"))
+    with torch.no_grad():
+        return float((network(torch.from_numpy(data.standardise(data.x_test))).argmax(1).numpy() == data.y_test).mean())
+
+
+def test_adapters_learn_beyond_the_public_network(tmp_path: Path) -> None:
+    assert trained("lora", tmp_path / "run") > untouched() + 0.1
+    assert fv.verification(tmp_path / "run").passed
+
+
+def test_the_small_part_wins_at_a_small_epsilon(tmp_path: Path) -> None:
+    head, whole = (trained(part, tmp_path / part, "privacy.epsilon=0.5") for part in ("head", "whole"))
+    assert head > whole + 0.1
+
+
+def test_public_pictures_become_those_of_the_scanner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    try:
+        small = importlib.import_module("public_network").small
+    finally:
+        sys.modules.pop("public_network", None)
+    picture = np.zeros((1, 1, 28, 28), np.uint8)
+    picture[0, 0, 2:5, 2:5], picture[0, 0, 5, 2] = 255, 255
+    assert small(picture)[0, 0, 0, 0] == 1.0
+    assert small(picture)[0, 0, 1, 0] == np.float32(2 / 9 - 1)
+    assert (small(picture)[0, 0, 2:] == -1).all()
+
+
+def test_a_newcomer_can_read_it() -> None:
+    assert len((FOLDER / "finetune.toml").read_text().splitlines()) <= 40

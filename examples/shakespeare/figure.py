@@ -49,7 +49,7 @@ def picture(results: dict[str, dict[str, dict[str, float]]], baselines: dict[str
     means = [(e, statistics.mean(bits), statistics.stdev(bits)) for e, bits in sorted(private.items())]
     axis.errorbar(*zip(*means, strict=True), color=BLUE, capsize=4, label="DP-FedAvg, mean and spread of three seeds")
     bare = [run["bits"] for run in results["none"].values()]
-    axis.axhspan(min(bare), max(bare), color=ORANGE, alpha=0.4, label="without privacy")
+    axis.axhspan(min(bare), max(bare), color=ORANGE, alpha=0.4, label="the same clip, no noise")
     for (name, bits), dash in zip(baselines.items(), ("--", ":"), strict=True):
         axis.axhline(bits, color=MUTED, linestyle=dash, label=f"{name}, counted without privacy")
     axis.set_xscale("log", base=2)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
 
 import fedveil as fv
-from fedveil.models import model_registry
 
 FOLDER = Path(__file__).parents[2] / "examples" / "finetune"
 PARTS = {"head": [], "whole": ['model.trainable=["*"]'], "lora": ['model.lora={ rank = 2, targets = ["fc1", "fc2"] }']}
@@ -24,17 +22,17 @@ def trained(part: str, out: Path, *more: str) -> float:
     return fv.train(fv.load_config(FOLDER / "finetune.toml", overrides), out).accuracy
 
 
-def untouched() -> float:
-    """Test accuracy of the public network as it is."""
-    data = fv.load("digits")
-    network = model_registry.build("mlp", (1, 8, 8), 10, seed=0, hidden=[128, 64])
-    network.load_state_dict(load_file(FOLDER / "mnist-mlp.safetensors"))
-    with torch.no_grad():
-        return float((network(torch.from_numpy(data.standardise(data.x_test))).argmax(1).numpy() == data.y_test).mean())
+def imported(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A file of the example, which the next test imports anew."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.modules.pop(name, None)
 
 
-def test_adapters_learn_beyond_the_public_network(tmp_path: Path) -> None:
-    assert trained("lora", tmp_path / "run") > untouched() + 0.1
+def test_adapters_learn_beyond_the_public_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trained("lora", tmp_path / "run") > imported("figure", monkeypatch).untouched() + 0.1
     assert fv.verification(tmp_path / "run").outcome == "verified"
 
 
@@ -44,11 +42,7 @@ def test_the_small_part_wins_at_a_small_epsilon(tmp_path: Path) -> None:
 
 
 def test_public_pictures_become_those_of_the_scanner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    try:
-        small = importlib.import_module("public_network").small
-    finally:
-        sys.modules.pop("public_network", None)
+    small = imported("public_network", monkeypatch).small
     picture = np.zeros((1, 1, 28, 28), np.uint8)
     picture[0, 0, 2:5, 2:5], picture[0, 0, 5, 2] = 255, 255
     assert small(picture)[0, 0, 0, 0] == 1.0

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
+from fedveil.audit.adapter import NullLedger
 from fedveil.engines.pool import ProcessPool
 from fedveil.federation.clients import Clients
 from fedveil.federation.engine import Engine
@@ -115,14 +116,6 @@ def descendants(pid: int) -> list[int]:
 # --- sides -------------------------------------------------------------------------------------------------------------
 
 
-class _Count:
-    """Charges nothing: the limit program and the other libraries keep no ledger either."""
-
-    def charge(self, entry: Any) -> int:
-        """Nothing."""
-        return 0
-
-
 def setting(workload: str, view: View = View.AGGREGATE, **changes: Any) -> Setting:
     """The public setting of a workload: all clients in each round; noise multiplier 1 unless `changes` say otherwise."""
     work = WORKLOADS[workload]
@@ -144,7 +137,7 @@ def federation(workload: str, method: Method, s: Setting, seeded: bool = True) -
     clients = Clients.of(x, draw.integers(0, 10, total), np.split(np.arange(total), work.clients))
     model = FlatModel(registry.build(work.model, work.shape, 10, 1))
     s, randomness = method.calibrate(s), Randomness(0, seeded)
-    door = Door(model.layout, s.scope, "r", _Count(), randomness)
+    door = Door(model.layout, s.scope, "r", NullLedger(), randomness)
     summed = s.scope.view is not View.SERVER
     context = Context(model, clients, s.local, method.objective(s), method.policy(s), door, randomness, summed, model.buffers())
     return Federation(s, method, context, (clients.x[:10], clients.y[:10]), evaluate_every=10**9)

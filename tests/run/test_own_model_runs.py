@@ -25,6 +25,8 @@ from fedveil.run.data_card import HandedOver, how_to_resume
 from fedveil.run.recorded_run import read_run
 from fedveil.run.run import Result
 from fedveil.statement.recertify import recertify
+from fedveil.studies.grid.cell import Cell
+from fedveil.studies.grid.run_grid import run_grid
 
 ROOT = Path(__file__).parents[2]
 
@@ -251,6 +253,13 @@ def net_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "net_of_this_test.py").write_text(NET)
     (tmp_path / "c.toml").write_text(TOML)
     return tmp_path / "net_of_this_test.py"
+
+
+def test_a_study_reads_its_runs_of_an_own_model_again(net_file: Path, tmp_path: Path) -> None:
+    cell = Cell("own", load_config(net_file.parent / "c.toml"))
+    for _ in range(2):
+        (state,) = run_grid([cell], tmp_path / "grid", 1)
+        assert (state.state, state.error, state.rounds) == ("done", "", 2)
 
 
 def test_an_import_path_runs_no_code_of_a_stranger(net_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,13 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
                 why,
             )
         )
+        found.append(
+            Assumption(
+                f"the code of the model {whose} keeps nothing from one call to the next: what it makes of an example depends on "
+                f"that example and its parameters alone, in training and in evaluation",
+                "what it kept of one client's data would pass by that client's clip and noise, into the next update or a score",
+            )
+        )
     if data.features_of:
         found.append(
             Assumption(

@@ -95,7 +95,7 @@ def state_of(cell: Cell, out: str | Path) -> CellState:
     if not begun(path):
         return state
     refuse_earlier(path)
-    same_run(read_config(path / "config.toml"), cell.config, path)
+    same_run(read_config(path / "config.toml"), cell.config, path, but_model=True)
     if not (path / "history.csv").exists():
         return _finished(state) if (path / "summary.json").exists() else state
     data = read_run(path)

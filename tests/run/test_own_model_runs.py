@@ -321,3 +321,27 @@ def test_an_attack_of_a_part_reads_the_gradient_of_the_part(tmp_path: Path) -> N
 @pytest.mark.parametrize("parts", ["head", "lora"])
 def test_nothing_private_shows_but_through_the_noise(parts: str) -> None:
     assert replay(config({"module": reader(), **PARTS[parts]}), rounds=1).findings == {}
+
+
+class Keeping(torch.nn.Module):
+    """Keeps the largest input in a buffer, from its eighth batch on: the public examples before the run do not show it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.batches = torch.nn.Linear(64, 10), 0
+        self.register_buffer("most", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.batches += 1
+        if self.batches > 7 and self.training:
+            self.most.copy_(x.max())
+        return self.layer(x.flatten(1)) + self.most  # type: ignore[no-any-return]
+
+
+def test_no_score_is_made_of_what_a_buffer_kept_of_clients(tmp_path: Path) -> None:
+    config = fv.configure(
+        model=Keeping(), method="dp-fedavg", training={"rounds": 2}, privacy={"noise_multiplier": 1.0}, run={"engine": "inline"}
+    )
+    with pytest.raises(ConfigError, match="Keeping changes buffers or frozen parameters"):
+        fv.train(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "history.csv").exists()

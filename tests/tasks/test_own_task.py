@@ -88,7 +88,7 @@ def test_a_task_of_ones_own_is_trained_from_python(form: str, tmp_path: Path) ->
     assert recorded == {"name": "quantile"} | ({"level": 0.5} if form == "object" else {})
     stated = (tmp_path / "run" / "statement.md").read_text()
     assert f"task.level = {0.5 if form == 'object' else 0.9}" in stated
-    assert "is code of the user's own" in stated
+    assert "which are code of the user's own" in stated
     again = load_config(tmp_path / "run" / "config.toml")
     assert task_of(again) == task_of(with_task(task))
 

@@ -29,7 +29,11 @@ def evidence(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistic
     """What the task keeps of the examples [n, ...] and targets [n, ...] of a test, on the CPU.
 
     With `batch_statistics`, batch normalisation uses each batch's own (buffers stay).
+
+    Raises:
+        ConfigError: the module wrote into what is constant: figures would show what it kept of a client's examples.
     """
+    model.require_constants()
     kept, device = model.buffers(), model.vector.device
     model.eval(batch_statistics)
     with torch.inference_mode():

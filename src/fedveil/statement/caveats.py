@@ -79,9 +79,9 @@ def _task(task: Task) -> list[Assumption]:
     if task.own:
         found.append(
             Assumption(
-                f"the loss of task.name = {task.name!r}, which is code of the user's own, depends on nothing but the batch "
-                "that it gets, and public constants",
-                "what it kept of one client's examples for another client's would pass that client's clip",
+                f"loss and scores of task.name = {task.name!r}, which are code of the user's own, depend on nothing but what "
+                "they are called with, and public constants",
+                "what they kept of one client's examples would pass by that client's clip, or stand in a public score",
             )
         )
     return found

@@ -19,6 +19,7 @@ ROOMS = (
     *(
         "verify",
         "errors",
+        "registry",
         "accounting",
         "papers",
         "ledger",
@@ -35,8 +36,11 @@ ROOMS = (
 """From low to high: a room imports only rooms before it. `fedveil/__init__.py` is below, `fedveil/__main__.py` above all."""
 
 
-def imports(file: ast.Module, modules: set[str]) -> set[str]:
-    """Those of `modules` that a file imports anywhere: at its top, in functions, for type checking."""
+def imports(file: ast.Module, modules: set[str], *, places: bool = True) -> set[str]:
+    """Those of `modules` that a file imports anywhere: at its top, in functions, for type checking; and by `places`.
+
+    places: count strings "module:name" too, which a registry imports when they are looked up.
+    """
     found = set()
     for node in ast.walk(file):
         if isinstance(node, ast.Import):
@@ -45,6 +49,8 @@ def imports(file: ast.Module, modules: set[str]) -> set[str]:
             assert not node.level, "imports are absolute"
             below = {f"{node.module}.{name.name}" for name in node.names}
             found |= below & modules or {node.module}
+        elif places and isinstance(node, ast.Constant) and isinstance(node.value, str) and ":" in node.value:
+            found.add(node.value.partition(":")[0])
     return found & modules
 
 
@@ -70,7 +76,7 @@ def graph() -> dict[str, set[str]]:
     own = [path for path in SOURCE.rglob("*.py") if "templates" not in path.parts]  # those are files of another project
     files = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in own}
     files = {name.removesuffix(".__init__"): path for name, path in files.items()}
-    return {name: imports(tree(path), set(files)) for name, path in files.items()}
+    return {name: imports(tree(path), set(files), places=name != "fedveil") for name, path in files.items()}
 
 
 def test_every_room_has_its_place_and_a_sentence() -> None:
@@ -88,6 +94,8 @@ def test_the_page_lists_the_rooms_in_this_order() -> None:
 def test_no_room_imports_a_higher_one(graph: dict[str, set[str]]) -> None:
     assert upward(graph) == []
     assert graph["fedveil"] == set(), "import fedveil is quick: its names load what they need when first used"
+    table = ast.walk(tree(SOURCE / "methods/method_table.py"))
+    assert not [node for node in table if isinstance(node, ast.Import | ast.ImportFrom)], "import fedveil reads the table"
 
 
 def test_there_is_no_circle(graph: dict[str, set[str]]) -> None:
@@ -118,9 +126,11 @@ def test_no_class_has_the_name_of_one_in_another_room() -> None:
 
 
 def test_imports_are_found_wherever_they_stand() -> None:
-    modules = {"fedveil", "fedveil.data.load", "fedveil.errors", "fedveil.run.run"}
+    modules = {"fedveil", "fedveil.data.load", "fedveil.errors", "fedveil.run.run", "fedveil.tasks.task"}
     text = "from fedveil.data import load\nif True:\n    from fedveil.errors import E\ndef f():\n    import fedveil.run.run, os"
-    assert imports(ast.parse(text), modules) == {"fedveil.data.load", "fedveil.errors", "fedveil.run.run"}
+    found = {"fedveil.data.load", "fedveil.errors", "fedveil.run.run"}
+    assert imports(ast.parse(text), modules) == found
+    assert imports(ast.parse(f"{text}\nT = {{'task': 'fedveil.tasks.task:Task'}}"), modules) == {*found, "fedveil.tasks.task"}
 
 
 def test_an_arrow_up_and_a_circle_are_found() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
+_METHODS: dict[str, str] = importlib.import_module("fedveil.methods.method_table").METHOD_TABLE
 _WHERE = {
     "load": "fedveil.data.load",
     "partition": "fedveil.data.partition",
@@ -31,14 +32,7 @@ _WHERE = {
     "register_task": "fedveil.tasks.task_registry",
     "publish": "fedveil.run.published_copy",
     "verification": "fedveil.run.verification",
-    "FedAvg": "fedveil.methods.fedavg",
-    "DPFedAvg": "fedveil.methods.dp_fedavg",
-    "ALDPFL": "fedveil.methods.aldp_fl",
-    "LaDPFL": "fedveil.methods.ladp_fl",
-    "FedANC": "fedveil.methods.fedanc",
-    "FedGLPADP": "fedveil.methods.fedglp_adp",
-    "NoisyFedAvg": "fedveil.methods.noisy_fedavg",
-    "NoisyFedProx": "fedveil.methods.noisy_fedprox",
+    **{place.partition(":")[2]: place for place in _METHODS.values()},
 }
 __all__ = ["__version__", *_WHERE]
 

@@ -40,6 +40,14 @@ def nearest(word: str, among: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+def unknown(key: str, name: object, what: str, among: Iterable[str], do: str = "") -> ConfigError:
+    """The error for a name that nothing has: `key`, of a configuration or of a command, gave it; `do` says what else helps."""
+    known = list(among)
+    where = f"{key} {name}" if key.startswith("--") else f"{key} = {name!r}"
+    there = f"there are {', '.join(known)}{f'; {do}' if do else ''}"
+    return ConfigError(f"{where}: unknown {what}{nearest(str(name), known)}; {there}")
+
+
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
     """One line per problem of a pydantic validation: the key, the value, what is allowed, the nearest valid key."""
     return "; ".join(_problem(detail, model, prefix) for detail in error.errors())

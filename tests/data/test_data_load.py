@@ -83,7 +83,10 @@ def test_data_package_does_not_import_torch() -> None:
 
 
 def test_unknown_name_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"'fashon-mnist' \(did you mean 'fashion-mnist'\?\); there are digits, mnist"):
+    with pytest.raises(
+        ConfigError,
+        match=r"data\.name = 'fashon-mnist': unknown data set \(did you mean 'fashion-mnist'\?\); there are digits, mnist",
+    ):
         catalogue.info("fashon-mnist")
 
 

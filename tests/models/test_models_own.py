@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedveil.configuration.network import network_of
 from fedveil.configuration.own_model import built
 from fedveil.errors import ConfigError
 from fedveil.models.own_models import OWN_MODELS, register_model
+from own_names import forgotten_after
 
 NETS = """
 from torch import nn
@@ -59,9 +61,9 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveil.models.own_models.OWN_MODELS", {})
-    monkeypatch.setattr("fedveil.configuration.own_model.OWN_MODELS", sys.modules["fedveil.models.own_models"].OWN_MODELS)
+def registry() -> Iterator[None]:
+    with forgotten_after(OWN_MODELS):
+        yield
 
 
 def make(section: Any, seed: int = 0) -> nn.Module:
@@ -141,7 +143,7 @@ def test_a_registered_model() -> None:
 @pytest.mark.parametrize(
     ("name", "function", "words"),
     [
-        ("mlp", lambda: None, "belongs to another model"),
+        ("mlp", lambda: None, "belongs to a model of fedveil"),
         ("", lambda: None, "needs the name of the model"),
         ("a:b", lambda: None, "needs the name of the model"),
         ("fine", lambda trainable, name: None, "name, trainable are keys of the section model"),

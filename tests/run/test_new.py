@@ -26,6 +26,7 @@ from fedveil.run.new_project import PROJECTS, new_project
 from fedveil.run.resume import resumable
 from fedveil.run.run import run
 from fedveil.statement.certify import certify_config
+from own_names import forgotten_after
 
 PYTHON = (sys.executable, "-m")
 COMMANDS = (
@@ -40,12 +41,8 @@ SHORT = ("training.rounds=2", "training.clients_per_round=10", "training.local_e
 def nothing_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Methods, data sets, the project's modules and the search path as they were."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    registries: list[dict[str, Any]] = [METHODS, CATALOGUE, loading._OWN]
-    before = [dict(registry) for registry in registries]
-    yield
-    for registry, entries in zip(registries, before, strict=True):
-        registry.clear()
-        registry.update(entries)
+    with forgotten_after(METHODS, CATALOGUE, loading._OWN):
+        yield
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
@@ -215,7 +212,7 @@ def test_a_name_belongs_to_one_method_and_one_data_set(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'fedavg' of ShrinkingClip belongs to FedAvg"):
         load_plugins([plugin_path])
     data = (tmp_path / "walkers" / "walkers_data.py").read_text()
-    with pytest.raises(ConfigError, match="'digits' of a data set of your own"):
+    with pytest.raises(ConfigError, match="'digits' of read belongs to a data set of fedveil"):
         load_plugins([plugin(tmp_path, "taken_two.py", data.replace('name="walkers"', 'name="digits"'))])
     partial = plugin(tmp_path, "partial_one.py", code.replace("def policy", "def _policy"))
     with pytest.raises(ConfigError, match="ShrinkingClip is not a method yet: it lacks policy"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from fedveil.tasks.task import Task
 from fedveil.tasks.task_check import check_task
 from fedveil.tasks.task_registry import TASKS, register_task, task_from
 from fedveil.training.params import FlatModel
+from own_names import forgotten_after
 from task_runs import CLASSES, info, made
 from task_runs import TASKS as SECTIONS
 
@@ -179,8 +181,9 @@ def test_impossible_constants_are_refused(section: dict[str, Any]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveil.tasks.task_registry.TASKS", dict(TASKS))
+def known() -> Iterator[None]:
+    with forgotten_after(TASKS):
+        yield
 
 
 def test_what_is_no_task_is_not_registered() -> None:

@@ -16,7 +16,7 @@ from fedveil.adversary.reconstruction import reconstruction
 from fedveil.adversary.snapshot import Snapshot, snapshot_of, target_of
 from fedveil.configuration.config import Config, override, with_model
 from fedveil.configuration.sections import given_keys
-from fedveil.errors import ConfigError, nearest
+from fedveil.errors import ConfigError, unknown
 from fedveil.run.assembly import Prepared, prepare
 from fedveil.run.data_card import NOTHING, HandedOver, prepared_again
 from fedveil.tasks.classification import Classification
@@ -173,7 +173,7 @@ def name_of(kind: str, options: AttackOptions) -> str:
 def checked_kind(kind: str, options: AttackOptions) -> AttackKind:
     """The kind of that name; raises ConfigError for an unknown one, or for an option that it does not take."""
     if kind not in KINDS:
-        raise ConfigError(f"--kind {kind}: unknown attack{nearest(kind, KINDS)}; there are {', '.join(KINDS)}")
+        raise unknown("--kind", kind, "attack", KINDS)
     chosen, defaults = KINDS[kind], AttackOptions()
     changed = {n for n in ("batch", "restarts", "steps", "knows", "defence") if getattr(options, n) != getattr(defaults, n)}
     wrong = sorted(changed - set(chosen.takes))

@@ -6,21 +6,27 @@ from dataclasses import fields
 from typing import Any
 
 from fedveil.attacks.attempt import Attack
-from fedveil.attacks.dlg import DLG, IDLG
-from fedveil.attacks.gradinversion import GradInversion
-from fedveil.attacks.inverting import IG
 from fedveil.attacks.settings import checked
 from fedveil.errors import ConfigError
+from fedveil.registry import Registry
 
-ATTACKS: dict[str, type[Attack]] = {kind.name: kind for kind in (DLG, IDLG, IG, GradInversion)}
+ATTACKS: Registry[type[Attack]] = Registry(
+    "attack",
+    "attack",
+    {
+        "dlg": "fedveil.attacks.dlg:DLG",
+        "idlg": "fedveil.attacks.dlg:IDLG",
+        "ig": "fedveil.attacks.inverting:IG",
+        "gradinversion": "fedveil.attacks.gradinversion:GradInversion",
+    },
+)
 
 
 def attack(kind: str, **settings: Any) -> Attack:
     """The attack `kind` with its settings; raises ConfigError for an unknown kind or setting, or an impossible value."""
-    if kind not in ATTACKS:
-        raise ConfigError(f"unknown attack {kind!r}; there are {', '.join(ATTACKS)}")
-    known = {field.name: field.default for field in fields(ATTACKS[kind])}
+    chosen = ATTACKS.find(kind)
+    known = {field.name: field.default for field in fields(chosen)}
     wrong = sorted(set(settings) - set(known))
     if wrong:
         raise ConfigError(f"attack {kind} has no setting {', '.join(wrong)}; it takes {', '.join(known)}")
-    return ATTACKS[kind](**checked(settings, known))
+    return chosen(**checked(settings, known))

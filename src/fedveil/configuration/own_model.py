@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.configuration.network import HANDED_OVER, Network
 from fedveil.configuration.plugins import load_plugins, module_of
-from fedveil.errors import ConfigError, nearest
+from fedveil.errors import ConfigError, nearest, unknown
 from fedveil.models import model_registry as models
 from fedveil.models.own_models import OWN_MODELS, OwnModel, made
 from fedveil.models.parts import trained_shapes
@@ -104,10 +104,8 @@ def require_known(network: Network) -> None:
     """
     name, known = network.name, [*models.MODELS, *OWN_MODELS]
     if name not in known and name != HANDED_OVER and not network.code:
-        raise ConfigError(
-            f"model.name = {name!r}: unknown model{nearest(name, known)}; there are {', '.join(known)}; a model of your own "
-            f"needs its file in run.plugins, or an import path such as 'mypkg.nets:Net' or 'nets.py:Net'"
-        )
+        own = "a model of your own needs its file in run.plugins, or an import path such as 'mypkg.nets:Net' or 'nets.py:Net'"
+        raise unknown("model.name", name, "model", known, own)
 
 
 def _imported(network: Network) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fedveil.errors import ConfigError, nearest
+from fedveil.errors import ConfigError, unknown
 from fedveil.papers.paper_files import paper_files
 
 
@@ -23,7 +23,7 @@ def path_of(name: str) -> Path:
     if name not in names():
         method = name.partition("/")[0]
         there = names(method) or names()
-        raise ConfigError(f"--preset {name}: unknown preset{nearest(name, names())}; there are {', '.join(there)}")
+        raise unknown("--preset", name, "preset", there, "`fedveil methods METHOD` lists those of a method")
     return paper_files("presets")[name]
 
 

@@ -195,7 +195,7 @@ def task_section_of(section: Any) -> Task:
     if isinstance(section, type) and issubclass(section, Task):
         section = {"name": register_task(section).model_fields["name"].default}
     if isinstance(section, Task):
-        if not isinstance(section, PluginTask) and type(section) not in TASKS.values():
+        if not isinstance(section, PluginTask) and TASKS.get(section.name) is not type(section):
             register_task(type(section))
         return section
     options = {"name": section} if isinstance(section, str) else section

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Literal
 
-from fedveil.errors import ConfigError
+from fedveil.registry import Registry
 
 IGNORED = -100
 """Stands for the class of a place in a sequence or picture that has none, such as padding."""
@@ -84,7 +83,7 @@ def _signal(name: str, title: str, shape: tuple[int, int], classes: int, sizes: 
     return Info(name, title, shape, classes, *sizes, users, source, False, (0.0,) * channels, (1.0,) * channels, scale=1.0)
 
 
-CATALOGUE: dict[str, Info] = {
+_KNOWN = {
     entry.name: entry
     for entry in (
         _image("digits", "8x8 grey handwritten digits, embedded: nothing to download", (1, 8, 8), 10, (1437, 360),
@@ -114,12 +113,11 @@ CATALOGUE: dict[str, Info] = {
                 "github.com/xmouyang/FL-Datasets-for-HAR; no licence stated", 121),
     )
 }  # fmt: skip
+CATALOGUE: Registry[Info] = Registry(
+    "data.name", "data set", _KNOWN, "one of your own needs its file in run.plugins, or its files in data.source"
+)
 
 
 def info(name: str) -> Info:
     """The catalogue's entry for `name`; ConfigError naming the nearest valid name if there is none."""
-    if name not in CATALOGUE:
-        close = difflib.get_close_matches(str(name), CATALOGUE, n=1, cutoff=0.4)
-        nearest = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ConfigError(f"unknown data set {name!r}{nearest}; there are {', '.join(CATALOGUE)}")
-    return CATALOGUE[name]
+    return CATALOGUE.find(name)

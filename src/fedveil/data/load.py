@@ -14,7 +14,7 @@ from fedveil.data.dataset import Array, Dataset, Ints
 from fedveil.data.sources import digits
 from fedveil.data.sources.raw import RawData
 from fedveil.data.sources.table import FOLDERS, formats
-from fedveil.errors import ConfigError, DataError
+from fedveil.errors import DataError
 
 ENVIRONMENT = "FEDVEIL_DATA"
 SYSTEM = Path("/usr/share/datasets")
@@ -35,10 +35,8 @@ def register(info: Info) -> Callable[[Reader], Reader]:
     """
 
     def registered(read: Reader) -> Reader:
-        known = _OWN.get(info.name)
-        if info.name in catalogue.CATALOGUE and (known is None or known.__module__ != read.__module__):
-            raise ConfigError(f"the name {info.name!r} of a data set of your own belongs to another one: choose another")
-        catalogue.CATALOGUE[info.name], _OWN[info.name] = info, read
+        catalogue.CATALOGUE.add(info.name, info, read)
+        _OWN[info.name] = read
         return read
 
     return registered

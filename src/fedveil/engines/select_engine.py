@@ -9,7 +9,7 @@ from fedveil.engines.batched import Batched
 from fedveil.engines.device import GPU, gpu_in_machine, gpu_problem
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import ProcessPool, available_cores
-from fedveil.errors import ConfigError, nearest
+from fedveil.errors import ConfigError, unknown
 from fedveil.federation.engine import Engine
 from fedveil.federation.round import Context
 
@@ -69,7 +69,7 @@ def engine(
 
 def _check(name: str, timeout: float | None) -> None:
     if name not in ("auto", *ENGINES):
-        raise ConfigError(f"run.engine = {name!r}: unknown engine{nearest(name, ENGINES)}; there are auto, {', '.join(ENGINES)}")
+        raise unknown("run.engine", name, "engine", ("auto", *ENGINES))
     if timeout is not None and name not in ("auto", "pool"):
         raise ConfigError(f"training.client_timeout needs run.engine = 'pool' (or 'auto'): {name} cannot interrupt a client")
     if (timeout is not None or name == "pool") and current_process().daemon:

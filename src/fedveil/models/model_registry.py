@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from fedveil.errors import ConfigError, nearest
 from fedveil.models import networks as net
 from fedveil.models.layers import DoesNotFit, Layer, Shape, Shapes, all_parameter_shapes
+from fedveil.registry import Registry
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,7 +27,7 @@ class ModelKind:
     layers: Callable[[Shape, int, Any], tuple[Layer, ...]]
 
 
-MODELS: dict[str, ModelKind] = {
+_KINDS = {
     "linear": ModelKind("softmax regression; takes any input", net.LinearOptions, net.linear),
     "mlp": ModelKind("fully connected network; takes any input", net.MlpOptions, net.mlp),
     "lenet5": ModelKind("LeNet-5, ReLU and max-pooling by default", net.Lenet5Options, net.lenet5),
@@ -38,6 +39,7 @@ MODELS: dict[str, ModelKind] = {
     "resnet152": ModelKind("ResNet-152 for small images, group normalisation by default", net.ResnetOptions, net.resnet152),
     "cnn-lstm": ModelKind("2 convolutions and an LSTM, for signals (channels, length)", net.CnnLstmOptions, net.cnn_lstm),
 }
+MODELS: Registry[ModelKind] = Registry("model.name", "model", _KINDS)
 
 
 def names() -> list[str]:
@@ -50,7 +52,7 @@ def options_model(name: str) -> type[BaseModel]:
 
     Raises ConfigError for an unknown name.
     """
-    return _entry(name).options
+    return MODELS.find(name).options
 
 
 def shapes(name: str, input_shape: Shape, classes: int, **options: Any) -> Shapes:
@@ -82,14 +84,8 @@ def build(name: str, input_shape: Shape, classes: int, seed: int, **options: Any
     return modules.initialised(layers, tuple(input_shape), seed)
 
 
-def _entry(name: str) -> ModelKind:
-    if name not in MODELS:
-        raise ConfigError(f"unknown model {name!r}{nearest(name, MODELS)}; there are {', '.join(MODELS)}")
-    return MODELS[name]
-
-
 def _layers(name: str, input_shape: Shape, classes: int, options: dict[str, Any]) -> tuple[Layer, ...]:
-    entry = _entry(name)
+    entry = MODELS.find(name)
     if not input_shape or any(isinstance(side, bool) or not isinstance(side, int) or side < 1 for side in input_shape):
         raise ConfigError(f"input_shape is {input_shape!r}; give positive integers such as (1, 28, 28), (9, 128) or (561,)")
     if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:

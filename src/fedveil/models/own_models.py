@@ -12,6 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from fedveil.errors import ConfigError, explain, nearest
 from fedveil.models.model_registry import MODELS
 from fedveil.models.parts import KEYS
+from fedveil.registry import Registry
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,7 +29,7 @@ class OwnModel:
     options: type[BaseModel] | None = None
 
 
-OWN_MODELS: dict[str, OwnModel] = {}
+OWN_MODELS: Registry[OwnModel] = Registry("model.name", "model", {})
 
 
 def register_model(name: str, options: type[BaseModel] | None = None) -> Callable[[Make], Make]:
@@ -46,12 +47,11 @@ def register_model(name: str, options: type[BaseModel] | None = None) -> Callabl
         raise ConfigError('register_model needs the name of the model, without a colon: @register_model("my-net")')
 
     def decorate(make: Make) -> Make:
-        known = OWN_MODELS.get(name)
-        if name in MODELS or (known is not None and known.make.__module__ != make.__module__):
-            raise ConfigError(f"the name {name!r} of {make.__qualname__} belongs to another model: choose another")
+        if name in MODELS:
+            raise ConfigError(f"the name {name!r} of {make.__qualname__} belongs to a model of fedveil: choose another")
         if reserved := sorted({*KEYS} & {*(_arguments(make) if options is None else options.model_fields)}):
             raise ConfigError(f"{make.__qualname__}: {', '.join(reserved)} are keys of the section model: rename these options")
-        OWN_MODELS[name] = OwnModel(make, options)
+        OWN_MODELS.add(name, OwnModel(make, options), make)
         return make
 
     return decorate

@@ -7,28 +7,27 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from fedveil.errors import ConfigError, explain, nearest
-from fedveil.tasks.binary import Binary
-from fedveil.tasks.classification import Classification
+from fedveil.errors import ConfigError, explain
+from fedveil.registry import Registry
 from fedveil.tasks.column import Column
-from fedveil.tasks.multi_label import MultiLabel
-from fedveil.tasks.regression import Regression
-from fedveil.tasks.segmentation import Segmentation
-from fedveil.tasks.survival import Survival
 from fedveil.tasks.task import Task
-from fedveil.tasks.token_prediction import TokenPrediction
 
 Kind = TypeVar("Kind", bound=Task)
 
-TASKS: dict[str, type[Task]] = {
-    "classification": Classification,
-    "binary": Binary,
-    "multi-label": MultiLabel,
-    "regression": Regression,
-    "segmentation": Segmentation,
-    "token-prediction": TokenPrediction,
-    "survival": Survival,
-}
+TASKS: Registry[type[Task]] = Registry(
+    "task.name",
+    "task",
+    {
+        "classification": "fedveil.tasks.classification:Classification",
+        "binary": "fedveil.tasks.binary:Binary",
+        "multi-label": "fedveil.tasks.multi_label:MultiLabel",
+        "regression": "fedveil.tasks.regression:Regression",
+        "segmentation": "fedveil.tasks.segmentation:Segmentation",
+        "token-prediction": "fedveil.tasks.token_prediction:TokenPrediction",
+        "survival": "fedveil.tasks.survival:Survival",
+    },
+    "a task of your own needs its file in run.plugins",
+)
 
 
 def register_task(kind: type[Kind]) -> type[Kind]:
@@ -48,12 +47,7 @@ def register_task(kind: type[Kind]) -> type[Kind]:
     if not isinstance(name, str) or (kind.losses is Task.losses and kind.loss is Task.loss):
         lacks = "`losses`" if isinstance(name, str) else 'name: str = "..."'
         raise ConfigError(f"{kind.__qualname__} is not a task yet: it lacks {lacks} (see fedveil.tasks.task.Task)")
-    if name in TASKS and TASKS[name].__module__ != kind.__module__:
-        raise ConfigError(
-            f"the name {name!r} of {kind.__qualname__} belongs to {TASKS[name].__qualname__} of {TASKS[name].__module__}: "
-            f"choose another"
-        )
-    TASKS[name] = kind
+    TASKS.add(name, kind, kind)
     return kind
 
 
@@ -63,11 +57,7 @@ def task_from(options: Mapping[str, Any]) -> Task:
     Raises:
         ConfigError: unknown name or constant, impossible value.
     """
-    name = str(options.get("name"))
-    if name not in TASKS:
-        own = "a task of your own needs its file in run.plugins"
-        raise ConfigError(f"task.name = {name!r}: unknown task{nearest(name, TASKS)}; there are {', '.join(TASKS)}; {own}")
-    kind = TASKS[name]
+    kind = TASKS.find(str(options.get("name")))
     try:
         return kind(**options)
     except ValidationError as error:

@@ -8,7 +8,7 @@ from typing import Any
 from fedveil.configuration.config import Config, override, parse
 from fedveil.data.partition import checked_options
 from fedveil.data.partition_options import PARTITIONS
-from fedveil.errors import ConfigError, nearest
+from fedveil.errors import ConfigError
 from fedveil.methods.method_registry import METHODS
 from fedveil.studies.compare.comparison_spec import By
 
@@ -23,11 +23,10 @@ def configured(config: Config, method: str, by: By = "proven") -> Config:
         ConfigError: an unknown method, or an option that cannot be.
     """
     name, *options = method.split(":")
-    if name not in METHODS:
-        raise ConfigError(f"--methods {method}: unknown method{nearest(name, METHODS)}; there are {', '.join(METHODS)}")
+    kind = METHODS.find(name, "--methods")
     raw = config.model_dump(mode="json")
     own = raw["method"] if raw["method"].get("name") == name else {}
-    fields = METHODS[name].model_fields
+    fields = kind.model_fields
     raw["method"] = {**own, "name": name}
     if "variant" in fields:
         raw["method"]["variant"] = "published" if by == "claimed" else "proven"

@@ -109,8 +109,7 @@ def of_inversion(
     Args:
         folder: gets reconstruction.png, originals above reconstructions. settings: of the attack (see `fedveil.attacks.attack`).
     """
-    if attack not in ATTACKS:
-        raise ConfigError(f"measure.attack = {attack!r}: unknown{nearest(attack, ATTACKS)}; there are {', '.join(ATTACKS)}")
+    ATTACKS.find(attack, "measure.attack")
     options = AttackOptions(images=images, knows=(), examples="test", settings=settings or {})
     snapshot, outcome = attacked(attack, options, config, run, last=run is not None)
     if outcome.originals is not None:

@@ -37,6 +37,10 @@ _WHERE = {
 __all__ = ["__version__", *_WHERE]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'fedveil' has no attribute {name!r}; it has {', '.join(_WHERE)}")

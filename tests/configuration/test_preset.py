@@ -22,9 +22,9 @@ def test_each_preset_belongs_to_a_method_and_says_what_it_is() -> None:
 
 
 def test_exactly_one_of_file_and_preset() -> None:
-    with pytest.raises(ConfigError, match="either"):
+    with pytest.raises(ConfigError, match="no configuration: give a file"):
         chosen(None, None)
-    with pytest.raises(ConfigError, match="either"):
+    with pytest.raises(ConfigError, match="both a configuration file and --preset"):
         chosen(Path("a.toml"), "ladp-fl/cifar10-cnn")
     with pytest.raises(ConfigError, match="did you mean 'ladp-fl/cifar10-cnn'"):
         chosen(None, "ladp-fl/cifar10-cn")

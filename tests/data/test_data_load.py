@@ -227,7 +227,7 @@ def test_message_when_there_is_no_copy(tmp_path: Path) -> None:
         "download: not wanted",
         "cifar10.npz",
         "cifar-10-python.tar.gz",
-        "--data-dir",
+        "data.data_dir",
         "FEDVEIL_DATA",
         "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
     ):

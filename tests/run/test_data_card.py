@@ -26,7 +26,8 @@ from fedveil.pages.report import write_report
 from fedveil.pages.report_page import page_values
 from fedveil.run.data_card import HandedOver
 from fedveil.run.recorded_run import read_run
-from fedveil.run.run import Result, run
+from fedveil.run.result import Result
+from fedveil.run.run import run
 from fedveil.studies.twin import twin_sensitivity
 from method_kit import digits
 

@@ -15,7 +15,8 @@ from fedveil.federation.history import Columns, declared
 from fedveil.pages.report_charts import chart_values
 from fedveil.run.history_files import DECLARED
 from fedveil.run.recorded_run import RunData, read_run
-from fedveil.run.run import Result, run
+from fedveil.run.result import Result
+from fedveil.run.run import run
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.column import Column
 

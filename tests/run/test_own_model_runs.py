@@ -23,7 +23,7 @@ from fedveil.errors import ConfigError
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.data_card import HandedOver, how_to_resume
 from fedveil.run.recorded_run import read_run
-from fedveil.run.run import Result
+from fedveil.run.result import Result
 from fedveil.statement.recertify import recertify
 from fedveil.studies.grid.cell import Cell
 from fedveil.studies.grid.run_grid import run_grid

@@ -10,7 +10,7 @@ import pytest
 
 import fedveil as fv
 from fedveil.data.dataset import Dataset
-from fedveil.run.run import Result
+from fedveil.run.result import Result
 
 ROOT = Path(__file__).parents[2]
 LONGEST = 40

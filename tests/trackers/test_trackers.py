@@ -18,7 +18,8 @@ from fedveil.cli.app import app
 from fedveil.configuration.config import Config, configure, load_config
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.run.history_files import write_history
-from fedveil.run.run import Result, run
+from fedveil.run.result import Result
+from fedveil.run.run import run
 from fedveil.run.tracked_values import Begun, epsilons, numbers
 from fedveil.statement.certify import certify_config
 from fedveil.statement.statement_markdown import to_markdown

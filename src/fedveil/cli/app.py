@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli import budget_commands, privacy_commands, run_commands, study_commands, verify_commands, view_commands
+from fedveil.cli import (
+    budget_commands,
+    data_commands,
+    machine_commands,
+    privacy_commands,
+    run_commands,
+    study_commands,
+    verify_commands,
+    view_commands,
+)
+from fedveil.cli.command_options import flag
+from fedveil.cli.patient_stream import patient
 from fedveil.errors import FedveilError
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # parallelism is by processes; threads inside operators only get in their way
@@ -17,22 +28,34 @@ app = typer.Typer(
     name="fedveil",
     help="Differentially private federated learning whose privacy you can check.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-for group in (run_commands, study_commands, privacy_commands, verify_commands, view_commands):
+for group in (run_commands, study_commands, privacy_commands, verify_commands, view_commands, machine_commands):
     app.registered_commands.extend(group.commands.registered_commands)
-app.add_typer(view_commands.data_app, name="data")
+app.add_typer(data_commands.data_app, name="data")
 app.add_typer(budget_commands.budget_app, name="budget")
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from fedveil import __version__
+
+        typer.echo(f"fedveil {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _options(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
+def _options(
+    debug: Annotated[bool, flag("--debug", "Show the traceback of an error.")] = False,
+    version: Annotated[bool, flag("--version", "Print the version.", eager=_version)] = False,
+) -> None:
     """Differentially private federated learning whose privacy you can check."""
 
 
 def main() -> None:
     """Run the program; a user's error is one line on stderr and exit status 2."""
+    sys.stdout, sys.stderr = patient(sys.stdout), patient(sys.stderr)
     try:
         app()
     except FedveilError as error:

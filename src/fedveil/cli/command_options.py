@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.models import OptionInfo
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
+
+
+def flag(name: str, text: str, *, eager: Callable[[bool], None] | None = None) -> OptionInfo:
+    """An option that is on or off, which `--help` shows without the type that typer would print beside it."""
+    option: OptionInfo = typer.Option(name, help=text, metavar="", is_eager=eager is not None, callback=eager)
+    return option
+
 
 ConfigPath = Annotated[Path, typer.Argument(help="Configuration file (TOML).")]
 OptionalConfig = Annotated[Path | None, typer.Argument(help="Configuration file (TOML); leave out with --preset.")]
 Preset = Annotated[str | None, typer.Option(help="Ready configuration to use; `fedveil methods METHOD` lists them.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override section.key=value; may be repeated.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, flag("--json", "Print JSON.")]
 Seed = Annotated[int | None, typer.Option(help="Shorthand for --set run.seed=N.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+Quiet = Annotated[bool, flag("--quiet", "No progress bar.")]
 TrustPlugins = Annotated[
-    bool, typer.Option("--trust-plugins", help="Run plugins that a run directory names, at the digests that it recorded.")
+    bool, flag("--trust-plugins", "Run plugins that a run directory names, at the digests that it recorded.")
 ]
 ForInstitution = Annotated[
     Literal["nist", "registry", "dpia", "model-card"] | None,

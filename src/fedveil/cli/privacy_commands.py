@@ -16,6 +16,7 @@ from fedveil.cli.command_options import (
     Seed,
     TrustPlugins,
     configuration,
+    flag,
     import_trusted,
     print_json,
     with_seed,
@@ -35,7 +36,7 @@ def certify(
     seed: Seed = None,
     trust_plugins: TrustPlugins = False,
     as_json: AsJson = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    markdown: Annotated[bool, flag("--markdown", "Print Markdown.")] = False,
     institution: ForInstitution = None,
 ) -> None:
     """Print the privacy statement of a configuration, without training, or of a run, which is verified (exit 1: contradicted)."""

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedveil.cli.statement_terminal import render_brief
+from fedveil.cli.statement_terminal import render_brief, render_verdict
 from fedveil.configuration.config import task_of
-from fedveil.run.run import Result, run
+from fedveil.run.result import Result
+from fedveil.run.run import run
 from fedveil.studies.twin import twin_directory
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
     from fedveil.federation.history import Record
+    from fedveil.run.tracked_values import Begun
+    from fedveil.run.tracking import Status
     from fedveil.studies.twin import Change
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -44,13 +48,30 @@ def run_with_progress(config: Config, out: Path | None, quiet: bool, resume: boo
             bar.update(task, completed=record["round"] + 1)
 
         try:
-            result = run(config, out, on_round, resume=resume)
+            result = run(config, out, on_round, resume=resume, track=() if quiet else (_Verdict(bar.console),))
         except KeyboardInterrupt as stop:
             bar.stop()
             Console(stderr=True).print(*getattr(stop, "__notes__", ["interrupted"]), highlight=False, soft_wrap=True)
             raise
     _summary(result, console)
     return result
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """Follows a run to say before training whether the noise leaves anything to learn from."""
+
+    console: Console
+    name: str = "the verdict before training"
+
+    def begin(self, begun: Begun) -> None:
+        render_verdict(begun.statement, self.console)
+
+    def round(self, record: Record) -> None:
+        """Nothing; the progress bar has it."""
+
+    def end(self, status: Status) -> None:
+        """Nothing."""
 
 
 def twin_with_progress(config: Config, client: int, change: Change, out: Path, quiet: bool) -> Path:
@@ -69,6 +90,7 @@ def twin_with_progress(config: Config, client: int, change: Change, out: Path, q
 def _summary(result: Result, console: Console) -> None:
     main = result.columns.main
     curve = [float(r[main.name]) for r in result.history if main.name in r]
+    files = _drawn(result) if curve else []  # first, so that nothing is missing if nobody reads to the end
     if result.ended:
         console.print(f"[bold yellow]The budget is spent:[/] {result.ended}")
     if curve:
@@ -78,17 +100,24 @@ def _summary(result: Result, console: Console) -> None:
         console.print(f"{failed} client updates were left out; see {result.path / 'private' / 'failures.csv'}")
     console.print()
     render_brief(result.privacy, console)
-    console.print(f"\nAssumptions, limits and advice: {result.path / 'statement.md'}", highlight=False, soft_wrap=True)
-    if curve:
-        # Drawing takes as long to import as a first round takes to train, so it is imported when there is something to draw.
-        from fedveil.pages.figures.run_figures import plot_curves
-        from fedveil.pages.report import write_report
+    for line in (
+        f"\nAssumptions, limits and advice: {result.path / 'statement.md'}",
+        *files,
+        f"Run directory: {result.path}",
+        f"Closing digest (pin it with fedveil verify --pin): {result.closing}",
+    ):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
-        picture, report = plot_curves(result.history, result.columns, result.path / "curves.png"), write_report([result.path])
-        console.print(f"Learning curve: {picture}", highlight=False, soft_wrap=True)
-        console.print(f"Report: {report} (open it in a browser; it needs no network)", highlight=False, soft_wrap=True)
-    console.print(f"Run directory: {result.path}", highlight=False, soft_wrap=True)
-    console.print(f"Closing digest (pin it with fedveil verify --pin): {result.closing}", highlight=False, soft_wrap=True)
+
+def _drawn(result: Result) -> list[str]:
+    """Draw the curves and write the report; a line for each."""
+    # Drawing takes as long to import as a first round takes to train, so it is imported when there is something to draw.
+    from fedveil.pages.figures.run_figures import plot_curves
+    from fedveil.pages.report import write_report
+
+    picture = plot_curves(result.history, result.columns, result.path / "curves.png")
+    report = write_report([result.path])
+    return [f"Learning curve: {picture}", f"Report: {report} (open it in a browser; it needs no network)"]
 
 
 def sparkline(values: list[float], width: int = 40) -> str:

@@ -25,6 +25,17 @@ def render_brief(statement: Statement, console: Console) -> None:
     _print(statement, console, _BRIEF)
 
 
+def render_verdict(statement: Statement, console: Console) -> None:
+    """Print in a line whether the noise leaves anything to learn from; if not, what would help."""
+    if statement.learnability is None:
+        return
+    section = statement_text(statement)["learn"]
+    console.print(f"[bold]{section.title}[/] [{_COLOURS[section.tone]}]{escape(section.paragraphs[0])}[/]", highlight=False)
+    if section.tone != "yes":
+        console.print(escape(section.lead), highlight=False)
+        _bullets(section.items, console)
+
+
 def _print(statement: Statement, console: Console, keys: tuple[str, ...]) -> None:
     sections = statement_text(statement)
     console.print(f"\n[bold]Privacy statement[/] {escape(statement.method)} ({escape(variant_of(statement))})", highlight=False)

@@ -1,4 +1,4 @@
-"""Commands that show what is available, and what a run left: methods, models, data, report, plot."""
+"""Commands that show what is available, and what a run left: methods, models, tasks, report, plot."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli.command_options import ConfigPath, Overrides, TrustPlugins, configuration, print_table
+from fedveil.cli.command_options import TrustPlugins, print_table
 
 commands = typer.Typer()
-data_app = typer.Typer(
-    help="List the available data sets, or plot how a configuration partitions one.", invoke_without_command=True
-)
 
 
 @commands.command()
@@ -102,30 +99,3 @@ def publish(
     from fedveil.run.published_copy import publish
 
     typer.echo(f"published: {publish(run, out)} (everything in it may be shown)")
-
-
-@data_app.callback()
-def data(context: typer.Context) -> None:
-    """List the available data sets."""
-    if context.invoked_subcommand is None:
-        from fedveil.data.catalogue import CATALOGUE
-
-        print_table([(i.name, f"{i.title} {i.input_shape}{' (embedded)' if i.embedded else ''}") for i in CATALOGUE.values()])
-
-
-@data_app.command("plot")
-def data_plot(
-    config: ConfigPath,
-    overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="Image file to write.")] = Path("partition.png"),
-    trust_plugins: TrustPlugins = False,
-) -> None:
-    """Plot how many examples of each label each client holds."""
-    from fedveil.data.dataset import strata
-    from fedveil.pages.figures.partition_figure import plot_partition
-    from fedveil.run.assembly import prepare
-
-    ready = prepare(configuration(config, None, overrides, trust_plugins))
-    info = ready.dataset.info
-    plot_partition(ready.partition, strata(info, ready.dataset.y_train), info.strata, out)
-    typer.echo(f"partition plot: {out}")

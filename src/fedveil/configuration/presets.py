@@ -33,6 +33,13 @@ def title(name: str) -> str:
     return re.split(r"(?<!Fig)(?<!Figs)\.(?: |$)", " ".join(comment))[0]
 
 
+_BOTH = "both a configuration file and --preset: give one of them"
+_NEITHER = (
+    "no configuration: give a file (`fedveil new NAME` writes one to start from) or --preset NAME "
+    "(`fedveil methods METHOD` lists them); `fedveil demo` needs neither"
+)
+
+
 def chosen(config: Path | None, preset: str | None) -> Path:
     """The configuration that a command was given, as a file or as a preset's name.
 
@@ -40,7 +47,7 @@ def chosen(config: Path | None, preset: str | None) -> Path:
         ConfigError: neither or both.
     """
     if (config is None) == (preset is None):
-        raise ConfigError("give either a configuration file or --preset NAME (see `fedveil methods METHOD`)")
+        raise ConfigError(_BOTH if config is not None else _NEITHER)
     if preset is not None:
         return path_of(preset)
     assert config is not None

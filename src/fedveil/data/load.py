@@ -76,6 +76,16 @@ def load(name: str, data_dir: str | Path | None = None, download: bool = True) -
     raise DataError(_not_found(info, tried))
 
 
+def located(name: str, data_dir: str | Path | None = None) -> str:
+    """Where on this machine the copy of a data set lies that `load` would take, or an empty string; nothing is downloaded."""
+    info = catalogue.info(name)
+    if info.embedded:
+        return "embedded"
+    if name in _OWN:
+        return f"read by {_OWN[name].__module__}.{_OWN[name].__qualname__}"
+    return next((found[1] for _, root in _places(info, data_dir) if (found := _look(info, root))), "")
+
+
 def _own(name: str, data_dir: str | Path | None) -> RawData:
     reader = _OWN[name]
     try:
@@ -166,5 +176,5 @@ def _not_found(info: Info, tried: list[str]) -> str:
     return (
         f"no copy of {info.name} was found. Tried: {'; '.join(tried)}. "
         f"What to do: put one of these into a directory, directly or in its folder {folders}: {expected}. "
-        f"Then pass that directory as --data-dir, or set {ENVIRONMENT} to it. {remote.by_hand(info)}"
+        f"Then name that directory in data.data_dir, or set {ENVIRONMENT} to it. {remote.by_hand(info)}"
     )

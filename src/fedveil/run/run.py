@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from fedveil.run.assembly import Prepared, checked_model, federation, new_run_id
 from fedveil.run.binding import conclude, opening
 from fedveil.run.data_card import HandedOver, check_data, how_to_resume, recorded, same_handed_over, write_card
 from fedveil.run.history_files import append_history, write_history
+from fedveil.run.result import Result
 from fedveil.run.resume import count_spent, identity, resumable, run_id_of, same_run
 from fedveil.run.run_lock import claimed
 from fedveil.run.shared_budget import check_plan, run_name, shared_budget
@@ -40,45 +41,6 @@ if TYPE_CHECKING:
     from fedveil.configuration.config import Config
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
-    from fedveil.training.params import FlatModel
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of a run.
-
-    Args:
-        model: the final model. history: one record a round. privacy: the statement. path: the run directory.
-        ended: why the run stopped before its last round, or an empty string.
-        columns: of the history. closing: the closing digest of its ledger, 64 hex digits, which stands for all of the run and can
-            be pinned elsewhere.
-    """
-
-    model: FlatModel
-    history: list[Record]
-    privacy: Statement
-    path: Path
-    ended: str = ""
-    closing: str = ""
-    columns: Columns = field(default_factory=Columns)
-
-    @property
-    def score(self) -> float:
-        """The main metric of the final model on the test set, such as its accuracy."""
-        return self._last(self.columns.main.name)
-
-    @property
-    def accuracy(self) -> float:
-        """Test accuracy of the final model, in [0, 1]."""
-        return self._last("test_accuracy")
-
-    def _last(self, name: str) -> float:
-        values = [float(r[name]) for r in self.history if name in r]
-        if not values:
-            raise ConfigError(
-                f"the history has no {name}: there are {', '.join(dict.fromkeys(k for r in self.history for k in r))}"
-            )
-        return values[-1]
 
 
 def run(

@@ -197,7 +197,9 @@ def _learnability(block: Learnability) -> TextSection:
         "Can it learn?",
         (verdict_in_words(block), f"Clip norm {block.clip:g}; each view at the noise it needs for {promise}."),
         TextTable(("view", "noise multiplier", "noise norm", "noise norm / clip"), tuple(rows), remarks=tuple(remarks)),
-        f"Any one of these brings the ratio to {block.target_ratio:g} at the same epsilon, delta and {scope.view} view:",
+        f"Any one of these brings the ratio to {block.target_ratio:g} at the same epsilon, delta and {scope.view} view:"
+        if block.advice
+        else "",
         tuple(Item(advice.text) for advice in block.advice),
         block.verdict,
     )

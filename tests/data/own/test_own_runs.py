@@ -22,7 +22,7 @@ from fedveil.errors import ConfigError, DataError
 from fedveil.pages.report import write_report
 from fedveil.run.assembly import prepare
 from fedveil.run.data_card import HandedOver, recorded
-from fedveil.run.run import Result
+from fedveil.run.result import Result
 from fedveil.statement.recertify import recertify
 from fedveil.studies.twin import twin_sensitivity
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedveil.run.run import Result
+from fedveil.run.result import Result
 
 
 def test_the_clip_shrinks_as_the_method_says(result: Result) -> None:

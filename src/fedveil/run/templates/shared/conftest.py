@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedveil.configuration.config import Config, load_config
-from fedveil.run.run import Result, run
+from fedveil.run.result import Result
+from fedveil.run.run import run
 
 FILE = Path(__file__).with_name("config.toml")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedveil.adversary.replay import replay
 from fedveil.configuration.config import Config
-from fedveil.run.run import Result
+from fedveil.run.result import Result
 from fedveil.statement.certify import certify_config
 
 

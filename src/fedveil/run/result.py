@@ -1,0 +1,110 @@
+"""The result of a run, as a line of text, and as a notebook shows it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedveil.errors import ConfigError
+from fedveil.federation.history import Columns, Record
+from fedveil.statement.plain_words import scope_line
+from fedveil.statement.statement import Statement
+from fedveil.statement.statement_text import numbers_table, variant_of
+
+if TYPE_CHECKING:
+    from fedveil.training.params import FlatModel
+
+_WIDTH, _HEIGHT = 320, 80
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """The result of a run.
+
+    Args:
+        model: the final model. history: one record a round. privacy: the statement. path: the run directory.
+        ended: why the run stopped before its last round, or an empty string.
+        columns: of the history. closing: the closing digest of its ledger, 64 hex digits, which stands for all of the run and can
+            be pinned elsewhere.
+    """
+
+    model: FlatModel
+    history: list[Record]
+    privacy: Statement
+    path: Path
+    ended: str = ""
+    closing: str = ""
+    columns: Columns = field(default_factory=Columns)
+
+    @property
+    def score(self) -> float:
+        """The main metric of the final model on the test set, such as its accuracy."""
+        return self._last(self.columns.main.name)
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy of the final model, in [0, 1]."""
+        return self._last("test_accuracy")
+
+    def __repr__(self) -> str:
+        return f"<Result of {_heading(self)}: {_score(self)}; {_promise(self)}; {self.path}>"
+
+    def _repr_html_(self) -> str:
+        return _page(self)
+
+    def _last(self, name: str) -> float:
+        values = [float(r[name]) for r in self.history if name in r]
+        if not values:
+            raise ConfigError(
+                f"the history has no {name}: there are {', '.join(dict.fromkeys(k for r in self.history for k in r))}"
+            )
+        return values[-1]
+
+
+def _page(result: Result) -> str:
+    """What a notebook shows: the three numbers and a curve, without a style of its own, so that it fits light and dark pages."""
+    table = numbers_table(result.privacy)
+    head = "".join(f"<th>{escape(text)}</th>" for text in table.headings)
+    rows = "".join("<tr>" + "".join(f"<td>{escape(cell.text or '-')}</td>" for cell in row) + "</tr>" for row in table.rows)
+    main = result.columns.main
+    curve = [float(row[main.name]) for row in result.history if main.name in row]
+    return (
+        f"<p><b>{escape(_heading(result))}</b>: {escape(_score(result))}; {escape(_promise(result))}</p>"
+        f"{_svg(curve, main.axis)}<table><tr>{head}</tr>{rows}</table><p><code>{escape(str(result.path))}</code></p>"
+    )
+
+
+def _heading(result: Result) -> str:
+    return f"{result.privacy.method} ({variant_of(result.privacy)})"
+
+
+def _score(result: Result) -> str:
+    main = result.columns.main
+    values = [float(row[main.name]) for row in result.history if main.name in row]
+    rounds = f"after {len(result.history)} rounds"
+    return f"{main.phrase} {main.text(values[-1])} {rounds}" if values else f"not evaluated, {rounds}"
+
+
+def _promise(result: Result) -> str:
+    proven = result.privacy.proven.epsilon
+    return "nothing proven" if math.isinf(proven) else f"proven epsilon {proven:.4g} at {scope_line(result.privacy)}"
+
+
+def _svg(values: Sequence[float], title: str) -> str:
+    """The curve over the rounds from the least to the largest value, or nothing where there is none."""
+    shown = [value for value in values if math.isfinite(value)]
+    if len(shown) < 2:
+        return ""
+    low, high = min(shown), max(shown)
+    points = " ".join(
+        f"{5 + (_WIDTH - 10) * i / (len(shown) - 1):.1f},{_HEIGHT - 5 - (_HEIGHT - 10) * (v - low) / ((high - low) or 1):.1f}"
+        for i, v in enumerate(shown)
+    )
+    return (
+        f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img"><title>{escape(title)}, from {low:.4g} to {high:.4g}</title>'
+        f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="2"/></svg>'
+    )

@@ -1,0 +1,120 @@
+"""What a newcomer types first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import fedveil
+from fedveil.cli.app import app, main
+from fedveil.configuration.config import load_config
+from fedveil.run.run import run
+
+SMALL = ["--set", "training.rounds=2", "--set", "run.engine=inline"]
+
+
+def said(*args: str) -> str:
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "c.toml"
+    path.write_text(
+        '[data]\nname = "digits"\npartition = { kind = "iid", clients = 10 }\n[model]\nname = "linear"\n'
+        '[method]\nname = "dp-fedavg"\n'
+        '[training]\nrounds = 2\nclients_per_round = 5\n[privacy]\nepsilon = 8.0\ndelta = 1e-3\n[run]\nengine = "inline"\n'
+    )
+    return path
+
+
+def test_the_version() -> None:
+    assert said("--version") == f"fedveil {fedveil.__version__}\n"
+
+
+@pytest.mark.parametrize("command", [(), ("run",), ("data",), ("data", "get"), ("certify",)])
+def test_help_in_short_and_flags_without_a_type(command: tuple[str, ...]) -> None:
+    text = said(*command, "-h")
+    assert text == said(*command, "--help")
+    flags = [
+        line for line in text.splitlines() if any(flag in line for flag in ("--quiet", "--json", "--trust-plugins", "--debug"))
+    ]
+    assert not any("<bool>" in line for line in flags)
+
+
+def test_run_without_a_file_says_how_to_begin(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["fedveil", "run"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    told = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert told.count("\n") == 1
+    assert all(word in told for word in ("fedveil new NAME", "--preset NAME", "fedveil demo"))
+
+
+def test_data_says_where_each_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path))
+    monkeypatch.setattr("fedveil.data.load.SYSTEM", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    lines = {line.split()[0]: line for line in said("data").splitlines() if line}
+    assert lines["digits"].endswith(": embedded")
+    assert lines["mnist"].endswith(": downloaded when first used")
+    assert lines["harbox"].endswith(": to be made by hand")
+    assert "1437 training and 360 test examples, embedded" in said("data", "get", "digits")
+
+
+def test_doctor_looks_at_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedveil.engines.pool.available_cores", lambda: 7)
+    text = said("doctor")
+    assert "\ncores          7; " in text
+    assert "a ledger's write takes" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_in_a_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", _refused)
+    assert "nothing can be written here" in said("doctor")
+
+
+def _refused(*args: object, **kwargs: object) -> None:
+    raise PermissionError(13, "Permission denied")
+
+
+def test_names_complete() -> None:
+    assert dir(fedveil) == sorted(fedveil.__all__)
+    assert all(getattr(fedveil, name) is not None for name in fedveil.__all__)
+
+
+def test_a_reader_that_goes_away_ends_no_run(config: Path, tmp_path: Path) -> None:
+    """`fedveil run ... | head -1`: everything is written all the same."""
+    out = tmp_path / "r"
+    command = f"{sys.executable} -m fedveil run {config} --out {out} 2>&1 | head -c 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, len(done.stdout)) == (0, 1)
+    assert {"summary.json", "report.html", "curves.png", "model.safetensors"} <= {path.name for path in out.iterdir()}
+
+
+def test_the_verdict_stands_before_training(config: Path, tmp_path: Path) -> None:
+    """At a tiny epsilon nothing can be learned; the first line says so, and what would help."""
+    text = said("run", str(config), "--out", str(tmp_path / "r"), "--set", "privacy.epsilon=0.1")
+    assert text.startswith("Can it learn? Hardly")
+    assert text.index("brings the ratio to 1") < text.index("Test accuracy")
+
+
+def test_a_result_is_short_in_a_terminal_and_a_table_in_a_notebook(config: Path, tmp_path: Path) -> None:
+    result = run(load_config(config), tmp_path / "[b]<i>")
+    assert repr(result).startswith("<Result of dp-fedavg (proven): test accuracy ")
+    assert "proven epsilon 8 at delta = 0.001" in repr(result)
+    assert len(repr(result)) < 400
+    page = result._repr_html_()
+    assert page.count("<tr>") == 1 + len(result.privacy.views)
+    assert "<svg" in page
+    assert "&lt;i&gt;" in page
+    assert "<i>" not in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -32,6 +33,19 @@ class BudgetExhausted(FedveilError):
 
 class LedgerError(FedveilError):
     """A ledger that cannot be opened, read or trusted."""
+
+
+PLUGIN_FILES: set[str] = set()
+"""The files of plugins that were imported."""
+
+
+def plugin_fault(error: BaseException) -> str:
+    """In one line, an error that arose in a plugin's code, with the place; an empty string for any other error."""
+    places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in PLUGIN_FILES]
+    if not places:
+        return ""
+    words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"the plugin {places[-1].filename}, line {places[-1].lineno}, in {places[-1].name}: {words}"
 
 
 def nearest(word: str, among: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ from fedveil.cli import (
 )
 from fedveil.cli.command_options import flag
 from fedveil.cli.patient_stream import patient
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, plugin_fault
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # parallelism is by processes; threads inside operators only get in their way
 
@@ -58,16 +58,23 @@ def main() -> None:
     sys.stdout, sys.stderr = patient(sys.stdout), patient(sys.stderr)
     try:
         app()
-    except FedveilError as error:
-        if "--debug" in sys.argv:
+    except (Exception, SystemExit) as error:
+        line = _in_a_line(error)
+        if not line or "--debug" in sys.argv:
             raise
-        typer.echo(f"fedveil: {error}", err=True)
-        sys.exit(2)
-    except OSError as error:
-        if "--debug" in sys.argv:
-            raise
-        typer.echo(f"fedveil: cannot read or write {error.filename or 'a file'}: {error.strerror or error}", err=True)
+        typer.echo(f"fedveil: {line}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
         typer.echo("fedveil: interrupted", err=True)
         sys.exit(130)
+
+
+def _in_a_line(error: BaseException) -> str:
+    """A user's error in words; an empty string for a fault of fedveil's own, and for an exit that a command asked for."""
+    if isinstance(error, FedveilError):
+        return str(error)
+    if fault := plugin_fault(error):
+        return f"{fault} (--debug shows how it came to that)"
+    if isinstance(error, OSError):
+        return f"cannot read or write {error.filename or 'a file'}: {error.strerror or error}"
+    return ""

@@ -16,7 +16,7 @@ from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType
 
-from fedveil.errors import ConfigError, FedveilError
+from fedveil.errors import PLUGIN_FILES, ConfigError, FedveilError
 
 
 def load_plugins(plugins: Sequence[str], key: str = "run.plugins") -> None:
@@ -36,6 +36,8 @@ def load_plugins(plugins: Sequence[str], key: str = "run.plugins") -> None:
                 _import_file(name, plugin)
             else:
                 importlib.import_module(name)
+            if file := getattr(sys.modules.get(name), "__file__", None):
+                PLUGIN_FILES.add(file)
         except FedveilError:
             raise
         except Exception as error:

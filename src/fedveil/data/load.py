@@ -88,11 +88,14 @@ def located(name: str, data_dir: str | Path | None = None) -> str:
 
 def _own(name: str, data_dir: str | Path | None) -> RawData:
     reader = _OWN[name]
+    where = f"{reader.__module__}.{reader.__qualname__}"
     try:
-        return reader(None if data_dir is None else _directory(data_dir, "data directory"))
+        raw = reader(None if data_dir is None else _directory(data_dir, "data directory"))
     except (OSError, ValueError, KeyError, IndexError) as error:
-        where = f"{reader.__module__}.{reader.__qualname__}"
         raise DataError(f"{name} cannot be read by {where}: {type(error).__name__}: {error}") from error
+    if not isinstance(raw, RawData):
+        raise DataError(f"{name} cannot be read by {where}: it returned {type(raw).__name__}; it must return RawData")
+    return raw
 
 
 def _places(info: Info, data_dir: str | Path | None) -> Iterator[tuple[str, Path]]:

@@ -21,7 +21,7 @@ import torch
 from fedveil.engines.interrupts import begin_worker
 from fedveil.engines.memory import keep_freed_memory
 from fedveil.engines.shared_arena import LEAST, Array, Handle, There, WorkerArena
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, plugin_fault
 from fedveil.federation.round import Context, Outcome, client_round
 from fedveil.release.door import Contribution, SealedUpload
 from fedveil.release.plan import Plan, Raw
@@ -75,8 +75,8 @@ def work(
                         planned = task.released.round, made
                     task = replace(task, common=planned[1], policy_state={})
                 answer = _slim(client_round(context, task), shared.rows[index], context)
-            except Exception as error:
-                answer = error if isinstance(error, FedveilError) else RuntimeError(f"in a worker: {traceback.format_exc()}")
+            except (Exception, SystemExit) as error:
+                answer = error if isinstance(error, FedveilError) else _known(error)
             try:
                 message = reply(answer, arena)
             except Exception as error:
@@ -84,6 +84,12 @@ def work(
             pipe.send_bytes(message)
     except (EOFError, OSError):
         return
+
+
+def _known(error: BaseException) -> Exception:
+    """The error as the main process can tell it."""
+    fault = plugin_fault(error)
+    return FedveilError(fault) if fault else RuntimeError(f"in a worker: {traceback.format_exc()}")
 
 
 def _next(pipe: Connection) -> bool:

@@ -211,6 +211,11 @@ def _uploads(
 def _step(federation: Federation, progress: Progress, uploads: list[Upload]) -> float:
     """Move the global model; returns the norm of what the server's optimiser was given."""
     direction = federation.method.aggregate(uploads, progress.model)
+    if not isinstance(direction, torch.Tensor) or direction.shape != progress.model.shape or not direction.is_floating_point():
+        raise ConfigError(
+            f"{federation.method.name}: `aggregate` returned {_kind(direction)}; "
+            f"it must return floats, one for each of the model's {len(progress.model)} coordinates"
+        )
     progress.previous = progress.model
     progress.model = progress.model.clone()
     optimizer = federation.server.build(progress.server)
@@ -220,6 +225,10 @@ def _step(federation: Federation, progress: Progress, uploads: list[Upload]) -> 
     if buffers:
         progress.buffers = torch.stack(buffers).mean(0)
     return float(direction.norm())
+
+
+def _kind(value: object) -> str:
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _public_loss(federation: Federation, progress: Progress) -> float | None:

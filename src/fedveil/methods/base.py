@@ -16,7 +16,7 @@ from fedveil.accounting.types import Claim, Event, Gaussian, SampledGaussian, Sc
 from fedveil.errors import ConfigError
 from fedveil.release.cost import event_of
 from fedveil.release.noise_mechanism import Participation
-from fedveil.release.plan import DpSgd, Fixed, Plan, Policy, Released, Upload
+from fedveil.release.plan import DpSgd, Fixed, Plan, Policy, Raw, Released, Upload
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task
 from fedveil.training.local import LocalSpec, Objective, Plain
@@ -365,6 +365,8 @@ def check_declared(method: Method, s: Setting, model: Tensor) -> None:
     check_weights(method, s)
     check_groups(method, s)
     policy = method.policy(s)
+    if not all(callable(getattr(policy, part, None)) for part in ("start", "plan", "observe")):
+        raise ConfigError(f"{method.name}: `policy` returned {type(policy).__name__}; it needs start, plan and observe")
     common = bool(getattr(policy, "common", False))
     clients = {min(group.clients): s.of_group(group) for group in s.groups} or {Released.client: s}
     for view, (client, one) in product((View.SERVER, View.AGGREGATE) if common else (s.scope.view,), clients.items()):
@@ -387,8 +389,10 @@ def _priced(policy: Policy, s: Setting, released: Released, view: View, rounds: 
     state = policy.start()
     for t in range(min(rounds, _PRICED)):
         plan = policy.plan(replace(released, round=t), state)
-        if not isinstance(plan, Plan):
+        if isinstance(plan, Raw):
             return [Unbounded(plan.reason)]
+        if not isinstance(plan, Plan):
+            raise ConfigError(f"the policy's `plan` returned {type(plan).__name__} for round {t}; allowed are Plan and Raw")
         shares = s.sharers if _shared(plan, s, view) else 1
         counted[event_of(plan, s.layout, scope, rate=rate, noisy_uploads=shares, round=t)] += 1
     gaussian = sorted((e.mu for e, n in counted.items() if isinstance(e, Gaussian) for _ in range(n)), reverse=True)

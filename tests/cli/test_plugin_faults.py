@@ -1,0 +1,138 @@
+"""Code of one's own that fails, gives nothing, or ends the program: one line with the place, and status 2."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fedveil.cli.app import main
+from fedveil.data import catalogue, load
+from fedveil.methods import method_registry
+
+PLUGIN = """
+from typing import Literal
+from fedveil.data.catalogue import Info
+from fedveil.data.load import register as register_data
+from fedveil.methods.base import MethodConfig, gaussian_plan
+from fedveil.methods.method_registry import register
+from fedveil.release.plan import Fixed
+
+
+class Policy(Fixed):
+    common = False
+
+    def plan(self, released, state):
+        {plan}
+        return super().plan(released, state)
+
+
+@register
+class Faulty(MethodConfig):
+    name: Literal["faulty"] = "faulty"
+
+    def policy(self, s):
+        {policy}
+        return Policy(gaussian_plan(s, 1.0))
+
+    def aggregate(self, uploads, model):
+        {aggregate}
+        return super().aggregate(uploads, model)
+
+    def claim(self, s):
+        {claim}
+        return super().claim(s)
+
+
+@register_data(Info("faulty", "made up", (1, 8, 8), 10, 0, 0, 0, "nowhere", False, (0.5,), (0.5,)))
+def read(folder):
+    {data}
+"""
+CONFIG = """
+[data]
+name = "{name}"
+partition = { kind = "iid", clients = 4 }
+[model]
+name = "linear"
+[method]
+name = "faulty"
+[training]
+rounds = 2
+clients_per_round = 4
+[privacy]
+epsilon = 8.0
+delta = 1e-3
+view = "{view}"
+[run]
+engine = "{engine}"
+plugins = ["faulty_plugin.py"]
+"""
+PARTS = ("plan", "policy", "aggregate", "claim", "data")
+Fails = Callable[..., str]
+
+
+@pytest.fixture
+def fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Fails]:
+    """Run the program with `code` in one part of the plugin; what it says."""
+
+    def told(part: str, code: str, engine: str = "inline", view: str = "aggregate") -> str:
+        plugin, config = PLUGIN, CONFIG
+        for each in PARTS:
+            plugin = plugin.replace("{" + each + "}", code if each == part else "pass")
+        for key, value in {"name": "faulty" if part == "data" else "digits", "engine": engine, "view": view}.items():
+            config = config.replace("{" + key + "}", value)
+        (tmp_path / "faulty_plugin.py").write_text(plugin)
+        (tmp_path / "c.toml").write_text(config)
+        monkeypatch.setattr(sys, "argv", ["fedveil", "run", str(tmp_path / "c.toml"), "--out", str(tmp_path / "r"), "--quiet"])
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        error = capsys.readouterr().err
+        assert stop.value.code == 2
+        assert error.count("\n") == 1
+        return error
+
+    yield told
+    sys.modules.pop("faulty_plugin", None)
+    for table in (method_registry.METHODS, catalogue.CATALOGUE, load._OWN):
+        table.pop("faulty", None)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("part", "code", "words"),
+    [
+        ("policy", "raise ValueError('boom')", "in policy: ValueError: boom"),
+        ("policy", "raise SystemExit(0)", "in policy: SystemExit: 0"),
+        ("plan", "raise KeyError('boom')", "in plan: KeyError: 'boom'"),
+        ("plan", "raise SystemExit", "in plan: SystemExit"),
+        ("aggregate", "raise ZeroDivisionError", "in aggregate: ZeroDivisionError"),
+        ("claim", "raise OSError('boom')", "in claim: OSError: boom"),
+    ],
+)
+def test_what_it_raises_is_told_with_its_place(part: str, code: str, words: str, fails: Fails, tmp_path: Path) -> None:
+    line = 1 + PLUGIN.split("{" + part + "}")[0].count("\n")
+    assert fails(part, code).startswith(f"fedveil: the plugin {tmp_path / 'faulty_plugin.py'}, line {line}, {words} (--debug")
+
+
+def test_the_place_is_known_from_a_worker_too(fails: Fails, tmp_path: Path) -> None:
+    """In the server view the plans of the second round are made where the client trains."""
+    told = fails("plan", "if released.round == 1: raise SystemExit('later')", "pool", "server")
+    assert f"the plugin {tmp_path / 'faulty_plugin.py'}, line 14, in plan: SystemExit: later" in told
+
+
+@pytest.mark.parametrize(
+    ("part", "code", "words"),
+    [
+        ("policy", "return None", "`policy` returned NoneType; it needs start, plan and observe"),
+        ("plan", "return None", "`plan` returned NoneType for round 0; allowed are Plan and Raw"),
+        ("aggregate", "return None", "`aggregate` returned NoneType; it must return floats, one for each of the model's 650"),
+        ("aggregate", "return super().aggregate(uploads, model)[:3]", "`aggregate` returned torch.float32 of shape (3,)"),
+        ("aggregate", "return super().aggregate(uploads, model).long()", "`aggregate` returned torch.int64 of shape (650,)"),
+        ("data", "return None", "faulty cannot be read by faulty_plugin.read: it returned NoneType; it must return RawData"),
+        ("data", "return [1, 2]", "it returned list; it must return RawData"),
+    ],
+)
+def test_what_it_returns_is_checked(part: str, code: str, words: str, fails: Fails) -> None:
+    assert words in fails(part, code)

@@ -323,25 +323,46 @@ def test_nothing_private_shows_but_through_the_noise(parts: str) -> None:
     assert replay(config({"module": reader(), **PARTS[parts]}), rounds=1).findings == {}
 
 
-class Keeping(torch.nn.Module):
-    """Keeps the largest input in a buffer, from its eighth batch on: the public examples before the run do not show it."""
+MOST: list[float] = []
 
-    def __init__(self) -> None:
+
+class Keeping(torch.nn.Module):
+    """Keeps the largest input of a batch of more than four: the public examples before the run do not show it."""
+
+    def __init__(self, where: str) -> None:
         super().__init__()
-        self.layer, self.batches = torch.nn.Linear(64, 10), 0
+        self.layer, self.where, self.number = torch.nn.Linear(64, 10), where, 0.0
         self.register_buffer("most", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.batches += 1
-        if self.batches > 7 and self.training:
+        if len(x) > 4 and self.training:
+            self.keep(x)
+        return self.layer(x.flatten(1)) + self.most + self.number + sum(MOST)  # type: ignore[no-any-return]
+
+    def keep(self, x: torch.Tensor) -> None:
+        if self.where == "buffer":
             self.most.copy_(x.max())
-        return self.layer(x.flatten(1)) + self.most  # type: ignore[no-any-return]
+        elif self.where == "attribute":
+            self.number = x.max()
+        elif self.where == "global":
+            MOST.append(1.0)
 
 
-def test_no_score_is_made_of_what_a_buffer_kept_of_clients(tmp_path: Path) -> None:
-    config = fv.configure(
-        model=Keeping(), method="dp-fedavg", training={"rounds": 2}, privacy={"noise_multiplier": 1.0}, run={"engine": "inline"}
-    )
-    with pytest.raises(ConfigError, match="Keeping changes buffers or frozen parameters"):
-        fv.train(config, tmp_path / "run")
+@pytest.mark.parametrize("engine", ["inline", "batched"])
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("buffer", "Keeping changes buffers"),
+        ("attribute", "Keeping keeps number from"),
+        ("global", "keeps global MOST from"),
+    ],
+)
+def test_nothing_is_made_of_what_a_module_kept_of_clients(
+    where: str, words: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "MOST", [])
+    with pytest.raises(ConfigError, match=words):
+        fv.train(config(Keeping(where), engine, data={"partition": {"kind": "iid", "clients": 6}}), tmp_path / "run")
     assert not (tmp_path / "run" / "history.csv").exists()
+    with Ledger.open(tmp_path / "run" / "ledger.sqlite") as ledger:
+        assert len(list(ledger.entries())) == 1, "the round left as it was planned, with the zeros of those who failed"

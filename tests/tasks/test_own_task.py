@@ -12,6 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 from click.testing import Result
+from torch import Tensor
 from typer.testing import CliRunner
 
 import fedveil as fv
@@ -70,6 +71,28 @@ def test_the_example_is_ten_lines_and_a_decorator() -> None:
     lines = [line for line in block("python").split("import fedveil as fv")[1].splitlines() if line.strip()]
     assert lines[0].startswith("@")
     assert len(lines) - 1 <= 10
+
+
+SEEN: list[float] = []
+
+
+def test_no_score_is_made_of_what_a_task_kept_of_clients(tmp_path: Path) -> None:
+    class Keeping(example()):  # type: ignore[misc]
+        name: str = "keeping"
+
+        def losses(self, output: Tensor, target: Tensor) -> Tensor:
+            if len(target) > 4:
+                SEEN.append(float(target.sum()))
+            return super().losses(output, target)  # type: ignore[no-any-return]
+
+        def scores(self, output: Tensor, target: Tensor) -> dict[str, float]:
+            return {"below": sum(SEEN[-1:])}
+
+    fv.register_task(Keeping)
+    data = made("regression")
+    with pytest.raises(ConfigError, match=r"task\.name = 'keeping' keeps global SEEN from one call to the next"):
+        fv.train(with_task(Keeping()), tmp_path / "run", data=data)
+    assert not (tmp_path / "run" / "history.csv").exists()
 
 
 @pytest.mark.parametrize("form", ["object", "class", "name"])

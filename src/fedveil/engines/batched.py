@@ -96,6 +96,14 @@ class Batched:
         finally:
             for _, thread in running.values():
                 thread.give_up()
+        return self._checked(works)
+
+    def _checked(self, works: dict[int, Work | Failure]) -> dict[int, Work | Failure]:
+        """All of them fail if the code that they shared kept anything: it may have gone from one to another."""
+        try:
+            self.context.require_constants()
+        except ConfigError as error:
+            return {index: Failure(work.plan, str(error)) for index, work in works.items()}
         return works
 
     def _client(self, thread: ClientThread, task: ClientTask, start: Tensor, row: int) -> Work | Failure:

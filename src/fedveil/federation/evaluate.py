@@ -53,7 +53,12 @@ def _fitting(model: FlatModel, two: Tensor) -> int:
 
 
 def global_model(federation: Federation, progress: Progress) -> FlatModel:
-    """The network, loaded with the global model as it is now."""
+    """The network, loaded with the global model as it is now.
+
+    Raises:
+        ConfigError: code of the user's own kept something: figures would show it, and it may be a client's.
+    """
+    federation.context.require_constants()
     model = federation.context.model
     model.load(progress.model)
     if progress.buffers is not None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedveil.federation.clients import Clients
     from fedveil.release.door import Door
     from fedveil.release.noise import Randomness
+    from fedveil.training.kept_state import KeptState
     from fedveil.training.local import LocalSpec
     from fedveil.training.params import FlatModel
 
@@ -41,8 +42,8 @@ class Context:
     """What all clients of a run share; nothing in it changes between rounds.
 
     `summed`: uploads are added before anyone sees them (aggregate and final view). `buffers`: the initial batch statistics.
-    `gradients`: what an engine makes of each client's source of gradients. `task`: what is learned. Training happens
-    where `model` and `clients` are; plans, door and all states stay on the CPU.
+    `gradients`: what an engine makes of each client's source of gradients. `task`: what is learned; `kept`: what its own code
+    keeps, if it is the user's. Training happens where `model` and `clients` are; plans, door and all states stay on the CPU.
     """
 
     model: FlatModel
@@ -56,6 +57,17 @@ class Context:
     buffers: Tensor
     gradients: Callable[[GradientSource], GradientSource] = _itself
     task: Task = field(default_factory=Classification)
+    kept: KeptState | None = None
+
+    def require_constants(self) -> None:
+        """Refuse what the code of the model or the task kept of a client's examples.
+
+        Raises:
+            ConfigError: each time from then on.
+        """
+        self.model.require_constants()
+        if self.kept is not None:
+            self.kept.require_unchanged()
 
 
 @dataclass(frozen=True)
@@ -209,7 +221,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
     in_turns = context.gradients is not _itself  # with other clients: their engine seeds what layers draw
     with nullcontext() if in_turns else context.randomness.forward(t, task.client):
         update, loss = train(local, x, y, context.objective)
-    model.require_constants()
+    context.require_constants()
     buffers = model.buffers()
     if buffers.numel():
         local.state["buffers"] = buffers

@@ -36,7 +36,10 @@ def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> None:
     try:
         with torch.random.fork_rng(devices=[]):
             output = _output(model, x, name)
-        check_task(task, output.detach().float().cpu(), y.cpu())
+            check_task(task, output.detach().float().cpu(), y.cpu())
+            _try_sizes(model, x, name)
+            model.remember_constants()
+            output = _output(model, x, name)
         used = torch.autograd.grad(
             task.loss(output.float(), y), list(trained_parameters(model.module).values()), allow_unused=True
         )
@@ -52,7 +55,32 @@ def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> None:
         _log.warning("model: %s does not decide the output of %s: it would get nothing but noise", _some(unused), name)
 
 
+def _try_sizes(model: FlatModel, x: Tensor, name: str) -> None:
+    """Batches of other sizes, in training and in evaluation; what the module's code keeps of these it keeps before any data."""
+    try:
+        _output(model, x[:-1], name)
+        model.eval()
+        with torch.no_grad():
+            _passed(model, x[:1], name)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; it takes {len(x)} at once, and has to take any number: batches differ in size") from error
+    finally:
+        model.train()
+
+
 def _output(model: FlatModel, x: Tensor, name: str) -> Tensor:
+    output = _passed(model, x, name)
+    if not output.requires_grad:
+        raise ConfigError(f"model: the output of {name} has no gradient: it must not be computed under torch.no_grad")
+    if not bool(output.isfinite().all()):
+        raise ConfigError(
+            f"model: the output of {name} is NaN or infinite on examples of the test set, before any training: look for a "
+            f"division by zero or a logarithm in it, and for inputs that are not scaled (normalise=, mean= and std= of the data)"
+        )
+    return output
+
+
+def _passed(model: FlatModel, x: Tensor, name: str) -> Tensor:
     try:
         output: Any = model.module(x)
     except Exception as error:
@@ -63,8 +91,6 @@ def _output(model: FlatModel, x: Tensor, name: str) -> Tensor:
             f"model: {name} makes {_shape(output)} of examples {_shape(x)}: it must return one floating-point tensor "
             f"[{len(x)}, ...], a row for each example"
         )
-    if not output.requires_grad:
-        raise ConfigError(f"model: the output of {name} has no gradient: it must not be computed under torch.no_grad")
     return output
 
 

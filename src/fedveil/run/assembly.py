@@ -41,6 +41,7 @@ from fedveil.models.probe import check_output
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
+from fedveil.training.kept_state import KeptState
 from fedveil.training.local import HasPersonalModel, Objective, Trained
 from fedveil.training.params import FlatModel
 
@@ -176,6 +177,7 @@ def federation(
         setting.scope.view is not View.SERVER,
         model.buffers(),
         task=setting.task,
+        kept=KeptState(f"task.name = {setting.task.name!r}", setting.task) if setting.task.own else None,
     )
     return Federation(
         setting,

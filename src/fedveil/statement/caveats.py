@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fedveil.accounting.secret_samples import is_amplified
 from fedveil.accounting.types import Adjacency, FixedSampleGaussian, Guarantee, SeenCountGaussian, Unit, View
 from fedveil.methods.base import weighting_of
+from fedveil.statement.public_values import LOOKED_AT
 from fedveil.statement.sampler_error import run_variation, sampler_line
 from fedveil.statement.sampling_notes import sampling_notes
 from fedveil.statement.scope_checks import is_vacuous
@@ -80,7 +81,8 @@ def _task(task: Task) -> list[Assumption]:
         found.append(
             Assumption(
                 f"loss and scores of task.name = {task.name!r}, which are code of the user's own, depend on nothing but what "
-                "they are called with, and public constants",
+                f"they are called with, and public constants; the code keeps nothing of an example where it is not looked for: "
+                f"{LOOKED_AT}",
                 "what they kept of one client's examples would pass by that client's clip, or stand in a public score",
             )
         )

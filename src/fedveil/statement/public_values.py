@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING
 from fedveil.configuration.network import HANDED_OVER
 from fedveil.statement.statement import Assumption
 
+LOOKED_AT = (
+    "its attributes, closures and globals are compared after each client and before each score, and nothing else is, such as "
+    "files, other processes and installed libraries"
+)
+"""Of code of the user's own."""
+
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
     from fedveil.data.catalogue import Info
@@ -30,8 +36,7 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
         )
         found.append(
             Assumption(
-                f"the code of the model {whose} keeps nothing from one call to the next: what it makes of an example depends on "
-                f"that example and its parameters alone, in training and in evaluation",
+                f"the code of the model {whose} keeps nothing of an example where it is not looked for: {LOOKED_AT}",
                 "what it kept of one client's data would pass by that client's clip and noise, into the next update or a score",
             )
         )

@@ -94,6 +94,8 @@ class FlatModel:
     def __init__(self, module: nn.Module, vector: Tensor | None = None, grad: Tensor | None = None) -> None:
         import torch
 
+        from fedveil.training.kept_state import KeptState, has_own_code
+
         named = trained_parameters(module)
         if not named:
             raise ConfigError("the model has no parameters that require a gradient: nothing to train")
@@ -116,6 +118,9 @@ class FlatModel:
         changing = {id(t) for t in (*named.values(), *counted)}
         self._constants = [t for t in (*module.parameters(), *module.buffers()) if id(t) not in changing]
         self._versions = [t._version for t in self._constants]
+        self._kept = None
+        if has_own_code(module):
+            self._kept = KeptState(f"model: {type(module).__name__}", module, (*named.values(), *counted))
 
     def another(self, vector: Tensor, grad: Tensor) -> FlatModel:
         """A copy in that memory, [d] each; what is frozen is shared with this one."""
@@ -156,14 +161,21 @@ class FlatModel:
         for buffer, part in zip(self._buffers, torch.split(values, [b.numel() for b in self._buffers]), strict=True):
             buffer.copy_(part.view(buffer.shape))
 
+    def remember_constants(self) -> None:
+        """Let what the module's own code made of public examples, such as a cache, be constant from now on."""
+        if self._kept is not None:
+            self._kept.remember()
+
     def require_constants(self) -> None:
-        """Refuse what a module wrote into its frozen parts: it would carry one client's data to the next.
+        """Refuse what a module wrote into its frozen parts, or kept elsewhere: it would carry one client's data to the next.
 
         Raises:
             ConfigError: each time from then on.
         """
         if self._versions != [t._version for t in self._constants]:
             raise ConfigError(f"{type(self.module).__name__} changes buffers or frozen parameters in its forward pass")
+        if self._kept is not None:
+            self._kept.require_unchanged()
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -1,0 +1,254 @@
+"""What code of the user's own keeps from one call to the next, compared with what it was before any data.
+
+A module or a task that keeps something of one client's examples carries it past that client's clip and noise, into the next
+update or a public score. Reached are the attributes of an object and of all that it holds, and what its own functions name:
+closures, defaults, attributes of classes, globals. Installed libraries, files and other processes are not.
+"""
+
+from __future__ import annotations
+
+import collections
+import dis
+import functools
+import marshal
+import random
+import sys
+import sysconfig
+import types
+import weakref
+import zlib
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedveil.errors import ConfigError
+
+_OPAQUE = frozenset(("torch", "numpy", "pydantic", "pydantic_core", "fedveil", "logging", "threading", "builtins"))
+"""Packages of whose objects only the identity is compared."""
+_INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+class KeptState:
+    """What an object and its code reach, as it was when this was made, or when `remember` was called last.
+
+    Args:
+        title: what errors call it. root: the object, such as a module. changing: tensors that may change.
+    """
+
+    def __init__(self, title: str, root: object, changing: tuple[torch.Tensor, ...] = ()) -> None:
+        self._title, self._root, self._changing = title, root, changing
+        self.remember()
+
+    def __reduce__(self) -> tuple[type[KeptState], tuple[Any, ...]]:
+        return KeptState, (self._title, self._root, self._changing)
+
+    def remember(self) -> None:
+        """Compare with what is reached now from here on."""
+        self._before = self._reached()
+
+    def require_unchanged(self) -> None:
+        """Refuse what code kept.
+
+        Raises:
+            ConfigError: something differs; each time until `remember`.
+        """
+        now = self._reached()
+        if now == self._before:
+            return
+        differ = [path for path in (*now, *self._before) if now.get(path) != self._before.get(path)]
+        names = ", ".join(dict.fromkeys(differ[:3]))
+        raise ConfigError(
+            f"{self._title} keeps {names} from one call to the next, which would carry one client's data to the next client or "
+            f"into a score: use local variables, or make it once, before the first call"
+        )
+
+    def _reached(self) -> dict[str, list[Hashable]]:
+        """What stands for the value at each path; several functions may have one name."""
+        found: dict[str, list[Hashable]] = {}
+        for path, value in _Walk({id(t) for t in self._changing}).values("", self._root):
+            found.setdefault(path, []).append(value)
+        return found
+
+
+def has_own_code(module: torch.nn.Module) -> bool:
+    """Whether anything in the module may run code that is neither torch's nor ours."""
+    return any(not _opaque(type(part)) or _own_entries(part) for part in module.modules())
+
+
+def _own_entries(part: torch.nn.Module) -> bool:
+    """Whether somebody hung a hook, or a function, on a layer."""
+    return any((value and name.endswith("_hooks")) or name == "forward" for name, value in vars(part).items())
+
+
+class _Same:
+    """Equal to what holds the same object; the object is held, so that no other one gets its address."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+class _Walk:
+    """One walk over what is reached: pairs of a path and what stands for the value there."""
+
+    def __init__(self, changing: set[int]) -> None:
+        self._changing = changing
+        self._seen: dict[int, object] = {}  # held, so that addresses stay theirs
+        self._classes: set[type] = set()
+
+    def values(self, path: str, value: Any) -> Iterator[tuple[str, Hashable]]:
+        if isinstance(value, torch.Tensor):
+            yield path, _Same(value) if id(value) in self._changing else _content(value)
+            return
+        if isinstance(value, np.ndarray | np.generic):
+            yield path, (value.dtype.str, value.shape, zlib.crc32(value.tobytes()))
+            return
+        if isinstance(value, types.BuiltinFunctionType | types.ModuleType):
+            yield path, _Same(value)
+            return
+        try:
+            yield path, (type(value).__name__, zlib.crc32(marshal.dumps(value, 2)))
+            return
+        except ValueError:
+            pass
+        if id(value) in self._seen:
+            yield path, _Same(value)
+            return
+        self._seen[id(value)] = value
+        yield from self._parts(path, value)
+
+    def _parts(self, path: str, value: Any) -> Iterator[tuple[str, Hashable]]:
+        match value:
+            case Mapping():
+                yield path, (type(value).__name__, len(value))
+                for key, part in value.items():
+                    yield from self.values(f"{path}[{_short(key)}]", part)
+            case list() | tuple() | set() | frozenset() | collections.deque():
+                yield path, (type(value).__name__, len(value))
+                for i, part in enumerate(value):
+                    yield from self.values(f"{path}[{i}]", part)
+            case weakref.ReferenceType():
+                yield path, _Same(value())
+            case types.FunctionType():
+                yield path, _Same(value)
+                yield from self._function(value)
+            case types.MethodType():
+                yield path, _Same(value.__func__)
+                yield from self.values(path, value.__self__)
+                yield from self.values(path, value.__func__)
+            case functools.partial():
+                yield from self.values(path, [value.func, value.args, value.keywords])
+            case type():
+                yield path, _Same(value)
+                yield from self._class(value)
+            case torch.Generator():
+                yield path, _content(value.get_state())
+            case random.Random():
+                yield path, value.getstate()
+            case np.random.Generator():
+                yield path, repr(value.bit_generator.state)
+            case _:
+                yield from self._object(path, value)
+
+    def _object(self, path: str, value: Any) -> Iterator[tuple[str, Hashable]]:
+        yield path, _Same(value)
+        if isinstance(value, torch.nn.Module) or not _opaque(type(value)):
+            for name, part in (*_attributes(value), *_slots(value)):
+                yield from self.values(_join(path, name), part)
+            yield from self._class(type(value))
+
+    def _class(self, kind: type) -> Iterator[tuple[str, Hashable]]:
+        """Attributes of a class that is the user's own, and what its functions reach."""
+        for own in kind.__mro__:
+            if not _own(own.__module__) or own in self._classes:
+                continue
+            self._classes.add(own)
+            for name, part in list(vars(own).items()):
+                part = getattr(part, "__func__", getattr(part, "fget", getattr(part, "func", part)))  # what a descriptor calls
+                if isinstance(part, types.FunctionType) or not name.startswith(("__", "_abc_")):
+                    yield from self.values(f"{own.__qualname__}.{name}", part)
+
+    def _function(self, function: types.FunctionType) -> Iterator[tuple[str, Hashable]]:
+        """What a function keeps, and what it finds by name."""
+        if not _own(function.__module__):
+            return
+        title, code = function.__qualname__, function.__code__
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                yield from self.values(f"{name} of {title}", cell.cell_contents)
+            except ValueError:  # not bound yet
+                yield f"{name} of {title}", None
+        yield from self.values(f"defaults of {title}", [function.__defaults__, function.__kwdefaults__, vars(function)])
+        if not _own(function.__globals__.get("__name__")):  # what wraps it, such as torch.no_grad
+            return
+        names, attributes = _names(code)
+        for name in names & function.__globals__.keys():
+            value = function.__globals__[name]
+            if isinstance(value, types.ModuleType) and _own(value.__name__):
+                for inner in attributes & vars(value).keys():
+                    yield from self.values(f"global {name}.{inner}", vars(value)[inner])
+            else:
+                yield from self.values(f"global {name}", value)
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """Attributes of an object; of a module's own tables, what they hold stands under its name alone."""
+    for name, part in list(getattr(value, "__dict__", {}).items()):
+        if isinstance(value, torch.nn.Module) and name in ("_parameters", "_buffers", "_modules"):
+            yield from list(part.items())
+        else:
+            yield name, part
+
+
+def _slots(value: Any) -> Iterator[tuple[str, Any]]:
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                yield name, getattr(value, name)
+
+
+@functools.cache
+def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The globals that code and the functions inside it use, and all names, attributes among them."""
+    found = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL")}
+    within = [_names(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)]
+    return frozenset(found).union(*(one for one, _ in within)), frozenset(code.co_names).union(*(both for _, both in within))
+
+
+def _content(tensor: torch.Tensor) -> Hashable:
+    """What stands for a tensor's values; writes that torch does not count, such as into `.data`, show as well."""
+    kind = type(tensor), tensor.dtype, tuple(tensor.shape), tensor.requires_grad
+    try:
+        values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    except Exception:  # outlived its transformation, or not dense: known by its address alone
+        return *kind, _Same(tensor), tensor._version
+    return *kind, zlib.crc32(values.data)
+
+
+def _opaque(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _OPAQUE
+
+
+@functools.cache
+def _own(module: str | None) -> bool:
+    """Whether a module of that name is neither part of Python nor installed beside it."""
+    if module is None or module.partition(".")[0] in _OPAQUE | sys.stdlib_module_names - {"__main__"}:
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is None or not file.startswith(_INSTALLED)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _short(key: object) -> str:
+    return repr(key) if isinstance(key, str | int | float | tuple) else type(key).__name__

@@ -1,0 +1,217 @@
+"""What own code keeps from one call to the next is found wherever its names lead; what it makes anew each time is not."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedveil as fv
+from fedveil.errors import ConfigError
+from fedveil.training.kept_state import KeptState, has_own_code
+from fedveil.training.params import FlatModel
+
+SEEN: list[float] = []
+LARGEST = 0.0
+
+
+class Base(nn.Module):
+    """One layer; `keep` writes somewhere what it saw."""
+
+    everything: list[float] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("most", torch.zeros(1))
+        self.number, self.log, self.table = 0.0, deque[float](), {"by": {"name": [0.0]}}
+        self.array, self.drawn = torch.zeros(2).numpy(), torch.Generator()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.keep(x)
+        out: Tensor = self.layer(x) + self.number
+        return out
+
+    def keep(self, x: Tensor) -> None: ...
+
+
+def kept(write: Callable[[Base, Tensor], None]) -> type[Base]:
+    return type("Own", (Base,), {"keep": write, "__module__": __name__})
+
+
+def number(self: Base, x: Tensor) -> None:
+    self.number = float(x.max())
+
+
+def queue(self: Base, x: Tensor) -> None:
+    self.log.append(float(x.max()))
+
+
+def nested(self: Base, x: Tensor) -> None:
+    self.table["by"]["name"][0] = float(x.max())
+
+
+def on_a_layer(self: Base, x: Tensor) -> None:
+    self.layer.last = x.detach()
+
+
+def new_buffer(self: Base, x: Tensor) -> None:
+    self.most = x.detach().max()[None]
+
+
+def past_the_count(self: Base, x: Tensor) -> None:
+    self.most.data.fill_(float(x.max()))
+
+
+def in_an_array(self: Base, x: Tensor) -> None:
+    self.array[0] = float(x.max())
+
+
+def of_a_generator(self: Base, x: Tensor) -> None:
+    torch.rand(1, generator=self.drawn)
+
+
+def of_the_class(self: Base, x: Tensor) -> None:
+    type(self).everything.append(float(x.max()))
+
+
+def of_the_module(self: Base, x: Tensor) -> None:
+    SEEN.append(float(x.max()))
+
+
+def through_a_helper(self: Base, x: Tensor) -> None:
+    helper(x)
+
+
+def helper(x: Tensor) -> None:
+    global LARGEST
+    LARGEST = float(x.max())
+
+
+def default(self: Base, x: Tensor, log: list[float] = []) -> None:  # noqa: B006
+    log.append(float(x.max()))
+
+
+def of_the_mode(self: Base, x: Tensor) -> None:
+    self.eval()
+
+
+def closure() -> Callable[[Base, Tensor], None]:
+    found: list[float] = []
+
+    def keep(self: Base, x: Tensor) -> None:
+        found.append(float(x.max()))
+
+    return keep
+
+
+WRITES = {
+    "number": number,
+    "log": queue,
+    "table['by']['name']|table": nested,
+    "layer.last": on_a_layer,
+    "most": new_buffer,
+    "most ": past_the_count,
+    "array": in_an_array,
+    "drawn": of_a_generator,
+    "Base.everything": of_the_class,
+    "global SEEN": of_the_module,
+    "global LARGEST": through_a_helper,
+    "defaults of default": default,
+    "training": of_the_mode,
+    "found of closure": closure(),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_what_a_module_kept_is_named(name: str) -> None:
+    model = FlatModel(kept(WRITES[name])())
+    model.require_constants()
+    model.module(torch.ones(3, 2))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=rf"model: Own keeps .*({name.strip().replace('[', '.').replace(']', '.')})"):
+            model.require_constants()
+
+
+def test_what_was_kept_of_public_examples_may_stay() -> None:
+    model = FlatModel(kept(number)())
+    model.module(torch.ones(3, 2))
+    model.remember_constants()
+    model.module(torch.ones(3, 2))
+    model.require_constants()
+
+
+def test_training_changes_nothing_that_counts() -> None:
+    module = nn.Sequential(kept(lambda self, x: None)(), nn.BatchNorm1d(2), nn.LSTM(2, 3))
+    model = FlatModel(module)
+    model.vector.add_(1.0)
+    model.module[:2](torch.randn(5, 2)).sum().backward()
+    torch.func.functional_call(module[2], dict(module[2].named_parameters()), torch.randn(1, 5, 2))
+    model.eval()
+    model.train()
+    model.require_constants()
+    other = pickle.loads(pickle.dumps(FlatModel(Base())))
+    other.require_constants()
+    other.module.number = 1.0
+    with pytest.raises(ConfigError, match="keeps number"):
+        other.require_constants()
+
+
+def test_nothing_is_compared_where_all_code_is_torch_s() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.TransformerEncoderLayer(4, 2), nn.LSTM(2, 3))
+    assert not has_own_code(net)
+    assert has_own_code(nn.Sequential(nn.Linear(1, 1), Base()))
+    net[0].register_forward_hook(lambda *_: None)
+    assert has_own_code(net)
+
+
+def test_a_hook_that_keeps_is_found() -> None:
+    found: list[Any] = []
+    net = nn.Linear(2, 2)
+    net.register_forward_hook(lambda layer, inputs, output: found.append(inputs))
+    model = FlatModel(net)
+    model.module(torch.ones(3, 2))
+    with pytest.raises(ConfigError, match="keeps found of "):
+        model.require_constants()
+
+
+def test_a_task_that_keeps_is_found() -> None:
+    class Remembering(fv.Task):
+        name: str = "remembering"
+        level: float = 0.5
+
+        @torch.no_grad()
+        def losses(self, output: Tensor, target: Tensor) -> Tensor:
+            SEEN.append(float(target.max()))
+            return (output[:, 0] - target).abs()
+
+    task = Remembering()
+    state = KeptState("task.name = 'remembering'", task)
+    state.require_unchanged()
+    task.losses(torch.ones(2, 1), torch.ones(2))
+    with pytest.raises(ConfigError, match=r"task\.name = 'remembering' keeps global SEEN from one call"):
+        state.require_unchanged()
+
+
+class Slotted:
+    """An object of its own, without a dictionary, that leads back to itself."""
+
+    __slots__ = ("me", "value")
+
+    def __init__(self) -> None:
+        self.me, self.value = self, 0
+
+
+def test_objects_and_partial_functions_are_followed() -> None:
+    inner = Slotted()
+    state = KeptState("it", functools.partial(print, [inner]))
+    state.require_unchanged()
+    inner.value = 1
+    with pytest.raises(ConfigError, match=r"it keeps .*value"):
+        state.require_unchanged()

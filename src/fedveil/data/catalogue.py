@@ -38,6 +38,7 @@ class Info:
     scale: 255 for images stored as bytes, 1 for signals.
     target: what targets look like. vocabulary: number of tokens where inputs are tokens, int64 from 0; else 0.
     features_of: the public network that made the examples, and its digest; empty where they are not features (`fv.embed`).
+    counted: what of this was counted in the data, though it is treated as public.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Info:
     target: Targets = Targets()
     vocabulary: int = 0
     features_of: str = ""
+    counted: tuple[str, ...] = ()
 
     @property
     def strata(self) -> int:

@@ -40,6 +40,13 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
                 "what it kept of one client's data would pass by that client's clip and noise, into the next update or a score",
             )
         )
+    if data.counted:
+        found.append(
+            Assumption(
+                f"the {' and the '.join(data.counted)} ({data.classes}) is public, though it was counted in the data",
+                "nothing was charged for the count, and a class that one client alone has would show in it; classes= says it instead",
+            )
+        )
     if data.features_of:
         found.append(
             Assumption(

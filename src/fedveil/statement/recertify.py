@@ -107,7 +107,8 @@ def _info(card: Mapping[str, Any]) -> Info:
     target = Targets(tuple(map(int, card["labels"]["shape"])), card["labels"]["dtype"])
     vocabulary, features_of = int(card["examples"].get("vocabulary", 0)), str(card["examples"].get("features_of", ""))
     source, scale = str(card["source"]), norm["scale"]
-    return Info(name, "", shape, classes, *sizes, 0, source, False, mean, std, scale, target, vocabulary, features_of)
+    counted = tuple(map(str, (card.get("origin") or {}).get("counted", ())))
+    return Info(name, "", shape, classes, *sizes, 0, source, False, mean, std, scale, target, vocabulary, features_of, counted)
 
 
 def _of_card(config: Config, card: Mapping[str, Any]) -> Iterator[str]:

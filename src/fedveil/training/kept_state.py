@@ -15,7 +15,6 @@ import random
 import sys
 import sysconfig
 import types
-import weakref
 import zlib
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
@@ -134,8 +133,6 @@ class _Walk:
                 yield path, (type(value).__name__, len(value))
                 for i, part in enumerate(value):
                     yield from self.values(f"{path}[{i}]", part)
-            case weakref.ReferenceType():
-                yield path, _Same(value())
             case types.FunctionType():
                 yield path, _Same(value)
                 yield from self._function(value)
@@ -203,7 +200,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     for name, part in list(getattr(value, "__dict__", {}).items()):
         if isinstance(value, torch.nn.Module) and name in ("_parameters", "_buffers", "_modules"):
             yield from list(part.items())
-        else:
+        elif not (isinstance(value, torch.nn.RNNBase) and name.startswith("_flat_weight")):  # made anew of its parameters
             yield name, part
 
 

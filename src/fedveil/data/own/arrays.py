@@ -71,7 +71,7 @@ def array_info(card: ArrayCard, shape: tuple[int, ...], labelled: Labelled, pict
     mean = _each("mean", middle if card.mean is None else card.mean, channels)
     std = _each("std", spread if card.std is None else card.std, channels)
     info = Info(card.name, "", shape, labelled.classes, 0, 0, 0, "data of one's own", False, mean, std, card.scale or scale)
-    return replace(info, target=labelled.target, vocabulary=card.vocabulary)
+    return replace(info, target=labelled.target, vocabulary=card.vocabulary, counted=labelled.counted)
 
 
 def _each(key: str, value: float | tuple[float, ...], channels: int) -> tuple[float, ...]:

@@ -71,7 +71,7 @@ def table_info(card: TableCard, features: tuple[str, ...], labelled: Labelled) -
     layout = feature_layout(card, features)
     shape = (len(layout.names),)
     info = Info(card.name, "", shape, labelled.classes, 0, 0, 0, "data of one's own", False, layout.mean, layout.std, 1.0)
-    return replace(info, target=labelled.target)
+    return replace(info, target=labelled.target, counted=labelled.counted)
 
 
 def _examples(

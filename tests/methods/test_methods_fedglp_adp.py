@@ -24,7 +24,15 @@ from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.methods.base import Setting
 from fedveil.methods.fedglp_adp import FedGLPADP, personal_share, sigma
-from fedveil.methods.fedglp_parts import ClipWeights, TwoLosses, clip_weights, next_log_odds, share_after, start_log_odds
+from fedveil.methods.fedglp_parts import (
+    ClipWeights,
+    TwoLosses,
+    clip_weights,
+    network_layers,
+    next_log_odds,
+    share_after,
+    start_log_odds,
+)
 from fedveil.methods.sparse import coverage_mean, grown
 from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
 from fedveil.release.cost import plan_mu
@@ -291,7 +299,7 @@ def test_published_marks_what_it_reads_and_promises_nothing() -> None:
 
 
 def test_a_second_round_of_published_uploads_leaves_personal_coordinates_out() -> None:
-    method = {"name": "fedglp-adp", "variant": "published", "growth": 0.1, "beta0": 0.5, "slope": 0.0}
+    method = {"name": "fedglp-adp", "variant": "published", "layers": "tensors", "growth": 0.1, "beta0": 0.5, "slope": 0.0}
     job = h.job_of(h.at_epsilon_8(method, "privacy.view=server", *ADAM))
     rows = h.trained(job).history
     sent = [e.coordinates for e in h.book(job).entries if e.client == 0]
@@ -305,6 +313,43 @@ def test_a_second_round_of_published_uploads_leaves_personal_coordinates_out() -
     own = rows[1]["by_client"]
     assert [cells["client"] for cells in own] == list(range(job.setting.cohort))
     assert own[0]["mask_share"] == pytest.approx(2 * 65 / 650)  # after two rounds
+
+
+def test_the_paper_counts_layers_of_the_network_and_noise_falls_by_the_root_of_two() -> None:
+    """Weight and bias of a layer have one clip, one std and one personal share: L = 2 instead of 4 for two full layers."""
+    layout = Layout.of({"fc1.weight": (6, 4), "fc1.bias": (6,), "fc2.weight": (2, 6), "fc2.bias": (2,)})
+    merged = network_layers(layout)
+    assert (merged.names, merged.sizes) == (("fc1", "fc2"), [30, 14])
+    assert network_layers(LAYOUT).names == ("a", "b")
+    power = {}
+    for layers in ("network", "tensors"):
+        method = FedGLPADP(variant="published", layers=layers, growth=0.2, beta0=0.5, slope=0.0)  # type: ignore[arg-type]
+        objective = TwoLosses(method, replace(setting(), layout=layout), 0.5, sigma=3.0)
+        model = FlatModel(torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2)))
+        model.layout = layout
+        local = Local(model, model.vector.clone(), LocalSpec(), BatchGradient(), torch.Generator())
+        local.normal = torch.ones
+        objective.begin(local)
+        model.vector.add_(torch.arange(44.0))
+        update = objective.finish(local)
+        assert local.noise_power is not None
+        power[layers] = float(local.noise_power.sum())
+        own = merged if layers == "network" else layout
+        assert [int(part.sum()) for part in own.split(local.state["mask"])] == [int(0.2 * n) for n in own.sizes]
+        clips = [0.5 * math.sqrt(n / 44) for n in own.sizes]
+        noise = [3.0 * c * math.sqrt(len(own) / 10) for c in clips]
+        moved = [float((part - n).norm()) for part, n in zip(own.split(update), noise, strict=True)]
+        assert moved == pytest.approx(clips, rel=1e-4), "each layer is clipped to C_l as a whole"
+        of = {"fc1.weight": 0, "fc1.bias": 0, "fc2.weight": 1, "fc2.bias": 1} if layers == "network" else {}
+        expected = [clips[of.get(name, i)] for i, name in enumerate(layout.names)]
+        assert objective.measures(local.state)["layer_clip"] == pytest.approx(expected)
+    by_hand = {
+        layers: len(own) / 10 * 9 * 0.25 * sum(n * n / 44 for n in own.sizes)
+        for layers, own in (("network", merged), ("tensors", layout))
+    }
+    assert power == pytest.approx(by_hand, rel=1e-5)
+    with pytest.raises(ConfigError, match="clips by tensors"):
+        FedGLPADP(layers="network").calibrate(setting())
 
 
 def test_flat_clipping_has_one_clip_and_the_noise_of_dp_fedavg() -> None:

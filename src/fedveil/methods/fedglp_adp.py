@@ -39,6 +39,8 @@ class FedGLPADP(FedGLPOptions):
     def calibrate(self, s: Setting) -> Setting:
         """Proven: noise for the configured epsilon. Published: the paper's sigma, from epsilon or as given."""
         if self.variant == "proven":
+            if self.layers == "network":
+                raise ConfigError("method.layers = 'network': the proven variant of fedglp-adp clips by tensors: leave it out")
             return calibrated(self, s)
         if sum_noise(s) or s.example_clip is not None:
             raise ConfigError(

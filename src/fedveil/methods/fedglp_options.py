@@ -21,6 +21,9 @@ class FedGLPOptions(MethodConfig):
         lambda2: weight of the pull of the shared update's norm towards C. Not stated in the paper; FedDPA's value.
         clipping: `layers`, weighted clips per layer and noise for each (ACNDP, Eqs. 13 to 16); `flat`, one clip C and noise
             sigma C / sqrt(n): DP-FedAvg + GLP, the middle row of the paper's Table 5.
+        layers: what counts as a layer l, and L as their number: one of the `network` (weight and bias together: 4 in a CNN of two
+            convolutions and two full layers), as the paper counts, or each of its `tensors` (8). None is `network` in the
+            published variant; the proven one is by tensors always, as the door clips.
         gamma: step of the log-odds of the clip weights; 0 keeps them at the layers' shares of the parameters.
         beta0: personal share of each layer at sigma = sigma0. slope: a of beta = beta0 exp(a (sigma - sigma0)); 0 fixes beta.
         sigma0: reference noise multiplier; None is that of epsilon = 6 in the same run.
@@ -39,6 +42,7 @@ class FedGLPOptions(MethodConfig):
     lambda1: float = Field(0.1, ge=0, allow_inf_nan=False)
     lambda2: float = Field(0.05, ge=0, allow_inf_nan=False)
     clipping: Literal["layers", "flat"] = "layers"
+    layers: Literal["network", "tensors"] | None = None
     gamma: float = Field(0.4, ge=0, allow_inf_nan=False)
     beta0: float = Field(0.3, ge=0, lt=1)
     slope: float = Field(0.2, ge=0, allow_inf_nan=False)

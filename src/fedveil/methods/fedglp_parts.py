@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from fedveil.methods.adaptive import debiased_norms, layered_plan
@@ -14,14 +15,27 @@ from fedveil.methods.sparse import grown
 from fedveil.release.plan import Plan, Released, Upload
 from fedveil.tasks.column import Column
 from fedveil.training.local import Local, State
+from fedveil.training.params import Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.training.params import Layout
-
 
 BETA = Column("beta", "Most that a layer may keep personal", "coordinates", share=True, public=True)
+
+# --- layers -------------------------------------------------------------------------------------------------------------
+
+
+def owners(layout: Layout) -> list[str]:
+    """For each tensor, the layer of the network that it belongs to: its name without the last part."""
+    return [name.rpartition(".")[0] or name for name in layout.names]
+
+
+def network_layers(layout: Layout) -> Layout:
+    """The same vector cut into layers of the network: tensors of one module that lie side by side are one layer."""
+    pairs = groupby(zip(owners(layout), layout.sizes, strict=True), key=lambda pair: pair[0])
+    return Layout.of({owner: (sum(size for _, size in tensors),) for owner, tensors in pairs})
+
 
 # --- clip weights (Algorithm 1) ----------------------------------------------------------------------------------------
 
@@ -154,7 +168,7 @@ class TwoLosses:
             update = self._noised(local, update, self.sigma)
         if self.sigma is not None or sum_noise(self.setting):
             share = share_after(self.method, self.setting, self.beta, state["rounds"])
-            state["mask"] = grown(state["mask"], update.abs(), layout, share)
+            state["mask"] = grown(state["mask"], update.abs(), self._layers(layout), share)
         return update
 
     def personal(self, model: Tensor, state: State) -> Tensor:
@@ -169,7 +183,7 @@ class TwoLosses:
         row: dict[str, float | list[float]] = {"mask_share": float(state["mask"].float().mean())}
         if self.sigma is not None:
             row |= {"beta": self.beta, "layer_clip": state["clips"].tolist(), "clip": self.method.clip}
-            row |= {"uplink_bits": 32 * float(state["sent"].sum()) + self.setting.layout.dimension}
+            row |= {"uplink_bits": 32 * state["sent"] + self.setting.layout.dimension}
         return row
 
     def _pull(self, local: Local, mask: Tensor) -> Tensor:
@@ -183,6 +197,10 @@ class TwoLosses:
         norm = moved.norm()
         return moved.mul_((norm - self.method.clip).sign() * self.method.lambda2 / 2 / norm.clamp_min(1e-30))
 
+    def _layers(self, layout: Layout) -> Layout:
+        """The layers that have a clip, noise and a personal share of their own."""
+        return network_layers(layout) if self.sigma is not None and self.method.layers != "tensors" else layout
+
     def _noised(self, local: Local, update: Tensor, sigma: float) -> Tensor:
         """Eqs. 13 to 16, with the weights that earlier rounds left; then Algorithm 1 on the raw norms."""
         import torch
@@ -190,20 +208,28 @@ class TwoLosses:
         from fedveil.release.door import clipped
 
         state, layout, bound = local.state, local.model.layout, self.method.max_log_odds
-        h = state.get("log_odds", start_log_odds(layout, bound).to(update.device))
-        norms = layout.norms(update)
+        layers = self._layers(layout)
+        h = state.get("log_odds", start_log_odds(layers, bound).to(update.device))
+        norms = layers.norms(update)
         clips = self.method.clip * clip_weights(h).sqrt()
-        plan, releases = Plan(layer_clip=clips), len(layout)
+        plan, releases = Plan(layer_clip=clips), len(layers)
         if self.method.clipping == "flat":
             clips = torch.full_like(clips, self.method.clip)
             plan, releases = Plan(clip=self.method.clip), 1
-        stds = sigma * clips * math.sqrt(releases / self.setting.cohort)
-        sent = update.new_tensor([float(part.sum()) for part in layout.split(local.scratch["shared"])])
+        shared = local.scratch["shared"]
+        stds = layers.expand(sigma * clips * math.sqrt(releases / self.setting.cohort)) * shared
         log_odds = next_log_odds(h, norms, state.get("norms"), self.method.gamma, bound)
-        state.update(log_odds=log_odds, norms=norms, clips=clips, sent=sent)
-        local.noised(stds.square() * sent)
-        noise: Tensor = local.noise(layout.dimension) * layout.expand(stds) * local.scratch["shared"]
-        return clipped(update, plan, layout) + noise
+        state.update(log_odds=log_odds, norms=norms, sent=float(shared.sum()), clips=_by_tensor(clips, layers, layout))
+        local.noised(layout.norms(stds).square())
+        return clipped(update, plan, layers) + local.noise(layout.dimension) * stds
+
+
+def _by_tensor(per_layer: Tensor, layers: Layout, layout: Layout) -> Tensor:
+    """Numbers of layers of the network [L] for each tensor of a layer, for the history."""
+    if len(layers) == len(layout):
+        return per_layer
+    found: Tensor = per_layer[[layers.names.index(owner) for owner in owners(layout)]]
+    return found
 
 
 def descend_part(local: Local, where: Tensor, part: str) -> None:

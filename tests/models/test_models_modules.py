@@ -27,6 +27,8 @@ SMALL = [
     ("cnn3", HAR, {}),
     ("cnn-lstm", HAR, {}),
     ("cnn-lstm", (3, 4), {"hidden": 2}),
+    ("vit-small", DIGITS, {"width": 12, "depth": 2, "heads": 3}),
+    ("vit-small", (3, 11, 9), {"patch": 3, "width": 6, "depth": 1, "heads": 2, "hidden": 5}),
 ]
 RESNETS = [
     ("resnet18", DIGITS, {}),
@@ -122,6 +124,36 @@ def test_a_residual_block_by_hand() -> None:
     h = normalised(F.conv2d(h, p["body.conv2.weight"], padding=1), "body.norm2")
     short = normalised(F.conv2d(x, p["shortcut.conv1.weight"], stride=2), "shortcut.norm1")
     torch.testing.assert_close(block(x), h + short, rtol=1e-4, atol=1e-5)
+
+
+def test_a_vit_by_hand() -> None:
+    """Patches, positions, two pre-norm blocks of attention and GELU, layer norm, mean over the tokens, classifier."""
+    model = registry.build("vit-small", DIGITS, 10, seed=1, width=6, depth=2, heads=2, hidden=5)
+    p = {name: value.detach() for name, value in model.named_parameters()}
+    x = torch.randn(3, *DIGITS, generator=torch.Generator().manual_seed(2))
+
+    def normalised(h: Tensor, name: str) -> Tensor:
+        centred = h - h.mean(-1, keepdim=True)
+        scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        return scaled * p[f"transformer.{name}.weight"] + p[f"transformer.{name}.bias"]
+
+    def linear(h: Tensor, name: str) -> Tensor:
+        return h @ p[f"transformer.{name}.weight"].mT + p[f"transformer.{name}.bias"]
+
+    patches = x.reshape(3, 2, 4, 2, 4).permute(0, 1, 3, 2, 4).reshape(3, 4, 16)  # four tokens of 16 pixels, row by row
+    h = patches @ p["patches.weight"].reshape(6, 16).mT + p["patches.bias"] + p["transformer.positions.weight"]
+    for block in ("blocks.0", "blocks.1"):
+        projected = normalised(h, f"{block}.norm1") @ p[f"transformer.{block}.self_attn.in_proj_weight"].mT
+        parts = (projected + p[f"transformer.{block}.self_attn.in_proj_bias"]).reshape(3, 4, 3, 2, 3).permute(2, 0, 3, 1, 4)
+        q, k, v = parts  # [3 examples, 2 heads, 4 tokens, 3]
+        mixed = (torch.softmax(q @ k.mT / 3**0.5, -1) @ v).transpose(1, 2).reshape(3, 4, 6)
+        h = h + linear(mixed, f"{block}.self_attn.out_proj")
+        inner = linear(normalised(h, f"{block}.norm2"), f"{block}.linear1")
+        h = h + linear(inner * 0.5 * (1 + torch.erf(inner / 2**0.5)), f"{block}.linear2")
+    features = normalised(h, "norm").mean(1)
+    for training in (True, False):
+        model.train(training)
+        torch.testing.assert_close(model(x), features @ p["fc.weight"].mT + p["fc.bias"], rtol=1e-4, atol=1e-5)
 
 
 def test_cnn_lstm_state_by_hand() -> None:

@@ -39,6 +39,8 @@ COUNTS = [
     ("resnet18", CIFAR, 100, {}, 11_220_132),
     ("resnet34", CIFAR, 10, {}, 21_282_122),
     ("resnet152", CIFAR, 10, {}, 58_156_618),
+    ("vit-small", CIFAR, 10, {}, 21_341_578),
+    ("vit-small", MNIST, 10, {"depth": 1}, (16 + 1 + 49) * 384 + 1_774_464 + 2 * 384 + 385 * 10),
     (
         "cnn-lstm",
         HAR,
@@ -98,6 +100,8 @@ def test_digits_fit(name: str) -> None:
         (lambda: registry.shapes("mlp", MNIST, 10, hidden=(0,)), ["hidden", "greater than 0"]),
         (lambda: registry.shapes("mlp", MNIST, 10, hidden=("3",)), ["hidden", "integer"]),
         (lambda: registry.shapes("lenet5", DIGITS, 10), ["(1, 8, 8)", "conv2", "models that can", "cnn2"]),
+        (lambda: registry.shapes("vit-small", CIFAR, 10, heads=7), ["7 heads", "384 channels"]),
+        (lambda: registry.shapes("vit-small", (1, 3, 3), 10), ["patches", "models that can"]),
         (lambda: registry.shapes("cnn2", (561,), 6), ["(561,)", "models that can: linear, mlp"]),
         (lambda: registry.shapes("cnn-lstm", MNIST, 10), ["(channels, length)"]),
         (lambda: registry.shapes("mlp", (0,), 10), ["(0,)", "positive"]),

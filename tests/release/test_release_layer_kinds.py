@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fedveil.models.model_registry import build
 from fedveil.release import by_hand
 from fedveil.release.gradient_blocks import rows
 from fedveil.release.layer_rules import RULES
@@ -365,6 +366,7 @@ KINDS: dict[str, Kind] = {
         (N,),
         tokens=7,
     ),
+    "a vision transformer": Kind(lambda: build("vit-small", (1, 8, 8), 3, 1, width=12, depth=2, heads=3), (1, 8, 8)),
     "activations that overwrite": Kind(
         lambda: nn.Sequential(
             nn.Linear(5, 6), nn.ReLU(inplace=True), nn.Linear(6, 6), nn.Hardtanh(inplace=True), nn.Linear(6, 3)

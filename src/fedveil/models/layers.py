@@ -60,6 +60,16 @@ class Lstm:
 
 
 @dataclass(frozen=True)
+class Transformer:
+    """Learned positions, `depth` pre-norm transformer blocks and a layer norm over a grid of tokens; its output is their mean."""
+
+    name: str
+    depth: int
+    heads: int
+    hidden: int
+
+
+@dataclass(frozen=True)
 class Act:
     """Activation, coordinate by coordinate."""
 
@@ -93,7 +103,7 @@ class Residual:
     shortcut: tuple[Layer, ...] = ()
 
 
-Layer = Conv | Linear | Norm | Lstm | Act | Pool | GlobalAverage | Flatten | Residual
+Layer = Conv | Linear | Norm | Lstm | Transformer | Act | Pool | GlobalAverage | Flatten | Residual
 
 
 def output_shape(layer: Layer, shape: Shape) -> Shape:
@@ -113,6 +123,11 @@ def output_shape(layer: Layer, shape: Shape) -> Shape:
         case Lstm():
             _need(len(shape) == 2, layer.name, shape, "(channels, length)")
             return (layer.hidden,)
+        case Transformer():
+            _need(len(shape) == 3, layer.name, shape, "(channels, height, width)")
+            if shape[0] % layer.heads:
+                raise ConfigError(f"{layer.name}: {layer.heads} heads do not divide {shape[0]} channels")
+            return (shape[0],)
         case GlobalAverage():
             return (shape[0],)
         case Flatten():
@@ -141,12 +156,32 @@ def parameter_shapes(layer: Layer, shape: Shape) -> Shapes:
             gates = 4 * layer.hidden
             weights: Shapes = {"weight_ih_l0": (gates, shape[0]), "weight_hh_l0": (gates, layer.hidden)}
             return {f"{layer.name}.{k}": v for k, v in (weights | {"bias_ih_l0": (gates,), "bias_hh_l0": (gates,)}).items()}
+        case Transformer():
+            blocks = {f"blocks.{i}.{k}": v for i in range(layer.depth) for k, v in _block_shapes(shape[0], layer.hidden).items()}
+            around: Shapes = {"norm.weight": (shape[0],), "norm.bias": (shape[0],)}
+            found = {"positions.weight": (math.prod(shape[1:]), shape[0])} | blocks | around
+            return {f"{layer.name}.{k}": v for k, v in found.items()}
         case Residual():
             body = {f"{layer.name}.body.{k}": v for k, v in all_parameter_shapes(layer.body, shape).items()}
             shortcut = {f"{layer.name}.shortcut.{k}": v for k, v in all_parameter_shapes(layer.shortcut, shape).items()}
             return body | shortcut
         case Act() | Pool() | GlobalAverage() | Flatten():
             return {}
+
+
+def _block_shapes(width: int, hidden: int) -> Shapes:
+    """Of one `nn.TransformerEncoderLayer`."""
+    return {
+        "self_attn.in_proj_weight": (3 * width, width),
+        "self_attn.in_proj_bias": (3 * width,),
+        "self_attn.out_proj.weight": (width, width),
+        "self_attn.out_proj.bias": (width,),
+        "linear1.weight": (hidden, width),
+        "linear1.bias": (hidden,),
+        "linear2.weight": (width, hidden),
+        "linear2.bias": (width,),
+        **{f"norm{i}.{part}": (width,) for i in (1, 2) for part in ("weight", "bias")},
+    }
 
 
 def all_parameter_shapes(layers: Iterable[Layer], shape: Shape) -> Shapes:

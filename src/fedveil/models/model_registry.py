@@ -37,6 +37,7 @@ _KINDS = {
     "resnet18": ModelKind("ResNet-18 for small images, group normalisation by default", net.ResnetOptions, net.resnet18),
     "resnet34": ModelKind("ResNet-34 for small images, group normalisation by default", net.ResnetOptions, net.resnet34),
     "resnet152": ModelKind("ResNet-152 for small images, group normalisation by default", net.ResnetOptions, net.resnet152),
+    "vit-small": ModelKind("ViT-Small for small images: patches, 12 transformer blocks", net.VitOptions, net.vit_small),
     "cnn-lstm": ModelKind("2 convolutions and an LSTM, for signals (channels, length)", net.CnnLstmOptions, net.cnn_lstm),
 }
 MODELS: Registry[ModelKind] = Registry("model.name", "model", _KINDS)

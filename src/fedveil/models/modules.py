@@ -8,7 +8,21 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from fedveil.models.layers import Act, Conv, Flatten, GlobalAverage, Layer, Linear, Lstm, Norm, Pool, Residual, Shape, walk
+from fedveil.models.layers import (
+    Act,
+    Conv,
+    Flatten,
+    GlobalAverage,
+    Layer,
+    Linear,
+    Lstm,
+    Norm,
+    Pool,
+    Residual,
+    Shape,
+    Transformer,
+    walk,
+)
 from fedveil.models.pool2x2 import MaxPool2x2
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh, "softplus": nn.Softplus}
@@ -35,6 +49,29 @@ class LastState(nn.LSTM):
         """Hidden state after the last time step."""
         _, (state, _) = super().forward(x.permute(2, 0, 1))
         return state[0]
+
+
+class TokenMixer(nn.Module):
+    """Transformer blocks over the pixels of (batch, channels, height, width), and the mean of what comes out of each.
+
+    Every parameter belongs to a layer whose per-example gradient is known by hand, positions included (a table).
+    """
+
+    def __init__(self, width: int, tokens: int, spec: Transformer) -> None:
+        super().__init__()
+        self.positions = nn.Embedding(tokens, width)
+        nn.init.normal_(self.positions.weight, std=0.02)
+        options = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
+        made = (nn.TransformerEncoderLayer(width, spec.heads, spec.hidden, **options) for _ in range(spec.depth))  # type: ignore[arg-type]
+        self.blocks = nn.Sequential(*made)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) to (batch, channels)."""
+        tokens = x.flatten(2).transpose(1, 2)
+        order = torch.arange(tokens.shape[1], device=x.device).expand(len(x), -1)
+        mixed: Tensor = self.norm(self.blocks(tokens + self.positions(order)))
+        return mixed.mean(1)
 
 
 class GlobalMean(nn.Module):
@@ -74,6 +111,8 @@ def module(layer: Layer, shape: Shape) -> nn.Module:
             return nn.BatchNorm2d(shape[0]) if len(shape) == 3 else nn.BatchNorm1d(shape[0])
         case Lstm():
             return LastState(shape[0], layer.hidden)
+        case Transformer():
+            return TokenMixer(shape[0], shape[1] * shape[2], layer)
         case Act():
             return _ACTIVATIONS[layer.kind]()
         case Pool():

@@ -10,7 +10,21 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedveil.models.layers import Act, Activation, Conv, Flatten, GlobalAverage, Layer, Linear, Lstm, Norm, Pool, Residual, Shape
+from fedveil.models.layers import (
+    Act,
+    Activation,
+    Conv,
+    Flatten,
+    GlobalAverage,
+    Layer,
+    Linear,
+    Lstm,
+    Norm,
+    Pool,
+    Residual,
+    Shape,
+    Transformer,
+)
 
 Size = Annotated[int, Field(gt=0, strict=True)]
 Layers = tuple[Layer, ...]
@@ -190,3 +204,24 @@ def cnn_lstm(shape: Shape, classes: int, options: CnnLstmOptions) -> Layers:
     """Two convolutions over time with pooling, an LSTM over what is left, one linear layer from its last state."""
     convs = (Conv(f"conv{i}", out, 5, padding=2) for i, out in enumerate(options.channels, 1))
     return *(layer for conv in convs for layer in stage(conv)), Lstm("lstm", options.hidden), Linear("fc", classes)
+
+
+class VitOptions(BaseModel):
+    """Options of `vit-small`; patch 4 turns 32x32 pixels into 64 tokens.
+
+    hidden: width inside each block's two linear layers; None means 4 times `width`.
+    """
+
+    model_config = _FROZEN
+    patch: Size = 4
+    width: Size = 384
+    depth: Size = 12
+    heads: Size = 6
+    hidden: Size | None = None
+
+
+def vit_small(shape: Shape, classes: int, options: VitOptions) -> Layers:
+    """ViT-Small (Touvron et al. 2021) for small images: patches as tokens, layer norm only, the mean of all tokens."""
+    patches = Conv("patches", options.width, options.patch, options.patch)
+    blocks = Transformer("transformer", options.depth, options.heads, options.hidden or 4 * options.width)
+    return patches, blocks, Linear("fc", classes)

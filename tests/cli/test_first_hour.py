@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from typer.testing import CliRunner
 import fedveil
 from fedveil.cli.app import app, main
 from fedveil.configuration.config import load_config
+from fedveil.engines.interrupts import end_alike
 from fedveil.run.run import run
 
 SMALL = ["--set", "training.rounds=2", "--set", "run.engine=inline"]
@@ -118,3 +122,30 @@ def test_a_result_is_short_in_a_terminal_and_a_table_in_a_notebook(config: Path,
     assert "<svg" in page
     assert "&lt;i&gt;" in page
     assert "<i>" not in page
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_each_signal_ends_a_run_that_says_how_to_go_on(number: signal.Signals, config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    command = [sys.executable, "-m", "fedveil", "run", str(config), "--out", str(out), "--set", "training.rounds=100000"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as program:
+        while not (out / "history.csv").is_file() or len((out / "history.csv").read_text().splitlines()) < 3:
+            assert program.poll() is None
+            time.sleep(0.05)
+        program.send_signal(number)
+        error = program.communicate(timeout=30)[1]
+    assert program.returncode == 128 + number
+    assert re.search(r"interrupted; [0-9]+ rounds are saved: fedveil run --resume \S+ goes on from there", error)
+    assert "Traceback" not in error
+
+
+def test_a_hangup_that_is_ignored_stays_ignored(config: Path) -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with end_alike():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -20,6 +20,7 @@ from fedveil.cli import (
 )
 from fedveil.cli.command_options import flag
 from fedveil.cli.patient_stream import patient
+from fedveil.engines.interrupts import end_alike
 from fedveil.errors import FedveilError, plugin_fault
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # parallelism is by processes; threads inside operators only get in their way
@@ -56,17 +57,17 @@ def _options(
 def main() -> None:
     """Run the program; a user's error is one line on stderr and exit status 2."""
     sys.stdout, sys.stderr = patient(sys.stdout), patient(sys.stderr)
-    try:
-        app()
-    except (Exception, SystemExit) as error:
-        line = _in_a_line(error)
-        if not line or "--debug" in sys.argv:
-            raise
-        typer.echo(f"fedveil: {line}", err=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("fedveil: interrupted", err=True)
-        sys.exit(130)
+    with end_alike() as signals:
+        try:
+            app()
+        except (Exception, SystemExit) as error:
+            if signals:  # the command has said what is left
+                sys.exit(128 + signals[0])
+            line = _in_a_line(error)
+            if not line or "--debug" in sys.argv:
+                raise
+            typer.echo(f"fedveil: {line}", err=True)
+            sys.exit(2)
 
 
 def _in_a_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Ctrl-C at moments at which it would leave a process behind."""
+"""Signals that end a run: an interruption from the terminal, a request to terminate, a terminal that hangs up."""
 
 from __future__ import annotations
 
@@ -6,28 +6,61 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
+
+ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+_received: list[int] = []
+
+
+@contextmanager
+def end_alike() -> Iterator[list[int]]:
+    """Let each of these signals interrupt the program, except where it is ignored, as under nohup; yields those that came."""
+    _received.clear()
+    if threading.current_thread() is not threading.main_thread():
+        yield _received
+        return
+    heard = [number for number in ENDING if number != signal.SIGINT and signal.getsignal(number) is signal.SIG_DFL]
+    for number in heard:
+        signal.signal(number, _end)
+    try:
+        yield _received
+    finally:
+        for number in heard:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    _received.append(number)
+    raise KeyboardInterrupt
 
 
 @contextmanager
 def put_off() -> Iterator[None]:
-    """Hold back an interruption until the block has ended; processes started in it begin with interruptions blocked.
+    """Hold back these signals until the block has ended; processes started in it begin with them blocked.
 
     Without effect outside the main thread, which is the only one that Python interrupts.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    held: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda *arguments: held.append(arguments))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    held: list[int] = []
+    before = {number: signal.signal(number, lambda number, frame: held.append(number)) for number in ENDING if _handled(number)}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, before)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
-        if held:
-            signal.raise_signal(signal.SIGINT)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number in held[:1]:
+            signal.raise_signal(number)
+
+
+def _handled(number: int) -> bool:
+    """Whether a signal is to be held back: an interruption always; the others where the program handles them itself."""
+    return number == signal.SIGINT or signal.getsignal(number) is _end
 
 
 def ends_on_interrupt() -> bool:
@@ -38,5 +71,7 @@ def ends_on_interrupt() -> bool:
 def begin_worker(ends: bool) -> None:
     """Set a worker's signals: an interruption from the terminal, which reaches all processes, ends it at once or not at all."""
     signal.signal(signal.SIGINT, signal.SIG_DFL if ends else signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    for number in ENDING:
+        if number == signal.SIGTERM or signal.getsignal(number) is _end:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)

@@ -221,7 +221,8 @@ class TwoLosses:
         log_odds = next_log_odds(h, norms, state.get("norms"), self.method.gamma, bound)
         state.update(log_odds=log_odds, norms=norms, sent=float(shared.sum()), clips=_by_tensor(clips, layers, layout))
         local.noised(layout.norms(stds).square())
-        return clipped(update, plan, layers) + local.noise(layout.dimension) * stds
+        noise: Tensor = local.noise(layout.dimension) * stds
+        return clipped(update, plan, layers) + noise
 
 
 def _by_tensor(per_layer: Tensor, layers: Layout, layout: Layout) -> Tensor:

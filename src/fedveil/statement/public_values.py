@@ -44,7 +44,8 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
         found.append(
             Assumption(
                 f"the {' and the '.join(data.counted)} ({data.classes}) is public, though it was counted in the data",
-                "nothing was charged for the count, and a class that one client alone has would show in it; classes= says it instead",
+                "nothing was charged for the count, and a class that one client alone has would show in it; "
+                "classes= says it instead",
             )
         )
     if data.features_of:

@@ -54,7 +54,10 @@ def config(method: dict[str, Any], view: str = "aggregate", **more: Any) -> Conf
 
 SPACED = {"data": {"partition": {"kind": "iid", "clients": 12}}}
 """Enough clients for a participation rule."""
-OWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {"banded-mf": ({"separation": 2}, SPACED)}
+OWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "banded-mf": ({"separation": 2}, SPACED),
+    "fedanc": ({"pretraining_steps": 20}, {}),
+}
 """What a method needs beyond `config`: parameters of its own, and sections."""
 
 

@@ -19,7 +19,7 @@ CASES = {
     "aldp-fl proven": ({"name": "aldp-fl"}, "aggregate", "pool"),
     "noisy-fedavg": ({"name": "noisy-fedavg"}, "server", "inline"),
     "fedglp-adp": ({"name": "fedglp-adp"}, "server", "pool"),
-    "fedanc": ({"name": "fedanc"}, "server", "inline"),
+    "fedanc": ({"name": "fedanc", "pretraining_steps": 20}, "server", "inline"),
     "adaptive-clipping": ({"name": "adaptive-clipping"}, "aggregate", "pool"),
     "dp-scaffold": ({"name": "dp-scaffold"}, "server", "pool"),
     "banded-mf": ({"name": "banded-mf", "separation": 2}, "aggregate", "inline"),

@@ -37,7 +37,8 @@ from fedveil.audit.one_shot import canaries, estimate, final_scores, threshold_b
 from fedveil.audit.single_upload import single_upload
 from fedveil.audit.training_audit import Trainer, pairs
 from fedveil.audit.two_world import Rates, choose_threshold, rates
-from fedveil.configuration.config import calibrated_setting, parse
+from fedveil.configuration.config import parse
+from fedveil.configuration.public_setting import calibrated_setting
 
 DELTA = 1e-5
 ALPHA = 0.05

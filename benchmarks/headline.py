@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from fedveil.configuration.config import load_config
+from fedveil.configuration.config_files import load_config
 from fedveil.engines.inline import Inline
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start

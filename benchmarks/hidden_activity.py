@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedveil.configuration.config import load_config
+from fedveil.configuration.config_files import load_config
 from fedveil.data.load import load
 from fedveil.models.model_registry import build
 

@@ -139,7 +139,7 @@ def run(job: Job) -> str:
 
 def measure_twin(preset: str, path: Path, overrides: list[str]) -> None:
     """Write the distances of twin runs, round by round."""
-    from fedveil.configuration.config import load_config
+    from fedveil.configuration.config_files import load_config
     from fedveil.configuration.presets import chosen
     from fedveil.studies.twin import twin_sensitivity
 

@@ -20,7 +20,7 @@ _WHERE = {
     "from_torch": "fedveil.data.own.torch_data",
     "from_huggingface": "fedveil.data.own.huggingface",
     "configure": "fedveil.configuration.config",
-    "load_config": "fedveil.configuration.config",
+    "load_config": "fedveil.configuration.config_files",
     "register_model": "fedveil.models.own_models",
     "embed": "fedveil.models.embed",
     "save_adapter": "fedveil.models.adapter_files",

@@ -22,7 +22,7 @@ from fedveil.adversary.attacker_knowledge import Interception, local_spec
 from fedveil.adversary.reconstruction import reconstruction
 from fedveil.adversary.snapshot import Snapshot, snapshot_of, target_of
 from fedveil.attacks import metrics
-from fedveil.configuration.config import load_config
+from fedveil.configuration.config_files import load_config
 from fedveil.errors import ConfigError
 from fedveil.release.plan import Fixed, Plan
 from fedveil.run.run import run

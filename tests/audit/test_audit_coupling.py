@@ -10,7 +10,8 @@ from torch import Tensor
 from fedveil.audit.adapter import Case
 from fedveil.audit.coupling import supports_given_releases
 from fedveil.audit.training_audit import Trainer, pairs
-from fedveil.configuration.config import calibrated_setting, parse
+from fedveil.configuration.config import parse
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.methods.fedglp_parts import TwoLosses
 from fedveil.methods.sparse import grown

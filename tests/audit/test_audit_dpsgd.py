@@ -25,7 +25,8 @@ from fedveil.audit.linear import linear_model
 from fedveil.audit.one_run import epsilon_bound, guess
 from fedveil.audit.sampled_curve import choose_cut, curve_of, largest_noise
 from fedveil.audit.two_world import Rates, draw, rates
-from fedveil.configuration.config import Config, calibrated_setting, parse
+from fedveil.configuration.config import Config, parse
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.release.gradient_blocks import rows
 from fedveil.release.per_example import per_example_gradients

@@ -16,7 +16,8 @@ from fedveil.audit.last_model import Runs, audit_last_model
 from fedveil.audit.linear import LinearLoss, linear_model
 from fedveil.audit.linear_loss import LinearRun
 from fedveil.audit.two_world import draw, midpoint, rates
-from fedveil.configuration.config import Config, calibrated_setting, parse
+from fedveil.configuration.config import Config, parse
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.training.local import Local, train
 

@@ -21,7 +21,8 @@ from fedveil.audit.sampled_curve import many_sampled_runs
 from fedveil.audit.single_upload import single_upload
 from fedveil.audit.training_audit import Trainer, pairs
 from fedveil.audit.two_world import Repeats, many_runs
-from fedveil.configuration.config import Config, calibrated_setting, parse
+from fedveil.configuration.config import Config, parse
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.methods.method_registry import METHODS
 from fedveil.release.cost import plan_mu

@@ -22,7 +22,8 @@ from fedveil.audit.sampled_curve import curve_of
 from fedveil.audit.single_upload import _scores, releases, single_upload
 from fedveil.audit.subject import Output, Subject
 from fedveil.audit.two_world import Repeats, choose_threshold, many_runs, midpoint, rates, tradeoff_of_profile
-from fedveil.configuration.config import calibrated_setting, parse
+from fedveil.configuration.config import parse
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.papers.ladp_fl.ladp_claim import scale_leak_delta
 
 REPEATS = 400

@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedveil.cli.app import main
-from fedveil.configuration.config import load_config
+from fedveil.configuration.config_files import load_config
 from fedveil.errors import ConfigError
 from fedveil.statement.certify import certify_config
 from fedveil.statement.institutions import Institution, for_institution

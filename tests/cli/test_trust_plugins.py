@@ -13,7 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fedveil.cli.app import app
-from fedveil.configuration.config import load_config
+from fedveil.configuration.config_files import load_config
 from fedveil.configuration.plugins import load_plugins
 from fedveil.configuration.recorded_plugins import check_plugins
 from fedveil.errors import ConfigError

@@ -11,7 +11,9 @@ import pytest
 
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import View
-from fedveil.configuration.config import calibrated_setting, configure, load_config, parse, setting_of
+from fedveil.configuration.config import configure, parse
+from fedveil.configuration.config_files import load_config
+from fedveil.configuration.public_setting import calibrated_setting, setting_of
 from fedveil.errors import ConfigError
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg

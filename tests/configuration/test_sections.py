@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from fedveil.configuration.config import Config, configure, load_config, method_of, parse
+from fedveil.configuration.config import Config, configure, parse
+from fedveil.configuration.config_files import load_config
+from fedveil.configuration.public_setting import method_of
 from fedveil.configuration.sections import PluginMethod, given_keys
 from fedveil.errors import ConfigError
 from fedveil.methods.aldp_fl import ALDPFL

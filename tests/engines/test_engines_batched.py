@@ -18,7 +18,8 @@ import fedveil.engines.select_engine as engines
 from by_hand import ONE, TWO
 from by_hand import federation as by_hand
 from federation_runs import charged, config, every_method, finished, job, prepared
-from fedveil.configuration.config import Config, calibrated_setting
+from fedveil.configuration.config import Config
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.engines.batched import Batched
 from fedveil.engines.batched_gradient import Stack, gradients, padded
 from fedveil.engines.client_thread import ClientThread, Request

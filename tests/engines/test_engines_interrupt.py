@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from federation_runs import gone
-from fedveil.configuration.config import load_config
+from fedveil.configuration.config_files import load_config
 from fedveil.engines.interrupts import ends_on_interrupt, put_off
 from fedveil.run.run import run
 

@@ -17,7 +17,8 @@ import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import View
 from fedveil.adversary.replay import replay
-from fedveil.configuration.config import Config, calibrated_setting
+from fedveil.configuration.config import Config
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.engines.inline import Inline
 from fedveil.errors import BudgetExhausted, ConfigError
 from fedveil.federation.clients import Clients

@@ -16,7 +16,9 @@ from torch.nn import functional as F
 import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Scope, Unbounded, Unit, View
-from fedveil.configuration.config import calibrated_setting, configure, load_config
+from fedveil.configuration.config import configure
+from fedveil.configuration.config_files import load_config
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError

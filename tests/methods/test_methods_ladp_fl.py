@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedveil.accounting.gaussian import delta_of, epsilon_of
 from fedveil.accounting.types import Adjacency, Unbounded, Unit, View
-from fedveil.configuration.config import calibrated_setting
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.methods.ladp_fl import Estimated, LaDPFL, RawEstimated, layer_kl, noise_kl
 from fedveil.papers.ladp_fl.ladp_claim import softmax_kl

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.last_iterate import final_mu
 from fedveil.accounting.types import Adjacency, Gaussian, Unbounded, View
-from fedveil.configuration.config import calibrated_setting
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
 from fedveil.federation.round import ClientTask, client_round

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.configuration.config import load_config
+from fedveil.configuration.config_files import load_config
 from fedveil.papers.paper_files import paper_files
 from fedveil.statement.certify import certify_config
 

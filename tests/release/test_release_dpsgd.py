@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, SampledGaussian
-from fedveil.configuration.config import calibrated_setting, configure
+from fedveil.configuration.config import configure
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.models.model_registry import build
 from fedveil.release.cost import step_sensitivity

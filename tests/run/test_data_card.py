@@ -17,7 +17,8 @@ from fedveil.adversary.attack_kinds import attack
 from fedveil.adversary.attack_options import AttackOptions
 from fedveil.adversary.audit_run import audit_run
 from fedveil.cli.app import app
-from fedveil.configuration.config import Config, load_config
+from fedveil.configuration.config import Config
+from fedveil.configuration.config_files import load_config
 from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
 from fedveil.data.partition import Partition, partition

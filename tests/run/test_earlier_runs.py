@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil.cli.app import app
-from fedveil.configuration.config import load_config
+from fedveil.configuration.config_files import load_config
 from fedveil.errors import ConfigError, LedgerError
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger

@@ -17,7 +17,8 @@ from federation_runs import every_method, prepared, small_digits
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded
-from fedveil.configuration.config import Config, calibrated_setting
+from fedveil.configuration.config import Config
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import fedveil
 from fedveil.cli.app import app
-from fedveil.configuration.config import load_config
+from fedveil.configuration.config_files import load_config
 from fedveil.configuration.plugins import load_plugins
 from fedveil.data import load as loading
 from fedveil.data.catalogue import CATALOGUE

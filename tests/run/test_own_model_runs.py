@@ -18,7 +18,8 @@ from fedveil.adversary.attack_kinds import attack
 from fedveil.adversary.attack_options import AttackOptions
 from fedveil.adversary.audit_run import audit_run
 from fedveil.adversary.replay import replay
-from fedveil.configuration.config import Config, load_config, load_recorded
+from fedveil.configuration.config import Config
+from fedveil.configuration.config_files import load_config, load_recorded
 from fedveil.errors import ConfigError
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.data_card import HandedOver, how_to_resume
@@ -137,7 +138,7 @@ WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
 from pathlib import Path
-from fedveil.configuration.config import load_config
+from fedveil.configuration.config_files import load_config
 from fedveil.statement.recertify import recertify
 run = Path(sys.argv[1])
 print(load_config(run / "config.toml").model.recorded.kind)

@@ -13,7 +13,8 @@ import fedveil.run.run as module
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.adversary.replay import replay
 from fedveil.cli.app import app
-from fedveil.configuration.config import Config, load_config, parse
+from fedveil.configuration.config import Config, parse
+from fedveil.configuration.config_files import load_config
 from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
 from fedveil.ledger.budget import RdpFilter
 from fedveil.ledger.budget_spending import spending

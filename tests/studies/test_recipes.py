@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.configuration.config import setting_of
+from fedveil.configuration.public_setting import setting_of
 from fedveil.errors import ConfigError
 from fedveil.statement.certify import certify_config
 from fedveil.studies.reproduce.measurements import MEASURES

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from fedveil.accounting.types import View
-from fedveil.configuration.config import Config, calibrated_setting, configure
+from fedveil.configuration.config import Config, configure
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
 from fedveil.errors import ConfigError

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from by_hand import Book
 from fedveil.accounting.types import Event, View
-from fedveil.configuration.config import calibrated_setting
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import BudgetExhausted, UpdateRefused
 from fedveil.federation.progress import Federation
 from fedveil.methods.adaptive_clipping import AdaptiveClipping, Counted

@@ -17,8 +17,10 @@ from typer.testing import CliRunner
 
 import fedveil as fv
 from fedveil.cli.app import app
-from fedveil.configuration.config import Config, configure, load_config, parse, task_of
+from fedveil.configuration.config import Config, configure, parse
+from fedveil.configuration.config_files import load_config
 from fedveil.configuration.plugins import load_plugins
+from fedveil.configuration.public_setting import task_of
 from fedveil.errors import ConfigError
 from fedveil.run.recorded_run import read_run
 from fedveil.tasks import task_registry

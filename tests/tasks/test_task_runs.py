@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from federation_runs import assert_same, finished
-from fedveil.configuration.config import configure, method_of, setting_of
+from fedveil.configuration.config import configure
+from fedveil.configuration.public_setting import method_of, setting_of
 from fedveil.engines.select_engine import engine
 from fedveil.errors import ConfigError
 from fedveil.federation.evaluate import evidence
@@ -118,7 +119,8 @@ def test_certifying_a_built_in_task_imports_no_torch() -> None:
     """In another process: the tests have imported it."""
     program = f"""
 import sys
-from fedveil.configuration.config import Population, configure, method_of, setting_of
+from fedveil.configuration.config import configure
+from fedveil.configuration.public_setting import Population, method_of, setting_of
 from fedveil.data.catalogue import Info, Targets
 from fedveil.statement.certify import certify
 

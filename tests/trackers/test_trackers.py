@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from fedveil import trackers
 from fedveil.cli.app import app
-from fedveil.configuration.config import Config, configure, load_config
+from fedveil.configuration.config import Config, configure
+from fedveil.configuration.config_files import load_config
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.run.history_files import write_history
 from fedveil.run.result import Result

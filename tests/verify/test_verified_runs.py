@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from federation_runs import config, every_method
-from fedveil.configuration.config import Config, load_config
+from fedveil.configuration.config import Config
+from fedveil.configuration.config_files import load_config
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.demo import demo_config
 from fedveil.run.published_copy import publish

@@ -14,7 +14,8 @@ from fedveil.adversary.gan_attack import curious_client
 from fedveil.adversary.model_attacks import attribute, extraction
 from fedveil.adversary.reconstruction import reconstruction
 from fedveil.adversary.snapshot import Snapshot, snapshot_of, target_of
-from fedveil.configuration.config import Config, override, with_model
+from fedveil.configuration.config import Config, override
+from fedveil.configuration.config_files import with_model
 from fedveil.configuration.sections import given_keys
 from fedveil.errors import ConfigError, unknown
 from fedveil.run.assembly import Prepared, prepare

@@ -57,7 +57,7 @@ def audit(
         prepared: the data, if they are not those that the configuration makes.
     """
     from fedveil.adversary.audit_canaries import audit_canaries
-    from fedveil.configuration.config import calibrated_setting
+    from fedveil.configuration.public_setting import calibrated_setting
 
     estimates = audit_canaries(config, canaries, on_step, prepared) if canaries else []
     method, setting = calibrated_setting(config, None if prepared is None else prepared.population)
@@ -178,7 +178,7 @@ def audit_run(
     Raises:
         ConfigError: no run directory, one of an earlier version, or data that are not those of the run.
     """
-    from fedveil.configuration.config import load_recorded
+    from fedveil.configuration.config_files import load_recorded
     from fedveil.run import run_directory as rundir
     from fedveil.run.resume import refuse_earlier
     from fedveil.statement.statement_json import AUDITS, audits_to_list, read_statement

@@ -22,7 +22,7 @@ from fedveil.adversary.replay_door import NOISE, PLANS, POST_PROCESSED, SENSITIV
 from fedveil.adversary.replay_notes import Note, difference
 from fedveil.adversary.replay_records import ROWS
 from fedveil.adversary.replay_world import BROADCAST, END, HISTORY, MODELS, ORDER, PARTICIPANTS, STATES, Fresh, World, play
-from fedveil.configuration.config import calibrated_setting
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.methods.base import releases_to
 from fedveil.run.assembly import federation, prepare

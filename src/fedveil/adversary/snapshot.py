@@ -16,7 +16,8 @@ import torch
 from fedveil.attacks.attack_types import Bounds, ModelFn
 from fedveil.attacks.simulate import split
 from fedveil.audit.adapter import NullLedger
-from fedveil.configuration.config import Config, load_config, load_recorded
+from fedveil.configuration.config import Config
+from fedveil.configuration.config_files import load_config, load_recorded
 from fedveil.engines.select_engine import engine
 from fedveil.errors import ConfigError
 from fedveil.federation.checkpoint import Checkpoints

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from fedveil.adversary.audit_run import audit_config, audit_run
-from fedveil.configuration.config import load_config
+from fedveil.configuration.config_files import load_config
 from fedveil.errors import ConfigError
 from fedveil.statement.statement import Statement
 

@@ -48,7 +48,7 @@ def with_seed(overrides: list[str] | None, seed: int | None) -> list[str]:
 
 def configuration(config: Path | None, preset: str | None, overrides: list[str] | None, trust_plugins: bool) -> Config:
     """The configuration of a command, from a file or a preset."""
-    from fedveil.configuration.config import load_config
+    from fedveil.configuration.config_files import load_config
     from fedveil.configuration.presets import chosen
 
     return load_config(chosen(config, preset), overrides or [], trust_plugins=trust_plugins)
@@ -57,7 +57,7 @@ def configuration(config: Path | None, preset: str | None, overrides: list[str] 
 def import_trusted(target: Path, trust_plugins: bool) -> None:
     """Import the plugins of a run directory first, where the user trusts them."""
     if trust_plugins:
-        from fedveil.configuration.config import import_recorded
+        from fedveil.configuration.config_files import import_recorded
 
         import_recorded(target)
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedveil.cli.statement_terminal import render_brief, render_verdict
-from fedveil.configuration.config import task_of
+from fedveil.configuration.public_setting import task_of
 from fedveil.run.result import Result
 from fedveil.run.run import run
 from fedveil.studies.twin import twin_directory

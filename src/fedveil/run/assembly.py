@@ -14,8 +14,9 @@ import torch
 
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded, Unit, View
-from fedveil.configuration.config import (
-    Config,
+from fedveil.configuration.config import Config
+from fedveil.configuration.own_model import built
+from fedveil.configuration.public_setting import (
     Population,
     by_own_clients,
     calibrated_setting,
@@ -24,7 +25,6 @@ from fedveil.configuration.config import (
     require_handed_over,
     task_of,
 )
-from fedveil.configuration.own_model import built
 from fedveil.data.dataset import strata
 from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options, need_strata

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedveil.configuration.config import by_own_clients, load_recorded, require_handed_over, with_model
+from fedveil.configuration.config_files import load_recorded, with_model
 from fedveil.configuration.network import HANDED_OVER
+from fedveil.configuration.public_setting import by_own_clients, require_handed_over
 from fedveil.errors import ConfigError
 from fedveil.run.assembly import Prepared, prepare
 from fedveil.run.run_directory import PRIVATE, SALT, plain, private_folder, write_bytes, write_json

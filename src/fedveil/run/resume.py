@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.configuration.config import Config, flat, read_config, without_free_keys
+from fedveil.configuration.config import Config, flat, without_free_keys
+from fedveil.configuration.config_files import read_config
 from fedveil.configuration.plugins import digests
 from fedveil.errors import ConfigError, LedgerError
 from fedveil.federation.checkpoint import ledger_position

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedveil.run.run_directory as rundir
-from fedveil.configuration.config import calibrated_setting, described
 from fedveil.configuration.plugins import digests
+from fedveil.configuration.public_setting import calibrated_setting, described
 from fedveil.data.dataset import strata
 from fedveil.engines.select_engine import engine, place
 from fedveil.errors import ConfigError, FedveilError

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unbounded, Unit, View
-from fedveil.configuration.config import calibrated_setting, load_config
+from fedveil.configuration.config_files import load_config
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.ledger.filters import best_order
 from fedveil.ledger.ledger import AGGREGATE

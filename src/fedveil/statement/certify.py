@@ -39,7 +39,7 @@ def certify_config(config: Config, data: Dataset | None = None) -> Statement:
     Raises:
         ConfigError: as `certify`.
     """
-    from fedveil.configuration.config import described, method_of, population_of, setting_of
+    from fedveil.configuration.public_setting import described, method_of, population_of, setting_of
 
     population = population_of(config, data)
     if config.model.needs_building:

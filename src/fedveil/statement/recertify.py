@@ -9,7 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedveil.configuration.config import Config, Population, load_config, method_of, population_of, setting_of
+from fedveil.configuration.config import Config
+from fedveil.configuration.config_files import load_config
+from fedveil.configuration.public_setting import Population, method_of, population_of, setting_of
 from fedveil.data.catalogue import Info, Targets
 from fedveil.errors import FedveilError
 from fedveil.statement.certify import certify

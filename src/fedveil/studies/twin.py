@@ -18,7 +18,8 @@ import torch
 
 import fedveil.run.run_directory as rundir
 from fedveil.adversary.neighbours import other_targets
-from fedveil.configuration.config import Config, calibrated_setting, layout_of
+from fedveil.configuration.config import Config
+from fedveil.configuration.public_setting import calibrated_setting, layout_of
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients

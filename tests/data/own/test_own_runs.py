@@ -16,7 +16,9 @@ from typer.testing import CliRunner
 import fedveil as fv
 from fedveil.adversary.audit_run import audit_run
 from fedveil.cli.app import app
-from fedveil.configuration.config import Config, load_config, population_of
+from fedveil.configuration.config import Config
+from fedveil.configuration.config_files import load_config
+from fedveil.configuration.public_setting import population_of
 from fedveil.data.dataset import Dataset
 from fedveil.errors import ConfigError, DataError
 from fedveil.pages.report import write_report

@@ -14,7 +14,9 @@ import pytest
 from PIL import Image
 
 import fedveil as fv
-from fedveil.configuration.config import Config, configure, load_config, population_of
+from fedveil.configuration.config import Config, configure
+from fedveil.configuration.config_files import load_config
+from fedveil.configuration.public_setting import population_of
 from fedveil.data.own.data_source import source_of
 from fedveil.errors import ConfigError, DataError, FedveilError
 from fedveil.run.assembly import prepare

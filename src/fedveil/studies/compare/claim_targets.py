@@ -6,7 +6,8 @@ import math
 
 from scipy.optimize import brentq
 
-from fedveil.configuration.config import Config, calibrated_setting
+from fedveil.configuration.config import Config
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 
 CLOSE = 1e-3

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedveil.configuration.config import Config, calibrated_setting
+from fedveil.configuration.config import Config
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.tasks.column import Column
 

@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fedveil.configuration.config import Config, method_of
+from fedveil.configuration.config import Config
+from fedveil.configuration.public_setting import method_of
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.statement.certify import certify_config
 from fedveil.statement.statement import Statement

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedveil.configuration.config import Config, task_of
+from fedveil.configuration.config import Config
+from fedveil.configuration.public_setting import task_of
 from fedveil.errors import ConfigError
 from fedveil.federation.history import columns_of
 from fedveil.tasks.column import Column

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fedveil.configuration.config import Config, read_config, task_of
+from fedveil.configuration.config import Config
+from fedveil.configuration.config_files import read_config
+from fedveil.configuration.public_setting import task_of
 from fedveil.errors import ConfigError
 from fedveil.run.recorded_run import read_run
 from fedveil.run.resume import begun, refuse_earlier, same_run

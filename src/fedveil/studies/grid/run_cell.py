@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedveil.configuration.config import Config, task_of
+from fedveil.configuration.config import Config
+from fedveil.configuration.public_setting import task_of
 from fedveil.federation.history import columns_of
 from fedveil.run.resume import begun
 from fedveil.run.run import run

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedveil.configuration.config import Config, setting_of
+from fedveil.configuration.config import Config
+from fedveil.configuration.public_setting import setting_of
 from fedveil.errors import FedveilError
 
 

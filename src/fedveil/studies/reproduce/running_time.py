@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedveil.configuration.config import setting_of
 from fedveil.configuration.network import network_of
+from fedveil.configuration.public_setting import setting_of
 from fedveil.data.catalogue import info
 from fedveil.engines.pool import available_cores
 from fedveil.models.model_registry import build

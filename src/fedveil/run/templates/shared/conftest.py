@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.configuration.config import Config, load_config
+from fedveil.configuration.config import Config
+from fedveil.configuration.config_files import load_config
 from fedveil.run.result import Result
 from fedveil.run.run import run
 

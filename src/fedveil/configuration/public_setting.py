@@ -1,0 +1,213 @@
+"""From a configuration to what is public of its run: method, task, population, model layout, and the noise.
+
+Nothing here touches data or imports torch, so that a privacy statement can be had in milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedveil.accounting.types import Scope, View
+from fedveil.configuration.config import Config
+from fedveil.configuration.own_model import as_recorded, layout_of_network
+from fedveil.configuration.plugins import load_plugins
+from fedveil.configuration.sections import (
+    PluginMethod,
+    PluginTask,
+    given_keys,
+)
+from fedveil.data.catalogue import CATALOGUE, Info, info
+from fedveil.data.partition import checked_options
+from fedveil.errors import ConfigError
+from fedveil.methods.base import Method, Setting
+from fedveil.methods.method_registry import method_from
+from fedveil.tasks.survival import Survival
+from fedveil.tasks.task import Task
+from fedveil.tasks.task_registry import task_from
+from fedveil.training.local import LocalSpec
+from fedveil.training.params import Layout
+
+if TYPE_CHECKING:
+    from fedveil.data.dataset import Dataset
+
+
+def method_of(config: Config) -> Method:
+    """The configured method; this imports the plugins, which may bring it, or the data set.
+
+    Raises:
+        ConfigError: unknown name or parameter, impossible value, or a plugin that cannot be imported.
+    """
+    load_plugins(config.run.plugins)
+    method: Any = config.method
+    return method_from(given_keys(method)) if isinstance(method, PluginMethod) else method
+
+
+def task_of(config: Config) -> Task:
+    """The configured task; this imports the plugins, which may bring it.
+
+    Raises:
+        ConfigError: unknown name or constant, impossible value, or a plugin that cannot be imported.
+    """
+    load_plugins(config.run.plugins)
+    return task_from(given_keys(config.task)) if isinstance(config.task, PluginTask) else config.task
+
+
+def require_handed_over(config: Config, data: object = None, partition: object = None) -> None:
+    """Refuse a configuration whose data or partition a program handed over, unless they are handed over again.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    now = {"data": data, "partition": partition}
+    missing = [name for name in config.data.handed_over if now[name] is None]
+    if missing:
+        arguments = ", ".join(f"{name}=..." for name in missing)
+        raise ConfigError(
+            f"data.handed_over = {list(config.data.handed_over)}: a program handed the {' and the '.join(missing)} of this run "
+            f"over, and its configuration does not make them: hand them over again in Python, as in fv.train(config, {arguments})"
+        )
+
+
+@dataclass(frozen=True)
+class Population:
+    """Whose data: what is public about the data set and its clients.
+
+    Args:
+        data: the data set. clients: N. records: nominal examples per client.
+    """
+
+    data: Info
+    clients: int
+    records: int
+
+
+def by_own_clients(config: Config, dataset: Dataset) -> Config:
+    """Where no partition is configured, data of one's own that name their clients are partitioned by these."""
+    own = dataset.users_train is not None and dataset.info.name not in CATALOGUE
+    if not own or "partition" in config.data.model_fields_set:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"partition": {"kind": "users"}})})
+
+
+def population_of(config: Config, dataset: Dataset | None = None) -> Population:
+    """The population of a configuration, from the catalogue, or from what it says of its own files, alone.
+
+    Args:
+        dataset: the data that a program will hand over, of which the sizes are used.
+    """
+    method_of(config)  # its plugins may bring the data set
+    require_handed_over(config, dataset)
+    config, source = config if dataset is None else by_own_clients(config, dataset), config.data.source
+    options = checked_options(config.data.partition)
+    if dataset is not None:
+        users = 0 if dataset.users_train is None else len(np.unique(dataset.users_train))
+        data = replace(dataset.info, train_size=len(dataset.x_train), test_size=len(dataset.x_test), users=users)
+    else:
+        data = info(config.data.name) if source is None else source.info(config.data.name)
+    pooled = source is None if dataset is None else dataset.users_test is not None
+    clients = int(getattr(options, "clients", None) or data.users)
+    total: float = data.train_size
+    if pooled and config.data.partition.get("kind") == "users":
+        total = (data.train_size + data.test_size) * (1 - config.data.user_test_fraction)
+    kept = total * (1 - config.data.public_fraction) * (1 - config.data.client_test_fraction)
+    records = getattr(options, "examples_per_client", None) or max(1, round(kept / max(clients, 1)))
+    return Population(data, clients, int(records))
+
+
+def setting_of(config: Config, population: Population | None = None) -> Setting:
+    """The public setting of a configuration; noise is not calibrated yet.
+
+    Args:
+        population: when the data are not the catalogue's.
+    """
+    population, task = population or population_of(config), task_of(config)
+    task.check(population.data)
+    if config.training.local == "dp-sgd" and not task.by_example:
+        hint = ", such as task.likelihood = 'hazards'" if isinstance(task, Survival) else ""
+        raise ConfigError(
+            f"training.local = 'dp-sgd' clips the gradient of each example, and the loss of task.name = {task.name!r} is not a "
+            f"mean over examples: protect whole clients (privacy.unit = 'client', training.local = 'sgd'), or choose a loss that "
+            f"is one{hint}"
+        )
+    clients, t, p = population.clients, config.training, config.privacy
+    cohort = t.clients_per_round if t.clients_per_round is not None else clients
+    if cohort > clients:
+        raise ConfigError(f"training.clients_per_round = {cohort} is more than the {clients} clients of data.partition")
+    if p.epsilon is not None and p.noise_multiplier is not None:
+        raise ConfigError(
+            f"privacy.epsilon = {p.epsilon:g} and privacy.noise_multiplier = {p.noise_multiplier:g} are both given: "
+            "give epsilon to have the noise calibrated, or noise_multiplier to have epsilon as the result"
+        )
+    private = p.epsilon is not None or p.noise_multiplier is not None
+    amplifies = private and p.view is not View.SERVER and t.local == "sgd" and p.min_survivors is None
+    sampling = t.sampling or ("poisson" if amplifies and cohort < clients else "fixed")
+    return Setting(
+        clients=clients,
+        cohort=cohort,
+        rounds=t.rounds,
+        sampling=sampling,
+        local=local_spec(config),
+        layout=layout_of(config, population.data),
+        records=population.records,
+        classes=population.data.classes,
+        scope=Scope(p.unit, p.adjacency, p.view),
+        delta=p.delta,
+        epsilon=p.epsilon,
+        noise_multiplier=p.noise_multiplier,
+        example_clip=t.example_clip if t.local == "dp-sgd" else None,
+        min_survivors=p.min_survivors,
+        colluders=p.colluders,
+        max_participations=p.max_participations,
+        server=t.server_optimizer.spec(),
+        task=task,
+    )
+
+
+def local_spec(config: Config) -> LocalSpec:
+    """What a client does in a round."""
+    t, precision = config.training, config.run.precision
+    if t.local == "dp-sgd" and precision == "bf16":
+        raise ConfigError("DP-SGD clips and noises in float32: leave run.precision at float32 with training.local = 'dp-sgd'")
+    if t.local == "dp-sgd" and t.client_timeout is not None:
+        raise ConfigError(
+            f"training.client_timeout = {t.client_timeout:g} with training.local = 'dp-sgd': a client that is given up sends "
+            f"zeros without noise, so everybody sees that its data took long; leave training.client_timeout out"
+        )
+    return LocalSpec(t.local_epochs, t.local_steps, t.batch_size, t.optimizer.spec(), t.batch_clip, t.schedule, precision)
+
+
+def calibrated_setting(config: Config, population: Population | None = None) -> tuple[Method, Setting]:
+    """Method and setting with the noise known."""
+    method, s = method_of(config), setting_of(config, population)
+    if s.max_participations is not None and s.scope.view is not View.SERVER:
+        raise ConfigError(
+            f"privacy.max_participations = {s.max_participations} counts the uploads of single clients, so it needs "
+            f"privacy.view = 'server'; in the {s.scope.view} view every round's sum is charged to all clients: leave it out"
+        )
+    return method, method.calibrate(s)
+
+
+def layout_of(config: Config, data: Info) -> Layout:
+    """The layout of what is trained of the configured model; a built-in one is not built for it."""
+    method_of(config)  # its plugins may bring the model
+    return layout_of_network(config.model, data.input_shape, task_of(config).outputs(data))
+
+
+def described(config: Config, data: Info) -> Config:
+    """The configuration with what a run records of its model; the model is built for that, unless it is built in and plain."""
+    network = config.model
+    if network.plain or network.recorded is not None:
+        return config
+    method_of(config)  # its plugins may bring the model
+    found = as_recorded(network, data.input_shape, task_of(config).outputs(data), model_seed(config))
+    return config.model_copy(update={"model": replace(network, recorded=found)})
+
+
+def model_seed(config: Config) -> int:
+    """The seed of the initial model."""
+    from fedveil.release.noise import Randomness
+
+    return Randomness(config.run.seed).derive("model")

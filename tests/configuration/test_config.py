@@ -128,7 +128,8 @@ def test_sampling_is_poisson_only_where_it_amplifies() -> None:
 @pytest.mark.heavy
 def test_configuration_needs_no_torch() -> None:
     code = (
-        "import sys; from fedveil.configuration.config import *; "
+        "import sys; from fedveil.configuration.config import parse; "
+        "from fedveil.configuration.public_setting import calibrated_setting; "
         "calibrated_setting(parse({'method': {'name': 'dp-fedavg'}, 'privacy': {'epsilon': 1.0}})); "
         "sys.exit('torch' in sys.modules)"
     )

@@ -197,7 +197,7 @@ def _uploads(
         return []
     if plan is None:
         if isinstance(context.policy, ServerPolicy):
-            progress.common = context.policy.observe_all(progress.common, uploads)
+            progress.common = context.policy.observe_all(progress.common, [observed(u, released) for u in uploads])
         return uploads
     sealed = [c for c in releases if isinstance(c, Contribution)]
     denominator = float(s.cohort) if weighting_of(federation.method) == "uniform" else sum(c.weight for c in sealed)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict
 
@@ -210,10 +210,11 @@ class MethodConfig(BaseModel):
     """Parameters of a method: frozen, no unknown keys; and what most methods do, for each to override what is its own.
 
     The defaults are those of DP-FedAvg with a method's own `policy`: plain local training, uniform weights, the mean, and noise
-    calibrated to the configured epsilon.
+    calibrated to the configured epsilon. `reconstructed`: what of it is rebuilt rather than read in a source, or empty.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    reconstructed: ClassVar[str] = ""
     name: str
 
     @property

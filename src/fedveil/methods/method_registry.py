@@ -52,7 +52,8 @@ def method_from(options: dict[str, Any]) -> Method:
 
 
 def described(name: str) -> str:
-    """A method's one line, its parameters with their defaults, and what they mean."""
+    """A method's one line, its parameters with their defaults, what they mean, and what of it is reconstructed."""
     kind = METHODS.find(name)
     defaults = "\n".join(f"  {key} = {field.default!r}" for key, field in kind.model_fields.items() if key != "name")
-    return f"{name}: {inspect.getdoc(kind)}\n\nDefaults:\n{defaults}"
+    rebuilt = f"\n\nReconstructed, not read in a source: {kind.reconstructed}." if kind.reconstructed else ""
+    return f"{name}: {inspect.getdoc(kind)}{rebuilt}\n\nDefaults:\n{defaults}"

@@ -60,6 +60,8 @@ def _method(name: str, notes: dict[str, Any]) -> dict[str, Any] | None:
         claim, unbounded = _published(method_from({"name": name, **variant, **notes.get("claim_options", {})}))
     except ConfigError:  # a method that refuses the explorer's plain setting
         return None
+    if "refuted" not in notes:  # the page has formulas of the claims that it speaks of
+        claim = None
     return _values(notes, noise, server, claim, unbounded)
 
 

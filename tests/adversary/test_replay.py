@@ -49,6 +49,7 @@ PROVEN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("noisy-fedavg", TRAJECTORY, {}),
     ("noisy-fedprox", TRAJECTORY, {}),
     ("aldp-fl", {}, {}),
+    ("ldp-fed", {}, {}),
 ]
 
 

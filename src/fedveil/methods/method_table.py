@@ -12,4 +12,5 @@ METHOD_TABLE = {
     "noisy-fedavg": "fedveil.methods.noisy_fedavg:NoisyFedAvg",
     "noisy-fedprox": "fedveil.methods.noisy_fedprox:NoisyFedProx",
     "aldp-fl": "fedveil.methods.aldp_fl:ALDPFL",
+    "ldp-fed": "fedveil.methods.ldp_fed:LDPFed",
 }

@@ -1,0 +1,200 @@
+"""LDP-Fed (Truex et al. 2020): every client perturbs what it shares with fixed bounds, and shares its layers in turns.
+
+Published: each value is perturbed on a finite grid, with an epsilon for each step of distance (or, as ALDP-FL compares it, each
+gradient gets classical Gaussian noise). Proven: the same turns and bounds, with an L2 clip and the door's Gaussian noise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from fedveil.accounting.gaussian import classical_noise_multiplier
+from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
+from fedveil.methods.adaptive import paper_epsilon, refuse_dp_sgd
+from fedveil.methods.base import MethodConfig, Setting, Variant, calibrated, gaussian_plan, gaussian_releases, sum_noise
+from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
+from fedveil.training.local import Local, Objective, Plain, State, clip_
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.training.params import Layout
+
+_REASON = {
+    "ordinal": "alpha protects neighbouring steps of a grid; values 2c apart differ by alpha 2c 10^precision in all (LDP-Fed)",
+    "gaussian": "noise for the mean of clipped examples on the gradient of a clipped batch, never composed (LDP-Fed)",
+}
+
+
+class LDPFed(MethodConfig):
+    """Fixed bounds and fixed noise on each client, layers in turns (LDP-Fed, Truex et al. 2020).
+
+    Args:
+        variant: published or proven.
+        mechanism: published; `ordinal`, each value of the update on a grid, privacy.epsilon being alpha of the paper; `gaussian`,
+            clip and noise on each batch's gradient, as ALDP-FL describes this method.
+        bound: c, to which each value is clamped: before the noise (ordinal), or after it (proven; free post-processing).
+        precision: ordinal; values are rounded to this many decimal digits.
+        clip: L2 bound on each gradient (gaussian), or on the update (proven).
+        layers_a_round: layers of the network that leave in a round, in turns from the last to the first; 0 for all.
+    """
+
+    reconstructed: ClassVar[str] = (
+        "the grid, the budget of a value and the turns of layers are recalled of Truex et al. 2020, not read there; that the "
+        "last layer comes first, and all of mechanism = 'gaussian' beyond 'fixed clipping and fixed noise', are ours"
+    )
+    name: Literal["ldp-fed"] = "ldp-fed"
+    variant: Variant = "proven"
+    mechanism: Literal["ordinal", "gaussian"] = "ordinal"
+    bound: float = Field(1.0, gt=0, allow_inf_nan=False)
+    precision: int = Field(10, ge=0, le=12)
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+    layers_a_round: int = Field(0, ge=0)
+
+    def calibrate(self, s: Setting) -> Setting:
+        """Proven: noise for the configured epsilon. Published: noise from alpha, or from the classical formula."""
+        refuse_dp_sgd(s, self.name)
+        if self.variant == "published":
+            paper_epsilon(s, self.name)
+            return s
+        return calibrated(self, s)
+
+    def policy(self, s: Setting) -> Policy:
+        """The layers of the round; proven: clip, noise and a clamp as well."""
+        return Turns(self, s)
+
+    def objective(self, s: Setting) -> Objective:
+        """Proven: plain training. Published: training that perturbs."""
+        if self.variant == "proven":
+            return Plain()
+        if self.mechanism == "gaussian":
+            return NoisyGradients(clip=self.clip, factor=classical_noise_multiplier(paper_epsilon(s, self.name), s.delta))
+        alpha = paper_epsilon(s, self.name) / s.rounds
+        return Ordinal(bound=self.bound, precision=self.precision, alpha=alpha, layers=self.layers_a_round)
+
+    def releases(self, s: Setting, view: View) -> list[Event]:
+        """(f / z)^2 a round, whichever layers leave; nothing for the published variant."""
+        return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASON[self.mechanism])]
+
+    def claim(self, s: Setting) -> Claim | None:
+        """Ordinal: alpha for the whole run, by sequential composition. Gaussian: epsilon of one batch."""
+        if self.variant == "proven":
+            return None
+        epsilon = paper_epsilon(s, self.name)
+        if self.mechanism == "gaussian":
+            scope = Scope(Unit.RECORD, Adjacency.REPLACE_ONE, View.SERVER)
+            return Claim(epsilon, s.delta, scope, "LDP-Fed as ALDP-FL compares it", "per batch; not composed")
+        scope = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.SERVER)
+        return Claim(
+            epsilon, 0.0, scope, "LDP-Fed, condensed local privacy", "for values one step of the grid apart, not for any"
+        )
+
+    def clip_norm(self, s: Setting) -> float | None:
+        return self.clip if self.variant == "proven" else None
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Layers in turns, from the last to the first: a plan that depends on the round alone."""
+
+    method: LDPFed
+    setting: Setting
+    common: ClassVar[bool] = True
+
+    def start(self) -> State:
+        return {}
+
+    def plan(self, released: Released, state: State) -> Plan | Raw:
+        m, s = self.method, self.setting
+        support = turn(s.layout, m.layers_a_round, released.round)
+        if m.variant == "published":
+            return Raw(("values perturbed in training",), lambda update: Plan(support=support), _REASON[m.mechanism])
+        clamp = m.bound * (s.cohort if sum_noise(s) else 1)
+        return replace(gaussian_plan(s, m.clip), support=support, clamp=clamp)
+
+    def observe(self, state: State, upload: Upload) -> State:
+        return state
+
+
+@dataclass(frozen=True)
+class Ordinal(Plain):
+    """Published: clamp, round to the grid, perturb each value whose turn it is; they share alpha of the round."""
+
+    bound: float = 1.0
+    precision: int = 10
+    alpha: float = 1.0
+    layers: int = 0
+
+    def finish(self, local: Local) -> Tensor:
+        import torch
+
+        update, support = super().finish(local), turn(local.model.layout, self.layers, local.round)
+        shared = torch.ones_like(update, dtype=torch.bool) if support is None else support.to(update.device)
+        grid, rate = 10.0**self.precision, self.alpha / max(int(shared.sum()), 1) / 2
+        values = (update[shared].double().clamp(-self.bound, self.bound) * grid).round()
+        uniform = torch.special.ndtr(local.noise(local.model.layout.dimension)[shared].double())
+        noisy = truncated_laplace(values, uniform, rate, self.bound * grid) / grid
+        local.noised(local.model.layout.norms(shared.to(update.dtype)).square() * laplace_variance(1 / rate / grid, self.bound))
+        return torch.zeros_like(update).masked_scatter(shared, noisy.to(update.dtype))
+
+
+@dataclass(frozen=True)
+class NoisyGradients(Plain):
+    """Published, as ALDP-FL describes it: each batch's gradient is clipped to C and gets noise of std 2C / |D| times a factor."""
+
+    clip: float = 1.0
+    factor: float = 1.0
+
+    def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        loss = local.gradient(local, x, y)
+        clip_(local.model.grad, self.clip)
+        std, layout = 2 * self.clip / max(local.examples, 1) * self.factor, local.model.layout
+        local.model.grad.add_(local.noise(layout.dimension), alpha=std)
+        local.noised_gradient(local.model.grad.new_tensor([std**2 * n for n in layout.sizes]))
+        local.descend()
+        return loss
+
+
+# --- turns and noise -----------------------------------------------------------------------------------------------------
+
+
+def turn(layout: Layout, layers: int, round: int) -> Tensor | None:
+    """The coordinates [d] of that many layers of the network, those whose turn it is; None for all.
+
+    Tensors whose names differ in the last part only (weight and bias) are one layer.
+    """
+    import torch
+
+    owners = [name.rpartition(".")[0] or name for name in layout.names]
+    order = list(dict.fromkeys(reversed(owners)))
+    if not 0 < layers < len(order):
+        return None
+    mine = {order[(round * layers + i) % len(order)] for i in range(layers)}
+    return layout.expand(torch.tensor([owner in mine for owner in owners]))
+
+
+def truncated_laplace(values: Tensor, uniform: Tensor, rate: float, most: float) -> Tensor:
+    """Integers y in [-most, most] with P(y) proportional to exp(-rate |y - value|), by inversion of `uniform` in (0, 1).
+
+    Args:
+        values: integers [n] in double precision. uniform: [n]. rate: > 0, the exponent lost with each step of distance.
+    """
+    left = -(-rate * (values + most)).expm1() * (values.new_tensor(-rate)).exp()  # weight below the value, times 1 - e^-rate
+    right = -(-rate * (most - values + 1)).expm1()  # weight of the value and of all above
+    target = uniform * (left + right)
+    below = 1 + (-(-(target * values.new_tensor(rate).exp())).log1p() / rate).floor()
+    above = (-(-(target - left).clamp(0, 1 - 1e-16)).log1p() / rate).floor()
+    drawn: Tensor = (values - below).where(target < left, values + above)
+    return drawn.clamp(-most, most)
+
+
+def laplace_variance(scale: float, bound: float) -> float:
+    """Variance of Laplace noise of that scale around 0 on [-bound, bound]: 2 s^2 - (c^2 + 2 c s) e^(-c/s) / (1 - e^(-c/s))."""
+    ratio = bound / scale
+    if ratio < 1e-3:  # a uniform distribution, where the formula cancels
+        return bound**2 / 3
+    return 2 * scale**2 - (bound**2 + 2 * bound * scale) * math.exp(-ratio) / -math.expm1(-ratio)

@@ -50,6 +50,7 @@ PROVEN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("noisy-fedprox", TRAJECTORY, {}),
     ("aldp-fl", {}, {}),
     ("ldp-fed", {}, {}),
+    ("gfl-aldpa", {}, {}),
 ]
 
 

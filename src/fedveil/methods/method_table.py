@@ -13,4 +13,5 @@ METHOD_TABLE = {
     "noisy-fedprox": "fedveil.methods.noisy_fedprox:NoisyFedProx",
     "aldp-fl": "fedveil.methods.aldp_fl:ALDPFL",
     "ldp-fed": "fedveil.methods.ldp_fed:LDPFed",
+    "gfl-aldpa": "fedveil.methods.gfl_aldpa:GFLALDPA",
 }

@@ -39,18 +39,18 @@ TRAINING = {
     "optimizer": {"name": "sgd", "lr": 0.1},
 }
 RECORD = {"unit": "record", "adjacency": "replace_one"}
+EXAMPLES = {"local": "dp-sgd", "batch_size": 64, "local_steps": 1, "example_clip": 1.0}
 Row = dict[str, Any]
 """What differs from the small setting: method, and sections; `name` where the method's own does not tell."""
 
 
 def special() -> list[Row]:
     """DP-SGD at record level, and the final view: Theorems 3 (a) and 4 of Noisy-FedAvg, and the bound on the last model."""
-    example = {"local": "dp-sgd", "batch_size": 64, "local_steps": 1, "example_clip": 1.0}
     found: list[Row] = [
         {
             "name": "dp-sgd (batch 64 of 180 records, 1 step in each of 10 rounds)",
             "method": {"name": "dp-fedavg"},
-            "training": {**example, "rounds": 10},
+            "training": {**EXAMPLES, "rounds": 10},
             "privacy": {"unit": "record", "delta": 5e-4, "view": view},
         }
         for view in ("server", "aggregate")
@@ -96,6 +96,9 @@ def rows() -> list[Row]:
     """Every method and variant, in both views where they exist; published variants in the view of their uploads."""
     found: list[Row] = []
     for name, kind in METHODS.items():
+        if name == "adap-dp-fl":
+            found += by_record(name)
+            continue
         if "variant" in kind.model_fields and not name.startswith("noisy"):
             privacy = {"view": "server"} | ({} if "glp" in name else RECORD)
             found.append({"method": {"name": name, "variant": "published"}, "privacy": privacy})
@@ -104,6 +107,16 @@ def rows() -> list[Row]:
         method = {"name": name, **({"separation": 2} if "separation" in kind.model_fields else {})}
         found += [{"method": method, "privacy": {"view": view}} for view in ("server", "aggregate")]
     return found + special()
+
+
+def by_record(name: str) -> list[Row]:
+    """A method that adapts DP-SGD inside the clients."""
+    more = {"training": EXAMPLES, "privacy": {"unit": "record", "delta": 5e-4}}
+    kinds = [("published", "server"), ("proven", "server"), ("proven", "aggregate")]
+    return [
+        {"method": {"name": name, "variant": variant}, **more, "privacy": {**more["privacy"], "view": view}}
+        for variant, view in kinds
+    ]
 
 
 def measure(row: Row) -> list[dict[str, Any]]:

@@ -51,6 +51,7 @@ PROVEN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("aldp-fl", {}, {}),
     ("ldp-fed", {}, {}),
     ("gfl-aldpa", {}, {}),
+    ("adap-dp-fl", DP_SGD, RECORD),
 ]
 
 

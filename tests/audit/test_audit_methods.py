@@ -37,6 +37,7 @@ RECORD = {"unit": "record", "adjacency": "replace_one", "view": "server"}
 
 def small(method: dict[str, Any], rounds: int = 4, *, clients: int = 8, sampling: str = "fixed", **privacy: Any) -> Config:
     noise = {} if method["name"] == "fedavg" else {"epsilon": 2.0}
+    by_record = method["name"] == BY_RECORD
     return parse(
         {
             "data": {"partition": {"kind": "iid", "clients": clients}},
@@ -49,14 +50,17 @@ def small(method: dict[str, Any], rounds: int = 4, *, clients: int = 8, sampling
                 "batch_clip": 1.0,
                 "local_steps": 2,
                 "sampling": sampling,
+                **({"local": "dp-sgd"} if by_record else {}),
             },
-            "privacy": {"delta": 1e-3, **noise, **privacy},
+            "privacy": {"delta": 1e-4 if by_record else 1e-3, **noise, **({"unit": "record"} if by_record else {}), **privacy},
         }
     )
 
 
 ONLY_SUMS = "banded-mf"
 """Adds correlated noise, to sums only."""
+BY_RECORD = "adap-dp-fl"
+"""Adapts DP-SGD inside the clients."""
 
 
 @pytest.mark.parametrize(

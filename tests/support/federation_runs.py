@@ -55,9 +55,12 @@ def config(method: dict[str, Any], view: str = "aggregate", **more: Any) -> Conf
 
 SPACED = {"data": {"partition": {"kind": "iid", "clients": 12}}}
 """Enough clients for a participation rule."""
+BY_RECORD = {"training": {"local": "dp-sgd"}, "privacy": {"unit": "record", "delta": 1e-3}}
+"""DP-SGD inside the clients."""
 OWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "banded-mf": ({"separation": 2}, SPACED),
     "fedanc": ({"pretraining_steps": 20}, {}),
+    "adap-dp-fl": ({}, BY_RECORD),
 }
 """What a method needs beyond `config`: parameters of its own, and sections."""
 

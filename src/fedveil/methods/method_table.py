@@ -14,4 +14,5 @@ METHOD_TABLE = {
     "aldp-fl": "fedveil.methods.aldp_fl:ALDPFL",
     "ldp-fed": "fedveil.methods.ldp_fed:LDPFed",
     "gfl-aldpa": "fedveil.methods.gfl_aldpa:GFLALDPA",
+    "adap-dp-fl": "fedveil.methods.adap_dp_fl:AdapDPFL",
 }

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import fedveil
 from fedveil.cli.app import app, main
-from fedveil.configuration.config import load_config
+from fedveil.configuration.config_files import load_config
 from fedveil.engines.interrupts import end_alike
 from fedveil.run.run import run
 

@@ -10,7 +10,6 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_METHODS: dict[str, str] = importlib.import_module("fedveil.methods.method_table").METHOD_TABLE
 _WHERE = {
     "load": "fedveil.data.load",
     "partition": "fedveil.data.partition",
@@ -32,9 +31,13 @@ _WHERE = {
     "register_task": "fedveil.tasks.task_registry",
     "publish": "fedveil.run.published_copy",
     "verification": "fedveil.run.verification",
-    **{place.partition(":")[2]: place for place in _METHODS.values()},
 }
-__all__ = ["__version__", *_WHERE]
+
+
+def _places() -> dict[str, str]:
+    """Where each name is; the classes of the methods are where their table says."""
+    table = importlib.import_module("fedveil.methods.method_table").METHOD_TABLE
+    return _WHERE | {place.partition(":")[2]: place for place in table.values()}
 
 
 def __dir__() -> list[str]:
@@ -42,7 +45,10 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'fedveil' has no attribute {name!r}; it has {', '.join(_WHERE)}")
-    module, _, attribute = _WHERE[name].partition(":")
+    places = _WHERE if name in _WHERE else _places()
+    if name == "__all__":
+        return ["__version__", *places]
+    if name not in places:
+        raise AttributeError(f"module 'fedveil' has no attribute {name!r}; it has {', '.join(places)}")
+    module, _, attribute = places[name].partition(":")
     return getattr(importlib.import_module(module), attribute or name)

@@ -41,13 +41,13 @@ def _places() -> dict[str, str]:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(["__version__", *_places()])
 
 
 def __getattr__(name: str) -> Any:
     places = _WHERE if name in _WHERE else _places()
     if name == "__all__":
-        return ["__version__", *places]
+        return __dir__()
     if name not in places:
         raise AttributeError(f"module 'fedveil' has no attribute {name!r}; it has {', '.join(places)}")
     module, _, attribute = places[name].partition(":")

@@ -20,6 +20,7 @@ _WHERE = {
     "from_huggingface": "fedveil.data.own.huggingface",
     "configure": "fedveil.configuration.config",
     "load_config": "fedveil.configuration.config_files",
+    "replace": "fedveil.configuration.replace",
     "register_model": "fedveil.models.own_models",
     "embed": "fedveil.models.embed",
     "save_adapter": "fedveil.models.adapter_files",

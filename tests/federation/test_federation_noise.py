@@ -110,3 +110,18 @@ def test_noise_of_dp_sgd_steps_follows_from_the_plan() -> None:
     plan = DpSgd(clip=2.0, noise_multiplier=3.0, rate=0.5, steps=2, expected=6.0, cap=12)
     spec = LocalSpec(optimizer=OptimizerSpec(lr=0.5), schedule="cyclic")
     assert step_noise(plan, spec, LAYOUT, 0).tolist() == pytest.approx([n * 0.3125 for n in LAYOUT.sizes])
+
+
+def test_what_all_clients_of_a_round_share_is_added_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = DpSgd(clip=2.0, noise_multiplier=3.0, rate=0.5, steps=5, expected=6.0, cap=12)
+    spec, gain, asked = LocalSpec(optimizer=OptimizerSpec(lr=0.0625), schedule="iterative"), LocalSpec.gain, []
+
+    def counted(self: LocalSpec, round: int, step: int, steps: int) -> float:
+        asked.append(step)
+        return gain(self, round, step, steps)
+
+    monkeypatch.setattr(LocalSpec, "gain", counted)
+    first, second = step_noise(plan, spec, LAYOUT, 7), step_noise(plan, spec, LAYOUT, 7)
+    assert asked == [0, 1, 2, 3, 4]
+    assert torch.equal(first, second)
+    assert not torch.equal(step_noise(plan, spec, LAYOUT, 8), first)

@@ -31,6 +31,19 @@ class MinusMean(nn.Module):
         return x - x.mean(0)
 
 
+class HandsOnMixed(nn.Module):
+    """Mixes in its own code, and hands the result to a layer, which is innocent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        out: torch.Tensor = self.last(x - x.mean(0))
+        return out
+
+
 def around(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), *layers, nn.Linear(4, 2))
 
@@ -65,6 +78,8 @@ def test_the_mode_of_the_network_is_kept() -> None:
 @pytest.mark.parametrize(
     ("module", "named"),
     [
+        (HandsOnMixed(), "the network (HandsOnMixed)"),
+        (nn.Sequential(HandsOnMixed(), nn.Linear(2, 2)), "0 (HandsOnMixed)"),
         (around(nn.BatchNorm1d(4)), "1 (BatchNorm1d)"),
         (around(nn.BatchNorm1d(4, affine=False)), "1 (BatchNorm1d)"),
         (around(nn.ReLU(), nn.BatchNorm1d(4, affine=False, track_running_stats=False)), "2 (BatchNorm1d)"),

@@ -90,6 +90,12 @@ def test_an_importable_module(nets: Path, monkeypatch: pytest.MonkeyPatch, caplo
     assert "nets_of_a_test is imported, which runs its code" in caplog.text
 
 
+def test_nothing_is_said_to_be_imported_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigError, match=r"model\.name: there is no file .*no_such_file\.py"):
+        make({"name": "no_such_file.py:net"})
+    assert "is imported" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [

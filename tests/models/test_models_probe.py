@@ -47,6 +47,11 @@ def check(module: nn.Module, task: Any = None, y: Tensor = Y) -> None:
             r"gives \[4, 2\] of float32 and targets are \[4\] of int64; it needs \[n, C\], a score for each class",
         ),
         (lambda out: out.reshape(4, 2, 2), r"gives \[4, 2, 2\].*it needs \[n, C\]"),
+        (
+            lambda out: out.reshape(4, 4),
+            r"cannot take examples float32 \[3, 3\]: RuntimeError: .*it takes 4 at once, and has to take any number",
+        ),
+        (lambda out: out.log(), "the output of Making is NaN or infinite on examples of the test set, before any training"),
         (lambda out: out @ torch.ones(3), r"cannot take examples float32 \[4, 3\]: RuntimeError: "),
     ],
 )
@@ -62,7 +67,8 @@ def test_accepted() -> None:
 
 
 def test_regression_of_another_width() -> None:
-    with pytest.raises(ConfigError, match=r"'regression' fails .*gives \[4, 4\].*it needs \[n, k\], one number for each"):
+    wanted = r"'regression' fails .*gives \[4, 4\].*it needs \[n, k\], one number for each.*set the width of its last layer to 1"
+    with pytest.raises(ConfigError, match=wanted):
         check(Making(lambda out: out), Regression(), torch.randn(4))
 
 
@@ -109,3 +115,27 @@ def test_a_module_that_remembers_is_found() -> None:
 
     with pytest.raises(ConfigError, match="changes buffers or frozen parameters"):
         check(Remembering())
+
+
+def test_a_cache_that_public_examples_fill_may_stay() -> None:
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.places = nn.Linear(3, 4), None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.places is None:
+                self.places = torch.arange(4.0)
+            out: Tensor = self.layer(x) + self.places
+            return out
+
+    check(Cached())
+
+
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+@pytest.mark.filterwarnings("ignore:.*spectral_norm.*deprecated")
+def test_spectral_norm_has_a_remedy(norm: Any) -> None:
+    words = r"changes buffers or frozen parameters in its forward pass \(0\..*u, 0.*v\).*parametrizations\.weight_norm instead"
+    with pytest.raises(ConfigError, match=words):
+        check(nn.Sequential(norm(nn.Linear(3, 4))))
+    check(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4))))

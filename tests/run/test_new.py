@@ -60,7 +60,9 @@ def plugin(folder: Path, name: str, text: str) -> str:
 
 
 CODE = {
+    "binary": ("visits", "walkers.csv"),
     "classification": ("readings", "walkers_method.py", "walkers_data.py", "walkers.csv"),
+    "multi-label": ("songs", "walkers.csv"),
     "regression": ("houses", "walkers_net.py", "walkers.csv"),
     "segmentation": ("pictures", "walkers_pictures.py", "walkers.npz"),
     "survival": ("pumps", "walkers.csv"),
@@ -79,11 +81,11 @@ def test_new_projects_pass_their_own_tests(tmp_path: Path) -> None:
     home = tmp_path / "my projects"
     home.mkdir()
     for task in PROJECTS:
-        made = CliRunner().invoke(app, ["new", f"my_{task}", "--task", task, "--dir", str(home)])
+        made = CliRunner().invoke(app, ["new", f"my_{task.replace('-', '_')}", "--task", task, "--dir", str(home)])
         assert made.exit_code == 0, made.output
-    tested = command("pytest", "-q", "-W", "error", *(f"my_{task}" for task in PROJECTS), cwd=home)
+    tested = command("pytest", "-q", "-W", "error", *(f"my_{task.replace('-', '_')}" for task in PROJECTS), cwd=home)
     assert tested.returncode == 0, tested.stdout + tested.stderr
-    assert "21 passed" in tested.stdout
+    assert "29 passed" in tested.stdout
 
 
 @pytest.mark.parametrize("task", PROJECTS)
@@ -134,7 +136,9 @@ def test_sentences_of_any_length_and_any_words_become_numbers(tmp_path: Path) ->
 
 
 def test_a_task_without_a_project_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--task regresion: .*did you mean 'regression'.*choose classification, regression"):
+    with pytest.raises(
+        ConfigError, match=r"--task regresion: .*did you mean 'regression'.*choose binary, classification, mul"
+    ):
         new_project("walkers", tmp_path, "regresion")
     with pytest.raises(ConfigError, match="--task shared: there is no project for it"):
         new_project("walkers", tmp_path, "shared")

@@ -20,7 +20,7 @@ from fedveil.adversary.audit_run import audit_run
 from fedveil.adversary.replay import replay
 from fedveil.configuration.config import Config
 from fedveil.configuration.config_files import load_config, load_recorded
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, FedveilError
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.data_card import HandedOver, how_to_resume
 from fedveil.run.recorded_run import read_run
@@ -167,6 +167,9 @@ def test_what_is_taken_for_public_is_in_the_statement(tmp_path: Path) -> None:
     digest = load_recorded(tmp_path / "run").model.recorded.weights  # type: ignore[union-attr]
     assert f"the values in model.weights (SHA-256 {digest}) are public and were not trained on the clients' data" in texts
     assert "the initial and frozen parameters of the model handed over are public" in texts
+    initial = load_recorded(tmp_path / "run").model.recorded.initial  # type: ignore[union-attr]
+    assert len(initial) == 64
+    assert f"(SHA-256 of the initial ones: {initial})" in texts
     assert [f.kind for f in recertify(tmp_path / "run")] == ["verified"]
     assert not any("model" in a.what for a in trained(config("linear"), tmp_path / "plain").privacy.assumptions)
 
@@ -192,6 +195,11 @@ def test_a_killed_run_goes_on_with_the_module_alone(tmp_path: Path) -> None:
     with torch.no_grad():
         other.first.weight.add_(1e-6)
     with pytest.raises(ConfigError, match=r"the frozen part of .*Reader has SHA-256"):
+        trained(load_config(recorded, model=other), tmp_path / "run", resume=True)
+    other = reader(0.2)
+    with torch.no_grad():
+        other.head.weight.add_(1e-6)
+    with pytest.raises(ConfigError, match=r"the initial parameters of .*Reader have SHA-256 .* is recorded"):
         trained(load_config(recorded, model=other), tmp_path / "run", resume=True)
     with pytest.raises(ConfigError, match=r"trained parameters of .*Linear are not those recorded|matches nothing"):
         trained(load_config(recorded, model=nn.Linear(8, 10)), tmp_path / "run", resume=True)
@@ -367,3 +375,38 @@ def test_nothing_is_made_of_what_a_module_kept_of_clients(
     assert not (tmp_path / "run" / "history.csv").exists()
     with Ledger.open(tmp_path / "run" / "ledger.sqlite") as ledger:
         assert len(list(ledger.entries())) == 1, "the round left as it was planned, with the zeros of those who failed"
+
+
+class Strange(torch.nn.Module):
+    """As it should be with few examples; with many it fails, or divides by zero."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.layer, self.fails = torch.nn.Linear(64, 10), fails
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x.flatten(1))
+        if len(x) > 20:
+            out = out.view(20, 10) if self.fails else out / 0
+        return out
+
+
+@pytest.mark.parametrize(
+    ("fails", "words"),
+    [
+        (True, r"model: Strange fails on a test batch of \d+ examples: RuntimeError: .*; it has to take batches of any size"),
+        (False, r"the output of Strange on the test set is NaN or infinite: if training diverged, lower training\.optimizer\.lr"),
+    ],
+)
+def test_no_score_of_what_is_no_number(fails: bool, words: str, tmp_path: Path) -> None:
+    with pytest.raises(FedveilError, match=words):
+        trained(config(Strange(fails)), tmp_path / "run")
+
+
+def test_another_seed_may_begin_with_other_values(tmp_path: Path) -> None:
+    trained(config({"module": Reader, "trainable": ["head.*"]}), tmp_path / "run")
+    again = load_config(tmp_path / "run" / "config.toml", ["run.seed=4"], model=Reader)
+    with pytest.raises(ConfigError, match="the frozen part of"):
+        trained(again, tmp_path / "second")
+    trained(config(Reader), tmp_path / "whole")
+    trained(load_config(tmp_path / "whole" / "config.toml", ["run.seed=4"], model=Reader), tmp_path / "third")

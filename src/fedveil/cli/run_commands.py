@@ -54,7 +54,7 @@ def new(
     name: Annotated[str, typer.Argument(help="Name of the project; also used in the names of its Python modules.")],
     folder: Annotated[Path, typer.Option("--dir", help="Directory in which to create it.")] = Path("."),
     task: Annotated[
-        str, typer.Option(help="What it learns: classification, regression, segmentation, survival or text.")
+        str, typer.Option(help="What it learns: binary, classification, multi-label, regression, segmentation, survival or text.")
     ] = "classification",
 ) -> None:
     """Create a starter project: a configuration, made-up data, your own code, and a test that runs them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.configuration.network import HANDED_OVER, Network
@@ -56,6 +57,8 @@ def built(network: Network, input_shape: tuple[int, ...], outputs: int, seed: in
     Raises:
         ConfigError: it cannot be had, cannot be trained here, or is not the recorded one.
     """
+    from torch.nn import Module
+
     from fedveil.models.frozen_parts import check_recorded, choose_parts, recorded_model
 
     module = _module(network, input_shape, outputs, seed)
@@ -63,7 +66,8 @@ def built(network: Network, input_shape: tuple[int, ...], outputs: int, seed: in
         return module
     choose_parts(module, network.parts, seed)
     if network.recorded is not None:
-        check_recorded(network.recorded, recorded_model(module, network.parts))
+        by_seed = not isinstance(network.source, Module)
+        check_recorded(network.recorded, recorded_model(module, network.parts), by_seed=by_seed)
     return module
 
 
@@ -112,7 +116,7 @@ def _imported(network: Network) -> Any:
     (code,), attribute = network.code, network.name.rpartition(":")[2]
     if network.admit is not None:
         network.admit()
-    if module_of(code) not in sys.modules:
+    if module_of(code) not in sys.modules and (not code.endswith(".py") or Path(code).is_file()):
         _log.warning("model.name = %r: %s is imported, which runs its code", network.name, code)
     load_plugins(network.code, key="model.name")
     found: Any = sys.modules[module_of(code)]

@@ -102,7 +102,7 @@ class TrainingSection(Section):
     server_optimizer: OptimizerSection = OptimizerSection(lr=1.0)
     local: Literal["sgd", "dp-sgd"] = "sgd"
     example_clip: float = Field(1.0, gt=0, allow_inf_nan=False)
-    evaluate_every: int = Field(1, ge=1)
+    evaluate_every: int = Field(1, ge=0)
     max_update_norm: float = Field(1e6, gt=0)
     client_timeout: Annotated[float | None, FREE] = Field(None, gt=0, allow_inf_nan=False)
     measure_trained: bool = False

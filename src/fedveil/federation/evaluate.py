@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from fedveil.errors import ConfigError, FedveilError
 from fedveil.training.local import HasPersonalModel
 
 if TYPE_CHECKING:
@@ -39,16 +40,44 @@ def evidence(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistic
     with torch.inference_mode():
         size = _BATCH if y.dim() == 1 else _fitting(model, x[:2].to(device))
         parts = zip(torch.split(x, size), torch.split(y, size), strict=True)
-        found = [task.evidence(model.module(bx.to(device)).cpu(), by) for bx, by in parts]
+        found = [task.evidence(_output(model, bx.to(device)).cpu(), by) for bx, by in parts]
     model.train()
     if kept.numel():
         model.load_buffers(kept)
     return tuple(torch.cat(part) for part in zip(*found, strict=True))
 
 
+def _output(model: FlatModel, x: Tensor) -> Tensor:
+    try:
+        output: Tensor = model.module(x)
+    except Exception as error:
+        reason = (str(error) or "-").splitlines()[0]
+        raise ConfigError(
+            f"model: {type(model.module).__name__} fails on a test batch of {len(x)} examples: {type(error).__name__}: {reason}; "
+            f"it has to take batches of any size"
+        ) from error
+    return output
+
+
+def _require_finite(task: Task, model: FlatModel, found: Evidence, loss: float) -> None:
+    """Refuse a score of what is no number; public: a model that was released, on public examples."""
+    name, kept = type(model.module).__name__, [part for part in found if part.is_floating_point()]
+    wrong = [part for part in kept if not bool(part.isfinite().all())]
+    if wrong:
+        raise FedveilError(
+            f"model: the output of {name} on the test set is NaN or infinite: if training diverged, lower training.optimizer.lr "
+            f"or privacy.noise_multiplier; else look for a division by zero or a logarithm in its forward"
+        )
+    if math.isnan(loss):
+        raise FedveilError(
+            f"task.name = {task.name!r}: the loss on the test set is NaN, and all outputs of {name} are finite: look for a "
+            f"logarithm, or a division by zero, in the task"
+        )
+
+
 def _fitting(model: FlatModel, two: Tensor) -> int:
     """How many examples at once, by the output of two."""
-    numbers: int = model.module(two).numel() // len(two)
+    numbers = _output(model, two).numel() // len(two)
     return min(_BATCH, max(2, _NUMBERS // numbers))
 
 
@@ -76,7 +105,8 @@ def evaluate(federation: Federation, progress: Progress) -> Record:
     task, tests = federation.context.task, federation.client_tests
     with torch.no_grad():
         found = evidence(task, model, *federation.test, own_statistics)
-        row: Record = {"test_loss": task.test_loss(*found)} | {f"test_{k}": v for k, v in task.scores(*found).items()}
+        _require_finite(task, model, found, loss := task.test_loss(*found))
+        row: Record = {"test_loss": loss} | {f"test_{k}": v for k, v in task.scores(*found).items()}
         if tests is not None:
             each: list[float | None] = [None] * len(tests)
             if len(tests.y):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from fedveil.models.parts import Parts, RecordedModel, matching
 from fedveil.training.params import batch_statistics, trained_parameters, training_mode
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 _log = logging.getLogger(__name__)
 
@@ -93,8 +94,14 @@ def recorded_model(module: nn.Module, parts: Parts) -> RecordedModel:
     shapes = {name: tuple(p.shape) for name, p in trained_parameters(module).items()}
     file = "" if parts.weights is None else hashlib.sha256(Path(parts.weights).read_bytes()).hexdigest()
     name = f"{type(module).__module__}.{type(module).__qualname__}"
+    own = {name: p for name, p in trained_parameters(module).items() if ".lora_" not in f".{name}"}  # adapters are drawn
     return RecordedModel(
-        kind=name, shapes=shapes, statistics=bool(batch_statistics(module)), frozen=frozen_digest(module), weights=file
+        kind=name,
+        shapes=shapes,
+        statistics=bool(batch_statistics(module)),
+        frozen=frozen_digest(module),
+        weights=file,
+        initial=_digest(own),
     )
 
 
@@ -106,21 +113,35 @@ def frozen_digest(module: nn.Module) -> str:
     import torch
 
     changing = {*trained_parameters(module), *batch_statistics(module)}
-    found, empty = hashlib.sha256(), True
-    for name, value in sorted(module.state_dict(keep_vars=True).items()):
-        if not isinstance(value, torch.Tensor) or name in changing or name.endswith("num_batches_tracked") or value.requires_grad:
-            continue
-        empty = False
+    return _digest(
+        {
+            name: value
+            for name, value in module.state_dict(keep_vars=True).items()
+            if isinstance(value, torch.Tensor)
+            and not (name in changing or name.endswith("num_batches_tracked") or value.requires_grad)
+        }
+    )
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and values; empty where there are none."""
+    import torch
+
+    found = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
         found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
         found.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return "" if empty else found.hexdigest()
+    return found.hexdigest() if tensors else ""
 
 
-def check_recorded(recorded: RecordedModel, now: RecordedModel) -> None:
+def check_recorded(recorded: RecordedModel, now: RecordedModel, *, by_seed: bool) -> None:
     """Refuse a module that is not the recorded one.
 
+    Args:
+        by_seed: its initial values come from the run's seed, which need not be that of the recorded run.
+
     Raises:
-        ConfigError: another layout, another frozen part, or other public weights.
+        ConfigError: another layout, another frozen part, other public weights, or other initial values.
     """
     if list(recorded.shapes.items()) != list(now.shapes.items()):
         both = recorded.shapes.keys() | now.shapes.keys()
@@ -137,6 +158,11 @@ def check_recorded(recorded: RecordedModel, now: RecordedModel) -> None:
         raise ConfigError(
             f"model: the frozen part of {now.kind} has SHA-256 {now.frozen or 'none'}, and {recorded.frozen or 'none'} is "
             f"recorded: give it the values that it had"
+        )
+    if not by_seed and recorded.initial not in ("", now.initial):
+        raise ConfigError(
+            f"model: the initial parameters of {now.kind} have SHA-256 {now.initial or 'none'}, and {recorded.initial} is "
+            f"recorded: give it the values that it had before the run; for another model, leave model.recorded out"
         )
 
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def mixing_layer(module: nn.Module, x: Tensor) -> str:
-    """The first layer whose output for one example depends on the other examples of the batch, or an empty string.
+    """The first part whose output for one example depends on the other examples of the batch, or an empty string.
+
+    It is a layer, or the module around it where what the layer is handed depends on them already.
 
     The network runs in the mode that it is in, on batches that share their first example. Its own parameters, statistics and
     random numbers stay as they are.
@@ -24,14 +26,29 @@ def mixing_layer(module: nn.Module, x: Tensor) -> str:
     """
     more = x[torch.arange(5, device=x.device) % len(x)]
     examples, outputs = more[:4], _outputs(module, more[:4])
-    by_example = [len(one) == 4 and len(five) == 5 for (_, one), (_, five) in zip(outputs, _outputs(module, more), strict=False)]
+    by_example = [len(a) == 4 and len(b) == 5 for (_, _, a), (_, _, b) in zip(outputs, _outputs(module, more), strict=False)]
     for others in _other(examples):
         again = _outputs(module, torch.cat([examples[:1], others]))
-        for rows, (name, one), (_, other) in zip(by_example, outputs, again, strict=False):
-            scale = 1e-4 * float(one[0].abs().max()) + 1e-6 if rows else 0.0
-            if rows and not (one.shape == other.shape and bool(((one[0] - other[0]).abs() <= scale).all())):
+        for rows, (name, before, one), (_, before_too, other) in zip(by_example, outputs, again, strict=False):
+            if rows and _differ(one, other):
+                if before is not None and before_too is not None and len(before) == 4 and _differ(before, before_too):
+                    return _around(module, name)
                 return name
     return ""
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    """Whether the first example's rows do, by more than rounding."""
+    if one.shape != other.shape:
+        return True
+    one, other = one[0].double(), other[0].double()
+    return not bool(((one - other).abs() <= 1e-4 * float(one.abs().max()) + 1e-6).all())
+
+
+def _around(module: nn.Module, layer: str) -> str:
+    """The module whose forward hands its examples to that layer."""
+    name = layer.partition(" ")[0].rpartition(".")[0]
+    return f"{name or 'the network'} ({type(module.get_submodule(name)).__name__})"
 
 
 def _other(examples: Tensor) -> Iterator[Tensor]:
@@ -42,14 +59,16 @@ def _other(examples: Tensor) -> Iterator[Tensor]:
         yield from (torch.full_like(examples[1:], int(token)) for token in (examples.min(), examples.max()))
 
 
-def _outputs(module: nn.Module, batch: Tensor) -> list[tuple[str, Tensor]]:
-    """What each layer makes of the batch, in the order of use; the whole network comes last."""
+def _outputs(module: nn.Module, batch: Tensor) -> list[tuple[str, Tensor | None, Tensor]]:
+    """What each layer is handed and makes of the batch, in the order of use; the whole network comes last."""
     network = copy.deepcopy(module)
-    seen: list[tuple[str, Tensor]] = []
+    seen: list[tuple[str, Tensor | None, Tensor]] = []
 
     def keep(layer: nn.Module, inputs: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and output.dim():
-            seen.append((f"{names[layer]} ({type(layer).__name__})", output.detach().clone()))
+            first = inputs[0] if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].dim() else None
+            before = None if first is None else first.detach().clone()
+            seen.append((f"{names[layer]} ({type(layer).__name__})", before, output.detach().clone()))
 
     names = {layer: name or "the network" for name, layer in network.named_modules()}
     for layer in names:

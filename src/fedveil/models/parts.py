@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fedveil.errors import ConfigError, nearest
 
@@ -39,15 +39,33 @@ class Parts(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     trainable: Patterns | None = None
-    weights: str | None = Field(None, min_length=1, pattern=r"\.safetensors$")
+    weights: str | None = None
     lora: LoraOptions | None = None
+
+    @field_validator("trainable", mode="before")
+    @classmethod
+    def _some(cls, patterns: Any) -> Any:
+        if patterns is not None and not isinstance(patterns, str) and not len(patterns):
+            raise ConfigError('model.trainable = [] trains nothing: name parameters, such as ["head.*"], or leave the key out')
+        return patterns
+
+    @field_validator("weights")
+    @classmethod
+    def _safetensors(cls, file: str | None) -> str | None:
+        if file is not None and not file.endswith(".safetensors"):
+            raise ConfigError(
+                f"model.weights = {file!r}: only safetensors files are read, since reading others can run code: write one with "
+                f"safetensors.torch.save_file(module.state_dict(), 'NAME.safetensors')"
+            )
+        return file
 
 
 class RecordedModel(BaseModel):
     """What a run records of a model: enough to read the run without the code, and to know the model again.
 
     class: of the module. shapes: of the trained parameters, in order. statistics: whether it has batch statistics.
-    frozen, weights: SHA-256 of the frozen part and of the file of public weights, or empty.
+    frozen, weights: SHA-256 of the frozen part and of the file of public weights, or empty. initial: of the initial values of
+    what is trained, adapters excepted; empty in runs before they were recorded.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -56,6 +74,7 @@ class RecordedModel(BaseModel):
     statistics: bool = False
     frozen: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     weights: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    initial: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
 
 
 KEYS = ("name", "module", "recorded", *Parts.model_fields)

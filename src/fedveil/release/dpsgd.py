@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -116,5 +116,11 @@ class PerExampleGradient:
 
 def step_noise(plan: DpSgd, spec: LocalSpec, layout: Layout, round: int) -> Tensor:
     """Expected squared norm per layer [L] of the noise that the steps of a round bring into the update; NaN where not known."""
-    steps = sum(spec.gain(round, step, plan.steps) for step in range(plan.steps))
-    return torch.tensor(layout.sizes, dtype=torch.float32) * steps * (plan.noise_multiplier * plan.clip / plan.expected) ** 2
+    gain = _gain(spec, round, plan.steps)
+    return torch.tensor(layout.sizes, dtype=torch.float32) * gain * (plan.noise_multiplier * plan.clip / plan.expected) ** 2
+
+
+@lru_cache(maxsize=64)
+def _gain(spec: LocalSpec, round: int, steps: int) -> float:
+    """Of all steps of a round, which are the same for each of its clients."""
+    return sum(spec.gain(round, step, steps) for step in range(steps))

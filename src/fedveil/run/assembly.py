@@ -186,7 +186,7 @@ def federation(
         prepared.test,
         prepared.client_tests,
         config.training.server_optimizer.spec(),
-        config.training.evaluate_every,
+        config.training.evaluate_every or config.training.rounds,
         prepared.public,
         method.participation(setting),
     )
@@ -201,10 +201,17 @@ def check_targets(task: Task, dataset: Dataset) -> None:
 
 def refuse_mixing(model: FlatModel, examples: torch.Tensor) -> None:
     """An error where a layer mixes the examples of a batch: then one example moves the clipped gradients of all the others."""
-    layer = mixing_layer(model.module, examples.to(model.vector.device))
-    if layer:
+    try:
+        layer = mixing_layer(model.module, examples.to(model.vector.device))
+    except Exception as error:
         raise ConfigError(
-            f"training.local = 'dp-sgd' protects single examples, and the layer {layer} mixes the examples of a batch: "
+            f"model: {type(model.module).__name__} fails on batches of four and five examples with large inputs, which show "
+            f"whether it mixes examples: {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
+        ) from error
+    if layer:
+        whose = layer if layer.startswith("the network") else f"the layer {layer}"
+        raise ConfigError(
+            f"training.local = 'dp-sgd' protects single examples, and {whose} mixes the examples of a batch: "
             "choose a model that treats them apart: nn.GroupNorm or nn.LayerNorm in the place of batch normalisation, or batch "
             "normalisation with frozen statistics (leave its parameters out of model.trainable)"
         )

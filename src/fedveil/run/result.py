@@ -46,6 +46,12 @@ class Result:
         return self._last(self.columns.main.name)
 
     @property
+    def scores(self) -> dict[str, float]:
+        """The loss and all metrics of the final model on the test set, by name."""
+        last = next((r for r in reversed(self.history) if "test_loss" in r), {})
+        return {name.removeprefix("test_"): float(value) for name, value in last.items() if name.startswith("test_")}
+
+    @property
     def accuracy(self) -> float:
         """Test accuracy of the final model, in [0, 1]."""
         return self._last("test_accuracy")

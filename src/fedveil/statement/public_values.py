@@ -27,10 +27,12 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
         file = f"the values in model.weights{f' (SHA-256 {digest})' if digest else ''}"
         found.append(Assumption(f"{file} are public and were not trained on the clients' data", why))
     if not network.built_in:
+        initial = network.recorded.initial if network.recorded is not None else ""
         whose = "handed over" if network.name == HANDED_OVER else f"made by {network.name.rpartition('/')[2]}"
         found.append(
             Assumption(
-                f"the initial and frozen parameters of the model {whose} are public and were not trained on the clients' data",
+                f"the initial and frozen parameters of the model {whose} are public and were not trained on the clients' data"
+                f"{f' (SHA-256 of the initial ones: {initial})' if initial else ''}",
                 why,
             )
         )
@@ -44,8 +46,7 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
         found.append(
             Assumption(
                 f"the {' and the '.join(data.counted)} ({data.classes}) is public, though it was counted in the data",
-                "nothing was charged for the count, and a class that one client alone has would show in it; "
-                "classes= says it instead",
+                "nothing was charged for the count, and a class that one client alone has shows in it; classes= says it instead",
             )
         )
     if data.features_of:

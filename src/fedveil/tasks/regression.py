@@ -45,6 +45,9 @@ class Regression(Task):
         from torch.nn import functional as F
 
         wanted = (target - self.mean) / self.scale
+        if output.numel() != wanted.numel():
+            given, needed = output[0].numel(), wanted[0].numel()
+            raise ValueError(f"it gives {given} for each example: set the width of its last layer to {needed}")
         found = output.reshape(wanted.shape)
         if self.error == "huber":
             each = F.huber_loss(found, wanted, reduction="none", delta=self.huber)

@@ -173,7 +173,16 @@ class FlatModel:
             ConfigError: each time from then on.
         """
         if self._versions != [t._version for t in self._constants]:
-            raise ConfigError(f"{type(self.module).__name__} changes buffers or frozen parameters in its forward pass")
+            written = {id(t) for t, before in zip(self._constants, self._versions, strict=True) if t._version != before}
+            tensors = (*self.module.named_parameters(), *self.module.named_buffers())
+            names = [name for name, t in tensors if id(t) in written]
+            spectral = any(name.endswith(("._u", "weight_u")) for name in names)
+            raise ConfigError(
+                f"model: {type(self.module).__name__} changes buffers or frozen parameters in its forward pass "
+                f"({', '.join(names[:4])}), and would carry one client's data to the next: "
+                + ("spectral norm does with each batch; use torch.nn.utils.parametrizations.weight_norm instead" * spectral)
+                + ("compute them in local variables" * (not spectral))
+            )
         if self._kept is not None:
             self._kept.require_unchanged()
 

@@ -57,7 +57,7 @@ def _job(job: RowJob, measure: str) -> float:
     s = setting_of(job.config)
     steps = s.cohort * s.steps * s.rounds
     examples = steps * min(s.local.batch_size, s.records) * BACKWARD
-    evaluations = -(-s.rounds // job.config.training.evaluate_every) if measure != "twin" else 1
+    evaluations = -(-s.rounds // (job.config.training.evaluate_every or s.rounds)) if measure != "twin" else 1
     own_tests = 2 * job.config.data.client_test_fraction * data.train_size  # by the global model and by their own ones
     training = _per_operation(forward) * forward * (examples + evaluations * (data.test_size + own_tests))
     training += steps * parameters * PASSES * _per_number()

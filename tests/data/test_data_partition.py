@@ -290,14 +290,18 @@ def test_curious_and_private_are_checked(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("ldap-1", {"clients": 3}, r"unknown partition 'ldap-1' \(did you mean 'ladp-1'\?\)"),
+        ("ldap-1", {"clients": 3}, r"data\.partition\.kind = 'ldap-1': unknown partition \(did you mean 'ladp-1'\?\)"),
         ("iid", {}, "needs the option 'clients'"),
         ("iid", {"clients": 0}, "clients = 0 is not possible"),
         ("iid", {"clients": True}, "clients = True is not possible"),
         ("iid", {"clients": 2.0}, "clients = 2.0 is not possible"),
         ("iid", {"clients": 50001}, "need 50001 examples; there are 50000"),
         ("iid", {"clients": 1000, "examples_per_client": 51}, "need 51000 examples"),
-        ("iid", {"clients": 2, "alpha": 1.0}, "has no option 'alpha'; it takes clients, examples_per_client"),
+        (
+            "iid",
+            {"clients": 2, "alpha": 1.0},
+            r"partition\.alpha: iid has no option 'alpha'; it takes clients, examples_per_client",
+        ),
         ("dirichlet", {"clients": 2, "alfa": 1.0}, "did you mean 'alpha'"),
         ("dirichlet", {"clients": 2, "alpha": 0.0}, "alpha = 0.0 is not possible"),
         ("dirichlet", {"clients": 2, "alpha": float("nan")}, "alpha = nan is not possible"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from fedveil.attacks.settings import checked
-from fedveil.errors import ConfigError, nearest
+from fedveil.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,9 +57,7 @@ class AttackOptions:
     def __post_init__(self) -> None:
         for name in self.knows:
             if name not in KNOWS:
-                raise ConfigError(
-                    f"--knows {name}: unknown{nearest(name, KNOWS)}; an attacker may know {', '.join(KNOWS)}, or none"
-                )
+                raise unknown("--knows", name, "knowledge", (*KNOWS, "none"))
         if self.defence not in ("run", "none"):
             raise ConfigError(f"--defence {self.defence}: give run (the configured method) or none (raw updates, for comparison)")
         if self.examples not in get_args(Examples):

@@ -15,7 +15,7 @@ from fedveil.data import partition_kinds, partition_ladp
 from fedveil.data.catalogue import Info
 from fedveil.data.partition_options import PARTITIONS
 from fedveil.data.seeding import generator
-from fedveil.errors import ConfigError, nearest
+from fedveil.errors import ConfigError, nearest, unknown
 
 Ints = NDArray[np.int64]
 
@@ -166,12 +166,13 @@ def need_strata(data: Info, options: BaseModel) -> None:
 
 def _options(kind: str, options: dict[str, Any]) -> BaseModel:
     if kind not in PARTITIONS:
-        raise ConfigError(f"unknown partition {kind!r}{nearest(kind, PARTITIONS)}; there are {', '.join(PARTITIONS)}")
+        raise unknown("data.partition.kind", kind, "partition", PARTITIONS)
     model = PARTITIONS[kind]
     allowed = [key for key in model.model_fields if key != "kind"]
     for key in options:
         if key not in allowed:
-            raise ConfigError(f"partition {kind} has no option {key!r}{nearest(key, allowed)}; it takes {', '.join(allowed)}")
+            near = nearest(key, allowed)
+            raise ConfigError(f"data.partition.{key}: {kind} has no option {key!r}{near}; it takes {', '.join(allowed)}")
     try:
         return model(**options)
     except ValidationError as error:

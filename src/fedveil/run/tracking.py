@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from fedveil.errors import ConfigError, FedveilError, nearest
+from fedveil.errors import FedveilError, unknown
 from fedveil.run.tracked_values import Begun
 
 if TYPE_CHECKING:
@@ -51,9 +51,7 @@ def tracker_named(name: str) -> Tracker:
     """
     found = entry_points(group="fedveil.trackers")
     if name not in found.names:
-        raise ConfigError(
-            f"run.track = {name!r}: no such tracker{nearest(name, found.names)}; there are {', '.join(sorted(found.names))}"
-        )
+        raise unknown("run.track", name, "tracker", sorted(found.names))
     make: Callable[[], Tracker] = found[name].load()
     return make()
 

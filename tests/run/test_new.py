@@ -136,9 +136,7 @@ def test_sentences_of_any_length_and_any_words_become_numbers(tmp_path: Path) ->
 
 
 def test_a_task_without_a_project_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"--task regresion: .*did you mean 'regression'.*choose binary, classification, mul"
-    ):
+    with pytest.raises(ConfigError, match=r"--task regresion: .*did you mean 'regression'.*choose binary, classification, mul"):
         new_project("walkers", tmp_path, "regresion")
     with pytest.raises(ConfigError, match="--task shared: there is no project for it"):
         new_project("walkers", tmp_path, "shared")

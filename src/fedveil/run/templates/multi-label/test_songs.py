@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedveil.run.run import Result
+from fedveil.run.result import Result
 
 
 def test_it_learns(result: Result) -> None:

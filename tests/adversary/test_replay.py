@@ -52,6 +52,7 @@ PROVEN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("ldp-fed", {}, {}),
     ("gfl-aldpa", {}, {}),
     ("adap-dp-fl", DP_SGD, RECORD),
+    ("nbafl", {}, {}),
 ]
 
 

@@ -52,7 +52,10 @@ def interception_of(
     snapshot: Snapshot, sent: release.Upload, clean: Tensor, behind: tuple[Victim, ...], knows: Sequence[str]
 ) -> Interception:
     """A release with what the attacker knows; `clean` is the update without noise, `behind` whose examples are in it."""
-    n = sum(len(v.y) for v in behind)
+    n, weights = sum(len(v.y) for v in behind), getattr(snapshot.federation.method, "sends_weights", False)
+    if weights:  # everybody has the model that training started from
+        start = snapshot.progress.model
+        sent, clean = replace(sent, vector=sent.vector - start), clean - start
     local = local_spec(snapshot.federation.setting.local, len(behind[0].y), snapshot.progress.round)
     upload = intercepted(sent, snapshot.layout, n, local, float(clean.norm()))
     if any(isinstance(m, BATCH_NORMS) for m in snapshot.federation.context.model.module.modules()):
@@ -63,7 +66,7 @@ def interception_of(
         labels=torch.cat([v.y for v in behind]) if "labels" in knows else None,
         noise_std=_noise(snapshot, sent, upload, knows),
         mask=upload.sent_mask if "mask" in knows else None,
-        clip=clip_of(sent.plan, snapshot.layout) if "clip" in knows and len(behind) == 1 else None,
+        clip=clip_of(sent.plan, snapshot.layout) if "clip" in knows and len(behind) == 1 and not weights else None,
         aux_inputs=snapshot.federation.test[0][:AUXILIARY] if "aux" in knows else None,
     )
     return Interception(upload, known, behind)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from fedveil.accounting.gaussian import noise_std_for
-from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
+from fedveil.accounting.types import Claim, Event, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.methods.adaptive import noise_at_share, paper_epsilon, refuse_dp_sgd
 from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_releases, sum_noise
-from fedveil.papers.ladp_fl.ladp_claim import claimed_total, constant_as_printed, sensitivity_theorem2
+from fedveil.methods.classical_noise import sequential_claim, training_reach
+from fedveil.papers.ladp_fl.ladp_claim import constant_as_printed
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
 from fedveil.training.local import State
 
@@ -83,13 +84,7 @@ class LaDPFL(MethodConfig):
         """The paper's accountant: (q T epsilon, q T delta), q = batch / |D_i|; one round's claim where that delta is >= 1."""
         if self.variant == "proven":
             return None
-        scope = Scope(Unit.RECORD, Adjacency.REPLACE_ONE, View.SERVER)
-        epsilon, rate = paper_epsilon(s, self.name), min(1.0, s.local.batch_size / s.records)
-        total, delta = claimed_total(epsilon, s.delta, s.rounds, rate)
-        if delta >= 1:
-            note = f"one round; over {s.rounds} rounds the paper's accountant gives epsilon = {total:.4g} at a vacuous delta >= 1"
-            return Claim(epsilon, s.delta, scope, "LaDP-FL, Theorem 3", note)
-        return Claim(total, delta, scope, "LaDP-FL, Theorem 3 and Section XIII", f"q T epsilon with q = {rate:.4g}")
+        return sequential_claim(s, s.rounds * paper_epsilon(s, self.name), "LaDP-FL, Theorem 3")
 
     def clip_norm(self, s: Setting) -> float | None:
         """C of the proven variant."""
@@ -97,14 +92,8 @@ class LaDPFL(MethodConfig):
 
     def unit_std(self, s: Setting) -> float:
         """c Delta / (epsilon B), the noise std at P = B, the least that a chosen layer gets (Theorems 2 and 3)."""
-        epsilon, optimizer, clip = paper_epsilon(s, self.name), s.local.optimizer, s.local.batch_clip
-        if clip is None or optimizer.name != "sgd" or optimizer.momentum or optimizer.weight_decay:
-            raise ConfigError(
-                "the published variant of ladp-fl bounds plain SGD steps on clipped gradients: set training.batch_clip (G_c), "
-                "and training.optimizer to sgd without momentum or weight_decay"
-            )
-        moves = s.local.epochs if self.sensitivity == "theorem2" else s.steps
-        reach = sensitivity_theorem2(optimizer.lr, moves, clip)
+        epsilon = paper_epsilon(s, self.name)
+        reach = training_reach(s, self.name, None if self.sensitivity == "theorem2" else s.steps)
         if self.calibration == "exact":
             return noise_std_for(epsilon, s.delta, reach)
         return constant_as_printed(epsilon, s.delta) * reach / epsilon

@@ -15,4 +15,5 @@ METHOD_TABLE = {
     "ldp-fed": "fedveil.methods.ldp_fed:LDPFed",
     "gfl-aldpa": "fedveil.methods.gfl_aldpa:GFLALDPA",
     "adap-dp-fl": "fedveil.methods.adap_dp_fl:AdapDPFL",
+    "nbafl": "fedveil.methods.nbafl:NbAFL",
 }

@@ -54,7 +54,7 @@ def _method(name: str, notes: dict[str, Any]) -> dict[str, Any] | None:
         method = method_from({"name": name})
         costs = _costs(method)
         noise = next((form for form, known in FORMS.items() if costs == _costs(method_from({"name": known}))), None)
-        if noise is None:
+        if noise is None or _unequal_rounds(method):
             return None
         server = _reason(method.releases(_setting(noise_multiplier=1.0), View.SERVER))
         claim, unbounded = _published(method_from({"name": name, **variant, **notes.get("claim_options", {})}))
@@ -71,6 +71,14 @@ def _costs(method: Method) -> list[list[tuple[str, str, int]]]:
     settings = [replace(_setting(noise_multiplier=1.5), scope=scope) for scope in scopes]
     events = [method.releases(setting, view) for setting in settings for view in View]
     return [[(type(e).__name__, f"{getattr(e, 'mu', 0.0):.9g}", getattr(e, "count", 0)) for e in each] for each in events]
+
+
+def _unequal_rounds(method: Method) -> bool:
+    """Whether rounds differ in price, so that no one noise multiplier tells them where sampling amplifies."""
+    try:
+        return len(method.releases(replace(_setting(noise_multiplier=1.0), sampling="poisson"), View.AGGREGATE)) > 1
+    except ConfigError:
+        return False
 
 
 def _published(method: Method) -> tuple[Claim | None, str | None]:

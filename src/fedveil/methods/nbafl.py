@@ -1,0 +1,154 @@
+"""NbAFL (Wei et al. 2020), "Full DP" of LaDP-FL: each client clips its weights, not its update, and adds Gaussian noise.
+
+Published: the noise rests on a sensitivity 2 C / n_min that trained weights do not have. Proven: the same clipped weights with
+the sensitivity that they do have, C under zero-out and 2 C under replace-one, composed exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from fedveil.accounting.gaussian import epsilon_of
+from fedveil.accounting.types import Claim, Event, Unbounded, View
+from fedveil.errors import ConfigError
+from fedveil.methods.adaptive import paper_epsilon, refuse_dp_sgd
+from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_plan, gaussian_releases, mean
+from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequential_claim
+from fedveil.methods.fedavg import proximal
+from fedveil.papers.ladp_fl.baseline_formulas import nbafl_broadcast_std, nbafl_upload_std
+from fedveil.release.plan import Fixed, Plan, Policy, Upload
+from fedveil.training.local import Local, Objective, Plain
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_REASONS = {
+    "paper": "its sensitivity 2 C / n_min takes a minimiser of a mean for a mean of minimisers; trained weights have 2 C (NbAFL)",
+    "repo": "weights are not clipped before they are noised, so their sensitivity has no bound (NbAFL as in FederatedScope)",
+    "ladp-fl": "its sensitivity counts epochs where steps move the weights, and updates are not clipped (Full DP of LaDP-FL)",
+}
+_LARGEST_MU = 1e3
+
+
+class NbAFL(MethodConfig):
+    """Noise before aggregation: clipped weights and classical Gaussian noise, "Full DP" of LaDP-FL.
+
+    The formulas of `paper` and `ladp-fl` are reconstructed: from notes on Wei et al. 2020, and from LaDP-FL's Theorems 1 and 2;
+    those of `repo` are read in FederatedScope's trainer_nbafl.py.
+
+    Args:
+        variant: published or proven.
+        source: published; whose noise. `paper`: c L (2 C / n_min) / epsilon on weights clipped to C. `repo`: c T C / (n epsilon)
+            on weights that are not clipped; the server clamps each coordinate of its model to C. `ladp-fl`: LaDP-FL's baseline,
+            c 2 eta E G_c / epsilon in each round, with the gradients clipped (`training.batch_clip`) and the weights not.
+        clip: C, bound on the norm of a client's weights (`repo`: on each coordinate). The paper takes the median of their norms,
+            which would read raw data.
+        exposures: L, uploads of a client that an eavesdropper sees; None for all T rounds, after which the server adds no noise.
+        proximal: mu of the penalty mu/2 ||w_i - w||^2 of local training.
+    """
+
+    name: Literal["nbafl"] = "nbafl"
+    variant: Variant = "proven"
+    source: Literal["paper", "repo", "ladp-fl"] = "paper"
+    clip: float = Field(5.0, gt=0, allow_inf_nan=False)
+    exposures: int | None = Field(None, ge=1)
+    proximal: float = Field(0.0, ge=0, allow_inf_nan=False)
+
+    @property
+    def weighting(self) -> Weighting:
+        """Published: p_i, the share of the examples. Proven: uniform, so that sizes stay private and the sensitivity is C."""
+        return "examples" if self.variant == "published" else "uniform"
+
+    @property
+    def sends_weights(self) -> bool:
+        """Whether clients release weights, and not how these differ from the global model's."""
+        return self.variant == "proven" or self.source != "ladp-fl"
+
+    def calibrate(self, s: Setting) -> Setting:
+        """Proven: noise for the configured epsilon. Published: noise from the formula."""
+        refuse_dp_sgd(s, self.name)
+        if self.sends_weights and s.sampling == "poisson":
+            raise ConfigError(
+                "nbafl averages weights, so the number of participants must be fixed: set training.sampling = 'fixed'"
+            )
+        if self.variant == "proven":
+            return calibrated(self, s)
+        if (self.exposures or 1) > s.rounds:
+            raise ConfigError(
+                f"method.exposures = {self.exposures} is more than the {s.rounds} rounds: at most all uploads are seen"
+            )
+        self.noise_std(s)
+        return s
+
+    def policy(self, s: Setting) -> Policy:
+        """The same clip and noise in every round."""
+        if self.variant == "proven":
+            return Fixed(gaussian_plan(s, self.clip))
+        clip = self.clip if self.source == "paper" else math.inf
+        return Fixed(Plan(clip=clip, noise_std=self.noise_std(s), unproven=_REASONS[self.source]))
+
+    def objective(self, s: Setting) -> Objective:
+        """Local training, with the proximal term; what leaves are weights."""
+        penalty = proximal(self.proximal) if self.proximal else None
+        return Weights(penalty) if self.sends_weights else Plain(penalty)
+
+    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+        """From the global model to the mean of the weights."""
+        if not self.sends_weights:
+            return mean(uploads)
+        weights = mean(uploads)
+        if self.variant == "published" and self.source == "repo":
+            weights.clamp_(-self.clip, self.clip)
+        return weights - model
+
+    def releases(self, s: Setting, view: View) -> list[Event]:
+        """f / z a round; nothing for the published variant."""
+        return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASONS[self.source])]
+
+    def claim(self, s: Setting) -> Claim | None:
+        """Published: epsilon for L uploads of a record's client; as LaDP-FL's Full DP, epsilon a round."""
+        if self.variant == "proven":
+            return None
+        epsilon = paper_epsilon(s, self.name)
+        if self.source == "ladp-fl":
+            return sequential_claim(s, s.rounds * epsilon, "LaDP-FL, Theorem 1")
+        return Claim(epsilon, s.delta, classical_scope(), "NbAFL, Section III", self._sound(s))
+
+    def _sound(self, s: Setting) -> str:
+        """What the same noise gives with a sensitivity that holds."""
+        mu = 2 * self.clip * math.sqrt(s.rounds) / self.noise_std(s)
+        if self.source == "repo":
+            return "weights are not clipped before the noise"
+        size = f"{epsilon_of(mu, s.delta):.4g}" if mu <= _LARGEST_MU else f"above {_LARGEST_MU**2 / 2:.2g}"
+        return f"with the sensitivity 2 C of trained weights the noise of all rounds gives epsilon = {size}"
+
+    def clip_norm(self, s: Setting) -> float | None:
+        """C, where the norm of the weights is clipped to it."""
+        return self.clip if self.variant == "proven" or self.source == "paper" else None
+
+    def noise_std(self, s: Setting) -> float:
+        """Published: of each upload, with what the server adds before it broadcasts, so that the mean has the noise of both."""
+        if self.source == "ladp-fl":
+            return full_dp_std(s, self.name)
+        epsilon, records = paper_epsilon(s, self.name), max(s.records, 1)
+        exposures = s.rounds if self.exposures is None else self.exposures
+        one = nbafl_upload_std(epsilon, s.delta, self.clip, records, 1)
+        if self.source == "repo":
+            own, added = s.rounds * one / 2, nbafl_broadcast_std(one, epsilon, s.cohort, s.rounds, s.clients, s.clients)
+        else:
+            own, added = exposures * one, nbafl_broadcast_std(one, epsilon, exposures, s.rounds, s.clients, s.cohort)
+        return math.hypot(own, added * math.sqrt(s.cohort))
+
+
+@dataclass(frozen=True)
+class Weights(Plain):
+    """Local training that releases the weights that it ended with."""
+
+    def finish(self, local: Local) -> Tensor:
+        """w_i; the door clips it."""
+        return local.model.vector.clone()

@@ -53,6 +53,8 @@ PROVEN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("gfl-aldpa", {}, {}),
     ("adap-dp-fl", DP_SGD, RECORD),
     ("nbafl", {}, {}),
+    ("time-varying-dp", {}, {}),
+    ("dpa-ldp", {}, {}),
 ]
 
 

@@ -11,7 +11,7 @@ from fedveil.configuration.config_files import load_config
 from fedveil.papers.paper_files import paper_files
 from fedveil.statement.certify import certify_config
 
-METHODS = ("ladp-fl", "aldp-fl", "noisy-fedavg", "noisy-fedprox", "nbafl")
+METHODS = ("ladp-fl", "aldp-fl", "noisy-fedavg", "noisy-fedprox", "nbafl", "time-varying-dp", "dpa-ldp")
 PRESETS = [path for name, path in paper_files("presets").items() if name.partition("/")[0] in METHODS]
 
 

@@ -16,4 +16,6 @@ METHOD_TABLE = {
     "gfl-aldpa": "fedveil.methods.gfl_aldpa:GFLALDPA",
     "adap-dp-fl": "fedveil.methods.adap_dp_fl:AdapDPFL",
     "nbafl": "fedveil.methods.nbafl:NbAFL",
+    "time-varying-dp": "fedveil.methods.time_varying_dp:TimeVaryingDP",
+    "dpa-ldp": "fedveil.methods.dpa_ldp:DPALDP",
 }

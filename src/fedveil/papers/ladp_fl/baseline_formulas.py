@@ -1,7 +1,7 @@
 """Formulas of the methods that LaDP-FL is compared with: noise of NbAFL, Time-Varying DP, DPA-LDP and AdapLDP, and Eq. 17.
 
 Those of NbAFL and AdapLDP are from papers and code; those of Time-Varying DP and DPA-LDP are reconstructed: no source of their
-equations was found, only what abstracts and LaDP-FL say of them.
+equations was found, only what abstracts and LaDP-FL say of them (docs/methods/time-varying-dp.md, docs/methods/dpa-ldp.md).
 """
 
 from __future__ import annotations

@@ -1,0 +1,102 @@
+"""DPA-LDP (Zhang, Fay and Johansson 2024): the noise of each round minimises a bound on the error under a fixed budget.
+
+Early errors are forgotten at the rate at which training contracts, so early rounds may be noisier. Published: classical noise by
+the formulas. Proven: clipped updates, and the same allocation at an exact cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from fedveil.accounting.types import Claim, Event, Unbounded, View
+from fedveil.methods.adaptive import paper_epsilon, refuse_dp_sgd
+from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, mean
+from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequential_claim, training_reach
+from fedveil.methods.noise_schedule import Scheduled, calibrated_schedule, scheduled, scheduled_releases
+from fedveil.papers.ladp_fl.baseline_formulas import allocated_std, geometric_sum
+from fedveil.release.plan import Plan, Policy, Upload
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_REASON = "its sensitivity counts epochs where steps move the weights, and updates are not clipped (DPA-LDP)"
+
+
+class DPALDP(MethodConfig):
+    """Noise allocated to the rounds so that a bound on the final error is least.
+
+    Reconstructed: the equations were not found; that the variances minimise such a bound under a fixed budget, for a smooth and a
+    non-smooth part of the objective, is the abstract's. For networks it runs K steps a round where the paper shares gradients.
+
+    Args:
+        variant: published or proven.
+        source: published; `budget`: epsilon is that of the whole run, by zero-concentrated DP. `ladp-fl`: epsilon is that of the
+            first round, whose noise is LaDP-FL's Full DP, and later rounds cost more.
+        contraction: kappa, by which one round shrinks an earlier error (1 - eta mu for strongly convex losses). It must not come
+            from data.
+        l1: the non-smooth part, this times the L1 norm of the model: the server shrinks each coordinate by it in each round.
+        clip: proven; C, L2 bound on the update.
+    """
+
+    name: Literal["dpa-ldp"] = "dpa-ldp"
+    variant: Variant = "proven"
+    source: Literal["budget", "ladp-fl"] = "budget"
+    contraction: float = Field(0.995, gt=0, le=1)
+    l1: float = Field(0.0, ge=0, allow_inf_nan=False)
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+
+    @property
+    def weighting(self) -> Weighting:
+        """Published: by the number of examples. Proven: uniform, so that the sensitivity is C."""
+        return "examples" if self.variant == "published" else "uniform"
+
+    def calibrate(self, s: Setting) -> Setting:
+        """Proven: noise for the configured epsilon. Published: noise from the formula."""
+        refuse_dp_sgd(s, self.name)
+        if self.variant == "proven":
+            return calibrated_schedule(self, s)
+        self.stds(s)
+        return s
+
+    def policy(self, s: Setting) -> Policy:
+        """The noise of each round."""
+        if self.variant == "proven":
+            return self._schedule(s)
+        return Scheduled(tuple(Plan(noise_std=std, unproven=_REASON) for std in self.stds(s)))
+
+    def _schedule(self, s: Setting) -> Scheduled:
+        return scheduled(s, self.clip, [self.contraction ** (t / 4) for t in range(s.rounds)])
+
+    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+        """The mean, and the proximal step of the non-smooth part."""
+        step = mean(uploads)
+        if not self.l1:
+            return step
+        moved = model + step
+        return moved.sign() * (moved.abs() - self.l1).clamp_min(0) - model
+
+    def releases(self, s: Setting, view: View) -> list[Event]:
+        """What constant noise z costs; nothing for the published variant."""
+        return scheduled_releases(self._schedule(s), s, view) if self.variant == "proven" else [Unbounded(_REASON)]
+
+    def claim(self, s: Setting) -> Claim | None:
+        """Epsilon of the whole run, or LaDP-FL's sum of the rounds' epsilons."""
+        if self.variant == "proven":
+            return None
+        epsilon = paper_epsilon(s, self.name)
+        if self.source == "budget":
+            return Claim(epsilon, s.delta, classical_scope(), "DPA-LDP (reconstructed)", "zero-concentrated DP")
+        return sequential_claim(s, epsilon * geometric_sum(self.contraction**-0.25, s.rounds), "LaDP-FL, Theorem 1")
+
+    def clip_norm(self, s: Setting) -> float | None:
+        return self.clip if self.variant == "proven" else None
+
+    def stds(self, s: Setting) -> list[float]:
+        """Published: the noise std of each round."""
+        if self.source == "ladp-fl":
+            return [full_dp_std(s, self.name) * self.contraction ** (t / 4) for t in range(s.rounds)]
+        epsilon, reach = paper_epsilon(s, self.name), training_reach(s, self.name)
+        return [allocated_std(epsilon, s.delta, reach, self.contraction, s.rounds, t) for t in range(s.rounds)]

@@ -1,0 +1,68 @@
+"""Noise that changes from round to round by a plan fixed beforehand, at the cost of constant noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from fedveil.accounting.accountant import calibrate
+from fedveil.accounting.types import Event, View
+from fedveil.methods.adaptive import refuse_dp_sgd
+from fedveil.methods.base import ROUNDING, Method, Setting, calibrated, gaussian_plan, gaussian_releases, releases_to
+from fedveil.release.cost import event_of
+from fedveil.release.plan import Plan, Released, Upload
+from fedveil.training.local import State
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A plan for each round; all clients have the same."""
+
+    plans: tuple[Plan, ...]
+    common: ClassVar[bool] = True
+
+    def start(self) -> State:
+        return {}
+
+    def plan(self, released: Released, state: State) -> Plan:
+        return self.plans[released.round]
+
+    def observe(self, state: State, upload: Upload) -> State:
+        return state
+
+
+def priced(s: Setting, shape: Sequence[float]) -> list[float]:
+    """Noise multipliers z_t in proportion to `shape` of which the dearest rounds that a client can be in cost what z does in all.
+
+    sum over the P largest of 1 / z_t^2 = P / z^2, P the most rounds of one client.
+    """
+    dearest = sorted(shape)[: s.participations]
+    scale = (sum(x**-2 for x in dearest) / len(dearest)) ** 0.5
+    return [s.z * scale * x for x in shape]
+
+
+def scheduled(s: Setting, clip: float, shape: Sequence[float]) -> Scheduled:
+    """Updates clipped to C with noise z_t C, at the cost of noise z C in each round."""
+    return Scheduled(tuple(gaussian_plan(replace(s, noise_multiplier=z), clip) for z in priced(s, shape)))
+
+
+def scheduled_releases(policy: Scheduled, s: Setting, view: View) -> list[Event]:
+    """f / z a round in all, or one event a round where sampling amplifies, since that is no function of the sum."""
+    if not s.amplified or view is View.SERVER or s.z == 0:
+        return gaussian_releases(s, view)
+    scope = replace(s.scope, view=view)
+    return [event_of(plan, s.layout, scope, rate=s.rate, round=t) for t, plan in enumerate(policy.plans)]
+
+
+def calibrated_schedule(method: Method, s: Setting) -> Setting:
+    """The noise for the configured epsilon; where sampling amplifies, by Renyi accounting, as the budget of unequal rounds is."""
+    refuse_dp_sgd(s, method.name)
+    if not s.amplified or s.scope.view is View.SERVER or s.noise_multiplier is not None or s.epsilon is None:
+        return calibrated(method, s)
+
+    def planned(z: float) -> list[Event]:
+        return releases_to(method, replace(s, noise_multiplier=z), s.scope.view)
+
+    z = calibrate(s.epsilon, s.delta, planned, accountant="rdp", adjacency=s.scope.adjacency)
+    return replace(s, noise_multiplier=z * (1 + 2 * ROUNDING))

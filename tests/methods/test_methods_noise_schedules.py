@@ -1,0 +1,211 @@
+"""Time-Varying DP and DPA-LDP: each formula a second way, the exact cost of every schedule, and refinement on public losses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from fedveil.accounting.accountant import bound
+from fedveil.accounting.gaussian import epsilon_of
+from fedveil.accounting.types import Adjacency, SampledGaussian, Unbounded, View
+from fedveil.configuration.config import calibrated_setting
+from fedveil.errors import ConfigError
+from fedveil.methods.dpa_ldp import DPALDP
+from fedveil.methods.noise_schedule import Scheduled, priced
+from fedveil.methods.time_varying_dp import Refined, TimeVaryingDP
+from fedveil.papers.ladp_fl.baseline_formulas import allocated_std, epsilon_of_noise, falling_first_std, geometric_sum, zcdp_of
+from fedveil.training.local import LocalSpec, OptimizerSpec
+from method_kit import charged_mu, digits, job_of, released, setting, swapped_plans, trained, upload
+
+LADP = LocalSpec(2, None, 50, OptimizerSpec(lr=0.1), batch_clip=20.0)
+RELEASED = released([0.0] * 7)
+NAMES = ("time-varying-dp", "dpa-ldp")
+
+
+def ladp(**changes: Any) -> Any:
+    base = {"local": LADP, "epsilon": 0.2, "noise_multiplier": None, "delta": 0.02}
+    return setting(**{**base, "clients": 100, "cohort": 10, "rounds": 400, "records": 500, **changes})
+
+
+# --- formulas ---
+
+
+@given(st.floats(0.1, 50), st.floats(1e-9, 0.5))
+def test_rho_gives_back_epsilon(epsilon: float, delta: float) -> None:
+    rho = zcdp_of(epsilon, delta)
+    assert rho + 2 * math.sqrt(rho * math.log(1 / delta)) == pytest.approx(epsilon, rel=1e-9)
+
+
+@given(st.floats(0.5, 1.0), st.integers(1, 50), st.sampled_from(["naive", "zcdp"]))
+def test_falling_noise_costs_epsilon_in_all(decay: float, rounds: int, accountant: str) -> None:
+    """Round by round: sum c Delta / sigma_t = epsilon, or sum Delta^2 / (2 sigma_t^2) = rho."""
+    first = falling_first_std(2.0, 0.01, 3.0, decay, rounds, accountant)
+    stds = [first * decay**t for t in range(rounds)]
+    if accountant == "naive":
+        assert sum(math.sqrt(2 * math.log(125)) * 3.0 / std for std in stds) == pytest.approx(2.0)
+    else:
+        assert sum(9.0 / (2 * std**2) for std in stds) == pytest.approx(zcdp_of(2.0, 0.01))
+
+
+def test_allocation_is_the_minimum_that_a_solver_finds() -> None:
+    """sum kappa^(T-1-t) sigma_t^2 under sum 1 / (2 sigma_t^2) = rho, over log variances."""
+    rounds, kappa, rho = 6, 0.7, zcdp_of(1.0, 1e-3)
+    a = kappa ** np.arange(rounds - 1, -1, -1.0)
+
+    def error(logs: np.ndarray[Any, Any]) -> float:
+        shares = np.exp(logs) / np.exp(logs).sum()  # of rho
+        return float((a / (2 * rho * shares)).sum())
+
+    best = minimize(error, np.zeros(rounds), tol=1e-12)
+    ours = [allocated_std(1.0, 1e-3, 1.0, kappa, rounds, t) ** 2 for t in range(rounds)]
+    assert sum(1 / (2 * v) for v in ours) == pytest.approx(rho)
+    assert float(a @ ours) == pytest.approx(best.fun, rel=1e-6)
+    assert ours[1] / ours[0] == pytest.approx(math.sqrt(kappa))
+
+
+def test_the_cost_of_allocation_tends_to_a_constant() -> None:
+    """kappa = 0.97, T from 200 to 5,000: the bound grows by 10 %, with equal noise 25-fold."""
+
+    def bounds(rounds: int) -> tuple[float, float]:
+        a = 0.97 ** np.arange(rounds - 1, -1, -1.0)
+        own = sum(w * allocated_std(1.0, 1e-3, 1.0, 0.97, rounds, t) ** 2 for t, w in enumerate(a.tolist()))
+        return own, float(a.sum()) * rounds / (2 * zcdp_of(1.0, 1e-3))
+
+    (short, even), (long, evener) = bounds(200), bounds(5000)
+    assert long / short == pytest.approx(4378 / 3971, rel=1e-3)
+    assert evener / even == pytest.approx(166667 / 6652, rel=1e-3)
+
+
+def test_ladp_fls_sums_of_epsilon() -> None:
+    """57.3 % over Full DP at v = 0.9979, 26.04 % at kappa^(1/4) = 0.9989, as the paper states them for T = 400."""
+    full = 0.1 * 400 * 0.2
+    varying = TimeVaryingDP(variant="published", source="ladp-fl", decay=0.9979).claim(ladp(delta=1e-4))
+    allocated = DPALDP(variant="published", source="ladp-fl", contraction=0.9989**4).claim(ladp(delta=1e-4))
+    assert varying is not None
+    assert allocated is not None
+    assert varying.epsilon / full == pytest.approx(1.573, abs=0.01)
+    assert allocated.epsilon / full == pytest.approx(1.2604, abs=0.01)
+
+
+def test_epsilon_read_off_the_noise() -> None:
+    """Equation 17 inverts Theorem 1: noise of std c Delta / epsilon has that epsilon; half of it twice that."""
+    std = math.sqrt(2 * math.log(62.5)) * 8 / 0.2
+    assert epsilon_of_noise(std, 8.0, 0.02) == pytest.approx(0.2)
+    assert epsilon_of_noise(std / 2, 8.0, 0.02) == pytest.approx(0.4)
+    assert math.isinf(epsilon_of_noise(0.0, 8.0, 0.02))
+
+
+# --- published plans ---
+
+
+def test_published_noise_round_by_round() -> None:
+    s = ladp()
+    varying = TimeVaryingDP(variant="published", source="ladp-fl", decay=0.99).policy(s)
+    allocated = DPALDP(variant="published", source="ladp-fl", contraction=0.96).policy(s)
+    assert isinstance(varying, Scheduled)
+    assert isinstance(allocated, Scheduled)
+    assert [p.noise_std for p in varying.plans[:3]] == pytest.approx([115.03275 * 0.99**t for t in range(3)])
+    assert [p.noise_std for p in allocated.plans[::4][:3]] == pytest.approx([115.03275 * 0.96**t for t in range(3)])
+    whole = DPALDP(variant="published", contraction=0.96)
+    assert whole.stds(s)[7] == pytest.approx(allocated_std(0.2, 0.02, 8.0, 0.96, 400, 7))
+    naive = TimeVaryingDP(variant="published").first_std(s)
+    assert naive == pytest.approx(115.03275 * geometric_sum(1 / 0.998, 400))
+    for method in (whole, TimeVaryingDP(variant="published")):
+        assert all(isinstance(e, Unbounded) for view in View for e in method.releases(s, view))
+        assert (method.claim(s) or pytest.fail("no claim")).epsilon == 0.2
+        with pytest.raises(ConfigError, match=r"training\.batch_clip"):
+            method.calibrate(replace(s, local=replace(LADP, batch_clip=None)))
+
+
+def test_the_l1_part_shrinks_the_model() -> None:
+    uploads = [upload([1.0, -1.0, 0, 0, 0, 0, 0.5], [0.0] * 7), upload([1.0, 0.0, 0, 0, 0, 0, -0.1], [0.0] * 7)]
+    model = torch.tensor([0.0, 0.2, 0.05, -3.0, 0, 0, 0])
+    moved = model + DPALDP(l1=0.1).aggregate(uploads, model)
+    assert moved.tolist() == pytest.approx([0.9, -0.2, 0.0, -2.9, 0, 0, 0.1])
+
+
+# --- proven ---
+
+
+@given(st.floats(0.5, 1.0), st.integers(1, 30), st.integers(1, 30))
+def test_no_choice_of_rounds_costs_more_than_constant_noise(decay: float, rounds: int, most: int) -> None:
+    s = setting(rounds=rounds, max_participations=most)
+    found = priced(s, [decay**t for t in range(rounds)])
+    dearest = sorted((z**-2 for z in found), reverse=True)[: min(most, rounds)]
+    assert sum(dearest) == pytest.approx(min(most, rounds) / s.z**2)
+    assert all(b / a == pytest.approx(decay) for a, b in pairwise(found))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_the_ledger_holds_the_configured_epsilon(name: str, view: str, tmp_path: Path) -> None:
+    options = {"decay": 0.7} if name == NAMES[0] else {"contraction": 0.3}
+    config = digits({"name": name, **options}, privacy={"epsilon": 5.0, "view": view}, training={"clients_per_round": 12})
+    done = trained(job_of(config, tmp_path / "ledger"))
+    noise = [row["noise_norm"] for row in done.history]
+    assert noise[1] / noise[0] == pytest.approx(0.7 if name == NAMES[0] else 0.3**0.25)
+    for mu in charged_mu(tmp_path / "ledger").values():
+        assert 5.0 * (1 - 1e-4) < epsilon_of(mu, 1e-3) <= 5.0
+
+
+def test_sampled_rounds_are_priced_one_by_one() -> None:
+    config = digits(
+        {"name": "time-varying-dp", "decay": 0.8}, privacy={"epsilon": 2.0, "view": "aggregate"}, training={"sampling": "poisson"}
+    )
+    method, s = calibrated_setting(config)
+    events = method.releases(s, View.AGGREGATE)
+    assert [type(e) for e in events] == [SampledGaussian] * 3
+    cost = bound(events, 1e-3, accountant="rdp", adjacency=Adjacency.ZERO_OUT)[0]
+    assert 2.0 * (1 - 1e-3) < cost <= 2.0
+    assert len(trained(job_of(config)).history) == 3
+
+
+@given(st.lists(st.floats(0.1, 3.0), min_size=12, max_size=12), st.integers(1, 4), st.floats(0.5, 1.0))
+def test_refined_noise_costs_the_same_on_every_path(losses: list[float], every: int, decay: float) -> None:
+    s = setting(View.AGGREGATE, rounds=12)
+    method = TimeVaryingDP(refine_every=every, decay=decay, refinement=0.8, clip=1.0)
+    policy, spent = Refined(method, s), 0.0
+    state = policy.start()
+    for t, loss in enumerate(losses):
+        plan = policy.plan(replace(RELEASED, round=t), state)
+        spent += float(plan.noise_std) ** -2
+        state = policy.observe(state, replace(upload([0.0] * 7, [0.0] * 7), round=t, public_loss=loss))
+    assert spent == pytest.approx(12 / s.z**2)
+    refined = {t for t in range(2 * every, 12, every) if losses[t - 1] >= losses[t - every - 1]}
+    assert state["decay"] == pytest.approx(decay * 0.8 ** len(refined))
+
+
+def test_refinement_needs_a_public_loss_and_one_common_budget() -> None:
+    method = TimeVaryingDP(refine_every=2)
+    with pytest.raises(ConfigError, match=r"privacy\.view = 'aggregate'"):
+        method.calibrate(setting())
+    with pytest.raises(ConfigError, match=r"training\.sampling = 'fixed'"):
+        method.calibrate(setting(View.AGGREGATE, sampling="poisson"))
+    policy = Refined(method, setting(View.AGGREGATE))
+    with pytest.raises(ConfigError, match=r"data\.public_fraction"):
+        policy.observe(policy.start(), replace(upload([0.0] * 7, [0.0] * 7), round=1))
+
+
+def test_refined_plans_read_no_data() -> None:
+    options = {"name": "time-varying-dp", "refine_every": 1, "refinement": 0.5}
+    config = digits(options, rounds=4, data={"public_fraction": 0.2}, privacy={"epsilon": 8.0, "view": "aggregate"})
+    config = config.model_copy(update={"training": config.training.model_copy(update={"clients_per_round": 12})})
+    assert all(a.noise_std == b.noise_std for a, b in swapped_plans(config))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_learns(name: str) -> None:
+    """240 clients of 6 digits, all in each of 4 rounds, epsilon 8: above 0.6 (chance is 0.1)."""
+    training = {"clients_per_round": 240, "local_epochs": 4, "batch_size": 6}
+    config = digits({"name": name}, clients=240, rounds=4, training=training, privacy={"epsilon": 8.0, "view": "aggregate"})
+    assert trained(job_of(config)).history[-1]["test_accuracy"] > 0.6

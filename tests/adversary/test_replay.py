@@ -55,6 +55,7 @@ PROVEN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("nbafl", {}, {}),
     ("time-varying-dp", {}, {}),
     ("dpa-ldp", {}, {}),
+    ("sensitive-dp", {}, {}),
 ]
 
 

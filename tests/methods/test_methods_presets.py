@@ -11,7 +11,17 @@ from fedveil.configuration.config_files import load_config
 from fedveil.papers.paper_files import paper_files
 from fedveil.statement.certify import certify_config
 
-METHODS = ("ladp-fl", "aldp-fl", "noisy-fedavg", "noisy-fedprox", "nbafl", "time-varying-dp", "dpa-ldp")
+METHODS = (
+    "ladp-fl",
+    "aldp-fl",
+    "noisy-fedavg",
+    "noisy-fedprox",
+    "nbafl",
+    "time-varying-dp",
+    "dpa-ldp",
+    "sensitive-dp",
+    "adapldp",
+)
 PRESETS = [path for name, path in paper_files("presets").items() if name.partition("/")[0] in METHODS]
 
 

@@ -26,6 +26,7 @@ from fedveil.papers.convergent_dp.convergent_claim import Schedule
 from fedveil.papers.fedanc import fedanc_claim as fedanc
 from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
 from fedveil.papers.ladp_fl import ladp_claim as ladp
+from fedveil.papers.paper_files import paper_notes
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from fedveil.training.params import Layout
 

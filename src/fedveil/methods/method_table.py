@@ -18,4 +18,5 @@ METHOD_TABLE = {
     "nbafl": "fedveil.methods.nbafl:NbAFL",
     "time-varying-dp": "fedveil.methods.time_varying_dp:TimeVaryingDP",
     "dpa-ldp": "fedveil.methods.dpa_ldp:DPALDP",
+    "sensitive-dp": "fedveil.methods.sensitive_dp:SensitiveDP",
 }

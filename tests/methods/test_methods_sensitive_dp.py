@@ -1,0 +1,137 @@
+"""Sensitive DP: the published noise worked out by hand over three rounds; what the proven clips follow, and what they cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedveil.accounting.gaussian import epsilon_of
+from fedveil.accounting.types import Adjacency, Unbounded, View
+from fedveil.errors import ConfigError
+from fedveil.methods.sensitive_dp import RawHistory, Remembered, SensitiveDP
+from fedveil.release.cost import plan_mu
+from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
+from fedveil.training.params import FlatModel
+from method_kit import all_same, charged_mu, digits, job_of, released, setting, swapped_plans, trained, upload
+
+SPEC = LocalSpec(2, None, 25, OptimizerSpec(lr=0.1), batch_clip=20.0)
+
+
+class Two(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2, 2))
+
+
+class Moves:
+    """A gradient source under which the model moves by `size` along its first coordinate in a round of one batch."""
+
+    batches = BatchGradient.batches
+
+    def __init__(self, size: float) -> None:
+        self.size = size
+
+    def __call__(self, local: Local, x: Any, y: Any) -> torch.Tensor:
+        local.model.grad.copy_(torch.tensor([-self.size, 0, 0, 0, 0, 0, 0]))
+        return torch.zeros(())
+
+
+def noise_of(size: float, start: float, state: dict[str, Any], **options: Any) -> float:
+    """The noise std of a round in which the client moves by `size`; one coordinate of the model is `start`; c = 3, bound 10."""
+    objective = RawHistory(method=SensitiveDP(variant="published", **options), multiplier=3.0, reach=10.0)
+    model = torch.tensor([0.0, start, 0, 0, 0, 0, 0])
+    local = Local(FlatModel(Two()), model, LocalSpec(1, 1, 5, OptimizerSpec(lr=1.0)), Moves(size), torch.Generator(), state=state)  # type: ignore[arg-type]
+    local.normal = lambda n: torch.ones(n)
+    update, _ = train(local, torch.zeros(5, 1), torch.zeros(5), objective)
+    return float(update[6])
+
+
+def test_published_noise_by_hand() -> None:
+    """beta 0.5, zeta 0.75, kappa 2. Rounds 1 and 2 know too little or reach the bound of 10; round 3 by hand.
+
+    Moves 1, 2, 1 from models 0, 0.4, 0.8: before round 3, a = (1 + 4) / 2, b = (0.16 + 0.16) / 2.
+    """
+    state: dict[str, Any] = {}
+    options = {"memory": 0.5, "own": 0.75, "headroom": 2.0}
+    assert noise_of(1.0, 0.0, state, **options) == pytest.approx(30.0)
+    assert noise_of(2.0, 0.4, state, **options) == pytest.approx(3 * 4 * math.sqrt(0.75 * 1 + 0.25 * 0.16))
+    third = 3 * 4 * math.sqrt(0.75 * 2.5 + 0.25 * 0.16)
+    assert noise_of(1.0, 0.8, state, **options) == pytest.approx(third)
+    assert state["share"] == pytest.approx(third / 30)
+    assert noise_of(1.0, 100.0, state, **options) == pytest.approx(30.0)
+
+
+def test_published_is_full_dp_first_and_promises_nothing() -> None:
+    s = setting(local=SPEC, epsilon=0.2, noise_multiplier=None, delta=0.02)
+    method = SensitiveDP(variant="published")
+    objective = method.objective(s)
+    assert isinstance(objective, RawHistory)
+    assert objective.multiplier * objective.reach == pytest.approx(115.03275)
+    assert all(isinstance(e, Unbounded) for view in View for e in method.releases(s, view))
+    claim = method.claim(s)
+    assert claim is not None
+    assert claim.epsilon == pytest.approx(0.25 * 20 * 0.2)
+    with pytest.raises(ConfigError, match=r"training\.batch_clip"):
+        method.calibrate(replace(s, local=replace(SPEC, batch_clip=None)))
+    with pytest.raises(ValueError, match="lowest"):
+        SensitiveDP(clip_range=(2.0, 1.0))
+
+
+# --- proven ---
+
+
+def test_clips_follow_released_norms_less_their_noise() -> None:
+    """One release (3, 0, 0 | 0, 0, 0, 4) with noise std 1: squares 9 - 3 and 16 - 4; kappa 2: clips 2 sqrt 6 and 2 sqrt 12."""
+    policy = Remembered(SensitiveDP(clip=10.0), setting())
+    state = policy.observe({}, upload([3.0, 0, 0, 0, 0, 0, 4.0], [0.0] * 7, 1.0))
+    plan = policy.plan(released([0.0] * 7, 1), state)
+    assert plan.layer_clip is not None
+    assert plan.layer_clip.tolist() == pytest.approx([2 * math.sqrt(6), 2 * math.sqrt(12)])
+    again = policy.observe(state, upload([0.0] * 7, [0.0] * 7))
+    assert again["own"].tolist() == pytest.approx([0.9 * 6, 0.9 * 12])
+    others = policy.observe_all({}, [upload([3.0, 0, 0, 0, 0, 0, 0], [0.0] * 7, 1.0), upload([1.0] + [0.0] * 6, [0.0] * 7, 1.0)])
+    assert others["own"].tolist() == pytest.approx([4 - 3 / 2, 0.0])
+    mixed = policy.plan(replace(released([0.0] * 7, 1), server=others), state)
+    assert mixed.layer_clip is not None
+    assert mixed.layer_clip.tolist() == pytest.approx([2 * math.sqrt((6 + 2.5) / 2), 2 * math.sqrt(12 / 2)])
+
+
+@given(st.lists(st.floats(-9, 9, width=32), min_size=7, max_size=7), st.floats(0, 3), st.sampled_from(list(Adjacency)))
+def test_every_plan_costs_its_share_and_stays_in_range(vector: list[float], std: float, adjacency: Adjacency) -> None:
+    s = setting(adjacency=adjacency)
+    policy = Remembered(SensitiveDP(), s)
+    plan = policy.plan(released([0.0] * 7, 1), policy.observe({}, upload(vector, [0.0] * 7, std)))
+    assert plan_mu(plan, s.layout, adjacency.factor) == pytest.approx(adjacency.factor / 2.0, rel=1e-6)
+    first = policy.plan(released([0.0] * 7), {}).layer_clip
+    assert plan.layer_clip is not None
+    assert first is not None
+    assert bool(((plan.layer_clip >= 0.1 * first * 0.999) & (plan.layer_clip <= 2.0 * first * 1.001)).all())
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_the_ledger_holds_the_configured_epsilon_and_plans_read_nothing(view: str, tmp_path: Path) -> None:
+    config = digits({"name": "sensitive-dp"}, privacy={"epsilon": 500.0, "view": view}, training={"clients_per_round": 12})
+    pairs = swapped_plans(config)
+    assert all_same(pairs)
+    assert len({plan.noise_std for plan, _ in pairs}) > 1, "the noise must adapt, or the test says nothing"
+    trained(job_of(config, tmp_path / "ledger"))
+    for mu in charged_mu(tmp_path / "ledger").values():
+        assert 500 * (1 - 1e-4) < epsilon_of(mu, 1e-3) <= 500.0
+
+
+def test_it_learns() -> None:
+    """240 clients of 6 digits, all in each of 4 rounds, epsilon 8: above 0.6 (chance is 0.1); the same noise, the same model."""
+    training = {"clients_per_round": 240, "local_epochs": 4, "batch_size": 6}
+    config = digits(
+        {"name": "sensitive-dp"}, clients=240, rounds=4, training=training, privacy={"epsilon": 8.0, "view": "aggregate"}
+    )
+    first, again = trained(job_of(config)), trained(job_of(config))
+    assert first.history[-1]["test_accuracy"] > 0.6
+    assert first.model.equal(again.model)

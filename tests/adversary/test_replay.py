@@ -56,6 +56,7 @@ PROVEN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("time-varying-dp", {}, {}),
     ("dpa-ldp", {}, {}),
     ("sensitive-dp", {}, {}),
+    ("adapldp", {}, {}),
 ]
 
 

@@ -19,4 +19,5 @@ METHOD_TABLE = {
     "time-varying-dp": "fedveil.methods.time_varying_dp:TimeVaryingDP",
     "dpa-ldp": "fedveil.methods.dpa_ldp:DPALDP",
     "sensitive-dp": "fedveil.methods.sensitive_dp:SensitiveDP",
+    "adapldp": "fedveil.methods.adapldp:AdapLDP",
 }

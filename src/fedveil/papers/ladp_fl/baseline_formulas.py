@@ -10,7 +10,6 @@ import math
 
 from fedveil.accounting._check import at_least, non_negative, open_probability, positive
 from fedveil.accounting.gaussian import classical_noise_multiplier
-from fedveil.errors import ConfigError
 
 
 def nbafl_upload_std(epsilon: float, delta: float, clip: float, records: int, exposures: int) -> float:
@@ -87,19 +86,15 @@ def adapldp_scale(epsilon: float, delta: float, sensitivity: float, scaler: floa
     """AdapLDP's noise: the Laplace scale Delta / (epsilon c), or the Gaussian std Delta sqrt(2 ln(1.25 / (delta c))) / epsilon.
 
     Args:
-        scaler: c_i > 0. law: `laplace` or `gaussian`.
-
-    Raises:
-        ConfigError: a Gaussian scaler of 1.25 / delta or more, whose logarithm is not positive.
+        scaler: c_i > 0. law: `laplace` or `gaussian`. From c = 1.25 / delta on the code takes the root of a negative number;
+            here the Gaussian std is never below Delta / epsilon.
 
     Source: Yue et al. 2025, by the authors' code.
     """
     if law == "laplace":
         return sensitivity / (positive("epsilon", epsilon) * positive("scaler", scaler))
     inside = 1.25 / (delta * positive("scaler", scaler))
-    if inside <= 1:
-        raise ConfigError(f"AdapLDP's Gaussian noise needs a scaler below 1.25 / delta = {1.25 / delta:g}, got {scaler:g}")
-    return sensitivity * math.sqrt(2 * math.log(inside)) / positive("epsilon", epsilon)
+    return sensitivity * math.sqrt(max(2 * math.log(inside), 1.0)) / positive("epsilon", epsilon)
 
 
 def epsilon_of_noise(std: float, sensitivity: float, delta: float) -> float:

@@ -57,6 +57,10 @@ PROVEN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("dpa-ldp", {}, {}),
     ("sensitive-dp", {}, {}),
     ("adapldp", {}, {}),
+    ("blur-lus", {}, {}),
+    ("fed-dpa", {}, {}),
+    ("fed-addp", {}, {}),
+    ("fed-smp", {}, {}),
 ]
 
 

@@ -37,6 +37,7 @@ from fedveil.methods.fedglp_parts import (
 )
 from fedveil.methods.sparse import coverage_mean, grown
 from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
+from fedveil.papers.fedglp_adp.opacus_accountant import ORDERS
 from fedveil.release.cost import plan_mu
 from fedveil.release.plan import Plan, Released, Upload
 from fedveil.run.run import run
@@ -66,7 +67,7 @@ def test_the_papers_accountant_gives_the_beta_of_its_table_3_and_its_theorem_doe
 
 def test_the_papers_accountant_against_a_second_implementation() -> None:
     for noise, rounds, delta in ((2.0, 20, 0.1), (5.0, 40, 1e-3), (0.7, 3, 1e-5)):
-        other = dp_accounting.rdp.RdpAccountant(list(fedglp._ORDERS)).compose(dp_accounting.GaussianDpEvent(noise), rounds)
+        other = dp_accounting.rdp.RdpAccountant(list(ORDERS)).compose(dp_accounting.GaussianDpEvent(noise), rounds)
         assert fedglp.accountant_epsilon(noise, rounds, delta) == pytest.approx(other.get_epsilon(delta), rel=1e-6)
         epsilon = fedglp.accountant_epsilon(noise, rounds, delta)
         assert fedglp.accountant_noise_multiplier(epsilon, rounds, delta) == pytest.approx(noise, rel=1e-6)

@@ -24,7 +24,9 @@ from fedveil.pages.web_page import web_file
 from fedveil.papers.convergent_dp import convergent_claim as noisy_fedavg
 from fedveil.papers.convergent_dp.convergent_claim import Schedule
 from fedveil.papers.fedanc import fedanc_claim as fedanc
+from fedveil.papers.fedglp_adp import baseline_claims as baselines
 from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
+from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon
 from fedveil.papers.ladp_fl import ladp_claim as ladp
 from fedveil.papers.paper_files import paper_notes
 from fedveil.training.local import LocalSpec, OptimizerSpec
@@ -209,7 +211,7 @@ SAID = """(() => {
 def test_the_headline_compares_a_claim_with_a_proof_of_the_same_only(ask: Ask) -> None:
     """A claim for another view, unit or adjacency is said to be one, and no ratio is given."""
     said = ask(" ".join(SAID.replace("START", setting(batch=400, rounds=1)).split()))
-    assert len(said) == 6 * 3 * 2 * 2
+    assert len(said) == 10 * 3 * 2 * 2
     compared = 0
     for choice, claim, text in said:
         others = [kind for kind in ("view", "unit", "adjacency") if choice[kind] != claim[kind]]
@@ -218,7 +220,7 @@ def test_the_headline_compares_a_claim_with_a_proof_of_the_same_only(ask: Ask) -
             assert f"another {kind} ({theirs}, not {ours})" in text
         assert bool(re.search("times|agrees|no proof", text)) == (not others), text
         compared += not others
-    assert compared == 6
+    assert compared == 10
 
 
 def test_the_headline_names_another_delta(ask: Ask) -> None:
@@ -236,6 +238,14 @@ def test_claims_equal_the_published_formulas(ask: Ask) -> None:
 
     close(claimed(family="fedglp-adp"), fedglp.claimed_epsilon(z, t, d))
     close(claimed(family="fedglp-adp", view="server"), fedglp.claimed_epsilon(z * math.sqrt(n), t, d))
+    root, sampled = math.sqrt(n), {"rate": 0.1}
+    close(claimed(family="blur-lus"), opacus_epsilon(z, t, d, **sampled), 0.02)  # Opacus has broken orders as well
+    rate, steps = baselines.record_steps(40, 1000 * 400, t, 6 * 40 / 400, 0.1)
+    page = {"orders": ask("V.ORDERS"), "adjacency": Adjacency.ZERO_OUT}  # Opacus has none above 63
+    close(claimed(family="fed-dpa"), subsampled.epsilon_rdp(rate, z, round(steps), d, **page), 1e-8)
+    close(baselines.fedaddp_noise(claimed(family="fed-addp", view="server"), t, d), z, 1e-6)
+    close(claimed(family="fed-smp"), baselines.fedsmp_epsilon(z, t, d, **sampled))
+    close(claimed(family="fed-smp", view="server"), baselines.fedsmp_epsilon(z * root, t, d, **sampled))
     close(claimed(family="fedanc", view="server"), fedanc.claimed_epsilon(z, 0.3, 20000, d) * math.sqrt(t))
     per_round = math.sqrt(2 * math.log(1.25 / d)) / (z / 2)  # noise std over sensitivity 2C
     close(claimed(family="ladp-fl", view="server"), ladp.claimed_total(per_round, d, t, 0.1)[0])

@@ -216,7 +216,7 @@ class TwoLosses:
         if self.method.clipping == "flat":
             clips = torch.full_like(clips, self.method.clip)
             plan, releases = Plan(clip=self.method.clip), 1
-        shared = local.scratch["shared"]
+        shared: Tensor = local.scratch["shared"]
         stds = layers.expand(sigma * clips * math.sqrt(releases / self.setting.cohort)) * shared
         log_odds = next_log_odds(h, norms, state.get("norms"), self.method.gamma, bound)
         state.update(log_odds=log_odds, norms=norms, sent=float(shared.sum()), clips=_by_tensor(clips, layers, layout))

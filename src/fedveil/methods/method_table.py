@@ -20,4 +20,8 @@ METHOD_TABLE = {
     "dpa-ldp": "fedveil.methods.dpa_ldp:DPALDP",
     "sensitive-dp": "fedveil.methods.sensitive_dp:SensitiveDP",
     "adapldp": "fedveil.methods.adapldp:AdapLDP",
+    "blur-lus": "fedveil.methods.blur_lus:BlurLus",
+    "fed-dpa": "fedveil.methods.fed_dpa:FedDPA",
+    "fed-addp": "fedveil.methods.fed_addp:FedADDP",
+    "fed-smp": "fedveil.methods.fed_smp:FedSMP",
 }

@@ -42,6 +42,24 @@ globalThis.veilClaims = (() => {
     },
     fedanc: (p, t, { upload }) => ({ epsilon: Math.sqrt(t * p.density * p.dim) * classical(upload, p.delta), delta: p.delta }),
     "aldp-fl": (p, t, { upload }) => ({ epsilon: classical((upload * p.records) / 2, p.delta), delta: p.delta }),
+    "blur-lus": (p, t, { sum }) => ({ epsilon: V.epsilonRdp(p.cohort / p.clients, sum, t, p.delta, "zero_out"), delta: p.delta }),
+    "fed-dpa"(p, t, { sum }) {
+      const [rate, share] = [p.cohort / p.clients, Math.min(1, p.batch / (p.clients * p.records))];
+      const steps = rate * t * p.clients * p.steps; // of one DP-SGD run over all clients' records
+      return { epsilon: V.epsilonRdp(share * rate, sum, steps, p.delta, "zero_out"), delta: p.delta };
+    },
+    "fed-addp"(p, t, { upload }) {
+      const sigma = (e) => {
+        const order = Math.ceil(Math.log2(1 / p.delta) / e + 1);
+        const room = e + Math.log(p.delta) / (order - 1);
+        return Math.sqrt((t * order) / (2 * room));
+      };
+      return { epsilon: V.bisect((e) => sigma(e) - upload, 1e-3, 1e6), delta: p.delta };
+    },
+    "fed-smp"(p, t, { sum }) {
+      const a = (7 * (p.cohort / p.clients) ** 2 * t) / sum ** 2;
+      return { epsilon: (a + Math.sqrt(a * a + 8 * a * Math.log(1 / p.delta))) / 2, delta: p.delta };
+    },
   };
 
   /** Where noise is truncated: its bound, and the probability with which a coordinate moved by 2C is seen. */

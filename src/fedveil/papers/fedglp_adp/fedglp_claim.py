@@ -13,6 +13,7 @@ from fedveil.accounting._check import at_least, open_probability, positive
 from fedveil.accounting.composition import zcdp_epsilon
 from fedveil.accounting.types import Adjacency
 from fedveil.errors import ConfigError
+from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon, opacus_noise_multiplier
 
 _ZERO = Adjacency.ZERO_OUT
 
@@ -41,22 +42,15 @@ def claimed_noise_multiplier(epsilon: float, rounds: int, delta: float) -> float
     return math.sqrt(at_least("rounds", rounds, 1) / 2) / root
 
 
-_ORDERS: tuple[float, ...] = (*(1 + x / 10 for x in range(1, 100)), *range(12, 64))
-
-
 def accountant_epsilon(noise_multiplier: float, rounds: int, delta: float) -> float:
-    """The epsilon of T Gaussian releases by the RDP accountant that the paper used (Opacus, its default orders, rate 1).
+    """The epsilon of T Gaussian releases by the accountant that the paper used: a sharper conversion than Theorem 1's.
 
-    min over a of T a / (2 sigma^2) + ln(1 - 1/a) - (ln delta + ln a) / (a - 1): a sharper conversion than Theorem 1's.
     It reproduces the beta of the paper's Table 3 to two digits, which Theorem 1 does not.
 
     Args:
         noise_multiplier: sigma, > 0. rounds: T. delta: in (0, 1).
     """
-    r = at_least("rounds", rounds, 0) / (2 * positive("noise_multiplier", noise_multiplier) ** 2)
-    log_delta = math.log(open_probability("delta", delta))
-    best: float = min(r * a + math.log1p(-1 / a) - (log_delta + math.log(a)) / (a - 1) for a in _ORDERS)
-    return max(0.0, best)
+    return opacus_epsilon(noise_multiplier, rounds, delta)
 
 
 def accountant_noise_multiplier(epsilon: float, rounds: int, delta: float) -> float:
@@ -65,14 +59,7 @@ def accountant_noise_multiplier(epsilon: float, rounds: int, delta: float) -> fl
     Args:
         epsilon: > 0. rounds: T >= 1. delta: in (0, 1).
     """
-    positive("epsilon", epsilon)
-    low, high = 1e-3, 1.0
-    while accountant_epsilon(high, at_least("rounds", rounds, 1), delta) > epsilon:
-        low, high = high, 2 * high
-    while high / low > 1 + 1e-9:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if accountant_epsilon(middle, rounds, delta) > epsilon else (low, middle)
-    return high
+    return opacus_noise_multiplier(epsilon, at_least("rounds", rounds, 1), delta)
 
 
 def uplink_bits(parameters: int, beta: float, round: int, rounds: int) -> float:

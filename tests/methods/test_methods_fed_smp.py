@@ -1,0 +1,110 @@
+"""Fed-SMP: one public mask for all, scale before clip, the paper's noise by hand, and what is proven of it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import method_kit as h
+from fedveil.accounting.gaussian import epsilon_of
+from fedveil.accounting.types import Gaussian, View
+from fedveil.configuration.config import calibrated_setting, load_config
+from fedveil.errors import ConfigError
+from fedveil.methods.fed_smp import CommonMask, FedSMP, MovedMask, Scaled
+from fedveil.papers.fedglp_adp.baseline_claims import fedsmp_epsilon, fedsmp_noise_multiplier
+from fedveil.release.plan import Released
+from fedveil.training.local import train
+from fedveil.training.params import Layout
+from fisher_clients import X, Y, client
+
+LAYOUT = Layout.of({"a": (60,), "b": (40,)})
+
+
+def test_the_mask_is_the_same_for_all_clients_and_another_each_round() -> None:
+    method, s = FedSMP(share=0.2), h.setting(layout=LAYOUT)
+    policy = method.policy(s)
+    assert isinstance(policy, CommonMask)
+    assert policy.common
+    masks = []
+    for t in range(50):
+        plans = [policy.plan(Released(t, torch.randn(100), None, client=c), {}) for c in (0, 7)]
+        assert plans[0].support is not None
+        assert plans[1].support is not None
+        assert plans[0].support.equal(plans[1].support)
+        assert int(plans[0].support.sum()) == 20
+        masks.append(plans[0].support)
+    assert torch.stack(masks).float().mean(0).min() > 0.02, "every coordinate has its turn"
+    again = FedSMP(share=0.2, mask_seed=1).policy(s).plan(Released(0, torch.zeros(100), None), {})
+    assert not again.support.equal(masks[0])  # type: ignore[union-attr]
+
+
+def test_what_the_global_model_moved_most_is_sent() -> None:
+    policy = FedSMP(share=0.03, mask="moved").policy(h.setting(layout=LAYOUT))
+    assert isinstance(policy, MovedMask)
+    assert not policy.common
+    before, now = torch.zeros(100), torch.zeros(100)
+    now[[5, 50, 99]] = torch.tensor([1.0, -2.0, 0.5])
+    plan = policy.plan(Released(1, now, before), {})
+    assert plan.support is not None
+    assert plan.support.nonzero().flatten().tolist() == [5, 50, 99]
+    assert int(policy.plan(Released(0, now, None), {}).support.sum()) == 3  # type: ignore[union-attr]
+
+
+def test_random_coordinates_are_scaled_so_that_their_mean_is_that_of_all() -> None:
+    s = h.setting(layout=LAYOUT)
+    assert (FedSMP(share=0.2).scale(s), FedSMP(share=0.2, mask="moved").scale(s)) == (5.0, 1.0)
+    plain, scaled = (train(client(1), X, Y, Scaled(scale=f))[0] for f in (1.0, 5.0))
+    assert scaled.tolist() == pytest.approx((5 * plain).tolist())
+
+
+def test_the_papers_noise_by_hand() -> None:
+    """q = 1/60, T = 180, epsilon = 1.5, delta = 1 / 6000^1.1: 1.8, where the sampled Gaussian needs 1.0."""
+    delta = 6000**-1.1
+    sigma = fedsmp_noise_multiplier(1.5, 180, delta, 1 / 60)
+    assert sigma == pytest.approx(math.sqrt(7 * 180 / 3600 * (1.5 + 2 * math.log(1 / delta)) / 1.5**2))
+    assert sigma == pytest.approx(1.8, abs=0.05)
+    assert fedsmp_epsilon(sigma, 180, delta, 1 / 60) == pytest.approx(1.5)
+
+
+def test_published_noise_is_a_share_of_the_sums_on_the_mask() -> None:
+    method = FedSMP(variant="published", clip=0.5, share=0.2)
+    s = method.calibrate(h.setting(noise_multiplier=None, epsilon=2.0, layout=LAYOUT))
+    sigma = fedsmp_noise_multiplier(2.0, 20, 1e-3, 0.4)
+    plan = method.policy(s).plan(Released(0, torch.zeros(100), None), {})
+    assert plan.noise_std == pytest.approx(sigma * 0.5 / 2)  # type: ignore[union-attr]
+    claim = method.claim(s)
+    assert claim is not None
+    assert (claim.epsilon, claim.scope.view) == (pytest.approx(2.0), View.AGGREGATE)
+    for view, mu in ((View.SERVER, math.sqrt(4 * 20) / sigma), (View.AGGREGATE, math.sqrt(20) / sigma)):
+        (event,) = method.releases(s, view)
+        assert isinstance(event, Gaussian)
+        assert event.mu * math.sqrt(event.count) == pytest.approx(mu)
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+@pytest.mark.parametrize("mask", ["random", "moved"])
+def test_proven_costs_the_configured_epsilon_and_noise_reaches_the_mask_only(view: str, mask: str) -> None:
+    job = h.job_of(h.at_epsilon_8({"name": "fed-smp", "share": 0.2, "mask": mask}, f"privacy.view={view}"))
+    rows = h.trained(job).history
+    for client_number in range(6) if view == "server" else [-1]:
+        assert 0.999 * 8.0 < epsilon_of(math.sqrt(h.book(job).mu2(client_number)), 1e-3) <= 8.0
+    assert {row["coordinates"] for row in rows} == {130}
+    shares = 36 if view == "aggregate" else 6
+    assert rows[0]["noise_norm"] == pytest.approx(job.setting.z * 0.5 * math.sqrt(130 / shares), rel=1e-4)
+
+
+def test_what_it_cannot_do_is_refused() -> None:
+    with pytest.raises(ConfigError, match="view = 'server'"):
+        FedSMP(variant="published").calibrate(h.setting(View.AGGREGATE))
+    with pytest.raises(ConfigError, match="local = 'sgd'"):
+        FedSMP().calibrate(h.setting(example_clip=1.0))
+
+
+@pytest.mark.parametrize("path", h.presets("fed-smp"), ids=lambda p: p.stem)
+def test_presets_calibrate(path: Path) -> None:
+    method, s = calibrated_setting(load_config(path))
+    assert method.name == "fed-smp"
+    assert method.releases(s, s.scope.view)

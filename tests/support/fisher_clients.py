@@ -1,0 +1,35 @@
+"""The client on which one round of DynamicPFL's and of FedADDP's own programs was recorded, without noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec
+from fedveil.training.params import FlatModel
+
+X = torch.tensor([[1.0, 0.5, -1.0, 2.0], [0.2, -0.3, 0.8, 1.0], [0.0, 1.0, 1.0, -1.0], [1.5, 0.1, 0.4, -0.6]])
+Y = torch.tensor([0, 1, 1, 0])
+
+
+def network(shift: float) -> FlatModel:
+    """23 weights by formula: the global model, or with `shift` that of a client which trained before."""
+    module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    with torch.no_grad():
+        for i, p in enumerate(module.parameters()):
+            n = p.numel()
+            base = torch.linspace(-0.5, 0.5, n) * (0.7 if i % 2 else 1.0) + 0.1 * i + 0.05
+            p.copy_((base + shift * torch.cos(torch.arange(n).float())).view(p.shape))
+    return FlatModel(module)
+
+
+def client(epochs: int, **state: Any) -> Local:
+    """One batch an epoch, Adam at 0.01; the client's own model is `network(0.3)`."""
+    spec = LocalSpec(epochs=epochs, batch_size=4, optimizer=OptimizerSpec("adam", 0.01))
+    model = network(0.0)
+    local = Local(model, model.vector.clone(), spec, BatchGradient(), torch.Generator(), data=(X, Y), examples=4, steps=epochs)
+    local.state.update(personal=network(0.3).vector.clone(), **state)
+    local.normal = torch.zeros
+    return local

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from federation_runs import DEFENCES
 from fedveil.accounting.types import Audit, View
 from fedveil.adversary.audit_run import audit, audit_config, audit_run
 from fedveil.audit.adapter import Case, release_subject, run_score, sampled_run, worst_shift
@@ -36,7 +37,7 @@ RECORD = {"unit": "record", "adjacency": "replace_one", "view": "server"}
 
 
 def small(method: dict[str, Any], rounds: int = 4, *, clients: int = 8, sampling: str = "fixed", **privacy: Any) -> Config:
-    noise = {} if method["name"] == "fedavg" else {"epsilon": 2.0}
+    noise = {} if method["name"] in {"fedavg", *DEFENCES} else {"epsilon": 2.0}
     by_record = method["name"] == BY_RECORD
     return parse(
         {
@@ -64,7 +65,13 @@ BY_RECORD = "adap-dp-fl"
 
 
 @pytest.mark.parametrize(
-    ("name", "view"), [(n, v) for n in METHODS for v in ("server", "aggregate") if (n, v) != (ONLY_SUMS, "server")]
+    ("name", "view"),
+    [
+        (name, view)
+        for name in METHODS
+        for view in ("server", "aggregate")
+        if name not in DEFENCES and (name, view) != (ONLY_SUMS, "server")
+    ],
 )
 def test_no_proven_number_is_exceeded(name: str, view: str) -> None:
     method: dict[str, Any] = {"name": name}
@@ -95,6 +102,12 @@ def test_no_proven_number_is_exceeded_where_few_join_in_secret(name: str, adjace
     assert not [c for c in statement.contradictions() if c.number == "proven"]
     if name == "fedavg":
         assert math.isinf(max(found.epsilon for found in statement.own.audits))
+
+
+@pytest.mark.parametrize("name", sorted(DEFENCES))
+def test_a_method_that_promises_nothing_is_not_audited(name: str) -> None:
+    with pytest.raises(ConfigError, match="attack it"):
+        audit_config(small({"name": name}, view="server"), n=40)
 
 
 def test_a_canary_that_joins_by_chance_leaks_only_below_that_chance() -> None:

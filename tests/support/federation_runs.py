@@ -20,8 +20,12 @@ from fedveil.federation.engine import Engine
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.ledger import Ledger
+from fedveil.methods.defence import Defence
 from fedveil.methods.method_registry import METHODS
 from fedveil.run.assembly import Prepared, federation, prepare
+
+DEFENCES = {name for name, kind in METHODS.items() if issubclass(kind, Defence)}
+"""Methods that promise nothing, and work in the server view only."""
 
 
 @cache
@@ -33,7 +37,8 @@ def small_digits() -> Dataset:
 
 def config(method: dict[str, Any], view: str = "aggregate", **more: Any) -> Config:
     """Six clients, four a round, three rounds, seeded noise, unless told otherwise."""
-    private = {} if method["name"] == "fedavg" else {"epsilon": 8.0, "delta": 0.01, "view": view}
+    private = {"view": view} if method["name"] in DEFENCES else {"epsilon": 8.0, "delta": 0.01, "view": view}
+    private = {} if method["name"] == "fedavg" else private
     sections: dict[str, Any] = {
         "model": {"name": "mlp", "hidden": [8]},
         "data": {"name": "digits", "partition": {"kind": "iid", "clients": 6}},

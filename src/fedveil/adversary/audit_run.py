@@ -21,6 +21,7 @@ from fedveil.audit.training_audit import pairs, training_subject
 from fedveil.audit.two_world import Repeats, many_runs
 from fedveil.errors import ConfigError
 from fedveil.methods.base import releases_to
+from fedveil.methods.defence import Defence
 from fedveil.release.plan import Plan
 from fedveil.run.data_card import NOTHING, HandedOver, prepared_again
 
@@ -74,10 +75,13 @@ def audit_setting(
         on_step: called with what is about to be attacked.
 
     Raises:
-        ConfigError: n or confidence out of range, or DP-SGD inside clients where clients are to be protected.
+        ConfigError: n or confidence out of range, a method that promises nothing by construction, or DP-SGD inside clients where
+            clients are to be protected.
     """
     if n < 10 or not 0.5 <= confidence < 1:
         raise ConfigError(f"an audit needs n >= 10 and a confidence in [0.5, 1), got n = {n}, confidence = {confidence}")
+    if isinstance(method, Defence):
+        raise ConfigError(f"{method.name} promises nothing, so there is no epsilon to test: attack it (fedveil attack --kind ig)")
     case, rng, alpha = Case.of(method, setting), np.random.default_rng(seed), 1 - confidence
     on_step = on_step or (lambda what: None)
     plan = first_plan(case)

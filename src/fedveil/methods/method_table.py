@@ -24,4 +24,5 @@ METHOD_TABLE = {
     "fed-dpa": "fedveil.methods.fed_dpa:FedDPA",
     "fed-addp": "fedveil.methods.fed_addp:FedADDP",
     "fed-smp": "fedveil.methods.fed_smp:FedSMP",
+    "gradient-compression": "fedveil.methods.gradient_compression:GradientCompression",
 }

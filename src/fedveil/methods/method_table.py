@@ -25,4 +25,5 @@ METHOD_TABLE = {
     "fed-addp": "fedveil.methods.fed_addp:FedADDP",
     "fed-smp": "fedveil.methods.fed_smp:FedSMP",
     "gradient-compression": "fedveil.methods.gradient_compression:GradientCompression",
+    "soteria": "fedveil.methods.soteria:Soteria",
 }

@@ -26,4 +26,5 @@ METHOD_TABLE = {
     "fed-smp": "fedveil.methods.fed_smp:FedSMP",
     "gradient-compression": "fedveil.methods.gradient_compression:GradientCompression",
     "soteria": "fedveil.methods.soteria:Soteria",
+    "censor": "fedveil.methods.censor:Censor",
 }

@@ -169,6 +169,31 @@ def test_published_step_by_hand_and_only_noised_coordinates_leave() -> None:
     assert 0 < int((update != 0).sum()) == k < 10
 
 
+def test_constant_noise_on_all_coordinates_is_the_static_arm() -> None:
+    method = FedANC(variant="published", clip=0.3, beta=0.5, gamma=1.0)
+    local, objective = local_for(method), SparseNoise(method, 0.0, 1e-5)
+    objective.begin(local)
+    objective.step(local, X, Y)
+    g = gradient_at(local.start)
+    expected = -0.1 * (g * 0.3 / g.norm() + torch.linspace(-1, 1, 10) * 0.5 * 0.3)
+    assert objective.finish(local).tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+    claimed = math.sqrt(2 * 10 * math.log(1.25e5)) / 0.5
+    assert objective.measures(local.state) == {"beta": 0.5, "gamma": 1.0, "claimed_epsilon": pytest.approx(claimed, rel=1e-6)}
+
+
+def test_a_static_arm_claims_what_its_constants_do_and_is_steered_by_nothing() -> None:
+    static = FedANC(variant="published", beta=0.5, gamma=1.0)
+    claim = static.claim(static.calibrate(setting(noise_multiplier=None)))
+    assert claim is not None
+    assert claim.epsilon == claimed_epsilon(0.5, 1.0, 40, 1e-3)
+    assert "steered" not in claim.note
+    with pytest.raises(ConfigError, match=r"remove privacy\.epsilon"):
+        static.calibrate(setting(noise_multiplier=None, epsilon=8.0))
+    for half in ({"variant": "published", "beta": 0.5}, {"beta": 0.5, "gamma": 0.5}):
+        with pytest.raises(ConfigError, match="give both, or none"):
+            FedANC(**half).calibrate(setting(epsilon=8.0))
+
+
 def test_what_leaves_is_the_union_of_the_masks_of_all_local_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eq. 13. Batches that show one feature only, 3 wide: its two weights have the largest gradients, then the two biases.
 

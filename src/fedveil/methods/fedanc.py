@@ -45,13 +45,15 @@ class FedANC(FedANCOptions):
         refuse_dp_sgd(s, self.name)
         if self.gamma_min >= self.gamma_max:
             raise ConfigError(f"method.gamma_min = {self.gamma_min:g} must be below method.gamma_max = {self.gamma_max:g}")
+        if (self.beta is None) != (self.gamma is None) or (self.beta is not None and self.variant == "proven"):
+            raise ConfigError("method.beta and method.gamma replace the controller of the published variant: give both, or none")
         if self.variant == "proven":
             return calibrated(self, s)
         if sum_noise(s):
             raise ConfigError(
                 "the published variant of fedanc sends each client's mask to the server: set privacy.view = 'server'"
             )
-        paper_epsilon(s, self.name)
+        self._target(s)
         return s
 
     def policy(self, s: Setting) -> Policy:
@@ -60,7 +62,7 @@ class FedANC(FedANCOptions):
 
     def objective(self, s: Setting) -> Objective:
         """Proven: plain training. Published: noise on part of each gradient."""
-        return Plain() if self.variant == "proven" else SparseNoise(self, paper_epsilon(s, self.name), s.delta)
+        return Plain() if self.variant == "proven" else SparseNoise(self, self._target(s), s.delta)
 
     def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
         """Eq. 13: per coordinate, the weighted mean over the clients that sent it; the others keep the global value."""
@@ -71,15 +73,22 @@ class FedANC(FedANCOptions):
         return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASON)]
 
     def claim(self, s: Setting) -> Claim | None:
-        """Theorem 2 for one step, with the outputs that pre-training aims at."""
+        """Theorem 2 for one step, with constants or the outputs that pre-training aims at."""
         if self.variant == "proven":
             return None
-        beta, gamma = sum(BETA) / 2, (self.gamma_min + self.gamma_max) / 2
+        beta, gamma = self.constant or (sum(BETA) / 2, (self.gamma_min + self.gamma_max) / 2)
         scope = Scope(Unit.RECORD, Adjacency.REPLACE_ONE, View.SERVER)
-        note = (
-            f"one step at beta = {beta:g}, gamma = {gamma:g}; the controller is steered towards {paper_epsilon(s, self.name):g}"
-        )
+        steered = "" if self.constant else f"; the controller is steered towards {self._target(s):g}"
+        note = f"one step at beta = {beta:g}, gamma = {gamma:g}{steered}"
         return Claim(claimed_epsilon(beta, gamma, s.layout.dimension, s.delta), s.delta, scope, "FedANC, Theorem 2", note)
+
+    def _target(self, s: Setting) -> float:
+        """What the published controller is steered towards; 0 where there is none."""
+        if self.constant is None:
+            return paper_epsilon(s, self.name)
+        if s.epsilon is not None:
+            raise ConfigError("method.beta and method.gamma are constant, so nothing steers them: remove privacy.epsilon")
+        return 0.0
 
     def clip_norm(self, s: Setting) -> float | None:
         """Proven: C."""

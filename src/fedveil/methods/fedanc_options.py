@@ -22,6 +22,7 @@ class FedANCOptions(MethodConfig):
         budget_weight: lambda, weight of the budget term in the controller's loss. Not stated in the paper for its main results.
         controller_lr, pretraining_steps, dropout: of the controller. Not stated in the paper.
         controller_seed: of the controller's first weights, and of the proven variant's exploration; public.
+        beta, gamma: published; constants in place of the controller's outputs, as a static baseline has them. Not in the paper.
         width: published; of the sigmoid through which gamma gets a gradient from the mask. Not stated in the paper.
         exploration: proven; share of the support that is drawn at random, the rest follows the last global movement.
         pace: proven; a round may spend between 1 / pace and pace times an even share of what is left, the last one all of it.
@@ -37,9 +38,16 @@ class FedANCOptions(MethodConfig):
     pretraining_steps: int = Field(300, ge=0)
     dropout: float = Field(0.1, ge=0, lt=1)
     controller_seed: int = Field(0, ge=0)
+    beta: float | None = Field(None, gt=0, allow_inf_nan=False)
+    gamma: float | None = Field(None, gt=0, le=1)
     width: float = Field(0.05, gt=0, allow_inf_nan=False)
     exploration: float = Field(0.1, ge=0, le=1)
     pace: float = Field(4.0, ge=1, allow_inf_nan=False)
+
+    @property
+    def constant(self) -> tuple[float, float] | None:
+        """Beta and gamma where they are constants."""
+        return None if self.beta is None or self.gamma is None else (self.beta, self.gamma)
 
     @property
     def controller(self) -> Controller:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -165,7 +165,9 @@ class SparseNoise:
     def begin(self, local: Local) -> None:
         import torch
 
-        if "weights" not in local.state:
+        if self.method.constant is not None:
+            local.state["b"], local.state["gamma"] = self.method.constant
+        elif "weights" not in local.state:
             local.state.update(self.method.controller.start())
         local.scratch["mask"] = torch.zeros_like(local.start, dtype=torch.bool)
 
@@ -174,7 +176,7 @@ class SparseNoise:
         loss, gradient, method = local.gradient(local, x, y), local.model.grad, self.method
         self._learn(local, gradient)
         feedback = float(gradient.norm()), float(loss)
-        beta, gamma = method.controller.act(local.state, *feedback)
+        beta, gamma = method.constant or method.controller.act(local.state, *feedback)
         clip_(gradient, method.clip)
         rank = ranks(gradient.abs())
         mask = rank < math.ceil(gamma * len(gradient))
@@ -205,16 +207,28 @@ class SparseNoise:
         if "lesson" not in local.scratch:
             return
         feedback, by_beta, by_gamma = local.scratch.pop("lesson")
-        slopes = (0.0, 0.0) if gradient is None else (float(gradient @ by_beta), float(gradient @ by_gamma))
         claim = partial(estimate, dimension=len(local.start), delta=self.delta)
+        if self.method.constant is None:
+            self._descend(local, feedback, gradient, (by_beta, by_gamma), claim)
+        outputs = (local.start.new_tensor(local.state[key]) for key in ("b", "gamma"))
+        local.state["claimed"] = float(claim(*outputs))
+
+    def _descend(
+        self,
+        local: Local,
+        feedback: tuple[float, float],
+        gradient: Tensor | None,
+        by: tuple[Tensor, Tensor],
+        claim: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:
+        """One step of the controller."""
+        slopes = (0.0, 0.0) if gradient is None else (float(gradient @ by[0]), float(gradient @ by[1]))
 
         def objective(beta: Tensor, gamma: Tensor) -> Tensor:
             budget = (claim(beta, gamma) - self.target).square()
             return slopes[0] * beta + slopes[1] * gamma + self.method.budget_weight * budget
 
         local.state.update(self.method.controller.learn(local.state, feedback[0], feedback[1], objective))
-        outputs = (local.start.new_tensor(local.state[key]) for key in ("b", "gamma"))
-        local.state["claimed"] = float(claim(*outputs))
 
 
 def estimate(beta: Tensor, gamma: Tensor, *, dimension: int, delta: float) -> Tensor:

@@ -1,14 +1,14 @@
 """What is done with a row's configuration: measurements by name. Most read a finished run; some need no training at all.
 
 Attacks are those of `fedveil attack`, from the same states of a run. The attackers are naive: they know how a client trains, and
-neither labels nor noise nor masks.
+neither labels nor noise nor masks; `knows` of an inversion tells it more.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,14 +103,16 @@ def of_inversion(
     attack: str = "ig",
     images: int = 10,
     settings: dict[str, Any] | None = None,
+    knows: Sequence[str] = (),
 ) -> Measured:
     """Mean scores of reconstructions of the first test images, each from one upload after one step on one of its copies.
 
     Args:
         folder: gets reconstruction.png, originals above reconstructions. settings: of the attack (see `fedveil.attacks.attack`).
+        knows: what the attacker knows besides (see `fedveil attack --knows`); nothing, as in the papers.
     """
     ATTACKS.find(attack, "measure.attack")
-    options = AttackOptions(images=images, knows=(), examples="test", settings=settings or {})
+    options = AttackOptions(images=images, knows=tuple(knows), examples="test", settings=settings or {})
     snapshot, outcome = attacked(attack, options, config, run, last=run is not None)
     if outcome.originals is not None:
         folder.mkdir(parents=True, exist_ok=True)

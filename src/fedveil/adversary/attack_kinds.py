@@ -48,6 +48,7 @@ KINDS: dict[str, AttackKind] = {
     "dlg": _PICTURES,
     "idlg": _PICTURES,
     "gradinversion": _PICTURES,
+    "subspace": _PICTURES,
     "labels": AttackKind(inference.labels, ("batch", "knows", "defence")),
     "label-reconstruction": AttackKind(inference.label_reconstruction, ("knows", "defence"), examples=("test",)),
     "identification": AttackKind(inference.identification, _PICTURES.takes, examples=("all",)),

@@ -99,7 +99,7 @@ def caveats(snapshot: Snapshot, batch: int) -> list[str]:
     """What the attacker does not simulate, so that the attack may be weaker than it could be."""
     context, found = snapshot.federation.context, []
     own, steps = context.objective, snapshot.federation.setting.local.steps_for(batch)
-    if not isinstance(own, Plain):
+    if type(own) is not Plain:
         found.append(f"the attacker assumes plain local steps; the method's own ({type(own).__name__}) are not simulated")
         if snapshot.summed:
             found.append("r counts the noise of the door alone, none that the method adds inside local training")

@@ -18,6 +18,7 @@ ATTACKS: Registry[type[Attack]] = Registry(
         "idlg": "fedveil.attacks.dlg:IDLG",
         "ig": "fedveil.attacks.inverting:IG",
         "gradinversion": "fedveil.attacks.gradinversion:GradInversion",
+        "subspace": "fedveil.attacks.subspace:Subspace",
     },
 )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedveil.attacks.attack_types import Trial
 from fedveil.attacks.attempt import Attack, Attempt
 from fedveil.attacks.descent import adam
-from fedveil.attacks.matching import averaged, cosine
+from fedveil.attacks.matching import Target, averaged, cosine
 
 
 def total_variation(x: Tensor) -> Tensor:
@@ -41,12 +41,15 @@ class IG(Attack):
         x, targets = attempt.gaussian(attempt.n), attempt.targets
 
         def loss() -> Tensor:
-            return averaged(cosine, targets, x, y) + (self.tv * total_variation(x) if self.tv else 0.0)
+            return averaged(self._distance, targets, x, y) + (self.tv * total_variation(x) if self.tv else 0.0)
 
         report = attempt.reporter(self.name, trial, self.restarts, self.steps)
         rates = [self._rate(step) for step in range(self.steps)]
         steps, reason = adam(loss, x, rates, attempt.bounds, report, signed=True)
-        return Trial(x.detach(), y, float(averaged(cosine, targets, x, y).detach()), steps, steps + 1, reason)
+        return Trial(x.detach(), y, float(averaged(self._distance, targets, x, y).detach()), steps, steps + 1, reason)
+
+    def _distance(self, target: Target, candidate: Tensor) -> Tensor:
+        return cosine(target, candidate)
 
     def _rate(self, step: int) -> float:
         return self.lr * 0.1 ** sum(8 * step >= k * self.steps for k in (3, 5, 7))

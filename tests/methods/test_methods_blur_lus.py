@@ -13,7 +13,8 @@ from torch.nn import functional as F
 import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Gaussian, View
-from fedveil.configuration.config import calibrated_setting, load_config
+from fedveil.configuration.config_files import load_config
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.methods.blur_lus import BlurLus, ShortAndSparse
 from fedveil.methods.method_registry import described

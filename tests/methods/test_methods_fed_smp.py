@@ -11,7 +11,8 @@ import torch
 import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Gaussian, View
-from fedveil.configuration.config import calibrated_setting, load_config
+from fedveil.configuration.config_files import load_config
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.methods.fed_smp import CommonMask, FedSMP, MovedMask, Scaled
 from fedveil.papers.fedglp_adp.baseline_claims import fedsmp_epsilon, fedsmp_noise_multiplier

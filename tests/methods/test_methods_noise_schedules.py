@@ -18,7 +18,7 @@ from scipy.optimize import minimize
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, SampledGaussian, Unbounded, View
-from fedveil.configuration.config import calibrated_setting
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.methods.dpa_ldp import DPALDP
 from fedveil.methods.noise_schedule import Scheduled, priced

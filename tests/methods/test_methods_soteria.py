@@ -11,7 +11,7 @@ from torch import nn
 
 import method_kit as h
 from fedveil.accounting.types import Unbounded, View
-from fedveil.configuration.config import calibrated_setting
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.federation.progress import start
 from fedveil.methods.defence import last_matrix

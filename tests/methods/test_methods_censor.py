@@ -50,7 +50,7 @@ def replaced(own: Local, rule: Orthogonal) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradient, and what a step puts in its place."""
     own.gradient(own, X, Y)
     raw = own.model.grad.clone()
-    rule._replace(own, X, Y)
+    rule.replace(own, X, Y)
     assert torch.equal(own.model.vector, own.start)
     return raw, own.model.grad.clone()
 

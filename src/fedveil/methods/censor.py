@@ -85,11 +85,11 @@ class Orthogonal(Plain):
     def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
         loss = local.gradient(local, x, y)
         if local.round < self.rounds:
-            self._replace(local, x, y)
+            self.replace(local, x, y)
         local.descend()
         return loss
 
-    def _replace(self, local: Local, x: Tensor, y: Tensor) -> None:
+    def replace(self, local: Local, x: Tensor, y: Tensor) -> None:
         """Put the candidate with the least loss into the gradient; `repo` keeps the gradient where none is below the loss now."""
         import torch
 

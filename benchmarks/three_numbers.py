@@ -40,6 +40,14 @@ TRAINING = {
 }
 RECORD = {"unit": "record", "adjacency": "replace_one"}
 EXAMPLES = {"local": "dp-sgd", "batch_size": 64, "local_steps": 1, "example_clip": 1.0}
+CLAIMED: dict[str, dict[str, str]] = {
+    "fedglp-adp": {},
+    "blur-lus": {},
+    "fed-dpa": {},
+    "fed-smp": {},
+    "fed-addp": {"adjacency": "replace_one"},
+}
+"""What published variants speak of, where it is not records."""
 Row = dict[str, Any]
 """What differs from the small setting: method, and sections; `name` where the method's own does not tell."""
 
@@ -100,7 +108,7 @@ def rows() -> list[Row]:
             found += by_record(name)
             continue
         if "variant" in kind.model_fields and not name.startswith("noisy"):
-            privacy = {"view": "server"} | ({} if "glp" in name else RECORD)
+            privacy = {"view": "server"} | CLAIMED.get(name, RECORD)
             found.append({"method": {"name": name, "variant": "published"}, "privacy": privacy})
             if name == "ladp-fl":
                 found.append({"method": {**found[-1]["method"], "threshold": 0.3}, "privacy": privacy})

@@ -13,20 +13,24 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil.cli.app import app
-from fedveil.configuration.config import Config
+from fedveil.configuration.config import Config, configure
 from fedveil.errors import ConfigError, DataError
 from fedveil.pages.figures.reproduce_figure import plot_reproduction
 from fedveil.run.recorded_run import read_run
 from fedveil.run.run import run
 from fedveil.studies.grid.cell import CellState
+from fedveil.studies.reproduce.chance import chance_remarks
 from fedveil.studies.reproduce.collect import COLLECTORS, collected
 from fedveil.studies.reproduce.measurements import MEASURES
-from fedveil.studies.reproduce.recipe import Recipe, rows
+from fedveil.studies.reproduce.recipe import Recipe, RecipeEntry, RecipeRow, rows
+from fedveil.studies.reproduce.recipe_data import chance_of
 from fedveil.studies.reproduce.recipe_files import load_recipe
 from fedveil.studies.reproduce.recipe_jobs import RecipeListener
 from fedveil.studies.reproduce.recipe_rows import job_of
 from fedveil.studies.reproduce.recipe_table import as_markdown, body, header, remarks, scale_text, write_results
-from fedveil.studies.reproduce.reproduction import Reproduction, ReproductionSpec, reproduce
+from fedveil.studies.reproduce.reproduction import Reproduction, ReproductionSpec, RowOutcome, reproduce
+from fedveil.studies.reproduce.seed_tests import seed_test_remarks
+from fedveil.studies.statistics import holm, paired_t
 
 TINY = """
 title = "Accuracy by rate"
@@ -144,6 +148,56 @@ def test_the_table_shows_everything_and_says_its_scale(done: Reproduction) -> No
     ]
     assert "SMALL, not the paper's (1 seed): training.rounds = 2." in scale_text(done)
     assert "| absent | half way | 1,000 | [1] |  |" in as_markdown(done)
+
+
+def at(labels: tuple[str, ...], *values: float, chance: float | None = 0.1) -> RowOutcome:
+    row = RecipeRow(tuple(RecipeEntry(label=label) for label in labels), (None,))
+    return RowOutcome(row, (values,), ("",), chance=chance)
+
+
+def made(*outcomes: RowOutcome, seeds: int = 1, of: str = "test_accuracy") -> Reproduction:
+    axes = [{"name": "epsilon", "entries": [{"label": "2"}, {"label": "8"}]}]
+    axes += [{"name": "method", "entries": [{"label": name} for name in ("A", "B", "C")]}]
+    column = {"label": "accuracy (%)", "of": of, "times": 100}
+    recipe = Recipe.model_validate({"title": "t", "paper": "001", "table": "T", "axes": axes, "columns": [column]})
+    return Reproduction("r", recipe, "small", seeds, (), outcomes, 0, Path("r"))
+
+
+def test_arms_at_chance_are_said_to_be() -> None:
+    rows_ = (at(("2", "A"), 9.8), at(("2", "B"), 14.0), at(("8", "A"), 40.0), at(("8", "B"), 1.2, chance=0.01))
+    assert chance_remarks(made(*rows_)) == [
+        "Both arms are at chance (accuracy (%): 2, A 9.8; 2, B 14, against 1/10 = 10): their difference says nothing."
+    ]
+    assert remarks(made(*rows_))[0].startswith("Both arms are at chance")
+    assert chance_remarks(made(rows_[0], rows_[2])) == [], "one of them learned"
+    assert chance_remarks(made(*rows_, of="train_loss")) == []
+    assert chance_remarks(made(*rows_, at(("8", "C"), 10.0)))[0].startswith("3 arms are at chance")
+    assert (chance_of("fashion-mnist"), chance_of("no such data")) == (0.1, None)
+
+
+def test_methods_are_compared_over_seeds_never_over_rounds() -> None:
+    block = (at(("2", "A"), 60, 61, 62), at(("2", "B"), 50, 52, 51), at(("2", "C"), 59, 61, 62.5))
+    found = seed_test_remarks(made(*block, at(("8", "A"), 60.0, 61.0, 61.5), seeds=3))
+    assert len(found) == 2, "the block at epsilon 8 has one row only"
+    p = holm([paired_t([-10, -9, -11]), paired_t([-1, 0, 0.5])])
+    assert found[0] == f"2: A has the largest mean; less that: B -10 (p = {p[0]:.2g}); C -0.167 (p = {p[1]:.2g}, not shown)."
+    assert "paired t-tests by seed (3 seeds)" in found[1]
+    assert "only large differences show" in found[1]
+    assert seed_test_remarks(made(*block)) == [], "one seed is no sample"
+
+
+def test_bits_that_were_not_sent(tmp_path: Path) -> None:
+    config = configure(
+        data={"name": "digits", "partition": {"kind": "iid", "clients": 4}},
+        model={"name": "linear"},
+        method={"name": "fedglp-adp", "variant": "published", "slope": 0.0, "growth": 0.1},
+        training={"rounds": 3, "local_steps": 2, "optimizer": {"name": "adam", "lr": 0.01}},
+        privacy={"epsilon": 8.0, "delta": 0.01, "view": "server"},
+        run={"engine": "inline"},
+    )
+    path = run(config, tmp_path / "run").path
+    sent = sum(650 - int(0.1 * t * 650) for t in range(3))
+    assert MEASURES["uplink"].series(config, path, tmp_path) == {"saved": [(1, 1 - (32 * sent + 3 * 650) / (32 * 650 * 3))]}
 
 
 def test_files_and_picture(done: Reproduction) -> None:

@@ -125,13 +125,14 @@ class Trainer:
         s = self.case.setting
         n = min(s.records, EXAMPLES)
         alone = s.scope.unit is Unit.RECORD
-        y = torch.arange(n)
-        rows = torch.stack([_in_round(common if alone and i else own, round) for i in range(n)])
-        batches = torch.Generator().manual_seed(round)
-        local = Local(
-            self.model, self.case.model, s.local, LinearLoss(rows), batches, round=round, state=dict(private), normal=normal
+        data = (
+            torch.stack([_in_round(common if alone and i else own, round) for i in range(n)]),
+            torch.zeros(n, dtype=torch.int64),
         )
-        update, _ = train(local, y[:, None].float(), y, self.objective)
+        batches = torch.Generator().manual_seed(round)
+        local = Local(self.model, self.case.model, s.local, LinearLoss(), batches, round=round, state=dict(private), data=data)
+        local.normal = normal
+        update, _ = train(local, *data, self.objective)
         return update, local.state
 
     def _release(

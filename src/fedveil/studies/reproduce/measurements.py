@@ -21,7 +21,7 @@ from fedveil.adversary.snapshot import snapshot_of
 from fedveil.attacks.attack_registry import ATTACKS
 from fedveil.attacks.label_reconstruction import from_outputs
 from fedveil.attacks.pictures import save_comparison
-from fedveil.configuration.config import Config
+from fedveil.configuration.config import Config, setting_of
 from fedveil.errors import ConfigError, nearest
 from fedveil.run.assembly import prepare
 from fedveil.run.history_files import Row
@@ -71,6 +71,14 @@ def of_statement(config: Config, run: Path | None, folder: Path) -> Measured:
         if view.claimed is not None:
             found["claimed_epsilon"] = [(1, view.claimed.epsilon)]
     return found
+
+
+def of_uplink(config: Config, run: Path | None, folder: Path) -> Measured:
+    """Share of the bits of a whole run that its clients did not send, against 32 bits for each coordinate in each round."""
+    assert run is not None
+    data, parameters = read_run(run), setting_of(config).layout.dimension
+    bits = [float(row["uplink_bits"]) for row in data.history if isinstance(row.get("uplink_bits"), float)]
+    return _figures({"saved": 1 - sum(bits) / (32 * parameters * len(bits))}) if bits else {}
 
 
 def of_twins(config: Config, run: Path | None, folder: Path, *, client: int = 0, change: Change = "labels") -> Measured:
@@ -179,6 +187,7 @@ def _means(clients: list[Row]) -> list[tuple[int, float]]:
 
 MEASURES: dict[str, Measure] = {
     "run": Measure("train, and read the history", True, of_run),
+    "uplink": Measure("train, and add up what the clients sent", True, of_uplink),
     "statement": Measure("certify", False, of_statement),
     "twin": Measure("train twice on data that differ in one client, and compare the models", False, of_twins),
     "partition": Measure("partition the data, and count", False, of_partition),

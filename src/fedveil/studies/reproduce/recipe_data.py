@@ -8,7 +8,7 @@ from typing import Literal
 from fedveil.data.catalogue import info
 from fedveil.data.load import load
 from fedveil.data.remote import REMOTES
-from fedveil.errors import DataError
+from fedveil.errors import ConfigError, DataError
 
 Presence = Literal["here", "to download", "absent"]
 
@@ -20,6 +20,15 @@ def presence(name: str, data_dir: str | None = None) -> Presence:
     except DataError:
         return "to download" if info(name).name in REMOTES else "absent"
     return "here"
+
+
+def chance_of(data: str) -> float | None:
+    """1 / classes of a data set, or None where there are none to guess."""
+    try:
+        classes = info(data).classes
+    except ConfigError:
+        return None
+    return 1 / classes if classes > 1 else None
 
 
 def unavailable(names: Iterable[str], data_dir: str | None = None) -> dict[str, str]:

@@ -11,9 +11,11 @@ from statistics import stdev
 from typing import Any
 
 from fedveil.run.run_directory import write_json, write_text, write_versions
+from fedveil.studies.reproduce.chance import chance_remarks
 from fedveil.studies.reproduce.recipe import PAPERS, Value, shown
 from fedveil.studies.reproduce.recipe_rows import changes
 from fedveil.studies.reproduce.reproduction import Reproduction, RowOutcome
+from fedveil.studies.reproduce.seed_tests import seed_test_remarks
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,19 @@ def scale_text(done: Reproduction) -> str:
 
 
 def remarks(done: Reproduction) -> list[str]:
-    """Why values are missing, notes of the recipe and of the rows that were shown, and what the paper states besides."""
+    """Why values are missing, rows at chance, tests over seeds, notes of recipe and rows, and what the paper states besides."""
     missing = [f"[{i}] {why}." for i, why in enumerate(footnotes(done), 1)]
     ended = [f"{', '.join(o.row.labels)}: the run ended early: {o.ended}." for o in done.outcomes if o.ended]
     entries = [entry for outcome in done.outcomes for entry in outcome.row.entries if entry.note]
     notes = [*done.recipe.notes, *dict.fromkeys(f"{entry.label}: {entry.note}." for entry in entries)]
-    return [*missing, *ended, *notes, *(f"The paper also states: {s.what}: {shown(s.value)}." for s in done.recipe.stated)]
+    return [
+        *missing,
+        *ended,
+        *chance_remarks(done),
+        *seed_test_remarks(done),
+        *notes,
+        *(f"The paper also states: {s.what}: {shown(s.value)}." for s in done.recipe.stated),
+    ]
 
 
 def title(done: Reproduction) -> str:

@@ -15,7 +15,7 @@ from fedveil.studies.reproduce.collect import Measured
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.worker_pool import Job, Workers
 
-QUICK = ("run", "statement", "partition")
+QUICK = ("run", "uplink", "statement", "partition")
 """Measurements that are not worth a process of their own."""
 
 

@@ -7,13 +7,13 @@ a recipe lie under `OUT/RECIPE/SCALE`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedveil.errors import ConfigError, DataError, nearest
 from fedveil.studies.reproduce.collect import Measured, collected
 from fedveil.studies.reproduce.recipe import Recipe, RecipeColumn, RecipeRow, kept, number, rows
-from fedveil.studies.reproduce.recipe_data import unavailable
+from fedveil.studies.reproduce.recipe_data import chance_of, unavailable
 from fedveil.studies.reproduce.recipe_files import load_recipe
 from fedveil.studies.reproduce.recipe_jobs import MeasuredRow, RecipeListener, measured
 from fedveil.studies.reproduce.recipe_rows import SCALES, RowJob, Scale, job_of
@@ -26,7 +26,7 @@ class RowOutcome:
     Args:
         values: by column, one number for each seed that gave one. problems: by column, why there is none (or of a seed).
         problem: why the whole row was not run. measured: of the first seed. folders: where the runs and files of the row lie.
-        ended: why a run of it stopped before its last round.
+        ended: why a run of it stopped before its last round. chance: accuracy of guessing on its data, where there are classes.
     """
 
     row: RecipeRow
@@ -36,6 +36,7 @@ class RowOutcome:
     measured: Measured = field(default_factory=dict)
     folders: tuple[str, ...] = ()
     ended: str = ""
+    chance: float | None = None
 
     def mean(self, column: int) -> float | None:
         """The mean over the seeds, or None."""
@@ -126,7 +127,8 @@ def reproduce(
             outcomes.append(RowOutcome(row, problem=problem))
         else:
             found = [measures[i, seed] for seed in range(spec.seeds)]
-            outcomes.append(_outcome(recipe, row, found, _upto(recipe.columns, *shares[i])))
+            outcome = _outcome(recipe, row, found, _upto(recipe.columns, *shares[i]))
+            outcomes.append(replace(outcome, chance=chance_of(todo[i, 0].config.data.name)))
     name = Path(spec.recipe).stem if Path(spec.recipe).suffix == ".toml" else str(spec.recipe)
     return Reproduction(
         name=str(spec.recipe),

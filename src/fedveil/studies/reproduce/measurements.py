@@ -27,6 +27,7 @@ from fedveil.run.assembly import prepare
 from fedveil.run.history_files import Row
 from fedveil.run.recorded_run import read_run
 from fedveil.statement.certify import certify_config
+from fedveil.studies.reproduce.budget_measurement import of_budget
 from fedveil.studies.reproduce.collect import Measured
 from fedveil.studies.twin import Change, twin_runs
 
@@ -189,6 +190,7 @@ MEASURES: dict[str, Measure] = {
     "run": Measure("train, and read the history", True, of_run),
     "uplink": Measure("train, and add up what the clients sent", True, of_uplink),
     "statement": Measure("certify", False, of_statement),
+    "budget-after": Measure("train, then read an epsilon off the noise as LaDP-FL does", True, of_budget),
     "twin": Measure("train twice on data that differ in one client, and compare the models", False, of_twins),
     "partition": Measure("partition the data, and count", False, of_partition),
     "inversion": Measure("reconstruct images from single-example uploads at the initial model", False, of_inversion),

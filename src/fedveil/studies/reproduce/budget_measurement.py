@@ -1,0 +1,37 @@
+"""The epsilon that LaDP-FL reads off the noise that was added, summed over the rounds."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from fedveil.configuration.config import Config, setting_of
+from fedveil.errors import ConfigError
+from fedveil.papers.ladp_fl.baseline_formulas import epsilon_of_noise
+from fedveil.papers.ladp_fl.ladp_claim import sensitivity_theorem2
+from fedveil.run.recorded_run import read_run
+from fedveil.studies.reproduce.collect import Measured
+
+
+def of_budget(config: Config, run: Path | None, folder: Path) -> Measured:
+    """LaDP-FL, equations 17 to 19: q times the sum over the rounds of sqrt(2 ln(1.25/delta)) Delta / sigma.
+
+    Delta = 2 eta E G_c; sigma is the root mean square of the noise over all weights of an upload, from the noise on the round's
+    mean. Which mean of the layers' variances the paper takes is not stated.
+
+    Raises:
+        ConfigError: the gradients are not clipped, so there is no Delta.
+    """
+    assert run is not None
+    s = setting_of(config)
+    if s.local.batch_clip is None:
+        raise ConfigError("the epsilon of the noise needs the sensitivity 2 eta E G_c: set training.batch_clip")
+    reach = sensitivity_theorem2(s.local.optimizer.lr, s.local.epochs, s.local.batch_clip)
+    rate = min(1.0, s.local.batch_size / s.records)
+    total, found = 0.0, []
+    for row in read_run(run).history:
+        norm = row["noise_norm"]
+        assert isinstance(norm, float)
+        total += rate * epsilon_of_noise(norm * math.sqrt(s.cohort / s.layout.dimension), reach, s.delta)
+        found.append((int(row["round"]) + 1, total))
+    return {"epsilon_of_noise": found}

@@ -66,13 +66,13 @@ def fedglp() -> Iterator[Job]:
 
 
 def ladp() -> Iterator[Job]:
-    """LaDP-FL: the CIFAR-10 CNN against Full DP, 60 rounds.
+    """LaDP-FL: the CIFAR-10 CNN with and without privacy estimation (P = B in all layers), 60 rounds.
 
-    Claimed epsilon 0.5, and those at which Full DP's noise has the norm (400) or the std (2900) of the paper's Table VII.
+    Claimed epsilon 0.5, and those at which the noise at P = B has the norm (400) or the std (2900) of the paper's Table VII.
     """
     base = ("model.channels=[16, 32]", "model.hidden=128", "training.rounds=60", "training.evaluate_every=5")
-    full, chosen = ("method.privacy_estimation=false",), ("method.threshold=1.0",)
-    arms = {e: {"ladp-fl": (), "full-dp": full} for e in (0.5, 47.5, 400.0, 2900.0)}
+    same, chosen = ("method.privacy_estimation=false",), ("method.threshold=1.0",)
+    arms = {e: {"ladp-fl": (), "same-noise": same} for e in (0.5, 47.5, 400.0, 2900.0)}
     arms[0.5]["ladp-fl-R1"] = chosen
     for epsilon, mores in arms.items():
         for arm, more in mores.items():

@@ -84,7 +84,7 @@ def lines(found: Found, figure: Figure, column: str, ylabel: str, scale: float =
 
 
 def ladp(found: Found, figure: Figure) -> None:
-    """LaDP-FL and Full DP at each claimed epsilon, without the run with R = 1."""
+    """LaDP-FL with and without privacy estimation at each claimed epsilon, without the run with R = 1."""
     lines({n: r for n, r in found.items() if "-R1-" not in n}, figure, "test_accuracy", "test accuracy (%)", 100)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from fedveil.configuration.config import Config, setting_of
+from fedveil.configuration.config import Config
+from fedveil.configuration.public_setting import setting_of
 from fedveil.errors import ConfigError
 from fedveil.papers.ladp_fl.baseline_formulas import epsilon_of_noise
 from fedveil.papers.ladp_fl.ladp_claim import sensitivity_theorem2

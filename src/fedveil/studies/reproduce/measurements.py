@@ -21,7 +21,8 @@ from fedveil.adversary.snapshot import snapshot_of
 from fedveil.attacks.attack_registry import ATTACKS
 from fedveil.attacks.label_reconstruction import from_outputs
 from fedveil.attacks.pictures import save_comparison
-from fedveil.configuration.config import Config, setting_of
+from fedveil.configuration.config import Config
+from fedveil.configuration.public_setting import setting_of
 from fedveil.errors import ConfigError, nearest
 from fedveil.run.assembly import prepare
 from fedveil.run.history_files import Row

@@ -87,7 +87,7 @@ def local_spec(spec: Training, examples: int, round: int) -> KnownTraining:
         steps=steps,
         lr=sum(rates) / steps,
         batch=spec.batch_size if examples > spec.batch_size else None,
-        optimizer=o.name,
+        optimizer="sgd" if o.name == "sgd" else "adam",
         momentum=o.momentum if o.name == "sgd" else 0.0,
         weight_decay=o.weight_decay if o.name == "sgd" else 0.0,
         batch_clip=spec.batch_clip,

@@ -170,7 +170,7 @@ def _note_progress(diary: Diary, progress: Progress, columns: Columns) -> None:
     """What is public after a round."""
     public = {
         STATES: {"common": progress.common, "clients": progress.policies, "seen": progress.seen, "last": progress.last},
-        MODELS: [progress.model, progress.previous, progress.buffers, progress.server],
+        MODELS: [progress.model, progress.previous, progress.buffers, progress.server, progress.average],
         HISTORY: _public(progress.history[-1], columns),
     }
     for check, value in public.items():

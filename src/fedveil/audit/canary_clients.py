@@ -21,6 +21,7 @@ from fedveil.audit import one_shot
 from fedveil.audit.subject import Floats
 from fedveil.errors import ConfigError
 from fedveil.federation.engine import Engine
+from fedveil.federation.final_model import final_model
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import Context
@@ -133,7 +134,7 @@ def run_with_canaries(
         parts = [range(i, min(i + AT_ONCE, canaries.stop)) for i in range(canaries.start, canaries.stop, AT_ONCE)]
         return np.concatenate([one_shot.round_scores(directions(marked, part, d), moved) for part in parts])
 
-    whole = (models[-1] - models[0]).double().numpy()
+    whole = (final_model(progress) - models[0]).double().numpy()
     final = one_shot.final_scores(directions(marked, range(k), d), whole)
     return Seen(final, largest(range(k)), largest(range(k, k + UNSEEN)), d, k, progress.round)
 

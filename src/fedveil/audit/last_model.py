@@ -20,6 +20,7 @@ from fedveil.audit.subject import Floats, Output
 from fedveil.audit.two_world import Repeats, many_runs
 from fedveil.errors import ConfigError
 from fedveil.federation.round import observed
+from fedveil.federation.server_step import server_direction
 from fedveil.release.plan import Plan, Released
 
 FAR = 1e6
@@ -66,7 +67,7 @@ class Runs:
             update = self.pair[world] if joins else torch.zeros_like(model)
             release = case.release(update, plan, t, rng, denominator=s.cohort)
             state = case.policy.observe(state, observed(release, released))
-            server.step(vector, -case.method.aggregate([release], model))
+            server.step(vector, -server_direction(case.method, s, [release], model))
             previous = model
         return vector
 

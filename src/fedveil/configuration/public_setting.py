@@ -163,6 +163,7 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
         max_participations=p.max_participations,
         server=t.server_optimizer.spec(),
         task=task,
+        final_model=config.run.final_model,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, field_validator, model_validator
 
@@ -16,7 +16,7 @@ from fedveil.accounting.types import Adjacency, Unit, View
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.data.own.data_source import DataSource, source_of
 from fedveil.errors import ConfigError
-from fedveil.methods.base import MethodConfig
+from fedveil.methods.base import FinalModel, MethodConfig
 from fedveil.methods.method_registry import METHODS, method_from
 from fedveil.tasks.task import Task
 from fedveil.tasks.task_registry import TASKS, register_task, task_from
@@ -74,13 +74,43 @@ class DataSection(Section):
 class OptimizerSection(Section):
     """A first-order optimiser."""
 
-    name: Literal["sgd", "adam"] = "sgd"
+    name: str = "sgd"
     lr: float = Field(0.1, gt=0, allow_inf_nan=False)
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
 
     def spec(self) -> OptimizerSpec:
-        return OptimizerSpec(self.name, self.lr, self.momentum, self.weight_decay)
+        """Section and specification have the same names."""
+        return OptimizerSpec(**self.model_dump())
+
+
+class LocalOptimizerSection(OptimizerSection):
+    """The optimiser of local training."""
+
+    name: Literal["sgd", "adam"] = "sgd"
+
+
+class ServerOptimizerSection(OptimizerSection):
+    """The optimiser of the global model: FedAvgM (sgd with momentum), FedAdam, FedYogi.
+
+    betas, eps: of adam and yogi. relative_to_clip: step along the aggregate divided by the round's clip.
+    """
+
+    name: Literal["sgd", "adam", "yogi"] = "sgd"
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0, allow_inf_nan=False)
+    relative_to_clip: bool = False
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> Self:
+        """Refuse betas and eps where nothing uses them."""
+        fields = type(self).model_fields
+        unused = [key for key in ("betas", "eps") if getattr(self, key) != fields[key].default]
+        if self.name == "sgd" and unused:
+            raise ConfigError(
+                f"training.server_optimizer.{unused[0]} belongs to 'adam' and 'yogi': leave it out with name = 'sgd'"
+            )
+        return self
 
 
 class TrainingSection(Section):
@@ -98,8 +128,8 @@ class TrainingSection(Section):
     batch_size: int = Field(32, ge=1)
     batch_clip: float | None = Field(None, gt=0, allow_inf_nan=False)
     schedule: Schedule = "constant"
-    optimizer: OptimizerSection = OptimizerSection()
-    server_optimizer: OptimizerSection = OptimizerSection(lr=1.0)
+    optimizer: LocalOptimizerSection = LocalOptimizerSection()
+    server_optimizer: ServerOptimizerSection = ServerOptimizerSection(lr=1.0)
     local: Literal["sgd", "dp-sgd"] = "sgd"
     example_clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     evaluate_every: int = Field(1, ge=0)
@@ -136,6 +166,8 @@ class PrivacySection(Section):
 class RunSection(Section):
     """How to run it. seeded_noise makes the noise reproducible, and therefore no protection: simulation only.
 
+    final_model: the model that is handed over and scored: the last one, the mean over the last third of the rounds (tail), or the
+    exponential moving average.
     plugins: files or modules with methods, tasks and data sets of one's own, whose contents are compared by their digests.
     track: trackers that follow the run.
     """
@@ -145,6 +177,7 @@ class RunSection(Section):
     engine: Annotated[str, FREE] = "auto"
     clients_at_once: Annotated[int | None, FREE] = Field(None, ge=1)
     precision: Precision = "float32"
+    final_model: FinalModel = "last"
     deterministic: Annotated[bool, FREE] = False
     name: Annotated[str, FREE] = ""
     plugins: Annotated[tuple[str, ...], FREE] = ()

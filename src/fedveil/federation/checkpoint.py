@@ -107,7 +107,7 @@ class Checkpoints:
                 f"states-{r}",
                 {str(c): {"policy": progress.policies.get(c), "private": progress.privates.get(c)} for c in changed},
             )
-        parts = ("model", "previous", "buffers", "common", "server")
+        parts = ("model", "previous", "buffers", "common", "server", "average")
         self._write_tree(f"global-{r}", {part: getattr(progress, part) for part in parts})
         spent = sorted(progress.spent - self._spent)
         rows = [] if not r else [{"record": progress.history[-1], "seen": took_part, "states": changed, "spent": spent}]

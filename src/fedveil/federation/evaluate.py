@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.federation.final_model import final_model
 from fedveil.training.local import HasPersonalModel
 
 if TYPE_CHECKING:
@@ -96,11 +97,12 @@ def global_model(federation: Federation, progress: Progress) -> FlatModel:
 
 
 def evaluate(federation: Federation, progress: Progress) -> Record:
-    """Scores of the current global model on the public test set and on the clients' own test sets.
+    """Scores of the model that the run would hand over now on the public test set and on the clients' own test sets.
 
     Where batch statistics never left the clients, batch normalisation uses those of the test batches.
     """
     model = global_model(federation, progress)
+    model.load(final_model(progress))
     own_statistics = progress.buffers is None
     task, tests = federation.context.task, federation.client_tests
     with torch.no_grad():

@@ -14,10 +14,12 @@ import torch
 
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError
 from fedveil.federation.evaluate import evaluate, evidence, global_model
+from fedveil.federation.final_model import average_in
 from fedveil.federation.history import Record
 from fedveil.federation.measures import method_measures, release_measures
 from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import ClientTask, Outcome, observed, planned
+from fedveil.federation.server_step import server_direction
 from fedveil.methods.base import weighting_of
 from fedveil.release.door import Contribution, SealedUpload
 from fedveil.release.plan import Plan, Raw, Released, ServerPolicy, Upload
@@ -91,6 +93,7 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     if uploads:
         moved = _step(federation, progress, uploads)
         record.update(release_measures(federation, uploads, outcomes), update_norm=moved)
+    average_in(federation, progress)
     record.update(method_measures(federation, progress, present))
     before = progress.history[-1].get("cumulative_noise_norm") if progress.history else 0.0
     if before is not None and (not uploads or "noise_norm" in record):
@@ -210,12 +213,7 @@ def _uploads(
 
 def _step(federation: Federation, progress: Progress, uploads: list[Upload]) -> float:
     """Move the global model; returns the norm of what the server's optimiser was given."""
-    direction = federation.method.aggregate(uploads, progress.model)
-    if not isinstance(direction, torch.Tensor) or direction.shape != progress.model.shape or not direction.is_floating_point():
-        raise ConfigError(
-            f"{federation.method.name}: `aggregate` returned {_kind(direction)}; "
-            f"it must return floats, one for each of the model's {len(progress.model)} coordinates"
-        )
+    direction = server_direction(federation.method, federation.setting, uploads, progress.model)
     progress.previous = progress.model
     progress.model = progress.model.clone()
     optimizer = federation.server.build(progress.server)
@@ -225,10 +223,6 @@ def _step(federation: Federation, progress: Progress, uploads: list[Upload]) -> 
     if buffers:
         progress.buffers = torch.stack(buffers).mean(0)
     return float(direction.norm())
-
-
-def _kind(value: object) -> str:
-    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _public_loss(federation: Federation, progress: Progress) -> float | None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Variant = Literal["published", "proven"]
 Weighting = Literal["uniform", "examples"]
+FinalModel = Literal["last", "tail", "ema"]
 
 _PRICED = 10_000
 """Plans that are priced one by one before a run begins."""
@@ -61,6 +62,7 @@ class Setting:
         groups: of clients by cap, where the method gives them caps of their own; `epsilon` and `noise_multiplier` are then those
             of the largest cap.
         task: what is learned, with its public constants.
+        final_model: which model is handed over (see `fedveil.federation.final_model`).
     """
 
     clients: int
@@ -82,6 +84,7 @@ class Setting:
     server: OptimizerSpec = field(default_factory=lambda: OptimizerSpec(lr=1.0))
     groups: tuple[BudgetGroup, ...] = ()
     task: Task = field(default_factory=Classification)
+    final_model: FinalModel = "last"
 
     def of(self, client: int) -> Setting:
         """The setting of one client: with the target and the noise of its group."""
@@ -100,6 +103,11 @@ class Setting:
     def participations(self) -> int:
         """The most rounds one client can be in."""
         return min(self.rounds, self.max_participations or self.rounds)
+
+    @property
+    def tail_rounds(self) -> int:
+        """How many rounds at the end a tail average is taken over: a third of them."""
+        return max(1, round(self.rounds / 3))
 
     @property
     def steps(self) -> int:
@@ -324,9 +332,10 @@ def releases_to(method: Method, s: Setting, view: View) -> list[Event]:
     Where clients plan for themselves, a coordinate of a sum carries only the noise of those that sent it, and later plans depend
     on single uploads. So other views of such a run inherit what is proven against the server; only plans that depend on the round
     alone, the same for all clients, are credited with the sum of the noise shares.
+    A bound of the last model says nothing about an average of several.
     """
     own = s.scope.view
-    if view is View.FINAL and not getattr(method, "bounds_last_model", False):
+    if view is View.FINAL and not (getattr(method, "bounds_last_model", False) and s.final_model == "last"):
         return releases_to(method, s, View.AGGREGATE)
     sums = own is View.FINAL and view is View.AGGREGATE  # what leaves is the same in both
     if view is own or sums or s.example_clip is not None or getattr(method.policy(s), "common", False):

@@ -33,6 +33,7 @@ from fedveil.errors import ConfigError, DataError
 from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation
 from fedveil.federation.round import Context
+from fedveil.federation.server_step import check_relative
 from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.methods.base import ROUNDING, Method, Setting, check_declared, releases_to
@@ -152,6 +153,7 @@ def federation(
     """
     method, setting = calibrated or calibrated_setting(config, prepared.population)
     model = model or checked_model(config, prepared, setting)
+    check_relative(method, setting)
     check_declared(method, setting, model.vector.to("cpu"))
     randomness = Randomness(config.run.seed, config.run.seeded_noise)
     door = Door(

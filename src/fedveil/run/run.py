@@ -15,6 +15,7 @@ from fedveil.data.dataset import strata
 from fedveil.engines.select_engine import engine, place
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.checkpoint import Checkpoints
+from fedveil.federation.final_model import final_model
 from fedveil.federation.fit import fit
 from fedveil.federation.history import Columns, Record, declared, hidden
 from fedveil.federation.progress import Federation, Progress, start
@@ -147,16 +148,16 @@ def _train(
         if isinstance(job.context.door.ledger, BudgetedLedger):
             job.context.door.ledger.close()
     model = job.context.model.to("cpu")
-    model.load(progress.model)
+    model.load(last := final_model(progress))
     result = Result(model, progress.history, begun.statement, path, ended, columns=columns)
     with _safe(begun):
         write_history(path, progress.history, layout, columns)
-        rundir.write_model(path / "model.safetensors", progress.model, layout)
+        rundir.write_model(path / "model.safetensors", last, layout)
         whole, shown = summaries(result, begun.run, columns)
         rundir.write_json(rundir.private_folder(path) / "summary.json", whole)
-        last = rundir.json_text(shown).encode()
-        closing = conclude(path, len(progress.history), ended, {"summary.json": last})
-        rundir.write_bytes(path / "summary.json", last)
+        summary = rundir.json_text(shown).encode()
+        closing = conclude(path, len(progress.history), ended, {"summary.json": summary})
+        rundir.write_bytes(path / "summary.json", summary)
     return replace(result, closing=closing)
 
 

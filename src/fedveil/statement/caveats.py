@@ -205,7 +205,7 @@ def notes(method: Method, s: Setting, proven: Guarantee, events: list[Event]) ->
     """How to read the numbers of the run's own view; `events` are its releases."""
     if math.isinf(proven.epsilon):
         return ()
-    found = [*sampling_notes(method, s, events), sampler_line(run_variation(method, s), proven.epsilon, s.delta)]
+    found = [*_averaged(s), *sampling_notes(method, s, events), sampler_line(run_variation(method, s), proven.epsilon, s.delta)]
     if s.scope.unit is Unit.RECORD and s.example_clip is None:
         found.insert(
             0,
@@ -213,3 +213,11 @@ def notes(method: Method, s: Setting, proven: Guarantee, events: list[Event]) ->
             "replacing one record is one way of replacing the client's data",
         )
     return tuple(filter(None, found))
+
+
+def _averaged(s: Setting) -> list[str]:
+    """What is handed over, where it is not the last model."""
+    if s.final_model == "last":
+        return []
+    of = {"tail": f"mean of the models of the last {s.tail_rounds} rounds", "ema": "exponential moving average of the models"}
+    return [f"the model that is handed over is the {of[s.final_model]}: post-processing of what was released, at no cost"]

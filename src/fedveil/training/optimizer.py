@@ -16,12 +16,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """A first-order optimiser of torch.optim: `sgd` (momentum, weight_decay) or `adam` (betas fixed at torch's defaults)."""
+    """A first-order optimiser: torch's `sgd` (momentum) and `adam`, or `yogi` (Reddi et al. 2021, Algorithm 2: FedYogi).
 
-    name: Literal["sgd", "adam"] = "sgd"
+    Args:
+        betas, eps: of adam and yogi; eps is what Reddi et al. call tau.
+        relative_to_clip: of the server: what it steps along is the aggregate divided by the clip, so that lr is the length of a
+            step along a mean of clipped updates that all point the same way, whatever the clip.
+    """
+
+    name: Literal["sgd", "adam", "yogi"] = "sgd"
     lr: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    relative_to_clip: bool = False
 
     def build(self, state: Mapping[str, Tensor] | None = None) -> Optimizer:
         """The optimiser of one flat vector, which goes on from `state` where there is one."""
@@ -37,7 +46,7 @@ class Optimizer:
 
     def step(self, vector: Tensor, gradient: Tensor, lr: float | None = None) -> None:
         """Move `vector` [d] in place along its gradient [d]. lr: of this step; by default the spec's."""
-        (_adam if self.spec.name == "adam" else _sgd)(self, vector, gradient, self.spec.lr if lr is None else lr)
+        _STEPS[self.spec.name](self, vector, gradient, self.spec.lr if lr is None else lr)
 
 
 def _sgd(o: Optimizer, vector: Tensor, gradient: Tensor, lr: float) -> None:
@@ -77,10 +86,25 @@ def _adam(o: Optimizer, vector: Tensor, gradient: Tensor, lr: float) -> None:
         foreach=False,
         fused=False,
         amsgrad=False,
-        beta1=0.9,
-        beta2=0.999,
+        beta1=o.spec.betas[0],
+        beta2=o.spec.betas[1],
         lr=lr,
         weight_decay=o.spec.weight_decay,
-        eps=1e-8,
+        eps=o.spec.eps,
         maximize=False,
     )
+
+
+def _yogi(o: Optimizer, vector: Tensor, gradient: Tensor, lr: float) -> None:
+    import torch
+
+    gradient = gradient + o.spec.weight_decay * vector if o.spec.weight_decay else gradient
+    if not o.state:
+        o.state = {"exp_avg": torch.zeros_like(vector), "exp_avg_sq": torch.full_like(vector, o.spec.eps**2)}
+    (beta1, beta2), mean, second, square = o.spec.betas, o.state["exp_avg"], o.state["exp_avg_sq"], gradient * gradient
+    mean.mul_(beta1).add_(gradient, alpha=1 - beta1)
+    second.sub_((1 - beta2) * square * torch.sign(second - square))
+    vector.sub_(lr * mean / (second.sqrt() + o.spec.eps))
+
+
+_STEPS = {"sgd": _sgd, "adam": _adam, "yogi": _yogi}

@@ -1,0 +1,48 @@
+"""What the server's optimiser steps along: the aggregate of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedveil.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.methods.base import Method, Setting
+    from fedveil.release.plan import Upload
+
+
+def server_direction(method: Method, s: Setting, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+    """The aggregate [d] of what was released; divided by the largest clip of the round where the rate is relative to it.
+
+    Raises:
+        ConfigError: the method's `aggregate` returned something else.
+    """
+    direction = method.aggregate(uploads, model)
+    if not isinstance(direction, torch.Tensor) or direction.shape != model.shape or not direction.is_floating_point():
+        raise ConfigError(
+            f"{method.name}: `aggregate` returned {_kind(direction)}; "
+            f"it must return floats, one for each of the model's {len(model)} coordinates"
+        )
+    return direction / max(upload.plan.clip for upload in uploads) if s.server.relative_to_clip else direction
+
+
+def _kind(value: object) -> str:
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def check_relative(method: Method, s: Setting) -> None:
+    """Refuse a rate relative to a clip that updates do not have.
+
+    Raises:
+        ConfigError: updates are not clipped as a whole.
+    """
+    if s.server.relative_to_clip and (s.example_clip is not None or method.clip_norm(s) is None):
+        raise ConfigError(
+            f"training.server_optimizer.relative_to_clip = true divides by the clip of whole updates, and {method.name} has none "
+            f"here: leave it out"
+        )

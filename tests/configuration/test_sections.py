@@ -42,7 +42,7 @@ def test_names_give_types() -> None:
         ({"method": "dp-fedavg"}, ["method = 'dp-fedavg'", "the key name"]),
         ({"model": {"name": "lenet"}}, ["model.name = 'lenet'", "'lenet5'"]),
         ({"model": {"name": "mlp", "width": 3}}, ["model.width = 3: unknown key", "hidden, activation"]),
-        ({"model": {"name": "linear", "hidden": [3]}}, ["model.hidden = [3]: unknown key", "allowed here: none"]),
+        ({"model": {"name": "linear", "hidden": [3]}}, ["model.hidden = [3]: unknown key", "allowed here: start"]),
         ({"model": {"name": "mlp", "hidden": [0]}}, ["model.hidden.0 = 0 is not possible", "greater than 0"]),
         ({"model": "mlp"}, ["model = 'mlp'", "the key name"]),
     ],

@@ -93,7 +93,7 @@ def test_digits_fit(name: str) -> None:
     [
         (lambda: registry.shapes("lenet", MNIST, 10), ["'lenet'", "did you mean 'lenet5'", "cnn-lstm"]),
         (lambda: registry.shapes("mlp", MNIST, 10, hiden=(3,)), ["'hiden'", "did you mean 'hidden'", "activation"]),
-        (lambda: registry.shapes("linear", MNIST, 10, norm="batch"), ["linear", "'norm'", "takes none"]),
+        (lambda: registry.shapes("linear", MNIST, 10, norm="batch"), ["linear", "'norm'", "it takes start"]),
         (lambda: registry.shapes("resnet18", CIFAR, 10, norm="layer"), ["norm", "'layer'", "'group' or 'batch'"]),
         (lambda: registry.shapes("resnet18", CIFAR, 10, groups=7), ["7 groups", "64 channels"]),
         (lambda: registry.shapes("lenet5", MNIST, 10, padding=1), ["padding = 1", "0 or 2"]),

@@ -1,4 +1,4 @@
-"""The configuration of a run: a TOML file with the sections data, model, task, method, training, privacy, run.
+"""The configuration of a run: a TOML file with the sections data, public, model, task, method, training, privacy, run.
 
 Nothing here touches data or imports torch, so that a privacy statement can be had in milliseconds.
 """
@@ -17,6 +17,7 @@ from fedveil.configuration.sections import (
     FREE,
     DataSection,
     PrivacySection,
+    PublicSection,
     RunSection,
     Section,
     TrainingSection,
@@ -35,6 +36,7 @@ class Config(Section):
     """A whole configuration."""
 
     data: DataSection = DataSection()
+    public: PublicSection = PublicSection()
     model: Annotated[Network, PlainValidator(network_of), PlainSerializer(Network.section)] = network_of({})
     task: Annotated[Task, PlainValidator(task_section_of), PlainSerializer(given_keys)] = Classification()
     method: Annotated[MethodConfig, PlainValidator(method_section_of), PlainSerializer(given_keys)] = FedAvg()
@@ -51,8 +53,8 @@ class Config(Section):
 
     @property
     def code(self) -> tuple[str, ...]:
-        """Files and modules of one's own that decide the result: the plugins, and what the model's import path names."""
-        return tuple(dict.fromkeys((*self.run.plugins, *self.model.code)))
+        """Files and modules of one's own that decide the result: plugins, and what import paths of model and features name."""
+        return tuple(dict.fromkeys((*self.run.plugins, *self.model.code, *self.data.code)))
 
 
 FREE_KEYS = frozenset(
@@ -114,7 +116,7 @@ def override(raw: dict[str, Any], item: str) -> None:
 
 
 def configure(**sections: Any) -> Config:
-    """A configuration from Python: keywords data, model, task, method, training, privacy, run, each a dict.
+    """A configuration from Python: keywords data, public, model, task, method, training, privacy, run, each a dict.
 
     `method` may be a method object, `task` a task or its class; method, task and model may be names; `model` may be an nn.Module,
     whose parameters are the initial model, or a class or function that makes one from the run's seed.

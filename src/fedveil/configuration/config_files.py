@@ -34,6 +34,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, trust_plugin
     overridden = {item.partition("=")[0].strip() for item in overrides}
     if config.run.plugins and is_run(folder) and not overridden & {"run", "run.plugins"}:
         check_plugins(config.run.plugins, folder, trusted=trust_plugins)
+    if config.data.code and is_run(folder) and not overridden & {"data", "data.features"}:
+        check_plugins(config.data.code, folder, trusted=trust_plugins, key="data.features")
     if config.model.code and is_run(folder) and not overridden & {"model", "model.name"}:
         admit = partial(check_plugins, config.model.code, folder, trusted=trust_plugins, key="model.name")
         config = config.model_copy(update={"model": replace(config.model, admit=admit)})
@@ -91,6 +93,8 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         privacy["budget"] = _beside(Path(path), privacy["budget"])
     data = raw.get("data")
     source = data.get("source") if isinstance(data, dict) else None
+    if isinstance(data, dict) and ".py:" in str(data.get("features")):
+        data["features"] = _beside(Path(path), data["features"])
     if isinstance(source, dict):
         source |= {key: _beside(Path(path), source[key]) for key in PATHS if key in source}
     if isinstance(model, dict):

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedveil.accounting.types import Scope, View
 from fedveil.configuration.config import Config
+from fedveil.configuration.input_features import feature_map
 from fedveil.configuration.own_model import as_recorded, layout_of_network
 from fedveil.configuration.plugins import load_plugins
 from fedveil.configuration.sections import (
@@ -114,7 +115,8 @@ def population_of(config: Config, dataset: Dataset | None = None) -> Population:
         total = (data.train_size + data.test_size) * (1 - config.data.user_test_fraction)
     kept = total * (1 - config.data.public_fraction) * (1 - config.data.client_test_fraction)
     records = getattr(options, "examples_per_client", None) or max(1, round(kept / max(clients, 1)))
-    return Population(data, clients, int(records))
+    features = feature_map(config.data, config.public)
+    return Population(data if features is None else features.info(data), clients, int(records))
 
 
 def setting_of(config: Config, population: Population | None = None) -> Setting:

@@ -14,8 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidat
 
 from fedveil.accounting.types import Adjacency, Unit, View
 from fedveil.data.catalogue import CATALOGUE
+from fedveil.data.features.feature_map import SHAPES
 from fedveil.data.own.data_source import DataSource, source_of
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, nearest
 from fedveil.methods.base import FinalModel, MethodConfig
 from fedveil.methods.method_registry import METHODS, method_from
 from fedveil.tasks.task import Task
@@ -42,7 +43,8 @@ class DataSection(Section):
     source: files of one's own, by which the data are named and partitioned unless `name` and `partition` say otherwise.
     client_test_fraction: share of each client's examples kept for its own test. public_fraction: share of the training set
     that is public and belongs to no client. user_test_fraction: with natural users as clients, official splits that separate the
-    users are pooled, and this share of each user's examples becomes the test set. handed_over: written by a run whose data or
+    users are pooled, and this share of each user's examples becomes the test set. features: built-in features, or the import path
+    of a function that makes them, in the place of the examples. handed_over: written by a run whose data or
     partition a program handed over; what the other keys say of them is only their description then.
     """
 
@@ -54,7 +56,22 @@ class DataSection(Section):
     client_test_fraction: float = Field(0.0, ge=0, lt=1)
     public_fraction: float = Field(0.0, ge=0, lt=1)
     user_test_fraction: float = Field(0.2, gt=0, lt=1)
+    features: str | None = None
     handed_over: tuple[Literal["data", "partition"], ...] = ()
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """The module, or the file, that the import path of the features names."""
+        return (self.features.rpartition(":")[0],) if self.features is not None and ":" in self.features else ()
+
+    @field_validator("features")
+    @classmethod
+    def _whole(cls, features: str | None) -> str | None:
+        """A path made absolute, so that a run directory names the same file."""
+        if features is None or ".py:" not in features:
+            return features
+        file, _, function = features.rpartition(":")
+        return f"{Path(file).expanduser().resolve()}:{function}"
 
     @model_validator(mode="before")
     @classmethod
@@ -69,6 +86,29 @@ class DataSection(Section):
             raise ConfigError(f"data.name = {name!r} is a data set of fedveil, and data.source is another: choose another name")
         own = {"name": name, **({"partition": {"kind": "users"}} if source.by_client else {})}
         return {**own, **section, "source": source}
+
+
+class PublicSection(Section):
+    """Data that are declared to be public: they whiten the features.
+
+    data: names of data sets, or `shapes`, pictures that a program draws. components: how many are kept of whitened features.
+    """
+
+    data: tuple[str, ...] = ()
+    components: int = Field(400, ge=1)
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _known(cls, data: Any) -> Any:
+        """One name stands for a list of one."""
+        names = [data] if isinstance(data, str) else data
+        for name in names if isinstance(names, list | tuple) else ():
+            if name != SHAPES and name not in CATALOGUE:
+                raise ConfigError(
+                    f"public.data = {name!r}: unknown data set{nearest(str(name), [SHAPES, *CATALOGUE])}; there are {SHAPES}, "
+                    f"{', '.join(CATALOGUE)}"
+                )
+        return names
 
 
 class OptimizerSection(Section):

@@ -79,11 +79,16 @@ NO_DIGEST: dict[str, str] = {
 }
 
 
-def cache(info: Info) -> Path:
-    """The folder of a data set in the user's cache; it need not exist."""
+def cache_root() -> Path:
+    """The folder in the user's cache; it need not exist."""
     import pooch
 
-    return Path(pooch.os_cache("fedveil")) / info.name
+    return Path(pooch.os_cache("fedveil"))
+
+
+def cache(info: Info) -> Path:
+    """The folder of a data set in the user's cache; it need not exist."""
+    return cache_root() / info.name
 
 
 def incomplete(info: Info) -> bool:

@@ -36,10 +36,11 @@ class Conv:
 
 @dataclass(frozen=True)
 class Linear:
-    """Fully connected layer."""
+    """Fully connected layer; `zero` starts it at zero."""
 
     name: str
     out: int
+    zero: bool = False
 
 
 @dataclass(frozen=True)

@@ -114,8 +114,8 @@ def _fits(name: str, input_shape: Shape, classes: int) -> bool:
 def _checked(name: str, model: type[BaseModel], options: dict[str, Any]) -> BaseModel:
     for key in options:
         if key not in model.model_fields:
-            allowed = f"it takes {', '.join(model.model_fields)}" if model.model_fields else "it takes none"
-            raise ConfigError(f"model {name} has no option {key!r}{nearest(key, model.model_fields)}; {allowed}")
+            allowed = ", ".join(model.model_fields)
+            raise ConfigError(f"model {name} has no option {key!r}{nearest(key, model.model_fields)}; it takes {allowed}")
     try:
         return model(**options)
     except ValidationError as error:

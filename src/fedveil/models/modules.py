@@ -97,6 +97,13 @@ def sequential(layers: Iterable[Layer], shape: Shape) -> nn.Sequential:
     return nn.Sequential(children)
 
 
+def zeroed(linear: nn.Linear) -> nn.Linear:
+    """The layer with all parameters 0."""
+    for parameter in linear.parameters():
+        nn.init.zeros_(parameter)
+    return linear
+
+
 def module(layer: Layer, shape: Shape) -> nn.Module:
     """The torch module of one layer whose input has `shape` (without the batch)."""
     match layer:
@@ -104,7 +111,7 @@ def module(layer: Layer, shape: Shape) -> nn.Module:
             convolution = nn.Conv2d if len(shape) == 3 else nn.Conv1d
             return convolution(shape[0], layer.out, layer.kernel, layer.stride, layer.padding, bias=layer.bias)
         case Linear():
-            return nn.Linear(shape[0], layer.out)
+            return zeroed(nn.Linear(shape[0], layer.out)) if layer.zero else nn.Linear(shape[0], layer.out)
         case Norm():
             if layer.kind == "group":
                 return nn.GroupNorm(layer.groups, shape[0])

@@ -49,14 +49,15 @@ def head(hidden: Iterable[int], classes: int, activation: Activation = "relu") -
 
 
 class LinearOptions(BaseModel):
-    """linear has no options."""
+    """Options of `linear`. start: `zero` begins with the same score for each class, which suits a convex loss."""
 
     model_config = _FROZEN
+    start: Literal["random", "zero"] = "random"
 
 
 def linear(shape: Shape, classes: int, options: LinearOptions) -> Layers:
     """Softmax regression."""
-    return head((), classes)
+    return Flatten(), Linear("fc1", classes, zero=options.start == "zero")
 
 
 class MlpOptions(BaseModel):

@@ -15,6 +15,7 @@ import torch
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded, Unit, View
 from fedveil.configuration.config import Config
+from fedveil.configuration.input_features import feature_map
 from fedveil.configuration.own_model import built
 from fedveil.configuration.public_setting import (
     Population,
@@ -83,6 +84,8 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
         source = section.source
         dataset = load(section.name, section.data_dir, section.download) if source is None else source.read(section.name)
     refuse_ranked(config, dataset)
+    if (features := feature_map(section, config.public)) is not None:
+        dataset = features.of(dataset)
     if partition is None and section.partition.get("kind") == "users" and dataset.users_test is not None:
         dataset = split_within_users(dataset, section.user_test_fraction)
     check_targets(task_of(config), dataset)

@@ -106,7 +106,8 @@ def card(config: Config, prepared: Prepared, salt: bytes) -> dict[str, Any]:
         "name": info.name,
         "source": "handed over by a program" if "data" in by_program else f"configured: {info.source}",
         "examples": {"shape": list(info.input_shape), "dtype": str(dataset.x_train.dtype), "vocabulary": info.vocabulary}
-        | ({"features_of": info.features_of} if info.features_of else {}),
+        | ({"features_of": info.features_of} if info.features_of else {})
+        | ({"features": section.features, "public": config.public.model_dump()} if section.features is not None else {}),
         "labels": {**asdict(info.target), "classes": info.classes},
         "origin": None if dataset.origin is None else asdict(dataset.origin),
         "train_examples": len(dataset.y_train),

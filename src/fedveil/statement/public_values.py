@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedveil.configuration.network import HANDED_OVER
+from fedveil.data.features.feature_map import SHAPES
 from fedveil.statement.statement import Assumption
 
 LOOKED_AT = (
@@ -56,4 +57,31 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
                 "features are computed by it before training, at no cost",
             )
         )
-    return tuple(found)
+    return (*found, *_features(config))
+
+
+def _features(config: Config) -> list[Assumption]:
+    """What stands in the place of the examples, and by which data it was fitted."""
+    if config.data.features is None:
+        return []
+    names = [name for name in config.public.data if name != SHAPES]
+    drawn = (
+        ", and whitened by pictures of shapes that a program draws, which are data of nobody"
+        if SHAPES in config.public.data
+        else ""
+    )
+    found = [
+        Assumption(
+            f"the features (data.features = {config.data.features!r}) are made of each example by itself, by a public function "
+            f"that was not fitted to the clients' data{drawn}",
+            "they are made before training at no cost: what they told of other examples would pass by clip and noise",
+        )
+    ]
+    if names:
+        found.append(
+            Assumption(
+                f"public.data = {', '.join(names)}: public, chosen and made without the clients' data; nobody in it is protected",
+                f"the features are whitened by its mean and covariance ({config.public.components} components), at no cost",
+            )
+        )
+    return found

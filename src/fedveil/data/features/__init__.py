@@ -1,0 +1,1 @@
+"""Inputs made by a fixed public function of each example, before training."""

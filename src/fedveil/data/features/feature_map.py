@@ -1,0 +1,137 @@
+"""A data set with features in the place of its examples, computed once and kept in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedveil.data.catalogue import CATALOGUE, Info, info
+from fedveil.data.dataset import Dataset
+from fedveil.data.features.oriented_gradients import oriented_gradients
+from fedveil.data.features.random_shapes import random_shapes
+from fedveil.data.features.whitening import Whitening, unit_power, unit_variance, whitening_of
+from fedveil.data.load import load
+from fedveil.data.remote import REMOTES, cache_root
+from fedveil.errors import ConfigError, DataError
+from fedveil.ledger.owner_only import owner_only, owner_only_folder
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Feature = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+
+FEATURES: dict[str, Feature] = {"oriented-gradients": oriented_gradients}
+"""Built-in features by name: from float32 [n, *input_shape], divided by the data set's scale, to float32 [n, k]."""
+SHAPES = "shapes"
+"""The name by which pictures that a program draws stand among the public data (`random_shapes`)."""
+_VERSION = 1
+_BATCH = 2000
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """What makes features of examples, each by itself: a function, whitening by public data, then mean square 1.
+
+    Args:
+        name: as configured. make: see `FEATURES`. public: names of data sets, or SHAPES, that whiten them; empty: not whitened.
+        components: how many are kept of whitened features. data_dir, download: where public data sets are looked for.
+    """
+
+    name: str
+    make: Feature
+    public: tuple[str, ...] = ()
+    components: int = 400
+    data_dir: str | None = None
+    download: bool = True
+
+    def info(self, raw: Info) -> Info:
+        """What is public of the data set with these features."""
+        if raw.vocabulary:
+            raise ConfigError(f"data.features = {self.name!r} takes numbers, and {raw.name} has tokens")
+        for name in self.public:
+            channels = raw.input_shape[0] if name == SHAPES else info(name).input_shape[0]
+            if name == raw.name or channels != raw.input_shape[0]:
+                raise ConfigError(
+                    f"public.data = {name!r}: public data must be another data set than {raw.name}, with as many channels"
+                )
+        length = self._features(np.zeros((1, *raw.input_shape), np.float32)).shape[1]
+        kept = min(self.components, length) if self.public else length
+        return replace(raw, input_shape=(kept,), mean=(0.0,) * kept, std=(1.0,) * kept, scale=1.0)
+
+    def of(self, raw: Dataset) -> Dataset:
+        """The data set with these features.
+
+        Raises:
+            ConfigError, DataError: they do not fit, or public data cannot be had.
+        """
+        made = self.info(raw.info)
+        kept = self._kept(raw)
+        if kept is None or not kept.is_file():
+            whitening = self._whitening(raw.info)
+            train, test = (self._whitened(x, raw.info.scale, whitening) for x in (raw.x_train, raw.x_test))
+            if kept is not None:
+                with suppress(OSError):  # a cache that cannot be written costs time alone
+                    _write(kept, train, test)
+            return replace(raw, info=made, x_train=train, x_test=test)
+        with np.load(kept, allow_pickle=False) as file:
+            return replace(raw, info=made, x_train=file["x_train"], x_test=file["x_test"])
+
+    def _kept(self, raw: Dataset) -> Path | None:
+        """The file in the cache, for built-in functions of public data sets: of one's own data no copy is made."""
+        fetched = raw.info.name in REMOTES and raw.info == CATALOGUE[raw.info.name]
+        if self.name not in FEATURES or not fetched:
+            return None
+        digest = hashlib.sha256(repr((_VERSION, self.name, self.public, self.components, raw.info)).encode())
+        for x in (raw.x_train, raw.x_test):
+            digest.update(np.ascontiguousarray(x).data)
+        return cache_root() / "features" / f"{digest.hexdigest()[:32]}.npz"
+
+    def _features(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        found: Any = self.make(x)
+        if not isinstance(found, np.ndarray) or found.dtype != np.float32 or found.ndim != 2 or len(found) != len(x):
+            kind = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else f"a {type(found).__name__}"
+            raise ConfigError(f"data.features = {self.name!r} makes {kind} of {len(x)} examples; it must be float32 [n, k]")
+        if not np.isfinite(found).all():
+            raise DataError(f"data.features = {self.name!r} makes numbers that are not finite")
+        return unit_variance(found)
+
+    def _whitened(self, x: NDArray[Any], scale: float, whitening: Whitening | None) -> NDArray[np.float32]:
+        parts = [self._features(part) for part in _batches(x, scale)]
+        found = np.concatenate(parts if whitening is None else [unit_power(whitening(part)) for part in parts])
+        return np.ascontiguousarray(found)
+
+    def _whitening(self, raw: Info) -> Whitening | None:
+        if not self.public:
+            return None
+        parts = []
+        for name in self.public:
+            if name == SHAPES:
+                (channels, height, width) = raw.input_shape
+                x, scale = random_shapes((channels, height, width)), 1.0
+            else:
+                public = load(name, self.data_dir, self.download)
+                x, scale = public.x_train, public.info.scale
+            parts.append(np.concatenate([self._features(part) for part in _batches(x, scale)]))
+        return whitening_of(parts, self.components)
+
+
+def _batches(x: NDArray[Any], scale: float) -> Iterator[NDArray[np.float32]]:
+    for i in range(0, len(x), _BATCH):
+        yield x[i : i + _BATCH].astype(np.float32) / np.float32(scale)
+
+
+def _write(path: Path, train: NDArray[np.float32], test: NDArray[np.float32]) -> None:
+    """Whole or not at all."""
+    path.parent.parent.mkdir(parents=True, exist_ok=True)
+    owner_only_folder(path.parent)
+    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with open(draft, "wb", opener=owner_only) as file:
+        np.savez(file, x_train=train, x_test=test)
+    draft.replace(path)

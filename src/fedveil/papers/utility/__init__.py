@@ -1,0 +1,1 @@
+"""Recipes that were tuned for accuracy at a proven epsilon; see docs/utility.md."""

@@ -1,0 +1,227 @@
+"""Features in the place of examples: what they are, that each depends on its own example, and what a run says of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.ndimage import gaussian_filter
+
+from federation_runs import assert_same, finished, job
+from fedveil.configuration.config import configure
+from fedveil.configuration.config_files import load_config
+from fedveil.configuration.input_features import feature_map
+from fedveil.configuration.public_setting import population_of
+from fedveil.data import remote
+from fedveil.data.dataset import Dataset
+from fedveil.data.features import feature_map as module
+from fedveil.data.features.feature_map import FeatureMap
+from fedveil.data.features.oriented_gradients import CELLS, DIRECTIONS, SCALES, oriented_gradients
+from fedveil.data.features.random_shapes import random_shapes
+from fedveil.data.features.whitening import FLOOR, unit_power, unit_variance, whitening_of
+from fedveil.data.load import load
+from fedveil.engines.batched import Batched
+from fedveil.engines.inline import Inline
+from fedveil.engines.pool import ProcessPool
+from fedveil.errors import ConfigError
+from fedveil.run.run import run
+from fedveil.run.verification import verification
+from fedveil.statement.certify import certify_config
+from resumed_runs import go
+
+SHAPE = (1, 12, 10)
+PICTURES = np.random.default_rng(0).random((5, *SHAPE)).astype(np.float32)
+
+
+def small(**changes: Any) -> Dataset:
+    full = load("digits")
+    return Dataset(replace(full.info, **changes), full.x_train[:150], full.y_train[:150], full.x_test[:60], full.y_test[:60])
+
+
+def config(whitened: tuple[str, ...] = ("shapes",), **sections: Any) -> Any:
+    """A run of three rounds on the features of digits."""
+    base: dict[str, Any] = {
+        "data": {"name": "digits", "partition": {"kind": "iid", "clients": 6}, "features": "oriented-gradients"},
+        "public": {"data": whitened, "components": 20},
+        "model": {"name": "linear", "start": "zero"},
+        "method": {"name": "dp-fedavg", "clip": 0.5},
+        "training": {"rounds": 3, "clients_per_round": 3, "batch_size": 16},
+        "privacy": {"epsilon": 8.0, "delta": 0.01},
+        "run": {"seeded_noise": True, "engine": "inline"},
+    }
+    return configure(**{name: {**base[name], **sections.get(name, {})} for name in base})
+
+
+@pytest.fixture(autouse=True)
+def few_shapes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Drawing thousands of shapes takes seconds; nothing is kept in the user's cache."""
+    monkeypatch.setattr(module, "random_shapes", lambda shape: random_shapes(shape, 60))
+    monkeypatch.setattr(module, "cache_root", lambda: tmp_path / "cache")
+
+
+def by_hand(picture: np.ndarray) -> list[float]:
+    """One picture's features in loops, from scipy's two-dimensional filters."""
+    height, width = picture.shape
+
+    def averages(values: np.ndarray) -> list[float]:
+        rows = [slice(i * height // CELLS, -(-(i + 1) * height // CELLS)) for i in range(CELLS)]
+        columns = [slice(i * width // CELLS, -(-(i + 1) * width // CELLS)) for i in range(CELLS)]
+        return [float(np.sqrt(values[r, c].mean())) for r in rows for c in columns]
+
+    def smooth(scale: float, order: tuple[int, int]) -> np.ndarray:
+        return gaussian_filter(picture.astype(float), scale, order=order, mode="nearest")
+
+    found = averages(smooth(SCALES[0], (0, 0)))
+    for scale in SCALES:
+        across, down = smooth(scale, (0, 1)), smooth(scale, (1, 0))
+        for k in range(DIRECTIONS):
+            slope = np.cos(np.pi * k / 4) * across + np.sin(np.pi * k / 4) * down
+            found += averages(np.maximum(slope, 0)) + averages(np.maximum(-slope, 0))
+    return found
+
+
+def test_oriented_gradients_are_those_of_a_loop() -> None:
+    found = oriented_gradients(PICTURES)
+    assert found.shape == (5, 17 * 49)
+    assert found.dtype == np.float32
+    for row, picture in zip(found, PICTURES, strict=True):
+        np.testing.assert_allclose(row, by_hand(picture[0]), atol=2e-4)
+
+
+def test_channels_stand_side_by_side() -> None:
+    both = oriented_gradients(np.concatenate([PICTURES, PICTURES[::-1]], axis=1))
+    np.testing.assert_array_equal(both[:, : 17 * 49], oriented_gradients(PICTURES))
+    np.testing.assert_array_equal(both[:, 17 * 49 :], oriented_gradients(PICTURES[::-1]))
+
+
+def test_whitened_public_examples_vary_alike_in_all_directions() -> None:
+    rng = np.random.default_rng(1)
+    x = (rng.standard_normal((4000, 6)) @ rng.standard_normal((6, 6))).astype(np.float32)
+    white = whitening_of([x], 4)(x)
+    variances = np.linalg.eigvalsh(np.cov(x.T))[::-1][:4]
+    np.testing.assert_allclose(np.cov(white.T), np.diag(variances / (variances + FLOOR * variances[0])), atol=2e-3)
+
+
+def test_public_sets_count_the_same_whatever_their_size() -> None:
+    rng = np.random.default_rng(2)
+    one, other = rng.standard_normal((50, 3)).astype(np.float32), 1 + 2 * rng.standard_normal((60, 3)).astype(np.float32)
+    thrice = np.concatenate([other] * 3)
+    for a, b in zip(vars(whitening_of([one, other], 3)).values(), vars(whitening_of([one, thrice], 3)).values(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_drawn_shapes_are_the_same_each_time_and_need_no_data() -> None:
+    one = random_shapes((3, 9, 8), 20)
+    np.testing.assert_array_equal(one, random_shapes((3, 9, 8), 20))
+    assert one.min() >= 0
+    assert one.max() <= 1
+    assert len(np.unique(one.reshape(20, -1).mean(1))) == 20
+
+
+@pytest.mark.parametrize("public", [(), ("shapes",)])
+def test_what_an_example_becomes_depends_on_it_alone(public: tuple[str, ...]) -> None:
+    """Whatever the others are: with one example replaced by a white picture, all others keep their features."""
+    features, data = FeatureMap("oriented-gradients", oriented_gradients, public, 20), small()
+    x = data.x_train.copy()
+    x[7] = 255
+    before, after = features.of(data), features.of(replace(data, x_train=x))
+    others = np.arange(len(x)) != 7
+    np.testing.assert_array_equal(before.x_train[others], after.x_train[others])
+    assert not np.array_equal(before.x_train[7], after.x_train[7])
+    np.testing.assert_array_equal(before.x_test, after.x_test)
+    np.testing.assert_allclose((before.x_train**2).mean(1), 1, rtol=1e-4)
+
+
+def test_an_example_without_contrast_becomes_zero() -> None:
+    flat = np.full((1, 4), 3.0, np.float32)
+    assert unit_variance(flat).tolist() == unit_power(np.zeros((1, 4), np.float32)).tolist() == [[0.0] * 4]
+
+
+def test_shape_is_known_without_data() -> None:
+    for public in ((), ("shapes",)):
+        made = config(public)
+        features = feature_map(made.data, made.public)
+        assert features is not None
+        assert population_of(made).data == features.of(load("digits")).info
+
+
+def test_features_of_ones_own_data_are_not_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = FeatureMap("oriented-gradients", oriented_gradients)
+    features.of(small())
+    assert not (tmp_path / "cache").exists()
+    monkeypatch.setitem(remote.REMOTES, "digits", ())
+    monkeypatch.setattr(module, "oriented_gradients", None)
+    first = features.of(small())
+    (kept,) = (tmp_path / "cache" / "features").iterdir()
+    assert kept.stat().st_mode & 0o077 == 0
+    broken = replace(features, make=lambda x: oriented_gradients(x) * np.nan if len(x) > 1 else oriented_gradients(x))
+    np.testing.assert_array_equal(broken.of(small()).x_train, first.x_train)
+
+
+def test_engines_agree_on_features_to_the_bit(tmp_path: Path) -> None:
+    made = config()
+    runs = [job(made, tmp_path / name) for name in ("inline", "pool")]
+    assert_same(finished(runs[0], Inline(runs[0].context)), finished(runs[1], ProcessPool(runs[1].context, 2)))
+
+
+def test_batched_engine_and_records_train_on_features(tmp_path: Path) -> None:
+    batched = job(config(), tmp_path / "a")
+    assert finished(batched, Batched(batched.context)).history[-1]["test_accuracy"] > 0
+    record = config(training={"local": "dp-sgd"}, privacy={"unit": "record", "view": "server", "delta": 1e-5})
+    by_record = job(record, tmp_path / "b")
+    assert finished(by_record, Inline(by_record.context)).history[-1]["test_accuracy"] > 0
+
+
+def test_statement_and_card_list_features_and_public_data(tmp_path: Path) -> None:
+    said = [a.what for a in certify_config(config()).assumptions]
+    assert any("made of each example by itself" in what and "shapes that a program draws" in what for what in said)
+    assert not any("public.data" in what for what in said)
+    declared = [a.what for a in certify_config(config(("shapes", "mnist"))).assumptions]
+    assert any(what.startswith("public.data = mnist: public") for what in declared)
+    result = go(config(), tmp_path / "a")
+    card = json.loads((tmp_path / "a" / "data.json").read_text())
+    assert card["examples"]["shape"] == [20]
+    assert card["examples"]["features"] == "oriented-gradients"
+    assert card["examples"]["public"] == {"data": ["shapes"], "components": 20}
+    assert any("made of each example by itself" in a.what for a in result.privacy.assumptions)
+    assert {f.kind for f in verification(tmp_path / "a").findings} <= {"verified", "trust"}
+
+
+OWN = "import numpy as np\n\ndef halves(x):\n    return x.reshape(len(x), -1)[:, ::2].astype(np.float32)\n"
+
+
+def test_a_function_of_ones_own_by_import_path(tmp_path: Path) -> None:
+    (tmp_path / "own_halves.py").write_text(OWN)
+    (tmp_path / "c.toml").write_text('[data]\nfeatures = "own_halves.py:halves"\n[model]\nname = "linear"\n')
+    made = load_config(tmp_path / "c.toml")
+    assert population_of(made).data.input_shape == (32,)
+    run(made.model_copy(update={"training": made.training.model_copy(update={"rounds": 1})}), tmp_path / "run")
+    assert "plugin own_halves" in json.loads((tmp_path / "run" / "versions.json").read_text())
+    (tmp_path / "own_halves.py").write_text(OWN + "# changed\n")
+    with pytest.raises(ConfigError, match=r"data\.features: .*not the code whose digest"):
+        load_config(tmp_path / "run" / "config.toml", trust_plugins=True)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"data": {"features": "edges"}, "public": {"data": []}}, "data.features = 'edges': unknown features"),
+        ({"data": {"features": None}}, "public.data whitens features, and there are none"),
+        ({"public": {"data": "digits"}}, "public data must be another data set than digits"),
+        ({"public": {"data": ["mnits"]}}, "unknown data set \\(did you mean 'mnist'"),
+        ({"public": {"data": "cifar10"}}, "with as many channels"),
+        ({"data": {"name": "uci-har", "partition": {"kind": "users"}}, "public": {"data": []}}, "needs pictures"),
+    ],
+)
+def test_what_does_not_fit_is_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        population_of(config(**sections))
+
+
+def test_what_a_function_of_ones_own_returns_is_checked() -> None:
+    with pytest.raises(ConfigError, match=r"makes float64 \[1, 64\] of 1 examples; it must be float32"):
+        FeatureMap("mine", lambda x: x.reshape(len(x), -1).astype(np.float64)).info(load("digits").info)

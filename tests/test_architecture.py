@@ -31,7 +31,8 @@ ROOMS = (
         "methods",
         "federation",
     ),
-    *("engines", "configuration", "statement", "run", "attacks", "audit", "adversary", "studies", "pages", "trackers", "cli"),
+    *("engines", "flower", "configuration", "statement", "run"),
+    *("attacks", "audit", "adversary", "studies", "pages", "trackers", "cli"),
 )
 """From low to high: a room imports only rooms before it. `fedveil/__init__.py` is below, `fedveil/__main__.py` above all."""
 

@@ -15,7 +15,7 @@ from federation_runs import assert_same, bits, charged, config, every_method, jo
 from fedveil.configuration.config import Config
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.federation import checkpoint
+from fedveil.federation import plain_state
 from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Progress, start
@@ -87,7 +87,7 @@ def test_a_disk_that_fills_up_at_any_write_loses_nothing(tmp_path: Path, monkeyp
 
         folder = tmp_path / f"saved{at}"
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoint, "_sync", full)
+            patch.setattr(plain_state, "_sync", full)
             run = job(configuration, tmp_path / f"a{at}")
             with pytest.raises(FedveilError, match=r"No space left on device; the \d rounds before are safe"):
                 fit(run, Inline(run.context), start(run), Checkpoints(folder, ME).save)
@@ -151,7 +151,7 @@ def test_files_that_safetensors_cannot_read_are_damage_too(tmp_path: Path, monke
     def refuse(*_: object) -> None:
         raise SafetensorError("header too small")
 
-    monkeypatch.setattr(checkpoint, "safe_open", refuse)
+    monkeypatch.setattr(plain_state, "safe_open", refuse)
     with pytest.raises(FedveilError, match=r"damaged .*header too small"):
         Checkpoints(folder, ME).load()
 

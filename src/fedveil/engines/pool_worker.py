@@ -111,8 +111,7 @@ def _slim(outcome: Outcome, row: torch.Tensor, context: Context) -> Outcome:
     release = outcome.release
     if isinstance(release, SealedUpload):
         upload = release.upload
-        floats = [upload.vector, *(part.reshape(-1) for part in upload.extras.values())]
-        leaving = torch.cat(floats) if upload.integers is None else upload.integers
+        leaving = context.door.leaving(upload)
         in_row(row, leaving.dtype, context).copy_(leaving)
         integers = None if upload.integers is None else EMPTY
         release = replace(release, upload=replace(upload, vector=EMPTY, extras={}, integers=integers))

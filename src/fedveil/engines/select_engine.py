@@ -13,7 +13,7 @@ from fedveil.errors import ConfigError, unknown
 from fedveil.federation.engine import Engine
 from fedveil.federation.round import Context
 
-ENGINES = ("inline", "pool", "batched", "cuda")
+ENGINES = ("inline", "pool", "batched", "cuda", "flower")
 _log = logging.getLogger(__name__)
 
 
@@ -50,14 +50,15 @@ def engine(
     """The engine called `name`, for a context whose model is where `place` said.
 
     `auto` is `cuda` when the model is on a GPU, else the pool when there is more than one core and more than one client, and
-    this process may start others.
+    this process may start others. `flower` is that, too: a run itself reaches its clients through Flower (`fedveil.flower`), and
+    what is computed of it afterwards needs no messages.
 
     Args:
         timeout: seconds after which a client is given up, or None; needs the pool, because a process cannot leave itself.
         at_once, deterministic: see `Batched`.
     """
     _check(name, timeout)
-    if name == "auto":
+    if name in ("auto", "flower"):
         many = available_cores() > 1 and len(context.clients) > 1 and not current_process().daemon
         worthwhile = timeout is not None or many
         on_gpu = context.model.vector.device.type == "cuda"
@@ -70,9 +71,11 @@ def engine(
 def _check(name: str, timeout: float | None) -> None:
     if name not in ("auto", *ENGINES):
         raise unknown("run.engine", name, "engine", ("auto", *ENGINES))
-    if timeout is not None and name not in ("auto", "pool"):
-        raise ConfigError(f"training.client_timeout needs run.engine = 'pool' (or 'auto'): {name} cannot interrupt a client")
-    if (timeout is not None or name == "pool") and current_process().daemon:
+    if timeout is not None and name not in ("auto", "pool", "flower"):
+        raise ConfigError(
+            f"training.client_timeout needs run.engine = 'pool', 'auto' or 'flower': {name} cannot interrupt a client"
+        )
+    if ((timeout is not None and name != "flower") or name == "pool") and current_process().daemon:
         raise ConfigError(
             "run.engine = 'pool' and training.client_timeout need worker processes, and a worker of multiprocessing.Pool may not "
             "start any: set run.engine = 'inline' without a time-out, or run it in a process of its own (concurrent.futures)"

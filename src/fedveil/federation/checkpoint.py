@@ -13,24 +13,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
 
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.federation.plain_state import decode, encode, read_tree, sync, sync_folder, tree_bytes, write_whole
 from fedveil.federation.progress import Progress
 from fedveil.ledger.ledger_head import read_head
 from fedveil.ledger.owner_only import owner_only, owner_only_folder
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-_sync = os.fsync
 _HEAD, _JOURNAL = "head.json", "journal.jsonl"
 _DAMAGE = (OSError, KeyError, ValueError, TypeError, SafetensorError)
 
@@ -113,15 +107,15 @@ class Checkpoints:
         rows = [] if not r else [{"record": progress.history[-1], "seen": took_part, "states": changed, "spent": spent}]
         lines = "".join(json.dumps(encode(row, {}, "")) + "\n" for row in rows).encode()
         length = self._append(lines)
-        _sync_folder(self.folder)  # what the head names is there before the head
+        sync_folder(self.folder)  # what the head names is there before the head
         written = self._written.copy()
         written.update(lines)
         keep = [f"global-{r}", *(f"states-{k}" for k in sorted(set(current.values())))]
         digests = {_JOURNAL: written.hexdigest(), **{name: self._digests[name] for name in keep}}
         position = None if self.ledger is None else read_head(self.ledger)
         head = {"identity": self.identity, "round": r, "journal": length, "sha256": digests, "ledger": position}
-        _write(self.folder / _HEAD, json.dumps(head).encode())
-        _sync_folder(self.folder)
+        write_whole(self.folder / _HEAD, json.dumps(head).encode())
+        sync_folder(self.folder)
         self._round, self._length, self._written, self._digests, self._current = r, length, written, digests, current
         self._seen.update({c: progress.seen[c] for c in took_part})
         self._spent.update(spent)
@@ -142,16 +136,13 @@ class Checkpoints:
             file.seek(self._length)
             file.write(lines)
             file.flush()
-            _sync(file.fileno())
+            sync(file.fileno())
             return file.tell()
 
     def _write_tree(self, name: str, tree: dict[str, Any]) -> None:
-        tensors: dict[str, Tensor] = {}
-        text = json.dumps(encode(tree, tensors, ""))
-        own = {key: value.detach().clone().contiguous() for key, value in tensors.items()}
-        content = save(own, {"tree": text})
+        content = tree_bytes(tree)
         self._digests[name] = hashlib.sha256(content).hexdigest()
-        _write(self.folder / f"{name}.safetensors", content)
+        write_whole(self.folder / f"{name}.safetensors", content)
 
     def _sweep(self) -> None:
         keep = {_HEAD, _JOURNAL, *(f"{name}.safetensors" for name in self._digests)}
@@ -195,10 +186,7 @@ class Checkpoints:
         with path.open("rb") as content:
             if hashlib.file_digest(content, "sha256").hexdigest() != self._digests[name]:
                 raise ValueError(f"{path.name} is not as it was written")
-        with safe_open(path, "pt") as file:
-            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-            tree: dict[str, Any] = decode(json.loads(file.metadata()["tree"]), tensors)
-        return tree
+        return read_tree(path)
 
 
 def ledger_position(folder: Path) -> tuple[int, str]:
@@ -217,60 +205,3 @@ def _damaged(folder: Path, problem: Exception) -> FedveilError:
         f"the checkpoint in {folder} is damaged ({problem!r}): put a copy of it back, or start the run anew in another "
         f"directory. What the ledger of this one holds was released and still counts: so much of the data's budget is spent"
     )
-
-
-def encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
-    """`value` as JSON, with its tensors moved to `tensors` under their path; raises FedveilError for what is not plain."""
-    import numpy as np
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        tensors[path] = value
-        return {"tensor": path}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, list | tuple):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [encode(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]}
-    if isinstance(value, dict):
-        return {"dict": [[k, encode(v, tensors, f"{path}/{k}")] for k, v in value.items()]}
-    raise FedveilError(
-        f"the state at {path or 'the top'} is a {type(value).__name__}, which cannot be saved: use tensors and numbers"
-    )
-
-
-def decode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """What `encode` was given."""
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "dict":
-        return {k: decode(v, tensors) for k, v in content}
-    items = [decode(v, tensors) for v in content]
-    return items if kind == "list" else tuple(items)
-
-
-def _write(path: Path, content: bytes) -> None:
-    draft = path.with_name(path.name + ".part")
-    try:
-        with open(draft, "wb", opener=owner_only) as file:
-            file.write(content)
-            file.flush()
-            _sync(file.fileno())
-        draft.replace(path)
-    except OSError:
-        with suppress(OSError):
-            draft.unlink()
-        raise
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        _sync(descriptor)
-    finally:
-        os.close(descriptor)

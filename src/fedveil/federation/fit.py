@@ -98,9 +98,10 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     before = progress.history[-1].get("cumulative_noise_norm") if progress.history else 0.0
     if before is not None and (not uploads or "noise_norm" in record):
         record["cumulative_noise_norm"] = before + record.get("noise_norm", 0.0)
-    trained = [(o.loss, o.examples) for o in outcomes if not o.error]
-    total = sum(n for _, n in trained)
-    record["train_loss"] = sum(loss * n for loss, n in trained) / total if total else math.nan
+    if not any(o.remote for o in outcomes):  # else the server does not know it
+        trained = [(o.loss, o.examples) for o in outcomes if not o.error]
+        total = sum(n for _, n in trained)
+        record["train_loss"] = sum(loss * n for loss, n in trained) / total if total else math.nan
     progress.round += 1
     record["seconds"] = time.perf_counter() - begin
     if progress.round % federation.evaluate_every == 0 or progress.round == federation.setting.rounds:

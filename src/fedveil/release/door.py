@@ -168,18 +168,36 @@ class Door:
         """
         plan, reads, reason, vector = self._settled(update, plan, extras or {})
         statistics = _statistics(buffers, plan, reason)
-        event, exact = self._cost(plan, reason, round), _exact(plan, reason, self.layout)
-        integers: Tensor | None = None
-        if exact:
+        released: Tensor
+        if on_grid(plan, reason, self.layout):
             noisy = plan.mechanism.execute(self.gridded(vector, plan), self._noise(plan, client, round), round, None)
-            integers = torch.from_numpy(noisy)
+            released = torch.from_numpy(noisy)
         else:
-            vector = self._float_noised(self._clipped(vector, plan), plan, client, round)
-        entry = self._entry(plan, event, client, round, 1, reads, exact=exact)
-        stds = vector.new_tensor(per_layer(plan.noise_std, self.layout))
-        update, others = self.parts.parted(vector)
-        upload = Upload(client, round, update, stds, plan, plan.support, weight, statistics, integers=integers, extras=others)
-        return SealedUpload(upload if integers is None else self.opened(upload, integers, plan), entry)
+            released = self._float_noised(self._clipped(vector, plan), plan, client, round)
+        return self.sealed(released, plan, client, round, reason=reason, reads=reads, weight=weight, buffers=statistics)
+
+    def sealed(
+        self,
+        released: Tensor,
+        plan: Plan,
+        client: int,
+        round: int,
+        *,
+        reason: str,
+        reads: tuple[str, ...] = (),
+        **more: Any,
+    ) -> SealedUpload:
+        """What leaves under a plan, int64 [D] on its grid or float32 [D], as an upload and the ledger row that it leaves by.
+
+        Args:
+            reason: why nothing can be proven of it, or empty. more: weight and buffers of the upload.
+        """
+        integers = on_grid(plan, reason, self.layout)
+        entry = self._entry(plan, self._cost(plan, reason, round), client, round, 1, reads, exact=integers)
+        stds = torch.tensor(per_layer(plan.noise_std, self.layout))
+        update, others = self.parts.parted(released)
+        upload = Upload(client, round, update, stds, plan, plan.support, extras=others, **more)
+        return SealedUpload(self.opened(upload, released, plan) if integers else upload, entry)
 
     def release_uploads(self, sealed: Sequence[SealedUpload]) -> list[Upload]:
         """Release the uploads of a round together: each client's budget is checked, all rows are charged, all are handed over.
@@ -191,6 +209,11 @@ class Door:
         """
         self.ledger.charge_all([one.entry for one in sealed])
         return [one.upload for one in sealed]
+
+    def leaving(self, upload: Upload) -> Tensor:
+        """What left with an upload, to the bit: int64 [D] on the grid, or float32 [D] under a plan that promises nothing."""
+        floats = [upload.vector, *(part.reshape(-1) for part in upload.extras.values())]
+        return torch.cat(floats) if upload.integers is None else upload.integers
 
     def opened(self, upload: Upload, integers: Tensor, plan: Plan, denominator: float = 1.0) -> Upload:
         """The upload with its vectors read off the released integers [D]: post-processing, for whoever receives them."""
@@ -223,7 +246,7 @@ class Door:
             raise ConfigError(f"the weight of a contribution must lie in (0, 1] so that the clip still bounds it, got {weight}")
         plan, reads, reason, vector = self._settled(update, plan, extras or {})
         statistics = _statistics(buffers, plan, reason)
-        if _exact(plan, reason, self.layout):
+        if on_grid(plan, reason, self.layout):
             if weight != 1:
                 raise ConfigError(f"a sum with a guarantee needs a planned denominator, so all weigh 1; got the weight {weight}")
             if plan.place == "upload" and plan.clamp is not None:
@@ -250,7 +273,7 @@ class Door:
         reads = contributions[0].reads if contributions else ()
         reason = contributions[0].reason if contributions else plan.unproven if isinstance(plan, Plan) else plan.reason
         executed = plan if isinstance(plan, Plan) else (contributions[0].plan if contributions else None) or Plan()
-        exact = _exact(executed, reason, self.layout)
+        exact = on_grid(executed, reason, self.layout)
         kind = torch.int64 if exact else torch.float32
         if any(c.sealed.dtype != kind for c in contributions):
             raise ConfigError("all contributions to one sum must carry the plan of the round; a client used another")
@@ -266,7 +289,7 @@ class Door:
             total += contribution.sealed
         if exact and executed.place == "sum":
             if executed.mechanism.stateful and self.memory is not None:
-                self.memory.hold_to(_digest(executed, self.layout))
+                self.memory.hold_to(plan_digest(executed, self.layout))
             noise = self._noise(executed, AGGREGATE, round)
             total = torch.from_numpy(executed.mechanism.execute(total.numpy(), noise, round, self.memory))
         elif executed.place == "sum":
@@ -454,7 +477,7 @@ class _Draw:
         return door.randomness.integers(std, n, *name)
 
 
-def _digest(plan: Plan, layout: Layout) -> bytes:
+def plan_digest(plan: Plan, layout: Layout) -> bytes:
     """SHA-256 of all that a plan's price follows from."""
     clips = None if plan.layer_clip is None else plan.layer_clip.tolist()
     sent = None if plan.support is None else plan.support.numpy().tobytes()
@@ -483,7 +506,7 @@ def _clip_exactly_(vector: Tensor, bound: float) -> None:
         vector.mul_(bound / norm * _ROUNDING)
 
 
-def _exact(plan: Plan, reason: str, layout: Layout) -> bool:
+def on_grid(plan: Plan, reason: str, layout: Layout) -> bool:
     """Whether what leaves under this plan leaves as integers on the grid: whenever it promises anything at the door."""
     return not reason and promises(plan, layout)
 
@@ -500,14 +523,14 @@ def _as_charged(plan: Plan, layout: Layout) -> tuple[list[float], list[float]]:
 
 def _statistics(buffers: Tensor | None, plan: Plan, reason: str) -> Tensor | None:
     """The batch statistics that travel with a release, if any may; refused like an update when they are not finite."""
-    if buffers is None or not _open(plan, reason):
+    if buffers is None or not lets_statistics_out(plan, reason):
         return None
     if not bool(buffers.isfinite().all()):
         raise UpdateRefused("the batch statistics contain NaN or infinite values")
     return buffers
 
 
-def _open(plan: Plan, reason: str) -> bool:
+def lets_statistics_out(plan: Plan, reason: str) -> bool:
     """Whether this release promises nothing, so that batch statistics may travel with it."""
     return bool(reason) or (math.isinf(plan.clip) and plan.layer_clip is None and plan.dp_sgd is None)
 
@@ -520,4 +543,14 @@ def _mean_buffers(contributions: Sequence[Contribution]) -> Tensor | None:
     return torch.stack([b * (w / total) for w, b in buffers]).sum(0)
 
 
-__all__ = ["AGGREGATE", "Charger", "Contribution", "Door", "SealedUpload", "clipped"]
+__all__ = [
+    "AGGREGATE",
+    "Charger",
+    "Contribution",
+    "Door",
+    "SealedUpload",
+    "clipped",
+    "lets_statistics_out",
+    "on_grid",
+    "plan_digest",
+]

@@ -189,7 +189,7 @@ def federation(
         method,
         context,
         prepared.test,
-        prepared.client_tests,
+        None if config.run.engine == "flower" else prepared.client_tests,  # what clients keep for themselves
         config.training.server_optimizer.spec(),
         config.training.evaluate_every or config.training.rounds,
         prepared.public,

@@ -58,6 +58,11 @@ def same_run(saved: Config, now: Config, path: Path, *, but_model: bool = False)
     Args:
         but_model: leave out what the section `model` records, which is not known before the model is built.
     """
+    if (saved.run.engine == "flower") != (now.run.engine == "flower"):
+        raise ConfigError(
+            f"the run in {path} was begun with run.engine = {saved.run.engine!r}, and is resumed with {now.run.engine!r}: with "
+            f"flower the clients keep their own states, else the run does; resume with its own engine"
+        )
     old, new = (flat(without_free_keys(config.model_dump(mode="json"))) for config in (saved, now))
     keys = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)]
     keys = [k for k in keys if not (but_model and k.startswith("model.recorded."))]

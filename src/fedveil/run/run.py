@@ -19,6 +19,7 @@ from fedveil.federation.final_model import final_model
 from fedveil.federation.fit import fit
 from fedveil.federation.history import Columns, Record, declared, hidden
 from fedveil.federation.progress import Federation, Progress, start
+from fedveil.flower.simulation import FlowerSimulation
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import Prepared, checked_model, federation, new_run_id, prepare
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from fedveil.configuration.config import Config
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
+    from fedveil.federation.engine import Engine
 
 
 def run(
@@ -122,7 +124,13 @@ def _train(
     """Train to the end, save and report each round, and write the rest of the run directory."""
     config, path = begun.config, begun.path
     section, timeout = config.run, config.training.client_timeout
-    runner = engine(section.engine, job.context, timeout, at_once=section.clients_at_once, deterministic=section.deterministic)
+    runner: Engine
+    if section.engine == "flower":
+        runner = FlowerSimulation(job.context, rundir.private_folder(path) / "clients", timeout)
+    else:
+        runner = engine(
+            section.engine, job.context, timeout, at_once=section.clients_at_once, deterministic=section.deterministic
+        )
     progress = progress or start(job)
     if config.privacy.max_participations is not None and not section.seeded_noise:
         count_spent(progress, path)

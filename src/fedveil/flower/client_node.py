@@ -1,0 +1,103 @@
+"""A client's side of a round: read what the server says, train, let the release through the client's own door, answer.
+
+The client makes its plan itself, from its own method and its own policy state. In the server view the release is charged to the
+client's own ledger before it is written to its disk, and is on its disk before it is answered; so whatever is lost on the way, no
+release is missing in that ledger, and no second one is made in its place.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fedveil.errors import FedveilError
+from fedveil.federation.round import ClientTask, Context, client_round
+from fedveil.flower.client_states import ClientStates, request_name
+from fedveil.flower.round_messages import (
+    RefusalMessage,
+    ReleaseMessage,
+    RoundMessage,
+    TaskMessage,
+    plan_name,
+    read_round,
+    read_task,
+    reply_bytes,
+)
+from fedveil.flower.wire_format import WireError
+from fedveil.release.door import Contribution, SealedUpload
+from fedveil.release.plan import Plan, Raw
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.training.local import State
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ClientNode:
+    """One client in one run.
+
+    Args:
+        context: with its own examples and a door that charges its own ledger. run: as the server names it.
+        client: its number. states: on its own disk.
+    """
+
+    context: Context
+    run: str
+    client: int
+    states: ClientStates
+
+    def answer(self, round: bytes, task: bytes) -> bytes:
+        """The reply to the messages of a round, or a refusal with its reason.
+
+        Raises:
+            WireError: they are no messages to this client in this run.
+        """
+        told, own = read_round(round, self.context.door.layout.dimension), read_task(task)
+        if (told.run, told.released.round) != (own.run, own.round) or (own.run, own.client) != (self.run, self.client):
+            raise WireError(
+                f"a task for client {own.client} in run {own.run}, and this is client {self.client} in run {self.run}"
+            )
+        request = request_name(round, task)
+        try:
+            return self.states.answered(own.round, request) or self._answered(told, own, request)
+        except FedveilError as problem:
+            _log.warning("round %d refused: %s", own.round, problem)
+            return reply_bytes(RefusalMessage(own, str(problem)))
+        except Exception:  # whose words may tell of the data
+            _log.exception("round %d failed", own.round)
+            return reply_bytes(RefusalMessage(own, "an error at the client, which its own log describes"))
+
+    def _answered(self, told: RoundMessage, own: TaskMessage, request: str) -> bytes:
+        context, before = self.context, self.states.before(own.round)
+        state = told.plan_state if context.summed else before.policy or context.policy.start()
+        plan = self._plan(told, state)
+        name = plan_name(plan, context.door.layout)
+        outcome = client_round(
+            context,
+            ClientTask(
+                own.client, told.released, own.weight, plan if context.summed else None, state, before.private, told.buffers
+            ),
+        )
+        released, buffers = self._let_out(outcome.release)
+        answer = reply_bytes(ReleaseMessage(own, name, released, buffers))
+        kept = replace(before, request=request, answer=answer, answers=before.answers + 1)
+        if outcome.release is not None:
+            private = before.private if outcome.error else outcome.private or before.private
+            kept = replace(kept, private=private, policy={} if context.summed else outcome.policy_state or before.policy)
+        self.states.keep(own.round, kept)
+        return answer
+
+    def _plan(self, told: RoundMessage, state: State) -> Plan | Raw:
+        client = told.released.client if self.context.summed else self.client
+        return self.context.policy.plan(replace(told.released, client=client), state)
+
+    def _let_out(self, release: SealedUpload | Contribution | None) -> tuple[Tensor | None, Tensor | None]:
+        """What leaves, and the batch statistics with it; charged first where it leaves on its own."""
+        if isinstance(release, SealedUpload):
+            (upload,) = self.context.door.release_uploads([release])
+            return self.context.door.leaving(upload), upload.buffers
+        return (None, None) if release is None else (release.sealed, release.buffers)

@@ -1,0 +1,105 @@
+"""What one client keeps of a run on its own disk: two generations, each by the round that it was made in.
+
+    ROUND.safetensors   after the client's answer to that round: its private state, its policy state, the request, the answer
+
+A server that lost a round asks for it again. The same request gets the same answer, to the bit, so nothing new leaves; another
+request of the same round starts from the generation before. A server that lost more than that is refused, for the client would
+have to begin anew without anybody noticing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+from fedveil.errors import FedveilError
+from fedveil.federation.plain_state import read_tree, sync_folder, tree_bytes, write_whole
+from fedveil.ledger.owner_only import owner_only_folder
+from fedveil.training.local import State
+
+_DAMAGE = (OSError, KeyError, ValueError, TypeError, SafetensorError)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A client's states after a round; `answers`: how many rounds it answered so far, this one included."""
+
+    private: State = field(default_factory=dict)
+    policy: State = field(default_factory=dict)
+    request: str = ""
+    answer: bytes = b""
+    answers: int = 0
+
+
+class ClientStates:
+    """The states of one client in one run.
+
+    Args:
+        folder: of its own, made when something is kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def answered(self, round: int, request: str) -> bytes | None:
+        """The answer that this very request got before."""
+        if round not in self._rounds():
+            return None
+        kept = self._read(round)
+        return kept.answer if kept.request == request else None
+
+    def before(self, round: int) -> Generation:
+        """The states with which the client enters that round.
+
+        Raises:
+            FedveilError: the server has gone back further than this client can, or a file is damaged.
+        """
+        rounds = self._rounds()
+        earlier = [r for r in rounds if r < round]
+        if earlier:
+            return self._read(earlier[-1])
+        if rounds and self._read(rounds[0]).answers > 1:
+            raise FedveilError(
+                f"the server asks for round {round} again, and this client, which keeps two rounds, has gone on to round "
+                f"{rounds[-1]}: go on with a newer checkpoint of the server, or begin a new run"
+            )
+        return Generation()
+
+    def keep(self, round: int, generation: Generation) -> None:
+        """Write the states after that round; when this returns, they are on the disk. Two generations stay."""
+        for folder in (self.folder.parent, self.folder):
+            owner_only_folder(folder)
+        tree = {**vars(generation), "answer": torch.frombuffer(bytearray(generation.answer), dtype=torch.uint8)}
+        write_whole(self._path(round), tree_bytes(tree))
+        sync_folder(self.folder)
+        stay = [r for r in self._rounds() if r <= round][-2:]
+        for other in set(self._rounds()) - set(stay):
+            self._path(other).unlink(missing_ok=True)
+
+    def _rounds(self) -> list[int]:
+        return sorted(int(path.stem) for path in self.folder.glob("*.safetensors"))
+
+    def _path(self, round: int) -> Path:
+        return self.folder / f"{round}.safetensors"
+
+    def _read(self, round: int) -> Generation:
+        try:
+            tree = read_tree(self._path(round))
+            return Generation(**{**tree, "answer": tree["answer"].numpy().tobytes()})
+        except _DAMAGE as problem:
+            raise FedveilError(
+                f"the client's state in {self._path(round)} is damaged ({type(problem).__name__}): put a copy of it back, or "
+                f"take no further part in this run"
+            ) from problem
+
+
+def request_name(*messages: bytes) -> str:
+    """A digest of what a client was asked."""
+    found = hashlib.sha256()
+    for message in messages:
+        found.update(hashlib.sha256(message).digest())
+    return found.hexdigest()

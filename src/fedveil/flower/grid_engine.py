@@ -1,0 +1,160 @@
+"""The engine that reaches its clients through a grid of Flower: in a simulation, or on other machines.
+
+The server makes each client's plan itself, from what that client released before, and takes of an answer nothing but the release.
+A client that refuses, answers something else, or does not answer is left out with the reason, and the round goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import torch
+
+from fedveil.errors import UpdateRefused
+from fedveil.federation.round import ClientTask, Context, Outcome, observed, planned
+from fedveil.flower.flower_messages import content_of, instruction
+from fedveil.flower.received_release import received_contribution, received_upload
+from fedveil.flower.round_messages import (
+    RefusalMessage,
+    ReleaseMessage,
+    RoundMessage,
+    TaskMessage,
+    plan_name,
+    read_reply,
+    round_bytes,
+    task_bytes,
+)
+from fedveil.flower.wire_format import WireError
+from fedveil.release.cost import promises
+from fedveil.release.dpsgd import step_noise
+from fedveil.release.plan import Plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_log = logging.getLogger(__name__)
+
+
+class MessageGrid(Protocol):
+    """What the engine uses of `flwr.serverapp.Grid`."""
+
+    def push_messages(self, messages: Iterable[Any]) -> Iterable[str]: ...
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Any]: ...
+
+
+class Exchange(Protocol):
+    """How messages reach the clients of a round, and their answers the server."""
+
+    def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> Mapping[int, bytes | str]:
+        """The answer of each client, or, as text, why there is none.
+
+        Args:
+            messages: what each client is sent.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class GridExchange:
+    """Through a grid of Flower.
+
+    Args:
+        grid: of Flower. nodes: which node is which client. timeout: seconds after which an answer is not waited for, or None.
+        poll: seconds between two looks.
+    """
+
+    grid: MessageGrid
+    nodes: Mapping[int, int]
+    timeout: float | None = None
+    poll: float = 0.05
+
+    def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> dict[int, bytes | str]:
+        """As `Exchange.answers`; the first answer to a message counts."""
+        there = {client: parts for client, parts in messages.items() if client in self.nodes}
+        found: dict[int, bytes | str] = dict.fromkeys(messages.keys() - there.keys(), "no machine has joined as this client")
+        pushed = self.grid.push_messages([instruction(self.nodes[c], parts) for c, parts in there.items()])
+        waiting = dict(zip(pushed, there, strict=True))
+        end = None if self.timeout is None else time.monotonic() + self.timeout
+        while waiting and (end is None or time.monotonic() < end):
+            for answer in self.grid.pull_messages(list(waiting)):
+                client = waiting.pop(answer.metadata.reply_to_message_id, None)
+                if client is not None:
+                    found[client] = content_of(answer)
+            if waiting:
+                time.sleep(self.poll)
+        late = "" if self.timeout is None else f"no answer within {self.timeout:g} seconds"
+        return found | dict.fromkeys(waiting.values(), late)
+
+
+class GridEngine:
+    """The engine.
+
+    Args:
+        context: of the server; nothing of its clients is looked at. run: the name of the run on the wire.
+    """
+
+    def __init__(self, context: Context, run: str, exchange: Exchange) -> None:
+        self.context, self.run, self.exchange = context, run, exchange
+
+    def __enter__(self) -> Self:
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        torch.set_num_threads(self._threads)
+
+    def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
+        """Send all tasks, wait for the answers, check them in the order of the tasks."""
+        todo = list(tasks)
+        if not todo:
+            return
+        plans = {task.client: planned(self.context, task) for task in todo}
+        names = {client: plan_name(plan, self.context.door.layout) for client, plan in plans.items()}
+        first = todo[0]
+        common = round_bytes(
+            RoundMessage(self.run, first.released, first.policy_state if self.context.summed else {}, first.buffers)
+        )
+        asked = {task.client: TaskMessage(self.run, task.released.round, task.client, task.weight) for task in todo}
+        answers = self.exchange.answers({client: (common, task_bytes(task)) for client, task in asked.items()})
+        for task in todo:
+            client = task.client
+            plan = plans[client]
+            assert isinstance(plan, Plan)
+            try:
+                message = self._message(answers[client], asked[client], names[client])
+                yield self._outcome(task, plan, message)
+            except (WireError, UpdateRefused) as problem:
+                _log.warning("round %d, client %d left out: %s", task.released.round, client, problem)
+                yield Outcome(client, None, task.policy_state, {}, error=str(problem), remote=True)
+
+    def _message(self, answer: bytes | str, asked: TaskMessage, plan: str) -> ReleaseMessage:
+        if isinstance(answer, str):
+            raise WireError(answer)
+        message = read_reply(answer, asked, self.context.door.parts.dimension)
+        if isinstance(message, RefusalMessage):
+            raise WireError(f"refused: {message.reason}")
+        if message.plan != plan:
+            raise WireError("it made another plan than the server: one of them has lost its state, or another fedveil")
+        return message
+
+    def _outcome(self, task: ClientTask, plan: Plan, message: ReleaseMessage) -> Outcome:
+        door, state = self.context.door, task.policy_state
+        if self.context.summed:
+            contribution = received_contribution(door, plan, message)
+            return Outcome(task.client, contribution, state, {}, remote=True, noise_power=self._training_noise(plan, task))
+        upload = received_upload(door, plan, message)
+        state = self.context.policy.observe(state, observed(upload.upload, task.released))
+        return Outcome(task.client, upload, state, {}, remote=True, noise_power=self._training_noise(plan, task))
+
+    def _training_noise(self, plan: Plan, task: ClientTask) -> Tensor | None:
+        """The noise drawn inside training as far as the plan tells it; NaN where a plan that promises nothing leaves it open."""
+        layout = self.context.door.layout
+        if plan.dp_sgd is not None:
+            return step_noise(plan.dp_sgd, self.context.spec, layout, task.released.round)
+        return None if promises(plan, layout) else torch.full((len(layout),), torch.nan)

@@ -1,0 +1,304 @@
+"""The engine over messages: equal to inline to the bit, and nothing that a client answers is trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from by_hand import ONE
+from by_hand import federation as by_hand
+from federation_runs import bits, charged, config, every_method, finished, job, same_state
+from fedveil.engines.inline import Inline
+from fedveil.errors import FedveilError
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import Federation, Progress, start
+from fedveil.federation.round import ClientTask, Outcome
+from fedveil.flower.grid_engine import GridEngine
+from fedveil.flower.wire_format import Kind, WireMessage, decoded, encoded
+from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.fedavg import FedAvg
+from fedveil.release.door import SealedUpload
+from flower_nodes import Nodes
+
+RUNS = {name: c for name, c in every_method() if getattr(c.method, "variant", "proven") == "proven"}
+KNOWN_TO_NOBODY = ("train_loss", "client_accuracy", "personal_accuracy", "mean_personal_accuracy")
+
+
+def engine_of(run: Federation, folder: Path, **more: Any) -> GridEngine:
+    return GridEngine(run.context, run.context.door.run, Nodes(run.context, folder, **more))
+
+
+def assert_same_but_for_what_stays(one: Progress, inline: Progress, run: Federation) -> None:
+    """Equal models and public states; what the history has of a round is either the same or absent."""
+    assert bits(one.model) == bits(inline.model)
+    for part in ("common", "policies", "seen", "server"):
+        assert same_state(getattr(one, part), getattr(inline, part)), part
+    assert one.privates == {}
+    for row, other in zip(one.history, inline.history, strict=True):
+        assert not set(row) & set(KNOWN_TO_NOBODY)
+        public = {k: v for k, v in row.items() if k not in ("seconds", "by_client")}
+        assert repr(public) == repr({k: other[k] for k in public})
+        for cells, others in zip(row.get("by_client", []), other.get("by_client", []), strict="by_client" in row):
+            assert cells.items() <= others.items()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_messages_equal_inline_to_the_bit(name: str, tmp_path: Path) -> None:
+    reference_job = job(RUNS[name], tmp_path / "inline")
+    reference = finished(reference_job, Inline(reference_job.context))
+    run = job(RUNS[name], tmp_path / "wire")
+    assert_same_but_for_what_stays(finished(run, engine_of(run, tmp_path / "clients")), reference, run)
+    assert charged(tmp_path / "wire") == charged(tmp_path / "inline")
+
+
+@pytest.mark.parametrize(("method", "z"), [(FedAvg(), None), (DPFedAvg(clip=0.1), 1.0)])
+def test_private_statistics_and_released_ones(method: Any, z: float | None, tmp_path: Path) -> None:
+    def run() -> Federation:
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+        return by_hand(method, [ONE, ONE, ONE], rounds=3, z=z, module=module)
+
+    one, two = run(), run()
+    reference, other = finished(one, Inline(one.context)), finished(two, engine_of(two, tmp_path))
+    assert bits(other.model) == bits(reference.model)
+    assert (reference.buffers is None) == (z is not None)
+    assert reference.buffers is None or (other.buffers is not None and torch.equal(other.buffers, reference.buffers))
+
+
+def test_dp_sgd_at_record_level(tmp_path: Path) -> None:
+    def made(folder: Path) -> Federation:
+        more: dict[str, Any] = {"training": {"local": "dp-sgd", "batch_clip": None}, "privacy": {"unit": "record"}}
+        return job(config({"name": "dp-fedavg"}, "server", **more), folder)
+
+    one, two = made(tmp_path / "a"), made(tmp_path / "b")
+    reference, other = finished(one, Inline(one.context)), finished(two, engine_of(two, tmp_path / "clients"))
+    assert_same_but_for_what_stays(other, reference, two)
+    assert [row["noise_norm"] for row in other.history] == [row["noise_norm"] for row in reference.history]
+
+
+def test_a_plan_that_reads_private_data_is_refused(tmp_path: Path) -> None:
+    run = job(config({"name": "aldp-fl", "variant": "published"}, "server"), tmp_path)
+    with pytest.raises(FedveilError, match=r"reads private data .* run.engine = 'flower' needs a variant"):
+        finished(run, engine_of(run, tmp_path / "clients"))
+
+
+# --- rounds that are asked for again ----------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    pass
+
+
+def until(rounds: int) -> Callable[[Progress], None]:
+    def stop(progress: Progress) -> None:
+        if progress.round == rounds:
+            raise Crash
+
+    return stop
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_a_round_that_is_asked_for_again_gets_the_same_answers_though_noise_is_secret(view: str, tmp_path: Path) -> None:
+    method = {"name": "fedglp-adp", "variant": "proven"} if view == "server" else {"name": "dp-fedavg"}
+    run = job(config(method, view, training={"clients_per_round": 6}, run={"seeded_noise": False}), tmp_path / "run")
+    answers: list[tuple[int, bytes]] = []
+
+    def note(client: int, common: bytes, task: bytes, answer: bytes) -> bytes:
+        answers.append((client, answer))
+        return answer
+
+    engine, progress = engine_of(run, tmp_path / "clients", tamper=note), start(run)
+    with pytest.raises(Crash):
+        fit(run, engine, progress, until(1))
+    saved = deepcopy(progress)
+    with pytest.raises(Crash):
+        fit(run, engine, progress, until(2))
+    first, answers[:] = answers[6:], []
+    assert "33.3332% of the budget and 0.0004% is left" in fit(run, engine, saved)  # the server counts the round that it lost
+    assert answers[:6] == first
+    assert (bits(saved.model) == bits(progress.model)) == (view == "server")
+    with pytest.raises(FedveilError, match=r"every client of round 0 failed.*asks for round 0 again"):
+        fit(run, engine, start(run))
+
+
+@pytest.mark.parametrize("name", ["fedanc-proven-server", "fedglp-adp-proven-server", "banded-mf-aggregate"])
+def test_a_crash_at_any_round_changes_no_bit(name: str, tmp_path: Path) -> None:
+    calm = job(RUNS[name], tmp_path / "calm")
+    reference = finished(calm, Inline(calm.context))
+    for lost in (1, 2):
+        run = job(RUNS[name], tmp_path / f"run{lost}")
+        engine, progress, kept = engine_of(run, tmp_path / f"c{lost}"), start(run), [start(run)]
+
+        def keep(progress: Progress, kept: list[Progress] = kept, lost: int = lost) -> None:
+            if progress.round == lost:
+                raise Crash
+            kept.append(deepcopy(progress))
+
+        with pytest.raises(Crash):
+            fit(run, engine, progress, keep)
+        assert fit(run, engine, kept[-1]) == ""
+        assert bits(kept[-1].model) == bits(reference.model)
+        assert charged(tmp_path / f"run{lost}") == charged(tmp_path / "calm")
+
+
+def test_a_damaged_state_is_refused_and_nothing_begins_anew(tmp_path: Path) -> None:
+    run = job(RUNS["fedglp-adp-proven-server"], tmp_path / "run")
+    engine, progress = engine_of(run, tmp_path / "clients"), start(run)
+    with pytest.raises(Crash):
+        fit(run, engine, progress, until(1))
+    for path in (tmp_path / "clients").rglob("0.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    fit(run, engine, progress)
+    left_out = [why for row in progress.history[1:] for why in row["failures"].values()]
+    assert left_out
+    assert all("refused: the client's state in" in why and "is damaged" in why for why in left_out)
+
+
+# --- answers that nobody honest gives ---------------------------------------------------------------------------------
+
+
+def changed(answer: bytes, change: Callable[[dict[str, Any], dict[str, Any]], None], wide: bool = True) -> bytes:
+    message = decoded(answer, Kind.RELEASE, most_packed=10**6)
+    fields, arrays = dict(message.fields), dict(message.arrays)
+    change(fields, arrays)
+    packed = message.packed if wide else frozenset()
+    return encoded(WireMessage(message.kind, fields, arrays, packed & set(arrays)))
+
+
+def field(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    return lambda fields, arrays: fields.update({name: value})
+
+
+def array(change: Callable[[Any], Any]) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    return lambda fields, arrays: arrays.update(released=change(arrays["released"]))
+
+
+HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "nothing": (lambda a: b"", "a message has"),
+    "text": (lambda a: b"pickle" * 9, "not a message of fedveil"),
+    "protocol": (lambda a: a[:4] + b"\x07\x00" + a[6:], "protocol version 7"),
+    "foreign client": (lambda a: changed(a, field("client", 0)), "by client 0"),
+    "no client": (lambda a: changed(a, field("client", 10**9)), "by client 1000000000"),
+    "foreign run": (lambda a: changed(a, field("run", "other")), "an answer to round"),
+    "other round": (lambda a: changed(a, field("round", 7)), "an answer to round 7"),
+    "own weight": (lambda a: changed(a, field("weight", 0.5)), "an answer to round"),
+    "false plan": (lambda a: changed(a, field("plan", "0" * 64)), "made another plan"),
+    "shape": (lambda a: changed(a, array(lambda x: x[:-1])), "shape"),
+    "two dimensions": (lambda a: changed(a, array(lambda x: x.reshape(2, -1))), "shape"),
+    "floats": (lambda a: changed(a, array(lambda x: x.astype(np.float32)), False), "the plan asks for integers"),
+    "NaN": (lambda a: changed(a, array(lambda x: np.full(len(x), np.nan, np.float32)), False), "the plan asks for integers"),
+    "int32": (lambda a: changed(a, array(lambda x: (x >> 20).astype(np.int32)), False), "type torch.int32"),
+    "huge": (lambda a: changed(a, array(lambda x: np.full(len(x), 2**62))), "allow"),
+    "least integer": (lambda a: changed(a, array(lambda x: np.full(len(x), -(2**63)))), "allow"),
+    "a thousandfold": (lambda a: changed(a, array(lambda x: x * 1000)), "allow"),
+    "statistics": (
+        lambda a: changed(a, lambda fields, arrays: arrays.update(buffers=np.zeros(3, np.float32))),
+        "batch statistics came with",
+    ),
+    "more arrays": (lambda a: changed(a, lambda fields, arrays: arrays.update(reads=np.zeros(3))), "unknown arrays"),
+    "no release": (lambda a: changed(a, lambda fields, arrays: arrays.clear()), "no release arrived"),
+}
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_client_is_left_out_and_the_model_is_as_without_it(name: str, view: str, tmp_path: Path) -> None:
+    change, said = HOSTILE[name]
+    configuration = config({"name": "dp-fedavg"}, view, training={"clients_per_round": 6, "rounds": 2})
+
+    def attack(client: int, common: bytes, task: bytes, answer: bytes) -> bytes:
+        return change(answer) if client == 3 else answer
+
+    run, without = job(configuration, tmp_path / "a"), job(configuration, tmp_path / "b")
+    progress = finished(run, engine_of(run, tmp_path / "ca", tamper=attack))
+    calm = finished(without, engine_of(without, tmp_path / "cb", gone={3}))
+    assert bits(progress.model) == bits(calm.model)
+    assert charged(tmp_path / "a") == charged(tmp_path / "b")
+    for row in progress.history:
+        assert row["participants"] == 5
+        assert said in row["failures"][3]
+
+
+def test_a_replayed_answer_is_refused(tmp_path: Path) -> None:
+    run, first = job(RUNS["dp-fedavg-server"], tmp_path / "a"), {}
+
+    def replay(client: int, common: bytes, task: bytes, answer: bytes) -> bytes:
+        return first.setdefault(client, answer)
+
+    progress = start(run)
+    fit(run, engine_of(run, tmp_path / "c", tamper=replay), progress)
+    again = [(row["round"], why) for row in progress.history for why in row["failures"].values()]
+    assert again
+    assert all(round > 0 and f"not to round {round}" in why for round, why in again)
+
+
+def test_a_contribution_above_its_clip_is_refused(tmp_path: Path) -> None:
+    """In the aggregate view no noise hides it: one grid step too much is seen."""
+    run = job(RUNS["dp-fedavg-aggregate"], tmp_path / "a")
+    door, (plan, *_) = run.context.door, [run.context.policy.plan(None, {})]  # type: ignore[arg-type]
+    (_, exponent), *_ = door.parts.grid(plan)
+    clip = int(plan.clip * 2.0**-exponent)
+
+    def above(client: int, common: bytes, task: bytes, answer: bytes) -> bytes:
+        return changed(answer, array(lambda x: np.concatenate([[clip + 1000], np.zeros(len(x) - 1, np.int64)])))
+
+    with pytest.raises(FedveilError, match=r"every client of round 0 failed.*allow"):
+        finished(run, engine_of(run, tmp_path / "c", tamper=above))
+
+
+def fuzzed(messages: int, tmp_path: Path) -> int:
+    """Answers with random bytes changed, cut or doubled: how many are refused; the others changed what carries noise anyway."""
+    rng, run = np.random.default_rng(1), job(RUNS["dp-fedavg-server"], tmp_path)
+    asked: list[ClientTask] = []
+    real: dict[int, bytes] = {}
+
+    class Spy(GridEngine):
+        def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
+            asked[:] = tasks
+            return super().map(asked)
+
+    def keep(client: int, common: bytes, task: bytes, answer: bytes) -> bytes:
+        return real.setdefault(client, answer)
+
+    one = replace(run, setting=replace(run.setting, rounds=1))
+    fit(one, Spy(run.context, "r", Nodes(run.context, tmp_path / "clients", keep)), start(run))
+    answers = list(real.values())
+
+    def mutated(answer: bytes) -> bytes:
+        content = bytearray(answers[rng.integers(len(answers))] if rng.random() < 0.2 else answer)
+        for _ in range(rng.integers(1, 20)):
+            where, kind = int(rng.integers(min(len(content), 200 if rng.random() < 0.7 else len(content)))), rng.integers(3)
+            if kind == 0:
+                content[where] = int(rng.integers(256))
+            elif kind == 1 and len(content) > 300:
+                del content[where : where + int(rng.integers(1, 9))]
+            else:
+                content[where:where] = content[: int(rng.integers(1, 30))]
+        return bytes(content)
+
+    class Mutated:
+        def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> Mapping[int, bytes | str]:
+            return {client: mutated(real[client]) for client in messages}
+
+    engine, refused = GridEngine(run.context, "r", Mutated()), 0
+    for _ in range(-(-messages // len(asked))):
+        for outcome in engine.map(asked):
+            refused += bool(outcome.error)
+            assert outcome.error or isinstance(outcome.release, SealedUpload)
+    return refused
+
+
+def test_no_fuzzed_answer_breaks_a_round(tmp_path: Path) -> None:
+    assert fuzzed(300, tmp_path) > 270
+
+
+@pytest.mark.slow
+def test_ten_thousand_fuzzed_answers(tmp_path: Path) -> None:
+    assert fuzzed(10_000, tmp_path) > 9000

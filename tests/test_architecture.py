@@ -31,7 +31,7 @@ ROOMS = (
         "methods",
         "federation",
     ),
-    *("engines", "flower", "configuration", "statement", "run"),
+    *("engines", "flower", "configuration", "statement", "run", "network"),
     *("attacks", "audit", "adversary", "studies", "pages", "trackers", "cli"),
 )
 """From low to high: a room imports only rooms before it. `fedveil/__init__.py` is below, `fedveil/__main__.py` above all."""

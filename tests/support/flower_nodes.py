@@ -24,6 +24,7 @@ class Nodes:
     folder: Path
     tamper: Callable[[int, bytes, bytes, bytes], bytes | str] = unchanged
     gone: set[int] = field(default_factory=set)
+    rounds: int = 1000
 
     def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> dict[int, bytes | str]:
         found: dict[int, bytes | str] = {}
@@ -36,4 +37,4 @@ class Nodes:
     def node(self, client: int) -> ClientNode:
         """As a client that has just come up: it knows what lies on its disk."""
         own = replace(self.context, door=replace(self.context.door, ledger=ChargedByServer(), memory=None))
-        return ClientNode(own, self.context.door.run, client, ClientStates(self.folder / str(client)))
+        return ClientNode(own, self.context.door.run, client, ClientStates(self.folder / str(client)), self.rounds)

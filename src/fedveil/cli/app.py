@@ -12,6 +12,7 @@ from fedveil.cli import (
     budget_commands,
     data_commands,
     machine_commands,
+    network_commands,
     privacy_commands,
     run_commands,
     study_commands,
@@ -32,10 +33,20 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-for group in (run_commands, study_commands, privacy_commands, verify_commands, view_commands, machine_commands):
+GROUPS = (
+    run_commands,
+    network_commands,
+    study_commands,
+    privacy_commands,
+    verify_commands,
+    view_commands,
+    machine_commands,
+)
+for group in GROUPS:
     app.registered_commands.extend(group.commands.registered_commands)
 app.add_typer(data_commands.data_app, name="data")
 app.add_typer(budget_commands.budget_app, name="budget")
+app.add_typer(network_commands.net_app, name="net")
 
 
 def _version(wanted: bool) -> None:

@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fedveil.errors import FedveilError
+from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.round import ClientTask, Context, client_round
 from fedveil.flower.client_states import ClientStates, request_name
 from fedveil.flower.round_messages import (
@@ -42,13 +42,14 @@ class ClientNode:
 
     Args:
         context: with its own examples and a door that charges its own ledger. run: as the server names it.
-        client: its number. states: on its own disk.
+        client: its number. states: on its own disk. rounds: how many it answers at most, and all before that number.
     """
 
     context: Context
     run: str
     client: int
     states: ClientStates
+    rounds: int
 
     def answer(self, round: bytes, task: bytes) -> bytes:
         """The reply to the messages of a round, or a refusal with its reason.
@@ -73,6 +74,8 @@ class ClientNode:
 
     def _answered(self, told: RoundMessage, own: TaskMessage, request: str) -> bytes:
         context, before = self.context, self.states.before(own.round)
+        if max(own.round, before.answers) >= self.rounds:
+            raise ConfigError(f"the run has {self.rounds} rounds, and this client has answered {before.answers}")
         state = told.plan_state if context.summed else before.policy or context.policy.start()
         plan = self._plan(told, state)
         name = plan_name(plan, context.door.layout)

@@ -131,7 +131,7 @@ def _answer(context: str, folder: str, parts: list[bytes]) -> bytes:
     torch.set_num_threads(1)
     task = read_task(parts[1])
     held = _context(context)
-    node = ClientNode(held, held.door.run, task.client, ClientStates(Path(folder) / str(task.client)))
+    node = ClientNode(held, held.door.run, task.client, ClientStates(Path(folder) / str(task.client)), 2**62)
     return node.answer(*parts)
 
 

@@ -26,7 +26,7 @@ class BudgetedLedger:
         path: of an existing ledger. budgets: the caps, or None for a run that promises nothing.
         reproducible: noise is seeded, so that a round which is done again after an interruption releases the same vectors again
             and tells nothing new: a release that the ledger holds is not charged twice. With secret noise it is.
-        run: name under which releases are charged, or None for that of each entry.
+        run, client: name and number under which releases are charged, or None for those of each entry.
         population: the ledger of a budget that other runs share, charged first, so that a crash between the two over-counts.
     """
 
@@ -37,10 +37,11 @@ class BudgetedLedger:
         reproducible: bool = False,
         *,
         run: str | None = None,
+        client: int | None = None,
         population: BudgetedLedger | None = None,
     ) -> None:
         self.path, self.budgets, self.reproducible = path, budgets, reproducible
-        self.run, self.population = run, population
+        self.run, self.client, self.population = run, client, population
         self._read = 0
         self._held: dict[tuple[int, int], Entry] = {}
         self._ledger: Ledger | None = None
@@ -84,7 +85,7 @@ class BudgetedLedger:
     def admits(self, client: int, event: Event) -> bool:
         """Whether each budget has room for a release of this cost, after all that any process charged so far."""
         try:
-            self._check(client, event)
+            self._check(client if self.client is None else self.client, event)
             return self.population is None or self.population.admits(client, event)
         except BudgetExhausted:
             return False
@@ -103,7 +104,8 @@ class BudgetedLedger:
             raise BudgetExhausted(f"privacy.budget: {refusal}") from None
 
     def _named(self, entry: Entry) -> Entry:
-        return entry if self.run is None else replace(entry, run=self.run)
+        named = entry if self.run is None else replace(entry, run=self.run)
+        return named if self.client is None else replace(named, client=self.client)
 
     def charged_since(self, since: int) -> Iterator[tuple[int, int, Event]]:
         """(number, client, event) of the releases with a number above `since`, whichever process charged them."""

@@ -32,9 +32,9 @@ class PopulationBudget:
     cap: Cap
     scope: Scope
 
-    def ledger(self, run: str) -> BudgetedLedger:
-        """Where a run charges its releases, under this name."""
-        return BudgetedLedger(self.path, Budgets(self.cap, self.scope), run=run)
+    def ledger(self, run: str, client: int | None = None) -> BudgetedLedger:
+        """Where a run charges its releases, under this name, and under this number where the budget is that of one client."""
+        return BudgetedLedger(self.path, Budgets(self.cap, self.scope), run=run, client=client)
 
     def check_scope(self, scope: Scope) -> None:
         """Refuse a run that promises something else.

@@ -55,7 +55,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data of the clients: training examples and tests of their own; the public test set and the public split."""
+    """Data of the clients: training examples and tests of their own; the public test set and the public split.
+
+    declared: what is public about clients of which not all are here, where the data are spread over machines.
+    """
 
     dataset: Dataset
     partition: Partition
@@ -63,10 +66,13 @@ class Prepared:
     client_tests: Clients | None
     test: tuple[torch.Tensor, torch.Tensor]
     public: tuple[torch.Tensor, torch.Tensor] | None
+    declared: Population | None = None
 
     @property
     def population(self) -> Population:
         """What is public about these clients."""
+        if self.declared is not None:
+            return self.declared
         clients = len(self.clients)
         return Population(self.dataset.info, clients, max(1, round(len(self.clients.y) / max(clients, 1))))
 

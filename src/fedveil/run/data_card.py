@@ -110,7 +110,7 @@ def card(config: Config, prepared: Prepared, salt: bytes) -> dict[str, Any]:
         | ({"features": section.features, "public": config.public.model_dump()} if section.features is not None else {}),
         "labels": {**asdict(info.target), "classes": info.classes},
         "origin": None if dataset.origin is None else asdict(dataset.origin),
-        "train_examples": len(dataset.y_train),
+        "train_examples": len(dataset.y_train) if prepared.declared is None else population.data.train_size,
         "test_examples": len(dataset.y_test),
         "normalisation": {"scale": info.scale, "mean": info.mean, "std": info.std},
         "clients": population.clients,

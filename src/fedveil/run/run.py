@@ -71,17 +71,36 @@ def run(
         BudgetExhausted: what is planned exceeds what is left of privacy.budget; nothing was trained.
     """
     handed_over = HandedOver(data, partition)
-    trackers = [*track, *(tracker_named(name) for name in config.run.track)]
-    device = place(config.run.engine, config.training.client_timeout)
+    place(config.run.engine, config.training.client_timeout)
     if resume:
         if out is None:
             raise ConfigError("resuming needs the run directory: give out")
         same_handed_over(saved := resumable(Path(out)), handed_over, Path(out))
         same_run(saved, recorded(config, handed_over), Path(out), but_model=not config.model.plain)
     prepared = prepare(config := recorded(config, handed_over), data, partition)
+    return run_prepared(config, prepared, out, on_round, resume=resume, track=track)
+
+
+def run_prepared(
+    config: Config,
+    prepared: Prepared,
+    out: str | Path | None,
+    on_round: Callable[[Record], None] | None = None,
+    *,
+    resume: bool = False,
+    track: Sequence[Tracker] = (),
+    clients: Callable[[Federation], Engine] | None = None,
+) -> Result:
+    """As `run`, with data that are there already.
+
+    Args:
+        clients: the engine that reaches the clients; left out, the configured one.
+    """
+    trackers = [*track, *(tracker_named(name) for name in config.run.track)]
+    device = place(config.run.engine, config.training.client_timeout)
     config = described(config, prepared.dataset.info)
     if resume and out is not None:
-        same_run(saved, config, Path(out))
+        same_run(resumable(Path(out)), config, Path(out))
     method, setting = calibrated_setting(config, prepared.population)
     vacuous, seeded = config.privacy.allow_vacuous_delta, config.run.seeded_noise
     batch_norm = config.model.keeps_statistics
@@ -115,24 +134,36 @@ def run(
         columns = columns.hiding(hidden(method, setting, columns))
         begun = Begun(run_id, path, config, statement, setting.layout.names, history, columns)
         with following(trackers, begun) as tracked:
-            return _train(job, begun, checkpoints, progress, [tracked] if on_round is None else [tracked, on_round])
+            listeners = [tracked] if on_round is None else [tracked, on_round]
+            return _train(job, begun, checkpoints, progress, listeners, clients or _configured(config, path))
+
+
+def _configured(config: Config, path: Path) -> Callable[[Federation], Engine]:
+    """The engine that the configuration names."""
+    section, timeout = config.run, config.training.client_timeout
+    at_once, deterministic = section.clients_at_once, section.deterministic
+
+    def made(job: Federation) -> Engine:
+        if section.engine == "flower":
+            return FlowerSimulation(job.context, rundir.private_folder(path) / "clients", timeout)
+        return engine(section.engine, job.context, timeout, at_once=at_once, deterministic=deterministic)
+
+    return made
 
 
 def _train(
-    job: Federation, begun: Begun, saved: Checkpoints, progress: Progress | None, listeners: Sequence[Callable[[Record], None]]
+    job: Federation,
+    begun: Begun,
+    saved: Checkpoints,
+    progress: Progress | None,
+    listeners: Sequence[Callable[[Record], None]],
+    clients: Callable[[Federation], Engine],
 ) -> Result:
     """Train to the end, save and report each round, and write the rest of the run directory."""
     config, path = begun.config, begun.path
-    section, timeout = config.run, config.training.client_timeout
-    runner: Engine
-    if section.engine == "flower":
-        runner = FlowerSimulation(job.context, rundir.private_folder(path) / "clients", timeout)
-    else:
-        runner = engine(
-            section.engine, job.context, timeout, at_once=section.clients_at_once, deterministic=section.deterministic
-        )
+    runner = clients(job)
     progress = progress or start(job)
-    if config.privacy.max_participations is not None and not section.seeded_noise:
+    if config.privacy.max_participations is not None and not config.run.seeded_noise:
         count_spent(progress, path)
     layout, columns = job.context.door.layout, begun.columns
     with _safe(begun):

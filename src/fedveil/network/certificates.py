@@ -1,0 +1,117 @@
+"""Keys and certificates: an authority of one's own, the server's certificate, and a key pair for each client."""
+
+from __future__ import annotations
+
+import ipaddress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_public_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedveil.errors import ConfigError
+from fedveil.ledger.owner_only import owner_only
+
+AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
+
+_AUTHORITY_DAYS, _SERVER_DAYS = 3650, 365
+
+
+def make_authority(folder: Path) -> None:
+    """Write an authority into the folder: `ca.pem`, which every client gets, and `ca.key`, which nobody else gets."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedveil authority")])
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    made = _signed(name, name, key.public_key(), key, _AUTHORITY_DAYS, [(x509.BasicConstraints(True, 0), True), (usage, True)])
+    _write_private(folder / AUTHORITY_KEY, key)
+    (folder / AUTHORITY).write_bytes(made.public_bytes(Encoding.PEM))
+
+
+def make_server(folder: Path, host: str) -> None:
+    """Write a key and a certificate for a server of that name or address, signed by the folder's authority."""
+    authority = x509.load_pem_x509_certificate((folder / AUTHORITY).read_bytes())
+    signer = load_pem_private_key((folder / AUTHORITY_KEY).read_bytes(), None)
+    if not isinstance(signer, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{folder / AUTHORITY_KEY} is no key that fedveil net init made")
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
+    names = [_general(host), *([] if host == "127.0.0.1" else [_general("127.0.0.1")])]
+    extensions: list[tuple[x509.ExtensionType, bool]] = [
+        (x509.SubjectAlternativeName(names), False),
+        (x509.BasicConstraints(False, None), True),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+    ]
+    made = _signed(name, authority.subject, key.public_key(), signer, _SERVER_DAYS, extensions)
+    _write_private(folder / SERVER_KEY, key)
+    (folder / SERVER).write_bytes(made.public_bytes(Encoding.PEM))
+
+
+def make_client_key(path: Path) -> None:
+    """Write a key pair as Flower wants them: the private one at `path`, the public one beside it with the ending .pub."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    with open(path, "xb", opener=owner_only) as file:
+        file.write(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    path.with_name(path.name + ".pub").write_bytes(public + b" " + path.name.encode() + b"\n")
+
+
+def public_key_of(path: Path) -> bytes:
+    """A client's public key, as Flower names its node by.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"{path} is no public key ({problem}): give the file that ends in .pub") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ConfigError(f"{path}: Flower wants an elliptic-curve key: make one with fedveil net key NAME")
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _general(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _signed(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    signer: ec.EllipticCurvePrivateKey,
+    days: int,
+    extensions: list[tuple[x509.ExtensionType, bool]],
+) -> x509.Certificate:
+    now = datetime.now(UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False)
+    )
+    for extension, critical in extensions:
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(signer, hashes.SHA384())
+
+
+def _write_private(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    with open(path, "xb", opener=owner_only) as file:
+        file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))

@@ -1,0 +1,107 @@
+"""What one client's runs cost it over its lifetime: one ledger a view, on the client's own disk.
+
+In the server view each release is charged as it leaves, to the run's ledger and to the lifetime. In the aggregate view the
+client sees no release: noise is added where the sums are. So it charges all that is planned when it consents, and its ledger says
+whom it trusts for that.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedveil.accounting.types import Scope, Unbounded, View
+from fedveil.errors import BudgetExhausted
+from fedveil.ledger.ledger import AGGREGATE, Entry, Ledger
+from fedveil.ledger.ledger_head import head_path
+from fedveil.ledger.owner_only import owner_only_folder
+from fedveil.ledger.population_budget import PopulationBudget, create_budget, open_budget
+from fedveil.network.consent import Consent, ConsentRefused, Judged
+from fedveil.run.assembly import planned_charges
+
+if TYPE_CHECKING:
+    from fedveil.accounting.types import Event
+    from fedveil.ledger.budgeted_ledger import BudgetedLedger
+
+ITSELF = 0
+"""The number under which a client counts itself, whatever its number in a run."""
+TRUSTS = "planned in full at consent; trusts the server to add the noise"
+
+
+class ClientLedger:
+    """The lifetime of one client.
+
+    Args:
+        folder: where its ledgers lie; they are made when first asked for. consent: with the caps.
+    """
+
+    def __init__(self, folder: Path, consent: Consent) -> None:
+        self.folder, self.consent = folder, consent
+
+    def budget(self, view: View) -> PopulationBudget:
+        """The lifetime in that view.
+
+        Raises:
+            ConsentRefused: the consent has another cap than the ledger was made with.
+        """
+        cap = self.consent.lifetime[view]
+        path = self.folder / f"lifetime-{view}.sqlite"
+        scope = Scope(self.consent.unit, self.consent.adjacency, view)
+        if not path.exists() and not head_path(path).exists():
+            owner_only_folder(self.folder)
+            return create_budget(path, cap.epsilon, cap.delta, scope, cap.order)
+        there = open_budget(path)
+        with Ledger.open(path) as ledger:
+            made = ledger.meta["budget"]
+        if there.scope != scope or (made["epsilon"], made["delta"], made["order"]) != (cap.epsilon, cap.delta, cap.order):
+            raise ConsentRefused(f"consent: lifetime.{view} is not what {path} was made with ({made}): restore the consent")
+        return there
+
+    def admit(self, judged: Judged, run: str, client: int) -> BudgetedLedger:
+        """Ask whether all that the run plans still fits, and charge it where the client cannot charge release by release.
+
+        Returns:
+            Where releases of the run are charged.
+
+        Raises:
+            ConsentRefused: it does not fit; nothing was charged.
+        """
+        scope = judged.setting.scope
+        budget, planned = self.budget(scope.view), planned_charges(judged.method, judged.setting.of(client))
+        summed = scope.view is not View.SERVER
+        number = AGGREGATE if summed else ITSELF
+        try:
+            budget.check_plan(planned, run, (number,))
+            ledger = budget.ledger(run, number)
+            if summed and not self._charged(budget, run):
+                ledger.charge_all([_planned(judged, run, event) for event in planned])
+        except BudgetExhausted as refusal:
+            raise ConsentRefused(str(refusal).replace("privacy.budget", "this client's lifetime")) from None
+        return ledger
+
+    def _charged(self, budget: PopulationBudget, run: str) -> bool:
+        with Ledger.open(budget.path) as ledger:
+            return any(entry.run == run for _, _, entry in ledger.entries())
+
+
+def _planned(judged: Judged, run: str, event: Event) -> Entry:
+    """The row of all releases of one kind that a run plans."""
+    s = judged.setting
+    assert not isinstance(event, Unbounded)
+    d, layers = s.layout.dimension, len(s.layout)
+    clip = judged.method.clip_norm(s) or 0.0
+    return Entry(
+        run=run,
+        round=0,
+        client=AGGREGATE,
+        unit=s.scope.unit,
+        adjacency=s.scope.adjacency,
+        view=s.scope.view,
+        event=event,
+        clip=(clip,) * layers,
+        noise_std=(clip * s.z,) * layers,
+        coordinates=d,
+        dimension=d,
+        participants=s.cohort,
+        note=TRUSTS,
+    )

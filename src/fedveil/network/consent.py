@@ -1,0 +1,150 @@
+"""What a client agrees to (`consent.toml`), and the judgement of a run that a server offers.
+
+The client certifies the offered configuration itself. It believes no number that the server sends.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedveil.accounting.types import Adjacency, Scope, Unit, View
+from fedveil.configuration.public_setting import calibrated_setting, population_of
+from fedveil.configuration.sections import PluginMethod, PluginTask
+from fedveil.errors import ConfigError, explain
+from fedveil.statement.certify import certify_config
+
+if TYPE_CHECKING:
+    from fedveil.configuration.config import Config
+    from fedveil.methods.base import Method, Setting
+    from fedveil.statement.statement import Statement
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class ConsentRefused(ConfigError):
+    """A run that goes beyond what the client agreed to; nothing was charged."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Lifetime(_Section):
+    """What all runs together may cost in one view.
+
+    order: Renyi order at which runs with secret samples are added up; left out, all are counted as if every client took part in
+    every round.
+    """
+
+    epsilon: Positive
+    delta: float = Field(gt=0, lt=1)
+    order: float | None = Field(None, gt=1)
+
+
+class OwnData(_Section):
+    """Where this client's data are: a file of its own, or (for demonstrations) a part of data that fedveil has itself."""
+
+    file: str | None = None
+    part: int | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _one(self) -> OwnData:
+        if (self.file is None) == (self.part is None):
+            raise ConfigError(
+                "data: give file, the path of this client's table, or part, the number of a part of the configured data"
+            )
+        return self
+
+
+class Consent(_Section):
+    """What a client agrees to.
+
+    lifetime: a cap for each view in which it takes part; a view without one is refused.
+    unit, adjacency: what these caps speak of. least_noise: smallest noise multiplier.
+    seeded_noise: whether noise that the server could compute is allowed; it protects nobody.
+    """
+
+    data: OwnData
+    lifetime: dict[View, Lifetime] = Field(min_length=1)
+    unit: Unit = Unit.CLIENT
+    adjacency: Adjacency = Adjacency.ZERO_OUT
+    least_noise: float = Field(0.0, ge=0)
+    seeded_noise: bool = False
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A run that was accepted, as the client itself sees it."""
+
+    config: Config
+    method: Method
+    setting: Setting
+    statement: Statement
+
+
+def read_consent_file(path: Path) -> Consent:
+    """The consent in a file; its data's path is relative to the file.
+
+    Raises:
+        ConfigError: it cannot be read, or does not say what it must.
+    """
+    try:
+        raw: dict[str, Any] = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"cannot read the consent {path}: {problem}") from None
+    data = raw.get("data")
+    if isinstance(data, dict) and isinstance(data.get("file"), str):
+        data["file"] = str((path.absolute().parent / Path(data["file"]).expanduser()).resolve())
+    try:
+        return Consent.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(explain(error, Consent)) from None
+
+
+def judged(consent: Consent, config: Config) -> Judged:
+    """The offered run, if the consent covers it. What is left of the lifetime is asked elsewhere (`client_ledger`).
+
+    Raises:
+        ConsentRefused: it does not, with the reason.
+    """
+    scope = Scope(config.privacy.unit, config.privacy.adjacency, config.privacy.view)
+    _refuse_code(config)
+    if scope.view not in consent.lifetime:
+        allowed = ", ".join(consent.lifetime)
+        raise ConsentRefused(f"privacy.view = {str(scope.view)!r}: this client takes part in {allowed} only")
+    if (scope.unit, scope.adjacency) != (consent.unit, consent.adjacency):
+        raise ConsentRefused(f"the run speaks of {scope}, and this client's caps of {consent.unit} level, {consent.adjacency}")
+    if config.run.seeded_noise and not consent.seeded_noise:
+        raise ConsentRefused("run.seeded_noise = true: the server could compute the noise, which protects nobody")
+    statement = certify_config(config)
+    if not math.isfinite(statement.proven.epsilon):
+        raise ConsentRefused(f"nothing is proven of this run ({statement.proven.reason or 'epsilon is infinite'})")
+    method, setting = calibrated_setting(config, population_of(config))
+    cap = consent.lifetime[scope.view]
+    if statement.proven.epsilon > cap.epsilon and statement.proven.delta >= cap.delta:
+        raise ConsentRefused(
+            f"the run has epsilon = {statement.proven.epsilon:.4g} at delta = {statement.proven.delta:g}, and this client's "
+            f"lifetime is {cap.epsilon:g}"
+        )
+    if setting.z < consent.least_noise:
+        raise ConsentRefused(f"the noise multiplier is {setting.z:.4g}, and this client asks for {consent.least_noise:g}")
+    return Judged(config, method, setting, statement)
+
+
+def _refuse_code(config: Config) -> None:
+    """Nothing that a server sends is run, and no file that it names is opened."""
+    named = [*config.code, *([config.task.name] if isinstance(config.task, PluginTask) else [])]
+    if isinstance(config.method, PluginMethod):
+        named.append(config.method.name)
+    if named:
+        raise ConsentRefused(f"the run needs code of its own ({', '.join(named)}), and this client runs none that a server names")
+    if config.data.handed_over:
+        raise ConsentRefused("data.handed_over: the server's program made the data, and this client has its own")
+    if not config.model.plain:
+        raise ConsentRefused("model: only networks of fedveil itself, built by name, are run here")

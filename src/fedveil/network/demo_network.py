@@ -1,0 +1,93 @@
+"""`fedveil net demo`: a server and its clients on one machine, as they would be on several; all but the run is removed again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tomli_w
+
+from fedveil.accounting.types import View
+from fedveil.configuration.config import Config
+from fedveil.configuration.public_setting import population_of
+from fedveil.errors import ConfigError
+from fedveil.network.certificates import make_client_key
+from fedveil.network.network_folder import NetworkFolder, make_network
+from fedveil.network.programs import free_port
+from fedveil.network.serve import Serving, serve
+from fedveil.statement.certify import certify_config
+
+if TYPE_CHECKING:
+    from fedveil.federation.history import Record
+    from fedveil.run.run import Result
+
+
+def demo(config: Config, out: Path, tell: Callable[[str], None], on_round: Callable[[Record], None] | None = None) -> Result:
+    """Train as configured, each client in a process of its own, with TLS, keys, consent and ledgers.
+
+    Raises:
+        FedveilError: as `serve`.
+    """
+    clients = population_of(config).clients
+    with tempfile.TemporaryDirectory(prefix="fedveil-demo-") as folder:
+        network = make_network(Path(folder) / "server", "127.0.0.1", free_port())
+        for number in range(clients):
+            (Path(folder) / f"client-{number}").mkdir(mode=0o700)
+            make_client_key(Path(folder) / f"client-{number}" / "key")
+            network.admit(Path(folder) / f"client-{number}" / "key.pub")
+        with _joined(network, config, clients):
+            return serve(config, Serving(network, out, wait=clients, tell=tell, on_round=on_round))
+
+
+def with_clients(config: Config, clients: int | None) -> Config:
+    """The configuration with that many clients in its partition.
+
+    Raises:
+        ConfigError: its partition has a number of its own.
+    """
+    if clients is None:
+        return config
+    if config.data.partition.get("kind") == "users" or config.data.source is not None:
+        raise ConfigError(f"--clients {clients}: the clients of these data are its users; leave --clients out")
+    partition = {**config.data.partition, "clients": clients}
+    return config.model_copy(update={"data": config.data.model_copy(update={"partition": partition})})
+
+
+@contextmanager
+def _joined(network: NetworkFolder, config: Config, clients: int) -> Iterator[None]:
+    """The clients' processes, each with a consent to just what is configured."""
+    processes = []
+    try:
+        for number in range(clients):
+            folder = network.path.parent / f"client-{number}"
+            (folder / "consent.toml").write_text(tomli_w.dumps(_consent(config, number)))
+            command = [sys.executable, "-m", "fedveil", "join", f"127.0.0.1:{network.port}", "--ca", str(network.authority)]
+            command += ["--key", str(folder / "key"), "--consent", str(folder / "consent.toml"), "--dir", str(folder / "state")]
+            with open(folder / "log", "wb") as log:
+                environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+                processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+
+
+def _consent(config: Config, number: int) -> dict[str, object]:
+    view, proven = config.privacy.view, certify_config(config).proven
+    own = View.AGGREGATE if view is View.FINAL else view
+    lifetime = {"epsilon": proven.epsilon * 1.001, "delta": proven.delta}
+    return {
+        "data": {"part": number},
+        "lifetime": {str(own): lifetime},
+        "unit": str(config.privacy.unit),
+        "adjacency": str(config.privacy.adjacency),
+        "seeded_noise": config.run.seeded_noise,
+    }

@@ -1,0 +1,87 @@
+"""Data where a run is spread over machines: the server has what is public, a client has its own examples, and nobody has both."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fedveil.configuration.public_setting import population_of
+from fedveil.data.load import load
+from fedveil.data.own.data_source import TableSource
+from fedveil.data.partition import ClientIndices, Partition
+from fedveil.errors import ConfigError
+from fedveil.federation.clients import Clients
+from fedveil.run.assembly import Prepared, prepare
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fedveil.configuration.config import Config
+    from fedveil.data.dataset import Dataset
+
+
+def public_part(config: Config) -> Prepared:
+    """What the server has: the public test set, and no example of any client. All numbers come from the configuration.
+
+    Of `data.source` the test file alone is opened.
+
+    Raises:
+        ConfigError: there is no public test set, or something public would be taken from the clients' examples.
+    """
+    if config.data.public_fraction:
+        raise ConfigError(
+            f"data.public_fraction = {config.data.public_fraction:g} takes examples of the training set, and over several "
+            f"machines nobody has that: leave it out"
+        )
+    if config.data.source is None:
+        dataset = load(config.data.name, config.data.data_dir, config.data.download)
+    else:
+        test = _table(config).test_file
+        if test is None:
+            raise ConfigError("data.source.test_file: missing; over several machines the server has a public one of its own")
+        dataset = _only(config, test)
+    return _prepared(config, dataset, {})
+
+
+def own_part(config: Config, client: int, file: str | None) -> Prepared:
+    """What one client has: its own examples, as those of client number `client`, and nobody else's.
+
+    Args:
+        file: all of it is this client's; it takes the place of that of `data.source`. None: its part of the configured partition.
+
+    Raises:
+        ConfigError, DataError: there are no such data.
+    """
+    if file is None:
+        whole = prepare(config)
+        return _prepared(config, whole.dataset, {client: whole.partition.clients[client]})
+    dataset = _only(config, file)
+    return _prepared(config, dataset, {client: np.arange(len(dataset.y_train))})
+
+
+def _prepared(config: Config, dataset: Dataset, parts: dict[int, NDArray[np.int64]]) -> Prepared:
+    population, nothing = population_of(config), np.empty(0, np.int64)
+    each = [parts.get(c, nothing) for c in range(population.clients)]
+    offsets = np.concatenate([[0], np.cumsum([len(part) for part in each])]).astype(np.int64)
+    partition = Partition(ClientIndices(np.concatenate(each), offsets), config.data.partition["kind"], config.run.seed)
+    clients = Clients.of(dataset.standardise(dataset.x_train), dataset.y_train, partition.clients)
+    test = torch.from_numpy(dataset.standardise(dataset.x_test)), torch.from_numpy(dataset.y_test)
+    return Prepared(dataset, partition, clients, None, test, None, population)
+
+
+def _table(config: Config) -> TableSource:
+    source = config.data.source
+    if not isinstance(source, TableSource):
+        raise ConfigError(
+            f"data.name = {config.data.name!r}: over several machines each with files of its own, data.source must be a table; "
+            f"data of fedveil itself can be divided among them (data.part in the consent)"
+        )
+    return source
+
+
+def _only(config: Config, file: str) -> Dataset:
+    """All rows of a file with the columns of `data.source`, for training and for testing alike."""
+    source = _table(config).model_copy(update={"file": file, "test_file": file, "client": None})
+    return source.examples(config.data.name)

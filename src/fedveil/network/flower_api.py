@@ -1,0 +1,219 @@
+"""The one place that knows Flower's own modules below its public ones: the programs it starts, and the tasks it takes from them.
+
+Flower's SuperLink and SuperNode run as programs, with `--isolation process`: then they start nothing themselves. The tasks that
+they have are taken and done here, in the process that has the configuration, the data and the ledger. So no code that came over
+the network is ever run, and nothing is imported anew for each message.
+
+Written against flwr 1.41; `tests/network` runs it against the installed version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from fedveil.flower.flower_messages import parts_of, record
+from fedveil.flower.wire_format import WireError
+
+PUBLISHER, NAME = "fedveil", "fedveil"
+_BUNDLE = {
+    "pyproject.toml": f"""\
+[project]
+name = "{NAME}"
+version = "1.0.0"
+description = "Rounds of fedveil; both apps run in fedveil's own processes, and nothing of this bundle does."
+dependencies = []
+license = "Apache-2.0"
+
+[tool.flwr.app]
+publisher = "{PUBLISHER}"
+
+[tool.flwr.app.components]
+serverapp = "app:server"
+clientapp = "app:client"
+""",
+    "app.py": """\
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+server = ServerApp()
+client = ClientApp()
+""",
+}
+
+
+def bundle() -> bytes:
+    """The app bundle that Flower wants of each run; what is in it is never run."""
+    from flwr.cli.build import build_fab_from_disk
+
+    with TemporaryDirectory() as folder:
+        for name, text in _BUNDLE.items():
+            (Path(folder) / name).write_text(text)
+        made: bytes = build_fab_from_disk(Path(folder))
+    return made
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a SuperLink or SuperNode answers.
+
+    Args:
+        address: host:port. authority: PEM of the authority that signed its certificate; None for a loopback without TLS.
+        secret: of those who may take its tasks.
+    """
+
+    address: str
+    authority: bytes | None
+    secret: bytes
+
+    def client(self, *interceptors: Any) -> Any:
+        """A client of the runtime interface."""
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+        from flwr.supercore.retry import make_simple_http_retry_invoker
+        from flwr.supercore.runtime import RuntimeHttpClient
+
+        return RuntimeHttpClient.from_server_address(
+            server_address=self.address,
+            insecure=self.authority is None,
+            root_certificates=self.authority,
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="fedveil"), *interceptors],
+            retry_invoker=make_simple_http_retry_invoker(),
+        )
+
+
+class TaskQueue:
+    """The tasks that a SuperLink (its server app's) or a SuperNode (its client app's) wants done."""
+
+    def __init__(self, endpoint: Endpoint, kind: Literal["flwr-serverapp", "flwr-clientapp"]) -> None:
+        from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
+
+        methods = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+        self._endpoint, self._kind = endpoint, kind
+        self._client = endpoint.client(SuperExecAuthHttpInterceptor(master_secret=endpoint.secret, protected_methods=methods))
+
+    def take(self, run: int | None = None) -> str | None:
+        """The token of the oldest task, which is ours from now on, or None; with `run`, tasks of other runs are dropped."""
+        from flwr.proto.runtime_pb2 import AcquireTaskRequest
+
+        found = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[self._kind]))
+        there = found.HasField("task") and found.token
+        return str(found.token) if there and run in (None, found.task.run_id) else None
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+
+
+@contextmanager
+def server_grid(endpoint: Endpoint, token: str) -> Iterator[Any]:
+    """The grid of a run whose server task was taken; when the block ends, the run has ended, too."""
+    from flwr.common.constant import SubStatus
+    from flwr.common.serde import run_from_proto
+    from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest
+    from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+    from flwr.superlink.grid import HttpGrid
+
+    grid = HttpGrid(endpoint.address, endpoint.authority is None, endpoint.authority, token=token)
+    heart = HeartbeatSender(make_task_heartbeat_fn_http(grid._runtime_client))
+    heart.start()
+    status, details = SubStatus.FAILED, "the server ended before the run did"
+    try:
+        found = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+        _identify(found)
+        grid.set_run(run_from_proto(found.run))
+        yield grid
+        status, details = SubStatus.COMPLETED, ""
+    finally:
+        heart.stop()
+        grid._retry_invoker.max_tries = 1
+        grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
+        grid.close()
+
+
+def node_keys(grid: Any) -> dict[int, bytes]:
+    """The public key of each node that is online, by its number."""
+    return {node.node_id: bytes(node.public_key) for node in grid.get_nodes()}
+
+
+def answer_message(endpoint: Endpoint, token: str, expected_bundle: str, answer: Callable[[list[bytes]], bytes]) -> None:
+    """Take the message of a client task, and push what `answer` makes of its parts; nothing of the run's bundle is touched.
+
+    Args:
+        expected_bundle: SHA-256 of the only bundle whose runs are answered.
+    """
+    from flwr.app import Error, Message
+    from flwr.common.constant import ErrorCode, SubStatus
+    from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+    from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+    from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+    client = endpoint.client(RuntimeTokenHttpInterceptor(token))
+    heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    heart.start()
+    context, details = None, "no answer"
+    try:
+        message, context, _, fab = pull_task_input(client)
+        if hashlib.sha256(fab.content).hexdigest() != expected_bundle:
+            reason = "refused: a foreign app bundle, which is neither that of this client's fedveil nor run here"
+            reply = Message(Error(code=ErrorCode.INVALID_FAB, reason=reason), reply_to=message)
+        else:
+            try:
+                reply = Message(record([answer(parts_of(message.content))]), reply_to=message)
+            except WireError as problem:
+                reply = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=str(problem)), reply_to=message)
+        push_message(client, reply, context)
+        details = ""
+    finally:
+        push_task_output(client, context, SubStatus.FAILED if details else SubStatus.COMPLETED, details)
+        heart.stop()
+        client.close()
+
+
+class Control:
+    """A SuperLink's control interface: which keys may join, and which runs there are."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+        self._client = ControlHttpClient.from_server_address(
+            server_address=endpoint.address,
+            insecure=endpoint.authority is None,
+            root_certificates=endpoint.authority,
+            interceptors=[CliClientHttpInterceptor(), RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        )
+
+    def register(self, key: bytes, name: str) -> None:
+        """Let the client with this public key (PEM) join; nothing happens if it may already."""
+        from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
+
+        nodes = self._client.ListNodes(ListNodesRequest()).nodes_info
+        if key not in {bytes(node.public_key) for node in nodes if node.status != "unregistered"}:
+            self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+
+    def start_run(self) -> int:
+        """Begin a run of Flower; its server task is there to be taken then."""
+        from flwr.common.serde import fab_to_proto
+        from flwr.proto.control_pb2 import StartRunRequest
+        from flwr.supercore.fab import Fab
+
+        content = bundle()
+        found = self._client.StartRun(StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))))
+        return int(found.run_id)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+
+
+def _identify(found: Any) -> None:
+    """What Flower's messages take their run and sender from."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = found.task_id, found.run.run_id, found.context.node_id

@@ -1,0 +1,91 @@
+"""A client's process: it has the data, the consent and the ledgers, and answers what its SuperNode brings.
+
+The SuperNode carries messages, and runs nothing. It is started again whenever it ends: before the client is admitted, and for a
+minute after a SuperNode with the same key was lost, the server turns it away (Flower's exit 305).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedveil.errors import ConfigError
+from fedveil.federation.plain_state import write_whole
+from fedveil.flower.quiet import require_flower
+from fedveil.ledger.owner_only import owner_only_folder
+from fedveil.network.consent import Consent
+from fedveil.network.flower_api import Endpoint, TaskQueue, answer_message, bundle
+from fedveil.network.joined_client import JoinedClient
+from fedveil.network.programs import Program, ended_by_signal, free_port, running
+
+_POLL = 0.2
+_RETRY = 10.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Joining:
+    """How a client reaches its server.
+
+    Args:
+        server: host:port. authority: the certificate `ca.pem` that the server's operator handed over. key: its private key.
+        folder: its own, for ledgers and states. check: show what is offered, and take no part.
+        tell: called with a line for each thing that happens. until: asked between messages whether to end.
+    """
+
+    server: str
+    authority: Path
+    key: Path
+    folder: Path
+    check: bool = False
+    tell: Callable[[str], None] = lambda line: None
+    until: Callable[[], bool] = lambda: False
+
+
+def join(consent: Consent, joining: Joining) -> None:
+    """Answer offers and rounds, until it is told to end.
+
+    Raises:
+        ConfigError: certificate or key are missing. FedveilError: Flower is not there.
+    """
+    for what, path in (("--ca", joining.authority), ("--key", joining.key)):
+        if not path.is_file():
+            raise ConfigError(f"{what} {path}: there is no such file")
+    require_flower()
+    import torch
+
+    torch.set_num_threads(1)
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    folder, port = owner_only_folder(joining.folder), free_port()
+    secret = folder / "secret"
+    write_whole(secret, secrets.token_bytes(32))
+    client = JoinedClient(folder, consent, joining.tell, check=joining.check)
+    expected = hashlib.sha256(bundle()).hexdigest()
+    endpoint = Endpoint(f"127.0.0.1:{port}", None, secret.read_bytes())
+    with ended_by_signal(), running(_supernode(joining, port, secret), port, joining.tell, _RETRY):
+        queue = TaskQueue(endpoint, "flwr-clientapp")
+        try:
+            while not joining.until():
+                token = queue.take()
+                if token is None:
+                    time.sleep(_POLL)
+                    continue
+                try:
+                    answer_message(endpoint, token, expected, client.answer)
+                except Exception as problem:  # of the connection: the message is lost, the client stays
+                    _log.warning("a message was lost: %s", problem)
+                    joining.tell(f"a message was lost ({type(problem).__name__}); the server goes on without its answer")
+        finally:
+            queue.close()
+
+
+def _supernode(joining: Joining, port: int, secret: Path) -> Program:
+    command = ["flower-supernode", "--superlink", joining.server, "--root-certificates", str(joining.authority)]
+    command += ["--auth-supernode-private-key", str(joining.key), "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
+    return Program(command, joining.folder / "flower", joining.folder / "supernode.log")

@@ -1,0 +1,134 @@
+"""A client that has joined: it answers offers by its consent, and rounds of the runs that it consented to.
+
+What it agreed to is pinned on its disk, by run. Another configuration under the same name is refused, also after a restart.
+
+    FOLDER/lifetime-VIEW.sqlite   what all its runs cost (see `client_ledger`)
+    FOLDER/runs/RUN/offer.json    what it consented to; ledger.sqlite: its releases; states/: what it keeps
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from fedveil.errors import FedveilError
+from fedveil.federation.plain_state import write_whole
+from fedveil.flower.client_node import ClientNode
+from fedveil.flower.client_states import ClientStates
+from fedveil.flower.round_messages import TaskMessage, read_task
+from fedveil.flower.wire_format import WireError
+from fedveil.ledger.ledger import Ledger
+from fedveil.ledger.ledger_head import head_path
+from fedveil.ledger.owner_only import owner_only_folder
+from fedveil.network.client_ledger import ClientLedger
+from fedveil.network.consent import Consent, ConsentRefused, judged
+from fedveil.network.deployed_data import own_part
+from fedveil.network.offers import Offer, consent_bytes, read_offer, refusal_bytes
+from fedveil.run.assembly import federation
+from fedveil.statement.statement_markdown import to_markdown
+
+_log = logging.getLogger(__name__)
+
+
+class JoinedClient:
+    """One client, for all runs that a server asks it for.
+
+    Args:
+        folder: its own, of mode 700. consent: what it agrees to. tell: called with a line for each thing that happens.
+        check: show what is offered, and refuse it.
+    """
+
+    def __init__(
+        self, folder: Path, consent: Consent, tell: Callable[[str], None] = lambda line: None, *, check: bool = False
+    ) -> None:
+        self.folder, self.consent, self.tell, self.check = owner_only_folder(folder), consent, tell, check
+        self.ledger = ClientLedger(folder, consent)
+        self._nodes: dict[str, ClientNode] = {}
+
+    def answer(self, parts: list[bytes]) -> bytes:
+        """The answer to a message: one part is an offer, two are a round.
+
+        Raises:
+            WireError: it is neither, or of a run that this client has not consented to.
+        """
+        if len(parts) == 1:
+            return self._answer_offer(read_offer(parts[0]))
+        if len(parts) != 2:
+            raise WireError("a message has one part or two")
+        task = read_task(parts[1])
+        answer = self._node(task).answer(*parts)
+        self.tell(f"run {task.run}, round {task.round}: answered with {len(answer)} bytes")
+        return answer
+
+    def consented(self, offer: Offer) -> float:
+        """Judge an offer, and pin it; returns the epsilon that the client has certified.
+
+        Raises:
+            FedveilError: it is refused, with the reason; nothing was charged.
+        """
+        config = offer.parsed()
+        pinned = self._pinned(offer.run)
+        if pinned is not None and pinned.digest != offer.digest:
+            raise ConsentRefused(f"the configuration of run {offer.run} has changed since this client consented to it")
+        accepted = judged(self.consent, config)
+        if self.check:
+            self.tell(to_markdown(accepted.statement))
+            raise ConsentRefused("this client only looks at what is offered (--check); it would be within its consent")
+        if offer.client >= accepted.setting.clients:
+            raise ConsentRefused(f"client {offer.client} of {accepted.setting.clients}: there is no such number")
+        if self.consent.data.part is not None and self.consent.data.part != offer.client:
+            raise ConsentRefused(f"this client has part {self.consent.data.part} of the data, not part {offer.client}")
+        try:
+            own_part(config, offer.client, self.consent.data.file)  # before anything is charged
+        except FedveilError as problem:  # whose words may tell of the data
+            self.tell(f"run {offer.run}: {problem}")
+            raise ConsentRefused("this client's data are not as the configuration says; its own log tells why") from None
+        self.ledger.admit(accepted, offer.run, offer.client)
+        if pinned is None:
+            kept = {"run": offer.run, "client": offer.client, "config": offer.config}
+            write_whole(self._run_folder(offer.run) / "offer.json", json.dumps(kept).encode())
+        return accepted.statement.proven.epsilon
+
+    def _answer_offer(self, offer: Offer) -> bytes:
+        try:
+            epsilon = self.consented(offer)
+        except FedveilError as problem:
+            self.tell(f"run {offer.run}: refused: {problem}")
+            return refusal_bytes(offer, str(problem))
+        except Exception:  # whose words may tell of the data
+            _log.exception("the offer of run %s", offer.run)
+            return refusal_bytes(offer, "an error at the client, which its own log describes")
+        self.tell(f"run {offer.run}: consented as client {offer.client}, epsilon = {epsilon:.4g}")
+        return consent_bytes(offer, epsilon)
+
+    def _node(self, task: TaskMessage) -> ClientNode:
+        if task.run not in self._nodes:
+            offer = self._pinned(task.run)
+            if offer is None:
+                raise WireError(f"a round of run {task.run}, to which this client has not consented")
+            self._nodes[task.run] = self._made(offer)
+        return self._nodes[task.run]
+
+    def _made(self, offer: Offer) -> ClientNode:
+        config, folder = offer.parsed(), self._run_folder(offer.run)
+        accepted = judged(self.consent, config)
+        prepared = own_part(config, offer.client, self.consent.data.file)
+        path = folder / "ledger.sqlite"
+        if not path.exists() and not head_path(path).exists():
+            Ledger.create(path, offer.run, {"offer": offer.digest}).close()
+        population = self.ledger.admit(accepted, offer.run, offer.client)
+        job = federation(config, prepared, path, offer.run, None, (accepted.method, accepted.setting), population)
+        states = ClientStates(folder / "states")
+        return ClientNode(job.context, offer.run, offer.client, states, accepted.setting.rounds)
+
+    def _run_folder(self, run: str) -> Path:
+        return owner_only_folder(owner_only_folder(self.folder / "runs") / run)
+
+    def _pinned(self, run: str) -> Offer | None:
+        path = self.folder / "runs" / run / "offer.json"
+        if not path.exists():
+            return None
+        kept = json.loads(path.read_text())
+        return Offer(kept["run"], kept["client"], kept["config"])

@@ -1,0 +1,90 @@
+"""What the server's operator has on disk: the authority, the server's certificate, and who was admitted.
+
+ca.pem              given to every client        ca.key, server.pem, server.key, secret   given to nobody
+network.json        host and port                clients/0000-alice.pub                   client 0 is who has this key
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedveil.errors import ConfigError
+from fedveil.federation.plain_state import write_whole
+from fedveil.ledger.owner_only import owner_only_folder
+from fedveil.network.certificates import AUTHORITY, SERVER, SERVER_KEY, make_authority, make_server, public_key_of
+
+_FILE, _SECRET, _CLIENTS = "network.json", "secret", "clients"
+
+
+@dataclass(frozen=True)
+class NetworkFolder:
+    """An existing folder. host, port: where clients reach the server."""
+
+    path: Path
+    host: str
+    port: int
+
+    @property
+    def authority(self) -> Path:
+        """The certificate of the authority, which clients get."""
+        return self.path / AUTHORITY
+
+    @property
+    def certificates(self) -> tuple[Path, Path]:
+        """The server's certificate and key."""
+        return self.path / SERVER, self.path / SERVER_KEY
+
+    @property
+    def secret(self) -> Path:
+        """What shows the server's own process to its SuperLink."""
+        return self.path / _SECRET
+
+    def admitted(self) -> dict[int, Path]:
+        """The public key file of each client."""
+        return {int(path.name.split("-")[0]): path for path in sorted((self.path / _CLIENTS).glob("*.pub"))}
+
+    def admit(self, key: Path) -> int:
+        """Admit the client with this public key; returns its number, which is its own from now on.
+
+        Raises:
+            ConfigError: it is no key, or it was admitted before.
+        """
+        found, there = public_key_of(key), self.admitted()
+        for number, path in there.items():
+            if public_key_of(path) == found:
+                raise ConfigError(f"{key}: admitted before, as client {number}")
+        number = max(there, default=-1) + 1
+        write_whole(owner_only_folder(self.path / _CLIENTS) / f"{number:04d}-{key.name}", key.read_bytes())
+        return number
+
+
+def make_network(path: Path, host: str, port: int) -> NetworkFolder:
+    """Make the folder of a new network.
+
+    Args:
+        host: name or address at which clients reach the server; the certificate is for it.
+
+    Raises:
+        ConfigError: there is one already.
+    """
+    if (path / _FILE).exists():
+        raise ConfigError(f"{path} holds a network already: admit clients to it, or choose another --dir")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    owner_only_folder(path)
+    make_authority(path)
+    make_server(path, host)
+    write_whole(path / _SECRET, secrets.token_bytes(32))
+    write_whole(path / _FILE, json.dumps({"host": host, "port": port}).encode())
+    return NetworkFolder(path, host, port)
+
+
+def open_network(path: Path) -> NetworkFolder:
+    """The network in a folder; raises ConfigError if there is none."""
+    try:
+        found = json.loads((path / _FILE).read_text())
+        return NetworkFolder(path, str(found["host"]), int(found["port"]))
+    except (OSError, ValueError, KeyError) as problem:
+        raise ConfigError(f"{path} holds no network ({problem}): make one with fedveil net init --host NAME") from None

@@ -1,0 +1,93 @@
+"""The messages before the first round: the server offers a run, the client consents or refuses.
+
+OFFER     from the server: the run, the client's number, and the whole configuration
+CONSENT   from the client: the digest of the offer, and the epsilon that it has certified by itself
+REFUSAL   from the client: why not
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from fedveil.configuration.config import Config, parse
+from fedveil.errors import ConfigError
+from fedveil.flower.wire_format import Kind, WireError, WireMessage, decoded, encoded, text, whole_number
+
+LEFT_OUT = {"run": ("engine", "track", "name", "clients_at_once"), "data": ("data_dir", "download"), "privacy": ("budget",)}
+"""Keys of a configuration that concern one machine alone, and are not offered."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A run that a client is asked to take part in. config: nested dict of plain values."""
+
+    run: str
+    client: int
+    config: dict[str, Any]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all of it."""
+        return hashlib.sha256(offer_bytes(self)).hexdigest()
+
+    def parsed(self) -> Config:
+        """The configuration, checked; raises WireError where it is none."""
+        try:
+            return parse(json.loads(json.dumps(self.config)))
+        except ConfigError as problem:
+            raise WireError(f"an offer whose configuration cannot be accepted: {problem}") from None
+
+
+def offer_of(run: str, client: int, config: Config) -> Offer:
+    """The offer of a configuration, without what concerns the server's machine alone."""
+    whole = config.model_dump(mode="json", exclude_none=True)
+    for section, keys in LEFT_OUT.items():
+        for key in keys:
+            whole.get(section, {}).pop(key, None)
+    source = whole["data"].get("source")
+    if source is not None:
+        whole["data"]["source"] = {k: v for k, v in source.items() if k not in ("test_file",)} | {"file": "the client's own"}
+    return Offer(run, client, whole)
+
+
+def offer_bytes(offer: Offer) -> bytes:
+    """The message on the wire."""
+    return encoded(WireMessage(Kind.OFFER, {"run": offer.run, "client": offer.client, "config": offer.config}))
+
+
+def read_offer(content: bytes) -> Offer:
+    """The offer that the server sent; raises WireError."""
+    message = decoded(content, Kind.OFFER)
+    config = message.fields.get("config")
+    run = text(message, "run", 100)
+    if type(config) is not dict or not all(c.isalnum() or c in "-_" for c in run) or not run:
+        raise WireError("an offer without a configuration, or with a run whose name has more than letters, digits, - and _")
+    return Offer(run, whole_number(message, "client"), config)
+
+
+def consent_bytes(offer: Offer, epsilon: float) -> bytes:
+    """The client's consent on the wire."""
+    return encoded(
+        WireMessage(Kind.CONSENT, {"run": offer.run, "client": offer.client, "offer": offer.digest, "epsilon": epsilon})
+    )
+
+
+def refusal_bytes(offer: Offer, reason: str) -> bytes:
+    """The client's refusal on the wire."""
+    shown = "".join(c if c.isprintable() else " " for c in reason)[:1000]
+    return encoded(WireMessage(Kind.REFUSAL, {"run": offer.run, "client": offer.client, "reason": shown}))
+
+
+def read_consent(content: bytes, offer: Offer) -> str:
+    """Why the client refuses, or an empty string where it consents to this very offer; raises WireError."""
+    message = decoded(content, Kind.CONSENT, Kind.REFUSAL)
+    if (text(message, "run"), whole_number(message, "client")) != (offer.run, offer.client):
+        raise WireError("an answer to another offer")
+    if message.kind is Kind.REFUSAL:
+        return text(message, "reason")
+    if text(message, "offer") != offer.digest:
+        raise WireError("a consent to another configuration")
+    return ""

@@ -1,0 +1,141 @@
+"""Flower's programs as children of ours: started quietly, waited for, ended with us."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from fedveil.errors import FedveilError
+from fedveil.flower.quiet import QUIET
+
+_PR_SET_PDEATHSIG = 1
+_UP = 120.0
+"""Seconds that a program has to answer."""
+
+
+class Program:
+    """One program of Flower.
+
+    Args:
+        command: its name and arguments. home: where Flower keeps its files. log: what it prints goes there.
+    """
+
+    def __init__(self, command: Sequence[str], home: Path, log: Path) -> None:
+        self.command, self.home, self.log = list(command), home, log
+        self.process: subprocess.Popen[bytes] | None = None
+        self._file: IO[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it."""
+        program = Path(sys.executable).with_name(self.command[0])
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        environment = {**os.environ, **QUIET, "FLWR_HOME": str(self.home), "PATH": path}
+        if self._file is None:
+            self.log.touch(mode=0o600)
+            self._file = self.log.open("ab")
+        self.process = subprocess.Popen(
+            [str(program), *self.command[1:]],
+            stdout=self._file,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            preexec_fn=_ends_with_parent if sys.platform.startswith("linux") else None,
+        )
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self.process is not None and self.process.poll() is None
+
+    def wait_for(self, port: int) -> None:
+        """Wait until it answers at that port of this machine.
+
+        Raises:
+            FedveilError: it ended, or did not come up in time.
+        """
+        end = time.monotonic() + _UP
+        while self.running and time.monotonic() < end:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                return
+            time.sleep(0.1)
+        raise FedveilError(f"{self.command[0]} did not come up; the last lines of {self.log}: {self.tail()}")
+
+    def tail(self) -> str:
+        """The end of what it printed, in one line."""
+        with suppress(OSError):
+            return " | ".join(line.strip() for line in self.log.read_text(errors="replace").splitlines()[-3:])
+        return ""
+
+    def stop(self) -> None:
+        """End it."""
+        if self.process is not None:
+            if self.running:
+                self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        if self._file is not None:
+            self._file.close()
+
+
+@contextmanager
+def running(program: Program, port: int, tell: Callable[[str], None], pause: float = 1.0) -> Iterator[Program]:
+    """The program, as long as the block lasts; if it ends before, it is started again.
+
+    Args:
+        tell: called with a line when that happens. pause: seconds before it is started again.
+    """
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.2):
+            if not program.running:
+                tell(f"{program.command[0]} has ended and is started again: {program.tail()}")
+                if not ended.wait(pause):
+                    program.start()
+
+    program.start()
+    watcher = threading.Thread(target=watch, daemon=True)
+    try:
+        if pause <= 1:
+            program.wait_for(port)
+        watcher.start()
+        yield program
+    finally:
+        ended.set()
+        if watcher.is_alive():
+            watcher.join()
+        program.stop()
+
+
+@contextmanager
+def ended_by_signal() -> Iterator[None]:
+    """Let SIGTERM end this process as Ctrl-C does, so that what it started ends, too."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _ends_with_parent() -> None:
+    """In the child: ask the system to end it when its parent ends, however that happens."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def free_port() -> int:
+    """A port of this machine at which nothing answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port

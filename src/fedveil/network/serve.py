@@ -1,0 +1,177 @@
+"""The server's process: it has the configuration, the public test set and the run directory, and reaches its clients by Flower.
+
+It starts the SuperLink, which carries messages, and starts it again if it ends. The run itself is here, and is resumed like any
+other.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil.errors import FedveilError
+from fedveil.flower.grid_engine import GridEngine, GridExchange
+from fedveil.flower.quiet import require_flower
+from fedveil.flower.wire_format import WireError
+from fedveil.network.certificates import public_key_of
+from fedveil.network.deployed_data import public_part
+from fedveil.network.flower_api import Control, Endpoint, TaskQueue, node_keys, server_grid
+from fedveil.network.offers import offer_bytes, offer_of, read_consent
+from fedveil.network.programs import Program, ended_by_signal, running
+from fedveil.run.run import Result, run_prepared
+
+if TYPE_CHECKING:
+    from fedveil.configuration.config import Config
+    from fedveil.federation.history import Record
+    from fedveil.federation.progress import Federation
+    from fedveil.network.network_folder import NetworkFolder
+
+PATIENCE = 600.0
+"""Seconds that the server waits for an answer where the configuration says nothing else."""
+_POLL = 0.2
+
+
+@dataclass
+class ConsentingClients:
+    """An `Exchange` with those clients that were admitted, are online, and have consented.
+
+    A client that has not been asked yet is offered the run first. One that refuses is named with its reason, and asked no more
+    by this server process.
+
+    Args:
+        grid: of Flower. keys: the public key of each client. tell: called with a line for each thing that happens.
+    """
+
+    grid: Any
+    keys: Mapping[int, bytes]
+    run: str
+    config: Config
+    tell: Callable[[str], None]
+    timeout: float = PATIENCE
+    refused: dict[int, str] = field(default_factory=dict)
+    consented: set[int] = field(default_factory=set)
+
+    def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> dict[int, bytes | str]:
+        """As `Exchange.answers`."""
+        self.offer(set(messages) - self.consented - set(self.refused))
+        asked = {client: parts for client, parts in messages.items() if client in self.consented}
+        found: dict[int, bytes | str] = {c: self.refused.get(c, "it has not joined, or did not answer") for c in messages}
+        return found | self._exchange().answers(asked)
+
+    def offer(self, clients: set[int]) -> None:
+        """Offer the run to clients that have not consented."""
+        exchange = self._exchange()
+        offers = {c: offer_of(self.run, c, self.config) for c in sorted(clients & exchange.nodes.keys())}
+        for client, answer in exchange.answers({c: (offer_bytes(offer),) for c, offer in offers.items()}).items():
+            if isinstance(answer, str):
+                self.tell(f"client {client}: {answer}")
+                continue
+            try:
+                reason = read_consent(answer, offers[client])
+            except WireError as problem:
+                reason = str(problem)
+            if reason:
+                self.refused[client] = f"refused to take part: {reason}"
+                self.tell(f"client {client} {self.refused[client]}")
+            else:
+                self.consented.add(client)
+
+    def online(self) -> set[int]:
+        """Clients whose machine is there."""
+        return set(self._exchange().nodes)
+
+    def _exchange(self) -> GridExchange:
+        """Nodes by the keys that were admitted; a node with another key is nobody."""
+        clients = {key: client for client, key in self.keys.items()}
+        nodes = {clients[key]: node for node, key in node_keys(self.grid).items() if key in clients}
+        return GridExchange(self.grid, nodes, self.timeout, _POLL)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What a server does.
+
+    Args:
+        network: its folder. out: run directory. resume: go on with the run there. wait: clients that must be online first.
+        tell: called with a line for each thing that happens. on_round: with each row of the history.
+    """
+
+    network: NetworkFolder
+    out: Path
+    resume: bool = False
+    wait: int = 1
+    tell: Callable[[str], None] = lambda line: None
+    on_round: Callable[[Record], None] | None = None
+
+
+def serve(config: Config, serving: Serving) -> Result:
+    """Train as configured with the clients of a network.
+
+    Raises:
+        FedveilError: as `run`; or the network does not come up.
+    """
+    require_flower()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    network, keys = serving.network, {c: public_key_of(path) for c, path in serving.network.admitted().items()}
+    prepared = public_part(config)
+    if prepared.population.clients > len(keys):
+        raise FedveilError(
+            f"data.partition or data.source has {prepared.population.clients} clients, and {len(keys)} were admitted: admit the "
+            f"others with fedveil net admit KEY.pub, or set the number of clients"
+        )
+    config = config.model_copy(update={"run": config.run.model_copy(update={"engine": "flower"})})
+    with ended_by_signal(), ExitStack() as stack:
+        stack.enter_context(running(_superlink(network), network.port, serving.tell))
+        endpoint = Endpoint(f"127.0.0.1:{network.port}", network.authority.read_bytes(), network.secret.read_bytes())
+        grid = stack.enter_context(_grid(endpoint, keys))
+        timeout = config.training.client_timeout or PATIENCE
+
+        def clients(job: Federation) -> GridEngine:
+            exchange = ConsentingClients(grid, keys, job.context.door.run, config, serving.tell, timeout)
+            _wait_for(exchange, min(serving.wait, prepared.population.clients), serving.tell)
+            exchange.offer(set(range(prepared.population.clients)))
+            return GridEngine(job.context, job.context.door.run, exchange)
+
+        return run_prepared(config, prepared, serving.out, serving.on_round, resume=serving.resume, clients=clients)
+
+
+def _superlink(network: NetworkFolder) -> Program:
+    certificate, key = network.certificates
+    command = ["flower-superlink", "--host", "0.0.0.0", "--port", str(network.port), "--enable-supernode-auth"]
+    command += ["--ssl-ca-certfile", str(network.authority), "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
+    command += ["--database", str(network.path / "superlink.db"), "--isolation", "process"]
+    command += ["--superexec-auth-secret-file", str(network.secret)]
+    return Program(command, network.path / "flower", network.path / "superlink.log")
+
+
+def _grid(endpoint: Endpoint, keys: Mapping[int, bytes]) -> Any:
+    """Admit all keys, begin a run of Flower, and take its server task."""
+    control, queue = Control(endpoint), TaskQueue(endpoint, "flwr-serverapp")
+    try:
+        for client, key in keys.items():
+            control.register(key, f"client-{client}")
+        run, end = control.start_run(), time.monotonic() + PATIENCE
+        while (token := queue.take(run)) is None:
+            if time.monotonic() > end:
+                raise FedveilError("the SuperLink does not hand over its server task: is another server using this network?")
+            time.sleep(_POLL)
+    finally:
+        control.close()
+        queue.close()
+    return server_grid(endpoint, token)
+
+
+def _wait_for(exchange: ConsentingClients, count: int, tell: Callable[[str], None]) -> None:
+    seen: set[int] = set()
+    while len(seen) < count:
+        now = exchange.online()
+        if now != seen:
+            tell(f"{len(now)} of {len(exchange.keys)} clients are online, {count} are waited for")
+        seen = now
+        if len(seen) < count:
+            time.sleep(1)

@@ -75,7 +75,7 @@ class ClientNode:
     def _answered(self, told: RoundMessage, own: TaskMessage, request: str) -> bytes:
         context, before = self.context, self.states.before(own.round)
         if max(own.round, before.answers) >= self.rounds:
-            raise ConfigError(f"the run has {self.rounds} rounds, and this client has answered {before.answers}")
+            raise ConfigError(f"the run has {self.rounds} rounds, and this client gave {before.answers} answers")
         state = told.plan_state if context.summed else before.policy or context.policy.start()
         plan = self._plan(told, state)
         name = plan_name(plan, context.door.layout)
@@ -87,7 +87,7 @@ class ClientNode:
         )
         released, buffers = self._let_out(outcome.release)
         answer = reply_bytes(ReleaseMessage(own, name, released, buffers))
-        kept = replace(before, request=request, answer=answer, answers=before.answers + 1)
+        kept = replace(before, request=request, answer=answer, rounds=before.rounds + 1, answers=before.answers + 1)
         if outcome.release is not None:
             private = before.private if outcome.error else outcome.private or before.private
             kept = replace(kept, private=private, policy={} if context.summed else outcome.policy_state or before.policy)

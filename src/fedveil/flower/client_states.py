@@ -10,7 +10,7 @@ have to begin anew without anybody noticing.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -26,12 +26,18 @@ _DAMAGE = (OSError, KeyError, ValueError, TypeError, SafetensorError)
 
 @dataclass(frozen=True)
 class Generation:
-    """A client's states after a round; `answers`: how many rounds it answered so far, this one included."""
+    """A client's states after a round.
+
+    Args:
+        request, answer: of that round. rounds: how many rounds led to these states. answers: how many answers the client gave so
+            far, those included that led to states which were dropped.
+    """
 
     private: State = field(default_factory=dict)
     policy: State = field(default_factory=dict)
     request: str = ""
     answer: bytes = b""
+    rounds: int = 0
     answers: int = 0
 
 
@@ -60,14 +66,16 @@ class ClientStates:
         """
         rounds = self._rounds()
         earlier = [r for r in rounds if r < round]
+        kept = {r: self._read(r) for r in rounds}
+        answers = max((generation.answers for generation in kept.values()), default=0)
         if earlier:
-            return self._read(earlier[-1])
-        if rounds and self._read(rounds[0]).answers > 1:
+            return replace(kept[earlier[-1]], answers=answers)
+        if rounds and kept[rounds[0]].rounds > 1:
             raise FedveilError(
                 f"the server asks for round {round} again, and this client, which keeps two rounds, has gone on to round "
                 f"{rounds[-1]}: go on with a newer checkpoint of the server, or begin a new run"
             )
-        return Generation()
+        return Generation(answers=answers)
 
     def keep(self, round: int, generation: Generation) -> None:
         """Write the states after that round; when this returns, they are on the disk. Two generations stay."""

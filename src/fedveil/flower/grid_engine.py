@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -72,6 +72,11 @@ class GridExchange:
     nodes: Mapping[int, int]
     timeout: float | None = None
     poll: float = 0.05
+
+    @property
+    def online(self) -> Collection[int]:
+        """Clients that have a node."""
+        return self.nodes.keys()
 
     def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> dict[int, bytes | str]:
         """As `Exchange.answers`; the first answer to a message counts."""

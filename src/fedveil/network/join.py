@@ -17,7 +17,6 @@ from pathlib import Path
 from fedveil.errors import ConfigError
 from fedveil.federation.plain_state import write_whole
 from fedveil.flower.quiet import require_flower
-from fedveil.ledger.owner_only import owner_only_folder
 from fedveil.network.consent import Consent
 from fedveil.network.flower_api import Endpoint, TaskQueue, answer_message, bundle
 from fedveil.network.joined_client import JoinedClient
@@ -61,10 +60,9 @@ def join(consent: Consent, joining: Joining) -> None:
 
     torch.set_num_threads(1)
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    folder, port = owner_only_folder(joining.folder), free_port()
-    secret = folder / "secret"
+    client, port = JoinedClient(joining.folder, consent, joining.tell, check=joining.check), free_port()
+    secret = joining.folder / "secret"
     write_whole(secret, secrets.token_bytes(32))
-    client = JoinedClient(folder, consent, joining.tell, check=joining.check)
     expected = hashlib.sha256(bundle()).hexdigest()
     endpoint = Endpoint(f"127.0.0.1:{port}", None, secret.read_bytes())
     with ended_by_signal(), running(_supernode(joining, port, secret), port, joining.tell, _RETRY):

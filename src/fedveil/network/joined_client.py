@@ -43,6 +43,7 @@ class JoinedClient:
     def __init__(
         self, folder: Path, consent: Consent, tell: Callable[[str], None] = lambda line: None, *, check: bool = False
     ) -> None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
         self.folder, self.consent, self.tell, self.check = owner_only_folder(folder), consent, tell, check
         self.ledger = ClientLedger(folder, consent)
         self._nodes: dict[str, ClientNode] = {}

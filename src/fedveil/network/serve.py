@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.errors import FedveilError
 from fedveil.flower.grid_engine import GridEngine, GridExchange
 from fedveil.flower.quiet import require_flower
-from fedveil.flower.wire_format import WireError
 from fedveil.network.certificates import public_key_of
+from fedveil.network.consenting_clients import ConsentingClients
 from fedveil.network.deployed_data import public_part
 from fedveil.network.flower_api import Control, Endpoint, TaskQueue, node_keys, server_grid
-from fedveil.network.offers import offer_bytes, offer_of, read_consent
 from fedveil.network.programs import Program, ended_by_signal, running
 from fedveil.run.run import Result, run_prepared
 
@@ -34,62 +33,6 @@ if TYPE_CHECKING:
 PATIENCE = 600.0
 """Seconds that the server waits for an answer where the configuration says nothing else."""
 _POLL = 0.2
-
-
-@dataclass
-class ConsentingClients:
-    """An `Exchange` with those clients that were admitted, are online, and have consented.
-
-    A client that has not been asked yet is offered the run first. One that refuses is named with its reason, and asked no more
-    by this server process.
-
-    Args:
-        grid: of Flower. keys: the public key of each client. tell: called with a line for each thing that happens.
-    """
-
-    grid: Any
-    keys: Mapping[int, bytes]
-    run: str
-    config: Config
-    tell: Callable[[str], None]
-    timeout: float = PATIENCE
-    refused: dict[int, str] = field(default_factory=dict)
-    consented: set[int] = field(default_factory=set)
-
-    def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> dict[int, bytes | str]:
-        """As `Exchange.answers`."""
-        self.offer(set(messages) - self.consented - set(self.refused))
-        asked = {client: parts for client, parts in messages.items() if client in self.consented}
-        found: dict[int, bytes | str] = {c: self.refused.get(c, "it has not joined, or did not answer") for c in messages}
-        return found | self._exchange().answers(asked)
-
-    def offer(self, clients: set[int]) -> None:
-        """Offer the run to clients that have not consented."""
-        exchange = self._exchange()
-        offers = {c: offer_of(self.run, c, self.config) for c in sorted(clients & exchange.nodes.keys())}
-        for client, answer in exchange.answers({c: (offer_bytes(offer),) for c, offer in offers.items()}).items():
-            if isinstance(answer, str):
-                self.tell(f"client {client}: {answer}")
-                continue
-            try:
-                reason = read_consent(answer, offers[client])
-            except WireError as problem:
-                reason = str(problem)
-            if reason:
-                self.refused[client] = f"refused to take part: {reason}"
-                self.tell(f"client {client} {self.refused[client]}")
-            else:
-                self.consented.add(client)
-
-    def online(self) -> set[int]:
-        """Clients whose machine is there."""
-        return set(self._exchange().nodes)
-
-    def _exchange(self) -> GridExchange:
-        """Nodes by the keys that were admitted; a node with another key is nobody."""
-        clients = {key: client for client, key in self.keys.items()}
-        nodes = {clients[key]: node for node, key in node_keys(self.grid).items() if key in clients}
-        return GridExchange(self.grid, nodes, self.timeout, _POLL)
 
 
 @dataclass(frozen=True)
@@ -131,9 +74,14 @@ def serve(config: Config, serving: Serving) -> Result:
         grid = stack.enter_context(_grid(endpoint, keys))
         timeout = config.training.client_timeout or PATIENCE
 
+        def reach() -> GridExchange:
+            clients = {key: client for client, key in keys.items()}  # a node with another key is nobody
+            nodes = {clients[key]: node for node, key in node_keys(grid).items() if key in clients}
+            return GridExchange(grid, nodes, timeout, _POLL)
+
         def clients(job: Federation) -> GridEngine:
-            exchange = ConsentingClients(grid, keys, job.context.door.run, config, serving.tell, timeout)
-            _wait_for(exchange, min(serving.wait, prepared.population.clients), serving.tell)
+            _wait_for(reach, min(serving.wait, prepared.population.clients), serving.tell)
+            exchange = ConsentingClients(reach, job.context.door.run, config, serving.tell)
             exchange.offer(set(range(prepared.population.clients)))
             return GridEngine(job.context, job.context.door.run, exchange)
 
@@ -166,12 +114,12 @@ def _grid(endpoint: Endpoint, keys: Mapping[int, bytes]) -> Any:
     return server_grid(endpoint, token)
 
 
-def _wait_for(exchange: ConsentingClients, count: int, tell: Callable[[str], None]) -> None:
-    seen: set[int] = set()
+def _wait_for(reach: Callable[[], GridExchange], count: int, tell: Callable[[str], None]) -> None:
+    seen: Collection[int] = ()
     while len(seen) < count:
-        now = exchange.online()
-        if now != seen:
-            tell(f"{len(now)} of {len(exchange.keys)} clients are online, {count} are waited for")
+        now = reach().online
+        if len(now) != len(seen):
+            tell(f"{len(now)} clients are online, {count} are waited for")
         seen = now
         if len(seen) < count:
             time.sleep(1)

@@ -1,0 +1,71 @@
+"""Whom the server asks: clients that were admitted, are online, and have consented to the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from fedveil.flower.wire_format import WireError
+from fedveil.network.offers import offer_bytes, offer_of, read_consent
+
+if TYPE_CHECKING:
+    from fedveil.configuration.config import Config
+
+
+class Reach(Protocol):
+    """Clients who are online, and how messages reach them."""
+
+    @property
+    def online(self) -> Collection[int]:
+        """Their numbers."""
+        ...
+
+    def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> Mapping[int, bytes | str]:
+        """As `Exchange.answers`."""
+        ...
+
+
+@dataclass
+class ConsentingClients:
+    """An `Exchange` with those clients that were admitted, are online, and have consented.
+
+    A client that has not been asked yet is offered the run first. One that refuses is named with its reason, and asked no more
+    by this server process.
+
+    Args:
+        reach: how those who are online are reached now. run, config: what is offered.
+        tell: called with a line for each thing that happens.
+    """
+
+    reach: Callable[[], Reach]
+    run: str
+    config: Config
+    tell: Callable[[str], None]
+    refused: dict[int, str] = field(default_factory=dict)
+    consented: set[int] = field(default_factory=set)
+
+    def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> dict[int, bytes | str]:
+        """As `Exchange.answers`."""
+        self.offer(set(messages) - self.consented - set(self.refused))
+        asked = {client: parts for client, parts in messages.items() if client in self.consented}
+        found: dict[int, bytes | str] = {c: self.refused.get(c, "it has not joined, or did not answer") for c in messages}
+        return found | dict(self.reach().answers(asked))
+
+    def offer(self, clients: set[int]) -> None:
+        """Offer the run to clients that have not consented."""
+        reached = self.reach()
+        offers = {c: offer_of(self.run, c, self.config) for c in sorted(clients & set(reached.online))}
+        for client, answer in reached.answers({c: (offer_bytes(offer),) for c, offer in offers.items()}).items():
+            if isinstance(answer, str):
+                self.tell(f"client {client}: {answer}")
+                continue
+            try:
+                reason = read_consent(answer, offers[client])
+            except WireError as problem:
+                reason = str(problem)
+            if reason:
+                self.refused[client] = f"refused to take part: {reason}"
+                self.tell(f"client {client} {self.refused[client]}")
+            else:
+                self.consented.add(client)

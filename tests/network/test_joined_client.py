@@ -1,0 +1,240 @@
+"""Consent, the client's ledgers, and what a client refuses; runs over joined clients equal inline to the bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from federation_runs import bits, config
+from fedveil.accounting.types import View
+from fedveil.errors import ConfigError, FedveilError
+from fedveil.flower.wire_format import WireError
+from fedveil.ledger.ledger import Ledger
+from fedveil.network.client_ledger import TRUSTS
+from fedveil.network.consent import Consent, judged, read_consent_file
+from fedveil.network.joined_client import JoinedClient
+from fedveil.network.offers import Offer, offer_bytes, offer_of, read_consent, read_offer
+from fedveil.run.run import run
+from joined_clients import Machines, consent, served
+
+THREE: dict[str, Any] = {
+    "data": {"partition": {"kind": "iid", "clients": 3}},
+    "training": {"clients_per_round": 3, "local_steps": 1, "rounds": 2},
+}
+
+
+def small(view: str = "server", method: dict[str, Any] | None = None, **more: Any) -> Any:
+    sections = {**THREE, **more, "training": {**THREE["training"], **more.get("training", {})}}
+    return config(method or {"name": "dp-fedavg"}, view, **sections)
+
+
+def machines(folder: Path, **changes: Any) -> Machines:
+    return Machines(folder, {number: consent(number, **changes) for number in range(3)})
+
+
+def rows(path: Path) -> list[Any]:
+    with Ledger.open(path) as ledger:
+        return [entry for _, _, entry in ledger.entries()]
+
+
+@pytest.mark.parametrize(
+    ("view", "method"),
+    [
+        ("server", {"name": "dp-fedavg"}),
+        ("aggregate", {"name": "dp-fedavg"}),
+        ("server", {"name": "fedglp-adp", "variant": "proven"}),
+    ],
+)
+def test_a_deployed_run_equals_inline_and_both_sides_have_charged_it(view: str, method: dict[str, Any], tmp_path: Path) -> None:
+    there = machines(tmp_path / "clients")
+    result, lines = served(small(view, method), tmp_path / "server", there)
+    inline = run(small(view, method), tmp_path / "inline")
+    assert bits(result.model.vector) == bits(inline.model.vector)
+    assert lines == []
+    server = rows(tmp_path / "server/ledger.sqlite")
+    assert [e.event for e in server] == [e.event for e in rows(tmp_path / "inline/ledger.sqlite")]
+    for number in range(3):
+        own = tmp_path / "clients" / str(number)
+        run_name = json.loads((own / next((own / "runs").iterdir()).relative_to(own) / "offer.json").read_text())["run"]
+        lifetime = rows(own / f"lifetime-{view}.sqlite")
+        if view == "server":
+            mine = [e for e in server if e.client == number]
+            assert rows(own / "runs" / run_name / "ledger.sqlite") == mine
+            assert [(e.client, e.event) for e in lifetime] == [(0, e.event) for e in mine]
+        else:
+            assert rows(own / "runs" / run_name / "ledger.sqlite") == []
+            assert [(e.client, e.note, e.event.count) for e in lifetime] == [(-1, TRUSTS, 2)]
+        assert {e.run for e in lifetime} == {run_name}
+        assert (own.stat().st_mode & 0o777) == 0o700
+
+
+def test_noise_is_secret_unless_the_consent_says_otherwise(tmp_path: Path) -> None:
+    there = machines(tmp_path / "clients", seeded_noise=False)
+    with pytest.raises(FedveilError, match=r"every client of round 0 failed; .* refused to take part: run.seeded_noise"):
+        served(small(), tmp_path / "server", there)
+    nothing_charged(tmp_path / "clients")
+    one, _ = served(small(run={"seeded_noise": False}), tmp_path / "a", machines(tmp_path / "ca", seeded_noise=False))
+    two, _ = served(small(run={"seeded_noise": False}), tmp_path / "b", machines(tmp_path / "cb", seeded_noise=False))
+    assert bits(one.model.vector) != bits(two.model.vector)
+
+
+def nothing_charged(folder: Path) -> None:
+    assert [row for path in folder.rglob("*.sqlite") for row in rows(path)] == []
+    assert list(folder.rglob("offer.json")) == []
+
+
+def edited(**sections: Any) -> Callable[[dict[str, Any]], None]:
+    def edit(raw: dict[str, Any]) -> None:
+        for section, values in sections.items():
+            raw[section] = {**raw[section], **values}
+
+    return edit
+
+
+REFUSED: dict[str, tuple[Callable[[dict[str, Any]], None], dict[str, Any], str]] = {
+    "epsilon": (edited(privacy={"epsilon": 1e6}), {}, "epsilon = .* this client's lifetime is 8.001"),
+    "no noise": (edited(method={"name": "fedavg"}, privacy={"epsilon": None}), {}, "nothing is proven"),
+    "view": (edited(privacy={"view": "aggregate"}), {"lifetime": {"server": {"epsilon": 9, "delta": 0.01}}}, "in server only"),
+    "final view": (edited(privacy={"view": "final"}), {}, "privacy.view = 'final'"),
+    "unit": (edited(), {"unit": "record"}, "this client's caps of record level"),
+    "adjacency": (edited(privacy={"adjacency": "replace_one"}), {}, "the run speaks of"),
+    "seeded": (edited(), {"seeded_noise": False}, "the server could compute the noise"),
+    "weak noise": (edited(), {"least_noise": 50.0}, "this client asks for 50"),
+    "large delta": (edited(privacy={"delta": 0.3, "allow_vacuous_delta": True}), {}, "of the budget"),
+    "plugins": (edited(run={"plugins": ["os"]}), {}, "runs none that a server names"),
+    "file as plugin": (edited(run={"plugins": ["/etc/passwd.py"]}), {}, "runs none that a server names"),
+    "unknown method": (edited(method={"name": "steal"}, run={"plugins": ["x"]}), {}, "runs none that a server names"),
+    "own model": (edited(model={"name": "os.path:join", "hidden": None}), {}, "runs none|only networks|cannot be accepted"),
+    "handed over": (edited(data={"handed_over": ["data"]}), {}, "has its own"),
+    "other part": (edited(), {"data": {"part": 2}}, "has part 2 of the data, not part 1"),
+    "too many rounds": (edited(training={"rounds": 0}), {}, "cannot be accepted"),
+    "unknown key": (edited(privacy={"trust": 1}), {}, "cannot be accepted"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_goes_beyond_the_consent_is_refused_with_its_reason_and_costs_nothing(name: str, tmp_path: Path) -> None:
+    edit, changes, said = REFUSED[name]
+    offer = offer_of("r", 1, small())
+    edit(offer.config)
+    client = JoinedClient(tmp_path / "client", consent(**{"part": 1} if "data" not in changes else {"part": 0}, **changes))
+    try:
+        reason = read_consent(client.answer([offer_bytes(offer)]), offer)
+    except WireError as problem:
+        reason = str(problem)
+    assert reason
+    assert __import__("re").search(said, reason), reason
+    nothing_charged(tmp_path / "client")
+
+
+def test_one_that_refuses_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    there = machines(tmp_path / "clients")
+    there.consents[1] = consent(1, least_noise=99.0)
+    result, lines = served(small(), tmp_path / "server", there)
+    assert [row["participants"] for row in result.history] == [2, 2]
+    assert lines == [f"client 1 refused to take part: {result.history[0]['failures'][1].split(': ', 1)[1]}"]
+    assert "noise multiplier" in lines[0]
+    nothing_charged(tmp_path / "clients/1")
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_a_second_run_beyond_the_lifetime_is_refused(view: str, tmp_path: Path) -> None:
+    there = machines(tmp_path / "clients")
+    served(small(view), tmp_path / "one", there)
+    before = {path: rows(path) for path in (tmp_path / "clients").rglob("*.sqlite")}
+    with pytest.raises(FedveilError, match=r"plans to spend 99\.\d+% of the budget .* is left"):
+        served(small(view), tmp_path / "two", there)
+    assert {path: rows(path) for path in (tmp_path / "clients").rglob("*.sqlite")} == before
+
+
+def test_a_configuration_that_changed_is_refused_also_after_a_restart(tmp_path: Path) -> None:
+    client = JoinedClient(tmp_path, consent(0))
+    offer = offer_of("r", 0, small())
+    assert read_consent(client.answer([offer_bytes(offer)]), offer) == ""
+    assert read_consent(JoinedClient(tmp_path, consent(0)).answer([offer_bytes(offer)]), offer) == ""
+    other = offer_of("r", 0, small(privacy={"epsilon": 7.0}))
+    assert "has changed since" in read_consent(JoinedClient(tmp_path, consent(0)).answer([offer_bytes(other)]), other)
+    elsewhere = offer_of("r", 2, small())
+    assert "has changed since" in read_consent(client.answer([offer_bytes(elsewhere)]), elsewhere)
+
+
+def test_rounds_beyond_the_plan_and_of_unknown_runs_are_refused(tmp_path: Path) -> None:
+    there = machines(tmp_path / "clients")
+    served(small("aggregate"), tmp_path / "server", there)
+    more = small("aggregate", training={"rounds": 3})
+    (name,) = (path.name for path in (tmp_path / "clients/0/runs").iterdir())
+    from fedveil.flower.round_messages import RefusalMessage, RoundMessage, TaskMessage, read_reply, round_bytes, task_bytes
+    from fedveil.release.plan import Released
+
+    model = run(more, tmp_path / "any").model.vector
+    for number in (2, 1):
+        task = TaskMessage(name, number, 0, 1.0)
+        parts = [round_bytes(RoundMessage(name, Released(number, model * 2, None), {}, None)), task_bytes(task)]
+        reply = read_reply(there.client(0).answer(parts), task, len(model))
+        assert isinstance(reply, RefusalMessage)
+        assert "has 2 rounds" in reply.reason
+    with pytest.raises(WireError, match="has not consented"):
+        there.client(0).answer([parts[0], task_bytes(TaskMessage("other", 0, 0, 1.0))])
+
+
+def test_a_client_that_was_off_joins_later(tmp_path: Path) -> None:
+    there = machines(tmp_path / "clients")
+    there.off = {2}
+    result, _ = served(small(training={"rounds": 3}), tmp_path / "server", there, on_round=lambda row: there.off.clear())
+    assert [row["participants"] for row in result.history] == [2, 3, 3]
+    assert result.history[0]["failures"] == {2: "it has not joined, or did not answer"}
+
+
+def test_a_lost_lifetime_or_another_cap_is_refused(tmp_path: Path) -> None:
+    client, offer = JoinedClient(tmp_path, consent(0)), offer_of("r", 0, small())
+    assert read_consent(client.answer([offer_bytes(offer)]), offer) == ""
+    wider = JoinedClient(tmp_path, consent(0, lifetime={"server": {"epsilon": 100.0, "delta": 0.01}}))
+    new = offer_of("r2", 0, small())
+    assert "is not what" in read_consent(wider.answer([offer_bytes(new)]), new)
+    (tmp_path / "lifetime-server.sqlite").unlink()
+    assert read_consent(JoinedClient(tmp_path, consent(0)).answer([offer_bytes(new)]), new)
+
+
+def test_an_offer_leaves_out_what_concerns_the_server_alone() -> None:
+    whole = small(data={"data_dir": "/srv/data"}, run={"name": "x", "engine": "inline"})
+    offer = read_offer(offer_bytes(offer_of("r", 0, whole)))
+    assert "/srv" not in json.dumps(offer.config)
+    assert "engine" not in offer.config["run"]
+    assert offer.parsed().privacy == whole.privacy
+    for bad in (Offer("../up", 0, {}), Offer("", 0, {}), Offer("a/b", 0, {})):
+        with pytest.raises(WireError, match="whose name has more"):
+            read_offer(offer_bytes(bad))
+
+
+def test_the_client_certifies_what_the_server_states() -> None:
+    found = judged(consent(0), offer_of("r", 0, small()).parsed())
+    assert found.statement.proven.epsilon == pytest.approx(8, rel=1e-4)
+    assert found.setting.scope.view is View.SERVER
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "data: missing"),
+        ("[data]\n[lifetime.server]\nepsilon=1\ndelta=1e-5", "give file"),
+        ("[data]\npart=0", "lifetime: missing"),
+        ("[data]\npart=0\n[lifetime.trusted]\nepsilon=1\ndelta=1e-5", "lifetime.trusted"),
+        ("[data]\npart=0\n[lifetime.server]\nepsilon=-1\ndelta=1e-5", "lifetime.server.epsilon = -1"),
+        ("seed_noise = true\n[data]\npart=0", "seed_noise"),
+        ("[", "cannot read the consent"),
+    ],
+)
+def test_a_consent_that_says_too_little_or_something_else_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "consent.toml").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read_consent_file(tmp_path / "consent.toml")
+
+
+def test_the_path_of_the_data_is_relative_to_the_consent(tmp_path: Path) -> None:
+    (tmp_path / "consent.toml").write_text('[data]\nfile = "a.csv"\n[lifetime.server]\nepsilon=1\ndelta=1e-5')
+    found: Consent = read_consent_file(tmp_path / "consent.toml")
+    assert found.data.file == str(tmp_path / "a.csv")

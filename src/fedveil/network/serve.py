@@ -90,7 +90,8 @@ def serve(config: Config, serving: Serving) -> Result:
 
 def _superlink(network: NetworkFolder) -> Program:
     certificate, key = network.certificates
-    command = ["flower-superlink", "--host", "0.0.0.0", "--port", str(network.port), "--enable-supernode-auth"]
+    everywhere = "0.0.0.0" if network.host not in ("127.0.0.1", "localhost") else "127.0.0.1"
+    command = ["flower-superlink", "--host", everywhere, "--port", str(network.port), "--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", str(network.authority), "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
     command += ["--database", str(network.path / "superlink.db"), "--isolation", "process"]
     command += ["--superexec-auth-secret-file", str(network.secret)]

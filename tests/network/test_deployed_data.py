@@ -1,0 +1,92 @@
+"""Data on several machines: the server opens its public test file alone, a client its own file alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil.configuration.config import configure
+from fedveil.errors import ConfigError, FedveilError
+from fedveil.network.deployed_data import own_part, public_part
+from fedveil.run.run import run
+from fedveil.verify.check_run import verify_run
+from joined_clients import Machines, consent, served
+
+SIZES = (30, 50, 40)
+
+
+def table(path: Path, rows: int, seed: int, client: str = "") -> None:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 2)).round(3)
+    lines = [f"{a},{b},{int(a + b > 0)}{',' + client if client else ''}" for a, b in x]
+    path.write_text("\n".join([f"a,b,ill{',who' if client else ''}", *lines]) + "\n")
+
+
+def files(folder: Path) -> None:
+    for number, rows in enumerate(SIZES):
+        table(folder / f"{number}.csv", rows, number)
+    table(folder / "public.csv", 60, 9)
+    parts = []
+    for number, rows in enumerate(SIZES):
+        table(folder / "part.csv", rows, number, f"c{number}")
+        parts += (folder / "part.csv").read_text().splitlines()[1:]
+    (folder / "together.csv").write_text("\n".join(["a,b,ill,who", *parts]) + "\n")
+
+
+def configuration(folder: Path, file: str, **source: Any) -> Any:
+    named = {"file": str(folder / file), "test_file": str(folder / "public.csv"), "features": ["a", "b"], "target": "ill"}
+    facts = {"classes": 2, "client": "who", "clients": 3, "train_examples": sum(SIZES)}
+    return configure(
+        data={"source": named | facts | source},
+        model={"name": "linear"},
+        method={"name": "dp-fedavg", "clip": 1.0},
+        training={"rounds": 2, "local_steps": 2, "batch_size": 10},
+        privacy={"epsilon": 8.0, "delta": 0.01, "view": "server"},
+        run={"seeded_noise": True, "engine": "inline"},
+    )
+
+
+def test_nobody_has_all_data_and_the_model_is_that_of_all_together(tmp_path: Path) -> None:
+    files(tmp_path)
+    inline = run(configuration(tmp_path, "together.csv"), tmp_path / "inline")
+    (tmp_path / "together.csv").unlink()
+    clients = {c: consent(0, data={"file": str(tmp_path / f"{c}.csv")}) for c in range(3)}
+    machines = Machines(tmp_path / "clients", clients)
+    result, _ = served(configuration(tmp_path, "nowhere.csv"), tmp_path / "server", machines)
+    assert result.model.vector.equal(inline.model.vector)
+    assert verify_run(tmp_path / "server").exit_status == 0
+    for path in (tmp_path / "clients").rglob("offer.json"):
+        assert str(tmp_path) not in path.read_text()
+
+
+def test_what_only_all_data_together_could_give_is_refused(tmp_path: Path) -> None:
+    files(tmp_path)
+    with pytest.raises(ConfigError, match="test_file: missing"):
+        public_part(configuration(tmp_path, "nowhere.csv", test_file=None))
+    whole = configuration(tmp_path, "nowhere.csv")
+    public = whole.model_copy(update={"data": whole.data.model_copy(update={"public_fraction": 0.1})})
+    with pytest.raises(ConfigError, match="nobody has that"):
+        public_part(public)
+    with pytest.raises(ConfigError, match="must be a table"):
+        own_part(configure(data={"name": "digits"}), 0, str(tmp_path / "0.csv"))
+
+
+def test_a_client_whose_file_does_not_fit_refuses_without_a_word_of_it(tmp_path: Path) -> None:
+    files(tmp_path)
+    (tmp_path / "1.csv").write_text("a,b,secret\n1,2,Smith\n")
+    clients = {c: consent(0, data={"file": str(tmp_path / f"{c}.csv")}) for c in range(3)}
+    machines = Machines(tmp_path / "clients", clients)
+    result, lines = served(configuration(tmp_path, "nowhere.csv"), tmp_path / "server", machines)
+    assert [row["participants"] for row in result.history] == [2, 2]
+    assert lines == ["client 1 refused to take part: this client's data are not as the configuration says; its own log tells why"]
+    assert any("secret" in line or "ill" in line for line in machines.lines)
+
+
+def test_all_gone_is_an_error(tmp_path: Path) -> None:
+    files(tmp_path)
+    machines = Machines(tmp_path / "clients", {}, off=set())
+    with pytest.raises(FedveilError, match="it has not joined"):
+        served(configuration(tmp_path, "nowhere.csv"), tmp_path / "server", machines)

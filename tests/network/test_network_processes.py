@@ -1,0 +1,118 @@
+"""Server and clients as processes, with TLS and node authentication: what several machines do, on the loopback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from federation_runs import config
+from fedveil.network.demo_network import demo
+from fedveil.network.programs import free_port
+from fedveil.run.run import run
+from fedveil.verify.check_run import verify_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
+pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
+
+SECTIONS: dict[str, Any] = {
+    "data": {"partition": {"kind": "iid", "clients": 2}},
+    "training": {"clients_per_round": 2, "local_steps": 1, "rounds": 3},
+}
+
+
+def settings(view: str = "server", **more: Any) -> Any:
+    return config({"name": "dp-fedavg"}, view, **{**SECTIONS, **more})
+
+
+def written(path: Path, **more: Any) -> Path:
+    path.write_text(tomli_w.dumps(settings(**more).model_dump(mode="json", exclude_none=True)))
+    return path
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_the_demonstration_equals_inline_verifies_and_leaves_nothing(view: str, tmp_path: Path) -> None:
+    lines: list[str] = []
+    before = processes()
+    result = demo(settings(view), tmp_path / "demo", lines.append)
+    inline = run(settings(view), tmp_path / "inline")
+    assert result.model.vector.equal(inline.model.vector)
+    assert [row["participants"] for row in result.history] == [2, 2, 2]
+    assert verify_run(tmp_path / "demo").outcome == "verified"
+    assert processes() == before
+    assert not list(Path("/tmp").glob("fedveil-demo-*"))
+
+
+def processes() -> set[str]:
+    found = subprocess.run(["ps", "-wweo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return {line for line in found if "flower-super" in line or "fedveil join" in line}
+
+
+@contextmanager
+def program(folder: Path, name: str, *arguments: str) -> Iterator[Path]:
+    """fedveil with these arguments in the background; gives the file with what it prints."""
+    log = folder / f"{name}.log"
+    with log.open("wb") as file:
+        child = subprocess.Popen(
+            [sys.executable, "-u", "-m", "fedveil", *arguments], stdout=file, stderr=subprocess.STDOUT, cwd=folder, env=os.environ
+        )
+    try:
+        yield log
+    finally:
+        child.terminate()
+        child.wait(60)
+
+
+def fedveil(folder: Path, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-m", "fedveil", *arguments], capture_output=True, text=True, cwd=folder, check=True)
+    return done.stdout
+
+
+def wait_until(log: Path, text: str, seconds: float = 240) -> None:
+    end = time.monotonic() + seconds
+    while text not in log.read_text():
+        assert time.monotonic() < end, f"{text!r} is not in {log}:\n{log.read_text()}"
+        time.sleep(0.5)
+
+
+def joining(folder: Path, port: int, name: str, ca: str = "network/ca.pem") -> list[str]:
+    consent = {"data": {"part": ["alice", "bob"].index(name)}, "lifetime": {"server": {"epsilon": 8.001, "delta": 0.01}}}
+    (folder / f"{name}.toml").write_text(tomli_w.dumps(consent | {"seeded_noise": True}))
+    return ["join", f"127.0.0.1:{port}", "--ca", ca, "--key", name, "--consent", f"{name}.toml", "--dir", f"{name}-state"]
+
+
+def test_machines_that_come_late_are_turned_away_or_lose_their_superlink(tmp_path: Path) -> None:
+    """Joined before it was admitted: retried until it is. A SuperLink that is killed: started again, and the run goes on."""
+    port = free_port()
+    fedveil(tmp_path, "net", "init", "--host", "127.0.0.1", "--port", str(port))
+    fedveil(tmp_path, "net", "init", "--host", "127.0.0.1", "--port", str(port), "--dir", "foreign")
+    for name in ("alice", "bob"):
+        fedveil(tmp_path, "net", "key", name)
+        assert f"is client {['alice', 'bob'].index(name)}" in fedveil(tmp_path, "net", "admit", f"{name}.pub")
+    written(tmp_path / "c.toml", training={**SECTIONS["training"], "rounds": 6})
+    with ExitStack() as stack:
+        early = stack.enter_context(program(tmp_path, "alice", *joining(tmp_path, port, "alice")))
+        wrong = stack.enter_context(program(tmp_path, "bob", *joining(tmp_path, port, "bob", "foreign/ca.pem")))
+        server = stack.enter_context(program(tmp_path, "server", "serve", "c.toml", "--out", "run"))
+        wait_until(server, "round 1:")
+        assert "CERTIFICATE_VERIFY_FAILED" in (tmp_path / "bob-state/supernode.log").read_text() + wrong.read_text()
+        links = [line.split()[0] for line in ps() if "flower-superlink" in line and str(port) in line]
+        os.kill(int(links[0]), signal.SIGKILL)
+        wait_until(server, "flower-superlink has ended and is started again")
+        wait_until(server, "closing digest")
+        assert "consented as client 0" in early.read_text()
+    assert "round 5: 1 clients" in server.read_text()
+    assert verify_run(tmp_path / "run").outcome == "verified"
+
+
+def ps() -> list[str]:
+    return subprocess.run(["ps", "-wweo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()

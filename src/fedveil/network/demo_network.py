@@ -25,7 +25,7 @@ from fedveil.statement.certify import certify_config
 
 if TYPE_CHECKING:
     from fedveil.federation.history import Record
-    from fedveil.run.run import Result
+    from fedveil.run.result import Result
 
 
 def demo(config: Config, out: Path, tell: Callable[[str], None], on_round: Callable[[Record], None] | None = None) -> Result:

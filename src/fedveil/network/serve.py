@@ -22,7 +22,8 @@ from fedveil.network.consenting_clients import ConsentingClients
 from fedveil.network.deployed_data import public_part
 from fedveil.network.flower_api import Control, Endpoint, TaskQueue, node_keys, server_grid
 from fedveil.network.programs import Program, ended_by_signal, running
-from fedveil.run.run import Result, run_prepared
+from fedveil.run.result import Result
+from fedveil.run.run import run_prepared
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config

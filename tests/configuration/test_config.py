@@ -146,3 +146,17 @@ def test_in_python_a_method_a_model_and_a_task_may_be_names() -> None:
     by_name = configure(method="dp-fedavg", model="linear", task="regression")
     assert by_name == configure(method={"name": "dp-fedavg"}, model={"name": "linear"}, task={"name": "regression"})
     assert (by_name.method.name, by_name.model.name, by_name.task.name) == ("dp-fedavg", "linear", "regression")
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "near"),
+    [
+        ("method", "dp-fedavgg", "dp-fedavg"),
+        ("task", "regresion", "regression"),
+        ("data", "mnits", "mnist"),
+        ("model", "lenet", "lenet5"),
+    ],
+)
+def test_an_unknown_name_is_an_error_when_configured(section: str, name: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{section}\.name = '{name}'.*did you mean '{near}'"):
+        configure(**{section: {"name": name}})

@@ -66,7 +66,7 @@ def test_a_module_that_was_handed_over_stays() -> None:
     ("changes", "words"),
     [
         ({"privacy.epsilom": 4}, r"privacy\.epsilom = 4: unknown key .did you mean 'epsilon'"),
-        ({"privasy.epsilon": 4}, r"privasy\.epsilon is no key of a configuration: its sections are data, model"),
+        ({"privasy.epsilon": 4}, r"privasy\.epsilon is no key of a configuration: its sections are data, public, model"),
         ({"privacy.": 4}, r"privacy\. is no key"),
         ({"method.clip": -1}, r"method\.clip = -1 is not possible"),
     ],

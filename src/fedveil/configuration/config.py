@@ -16,6 +16,8 @@ from fedveil.configuration.own_model import require_known
 from fedveil.configuration.sections import (
     FREE,
     DataSection,
+    PluginMethod,
+    PluginTask,
     PrivacySection,
     PublicSection,
     RunSection,
@@ -25,11 +27,14 @@ from fedveil.configuration.sections import (
     method_section_of,
     task_section_of,
 )
+from fedveil.data.catalogue import CATALOGUE
 from fedveil.errors import ConfigError, explain
 from fedveil.methods.base import MethodConfig
 from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.method_registry import METHODS
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task
+from fedveil.tasks.task_registry import TASKS
 
 
 class Config(Section):
@@ -120,6 +125,9 @@ def configure(**sections: Any) -> Config:
 
     `method` may be a method object, `task` a task or its class; method, task and model may be names; `model` may be an nn.Module,
     whose parameters are the initial model, or a class or function that makes one from the run's seed.
+
+    Raises:
+        ConfigError: an unknown key or name, an impossible value.
     """
     method = sections.get("method")
     if isinstance(method, MethodConfig):
@@ -127,4 +135,12 @@ def configure(**sections: Any) -> Config:
     for key in ("method", "model"):
         if isinstance(sections.get(key), str):
             sections[key] = {"name": sections[key]}
-    return parse(sections)
+    config = parse(sections)
+    if not config.run.plugins:  # which alone could bring what is not known here
+        if isinstance(config.method, PluginMethod):
+            METHODS.find(config.method.name)
+        if isinstance(config.task, PluginTask):
+            TASKS.find(config.task.name)
+        if config.data.source is None:
+            CATALOGUE.find(config.data.name)
+    return config

@@ -15,6 +15,7 @@ from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
 from fedveil.methods.base import MethodConfig, Setting, Variant
 from fedveil.methods.trajectory import (
+    UNIT_NOTE,
     Ball,
     Trajectory,
     batch_clip,
@@ -98,7 +99,7 @@ class NoisyFedAvg(MethodConfig):
             s.delta,
             scope,
             f"convergent f-DP analysis, Theorem 3, {s.local.schedule} rates",
-            f"mu = {mu:.4g}",
+            f"mu = {mu:.4g}; {UNIT_NOTE}",
         )
 
     def clip_norm(self, s: Setting) -> float | None:

@@ -16,6 +16,7 @@ from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
 from fedveil.methods.base import MethodConfig, Setting, Variant
 from fedveil.methods.fedavg import proximal
 from fedveil.methods.trajectory import (
+    UNIT_NOTE,
     Ball,
     Trajectory,
     batch_clip,
@@ -92,7 +93,9 @@ class NoisyFedProx(MethodConfig):
             noise_std=upload_std(s, trajectory(s, self.proximal)),
         )
         scope = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.FINAL)
-        return Claim(epsilon_of(mu, s.delta), s.delta, scope, "convergent f-DP analysis, Theorem 4", f"mu = {mu:.4g}")
+        return Claim(
+            epsilon_of(mu, s.delta), s.delta, scope, "convergent f-DP analysis, Theorem 4", f"mu = {mu:.4g}; {UNIT_NOTE}"
+        )
 
     def clip_norm(self, s: Setting) -> float | None:
         """The largest bound on an update, that of the first round."""

@@ -30,6 +30,10 @@ _ROUNDING = 1 - 1e-6
 """A projected float32 model is scaled this much further, so that its exact norm stays within the ball."""
 
 
+UNIT_NOTE = "the paper's neighbours differ in one sample, which its client covers"
+"""What stands beside the claims: Definition 1 speaks of a sample, and the proofs let all gradients of its client differ."""
+
+
 @dataclass(frozen=True)
 class Trajectory:
     """The policy of the convergent f-DP analysis: clip C_t known in advance, constant noise std on each upload."""

@@ -30,6 +30,7 @@ from fedveil.run.recorded_run import read_run
 from fedveil.statement.certify import certify_config
 from fedveil.studies.reproduce.budget_measurement import of_budget
 from fedveil.studies.reproduce.collect import Measured
+from fedveil.studies.reproduce.formula_measurements import of_sensitivity_terms, of_worst_privacy
 from fedveil.studies.twin import Change, twin_runs
 
 
@@ -192,6 +193,8 @@ MEASURES: dict[str, Measure] = {
     "uplink": Measure("train, and add up what the clients sent", True, of_uplink),
     "statement": Measure("certify", False, of_statement),
     "budget-after": Measure("train, then read an epsilon off the noise as LaDP-FL does", True, of_budget),
+    "worst-privacy": Measure("mu of the last model: claimed, exact for linear losses, composed", False, of_worst_privacy),
+    "sensitivity-terms": Measure("rho and gamma of a round: printed, and exact", False, of_sensitivity_terms),
     "twin": Measure("train twice on data that differ in one client, and compare the models", False, of_twins),
     "partition": Measure("partition the data, and count", False, of_partition),
     "inversion": Measure("reconstruct images from single-example uploads at the initial model", False, of_inversion),

@@ -299,7 +299,7 @@ def test_the_program_lists_all_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = CliRunner().invoke(app, ["reproduce", "--json"])
     assert listed.exit_code == 0, listed.output
     found = {one["recipe"]: one for one in json.loads(listed.stdout)}
-    assert len(found) == 50
+    assert len(found) == 51
     table = found["ladp-fl/table-2"]
     assert (table["runnable"], table["missing"], table["small_rows"]) == (16, 32, 8)
     assert set(table["data"]) == {"cifar10", "cifar100"}

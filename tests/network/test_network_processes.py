@@ -16,6 +16,7 @@ import pytest
 import tomli_w
 
 from federation_runs import config
+from fedveil.ledger.ledger import Ledger
 from fedveil.network.demo_network import demo
 from fedveil.network.programs import free_port
 from fedveil.run.run import run
@@ -104,9 +105,8 @@ def test_machines_that_come_late_are_turned_away_or_lose_their_superlink(tmp_pat
         wrong = stack.enter_context(program(tmp_path, "bob", *joining(tmp_path, port, "bob", "foreign/ca.pem")))
         server = stack.enter_context(program(tmp_path, "server", "serve", "c.toml", "--out", "run"))
         wait_until(server, "round 1:")
-        assert "CERTIFICATE_VERIFY_FAILED" in (tmp_path / "bob-state/supernode.log").read_text() + wrong.read_text()
-        links = [line.split()[0] for line in ps() if "flower-superlink" in line and str(port) in line]
-        os.kill(int(links[0]), signal.SIGKILL)
+        assert "CERTIFICATE_VERIFY_FAILED" in wrong.read_text()
+        os.kill(pid_of("flower-superlink", port), signal.SIGKILL)
         wait_until(server, "flower-superlink has ended and is started again")
         wait_until(server, "closing digest")
         assert "consented as client 0" in early.read_text()
@@ -114,5 +114,34 @@ def test_machines_that_come_late_are_turned_away_or_lose_their_superlink(tmp_pat
     assert verify_run(tmp_path / "run").outcome == "verified"
 
 
-def ps() -> list[str]:
-    return subprocess.run(["ps", "-wweo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
+def pid_of(*words: object) -> int:
+    found = subprocess.run(["ps", "-wweo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    (line,) = [line for line in found if all(str(word) in line for word in words)]
+    return int(line.split()[0])
+
+
+def test_a_server_that_is_killed_goes_on_with_the_same_model(tmp_path: Path) -> None:
+    port = free_port()
+    fedveil(tmp_path, "net", "init", "--host", "127.0.0.1", "--port", str(port))
+    for name in ("alice", "bob"):
+        fedveil(tmp_path, "net", "key", name)
+    written(tmp_path / "c.toml", training={**SECTIONS["training"], "rounds": 4})
+    with ExitStack() as stack:
+        stack.enter_context(program(tmp_path, "alice", *joining(tmp_path, port, "alice")))
+        stack.enter_context(program(tmp_path, "bob", *joining(tmp_path, port, "bob")))
+        for name in ("alice", "bob"):
+            fedveil(tmp_path, "net", "admit", f"{name}.pub")
+        first = stack.enter_context(program(tmp_path, "first", "serve", "c.toml", "--out", "run", "--wait", "2"))
+        wait_until(first, "round 0:")
+        os.kill(pid_of("fedveil serve", "--wait 2"), signal.SIGKILL)
+        time.sleep(2)
+        second = stack.enter_context(program(tmp_path, "second", "serve", "--resume", "run", "--wait", "2"))
+        wait_until(second, "closing digest", 400)
+    inline = run(settings(training={**SECTIONS["training"], "rounds": 4}), tmp_path / "inline")
+    assert (tmp_path / "run/model.safetensors").read_bytes() == (tmp_path / "inline/model.safetensors").read_bytes()
+    assert inline.closing
+    assert verify_run(tmp_path / "run").outcome == "verified"
+    for name in ("alice", "bob"):
+        (ledger,) = (tmp_path / f"{name}-state/runs").glob("*/ledger.sqlite")
+        with Ledger.open(ledger) as own:
+            assert [entry.round for _, _, entry in own.entries()] == [0, 1, 2, 3]

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -73,7 +74,7 @@ def public_key_of(path: Path) -> bytes:
     """
     try:
         key = load_ssh_public_key(path.read_bytes())
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, UnsupportedAlgorithm) as problem:
         raise ConfigError(f"{path} is no public key ({problem}): give the file that ends in .pub") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ConfigError(f"{path}: Flower wants an elliptic-curve key: make one with fedveil net key NAME")

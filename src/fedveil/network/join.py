@@ -65,7 +65,7 @@ def join(consent: Consent, joining: Joining) -> None:
     write_whole(secret, secrets.token_bytes(32))
     expected = hashlib.sha256(bundle()).hexdigest()
     endpoint = Endpoint(f"127.0.0.1:{port}", None, secret.read_bytes())
-    with ended_by_signal(), running(_supernode(joining, port, secret), port, joining.tell, _RETRY):
+    with ended_by_signal(), running(_supernode(joining, port, secret), joining.tell, _RETRY):
         queue = TaskQueue(endpoint, "flwr-clientapp")
         try:
             while not joining.until():

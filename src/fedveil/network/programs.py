@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from fedveil.errors import FedveilError
 from fedveil.flower.quiet import QUIET
 
 _PR_SET_PDEATHSIG = 1
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _UP = 120.0
 """Seconds that a program has to answer."""
 
@@ -34,6 +36,7 @@ class Program:
         self.command, self.home, self.log = list(command), home, log
         self.process: subprocess.Popen[bytes] | None = None
         self._file: IO[bytes] | None = None
+        self._begun = 0
 
     def start(self) -> None:
         """Start it."""
@@ -43,6 +46,7 @@ class Program:
         if self._file is None:
             self.log.touch(mode=0o600)
             self._file = self.log.open("ab")
+        self._begun = len(self.log.read_text(errors="replace"))
         self.process = subprocess.Popen(
             [str(program), *self.command[1:]],
             stdout=self._file,
@@ -67,12 +71,16 @@ class Program:
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                 return
             time.sleep(0.1)
-        raise FedveilError(f"{self.command[0]} did not come up; the last lines of {self.log}: {self.tail()}")
+        raise FedveilError(f"{self.command[0]} did not come up; its log is {self.log}: {self.why()}")
 
-    def tail(self) -> str:
-        """The end of what it printed, in one line."""
+    def why(self) -> str:
+        """Why it ended, as it said itself, or else the end of what it printed; in one line."""
         with suppress(OSError):
-            return " | ".join(line.strip() for line in self.log.read_text(errors="replace").splitlines()[-3:])
+            said = _COLOUR.sub("", self.log.read_text(errors="replace")[self._begun :])
+            explained = re.search(r"Exit Code: (\d+)(.*?)(?:For more information|$)", said, re.DOTALL)
+            if explained:
+                return f"exit {explained[1]}, {' '.join(explained[2].split())}"
+            return " | ".join(line.strip() for line in said.splitlines()[-3:])
         return ""
 
     def stop(self) -> None:
@@ -90,7 +98,7 @@ class Program:
 
 
 @contextmanager
-def running(program: Program, port: int, tell: Callable[[str], None], pause: float = 1.0) -> Iterator[Program]:
+def running(program: Program, tell: Callable[[str], None], pause: float) -> Iterator[Program]:
     """The program, as long as the block lasts; if it ends before, it is started again.
 
     Args:
@@ -101,15 +109,13 @@ def running(program: Program, port: int, tell: Callable[[str], None], pause: flo
     def watch() -> None:
         while not ended.wait(0.2):
             if not program.running:
-                tell(f"{program.command[0]} has ended and is started again: {program.tail()}")
+                tell(f"{program.command[0]} has ended and is started again: {program.why()}")
                 if not ended.wait(pause):
                     program.start()
 
     program.start()
     watcher = threading.Thread(target=watch, daemon=True)
     try:
-        if pause <= 1:
-            program.wait_for(port)
         watcher.start()
         yield program
     finally:

@@ -70,7 +70,7 @@ def serve(config: Config, serving: Serving) -> Result:
         )
     config = config.model_copy(update={"run": config.run.model_copy(update={"engine": "flower"})})
     with ended_by_signal(), ExitStack() as stack:
-        stack.enter_context(running(_superlink(network), network.port, serving.tell))
+        stack.enter_context(running(_superlink(network), serving.tell, 1.0)).wait_for(network.port)
         endpoint = Endpoint(f"127.0.0.1:{network.port}", network.authority.read_bytes(), network.secret.read_bytes())
         grid = stack.enter_context(_grid(endpoint, keys))
         timeout = config.training.client_timeout or PATIENCE

@@ -1,0 +1,82 @@
+"""The server's folder: certificates that TLS accepts, for the host alone; keys that belong to one number for ever."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from fedveil.errors import ConfigError
+from fedveil.network.certificates import make_client_key, public_key_of
+from fedveil.network.network_folder import NetworkFolder, make_network, open_network
+from fedveil.network.programs import Program
+
+
+def shake(network: NetworkFolder, authority: Path, host: str) -> None:
+    """A TLS handshake in memory, as a client of that authority that calls the server by that name."""
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    server.load_cert_chain(*network.certificates)
+    client.load_verify_locations(authority)
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    one, other = client.wrap_bio(down, up, server_hostname=host), server.wrap_bio(up, down, server_side=True)
+    done: set[ssl.SSLObject] = set()
+    for _ in range(10):
+        for side in (one, other):
+            try:
+                side.do_handshake()
+                done.add(side)
+            except ssl.SSLWantReadError:
+                pass
+    assert done == {one, other}
+
+
+@pytest.mark.parametrize("host", ["fl.example.org", "192.0.2.7"])
+def test_tls_accepts_the_certificate_for_the_host_and_for_this_machine_alone(host: str, tmp_path: Path) -> None:
+    network = make_network(tmp_path / "a", host, 9700)
+    for name in (host, "127.0.0.1"):
+        shake(network, network.authority, name)
+    with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
+        shake(network, network.authority, "other.example.org")
+    foreign = make_network(tmp_path / "b", host, 9700)
+    with pytest.raises(ssl.SSLCertVerificationError, match=r"unable to get local issuer|signature failure"):
+        shake(network, foreign.authority, host)
+
+
+def test_what_is_secret_is_for_its_owner_alone(tmp_path: Path) -> None:
+    network = make_network(tmp_path / "net", "localhost", 9700)
+    make_client_key(tmp_path / "alice")
+    secret = [network.path / name for name in ("ca.key", "server.key", "secret")]
+    assert {path.stat().st_mode & 0o777 for path in (*secret, tmp_path / "alice")} == {0o600}
+    assert network.path.stat().st_mode & 0o777 == 0o700
+    assert open_network(network.path) == network
+    with pytest.raises(ConfigError, match="holds a network already"):
+        make_network(tmp_path / "net", "localhost", 9700)
+    with pytest.raises(ConfigError, match="holds no network"):
+        open_network(tmp_path)
+    with pytest.raises(FileExistsError):
+        make_client_key(tmp_path / "alice")
+
+
+def test_a_number_belongs_to_its_key(tmp_path: Path) -> None:
+    network = make_network(tmp_path / "net", "localhost", 9700)
+    for number, name in enumerate(("alice", "bob")):
+        make_client_key(tmp_path / name)
+        assert network.admit(tmp_path / f"{name}.pub") == number
+    with pytest.raises(ConfigError, match="admitted before, as client 0"):
+        network.admit(tmp_path / "alice.pub")
+    assert [public_key_of(path) for path in network.admitted().values()] == [
+        public_key_of(tmp_path / f"{name}.pub") for name in ("alice", "bob")
+    ]
+    with pytest.raises(ConfigError, match=r"no public key .* ends in \.pub"):
+        network.admit(tmp_path / "alice")
+
+
+def test_why_a_program_ended_is_one_line(tmp_path: Path) -> None:
+    program = Program(["flower-supernode"], tmp_path, tmp_path / "log")
+    program.log.write_text(
+        "INFO: up\n\x1b[91mERROR \x1b[0m: Exit Code: 305\nAll SuperNodes must\nbe registered.\n\nFor more information, visit: x\n"
+    )
+    assert program.why() == "exit 305, All SuperNodes must be registered."
+    program.log.write_text("a\nb\nc\nd\n")
+    assert program.why() == "b | c | d"

@@ -1,4 +1,4 @@
-"""Commands of many runs: compare, reproduce."""
+"""Commands of many runs: compare, reproduce, tune."""
 
 from __future__ import annotations
 
@@ -76,3 +76,22 @@ def reproduce(
         found = reproduce_with_progress(spec, out, jobs, as_json)
     if as_json:
         print_json(found)
+
+
+@commands.command()
+def tune(
+    on: Annotated[str, typer.Option("--on", help="Public data set that stands in for the data: partitioned alike, at no cost.")],
+    values: Annotated[list[str], typer.Option("--try", help="Values of a key, section.key=[value, value]; may be repeated.")],
+    config: OptionalConfig = None,
+    preset: Preset = None,
+    seeds: Annotated[int, typer.Option(help="Number of runs of each setting, with seeds from run.seed on.")] = 1,
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Directory to write; an interrupted search in it is continued.")] = Path("tuned"),
+    jobs: Annotated[int | None, typer.Option(help="Number of runs at a time; by default one per core.")] = None,
+    trust_plugins: TrustPlugins = False,
+) -> None:
+    """Choose settings on a public data set, partitioned like your own: print the table and write the configuration."""
+    from fedveil.cli.tune_terminal import tune_with_table
+    from fedveil.studies.tune.proxy_grid import TuningSpec, grid_of
+
+    tune_with_table(TuningSpec(configuration(config, preset, overrides, trust_plugins), on, grid_of(values), seeds), out, jobs)

@@ -1,0 +1,1 @@
+"""Choosing settings without looking at the data that are to be protected."""

@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedveil.cli.app import app
-from fedveil.configuration.config import Config, configure, load_config
+from fedveil.configuration.config import Config, configure
+from fedveil.configuration.config_files import load_config
 from fedveil.errors import ConfigError
 from fedveil.studies.grid.cell import CellState
 from fedveil.studies.tune import tuning

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from fedveil.configuration.config import Config, parse, population_of
+from fedveil.configuration.config import Config, parse
+from fedveil.configuration.public_setting import population_of
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.errors import ConfigError, nearest
 from fedveil.studies.grid.cell import Cell

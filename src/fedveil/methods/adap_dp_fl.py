@@ -47,7 +47,7 @@ class AdapDPFL(MethodConfig):
     variant: Variant = "proven"
     factor: float = Field(1.0, gt=0, allow_inf_nan=False)
     decay: float = Field(0.999, gt=0, le=1)
-    headroom: float = Field(3.0, gt=0, allow_inf_nan=False)
+    headroom: float = Field(10.0, gt=0, allow_inf_nan=False)
     clip_range: tuple[float, float] = (0.1, 4.0)
 
     @field_validator("clip_range")

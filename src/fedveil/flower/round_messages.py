@@ -20,7 +20,7 @@ import torch
 
 from fedveil.errors import FedveilError
 from fedveil.federation.plain_state import decode, encode
-from fedveil.flower.wire_format import Kind, WireError, WireMessage, decoded, encoded, text, whole_number
+from fedveil.flower.wire_format import Kind, WireError, WireMessage, decoded, encoded, run_name, text, whole_number
 from fedveil.release.door import plan_digest
 from fedveil.release.plan import Plan, Raw, Released
 from fedveil.training.local import State
@@ -115,7 +115,7 @@ def read_round(content: bytes, dimension: int) -> RoundMessage:
     if not (loss is None or type(loss) is float) or not (buffers is None or _finite_floats(buffers)):
         raise WireError("a round with a public loss or statistics that are no numbers")
     released = Released(whole_number(message, "round"), tree["model"], tree["previous"], loss, server=tree["server"])
-    return RoundMessage(text(message, "run"), released, tree["plan_state"], buffers)
+    return RoundMessage(run_name(message), released, tree["plan_state"], buffers)
 
 
 def task_bytes(task: TaskMessage) -> bytes:
@@ -195,7 +195,7 @@ def _task_of(message: WireMessage) -> TaskMessage:
     weight = message.fields.get("weight")
     if type(weight) is not float or not 0 < weight <= 1:
         raise WireError("a weight outside (0, 1]")
-    return TaskMessage(text(message, "run"), whole_number(message, "round"), whole_number(message, "client"), weight)
+    return TaskMessage(run_name(message), whole_number(message, "round"), whole_number(message, "client"), weight)
 
 
 def _check_vector(value: Any, dimension: int, name: str) -> None:

@@ -158,6 +158,14 @@ def whole_number(message: WireMessage, name: str, least: int = 0, most: int = 2*
     return value
 
 
+def run_name(message: WireMessage) -> str:
+    """The field `run`: a name that can be that of a folder; raises WireError for anything else."""
+    value = text(message, "run", 100)
+    if not value or not all(c.isalnum() or c in "-_" for c in value):
+        raise WireError("the name of a run has letters, digits, - and _ only")
+    return value
+
+
 def text(message: WireMessage, name: str, most: int = 1000) -> str:
     """A field that is a text of at most so many characters, without control characters; raises WireError for anything else."""
     value = message.fields.get(name)

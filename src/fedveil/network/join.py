@@ -9,14 +9,19 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-import time
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from queue import Empty, Queue
 
 from fedveil.errors import ConfigError
 from fedveil.federation.plain_state import write_whole
 from fedveil.flower.quiet import require_flower
+from fedveil.flower.wire_format import WireError
 from fedveil.network.consent import Consent
 from fedveil.network.flower_api import Endpoint, TaskQueue, answer_message, bundle
 from fedveil.network.joined_client import JoinedClient
@@ -67,19 +72,38 @@ def join(consent: Consent, joining: Joining) -> None:
     endpoint = Endpoint(f"127.0.0.1:{port}", None, secret.read_bytes())
     with ended_by_signal(), running(_supernode(joining, port, secret), joining.tell, _RETRY):
         queue = TaskQueue(endpoint, "flwr-clientapp")
+        asked: Queue[tuple[list[bytes], Future[bytes]]] = Queue()
+
+        def carry(token: str) -> None:
+            """Carry one message in and its answer out; in a thread of its own, for one that never arrives blocks no other."""
+            try:
+                answer_message(endpoint, token, expected, partial(_through, asked))
+            except Exception as problem:  # of the connection: the message is lost, the client stays
+                _log.warning("a message was lost: %s", problem)
+
         try:
             while not joining.until():
                 token = queue.take()
-                if token is None:
-                    time.sleep(_POLL)
-                    continue
-                try:
-                    answer_message(endpoint, token, expected, client.answer)
-                except Exception as problem:  # of the connection: the message is lost, the client stays
-                    _log.warning("a message was lost: %s", problem)
-                    joining.tell(f"a message was lost ({type(problem).__name__}); the server goes on without its answer")
+                if token is not None:
+                    threading.Thread(target=carry, args=(token,), daemon=True).start()
+                with suppress(Empty):
+                    _answer(client, *asked.get(timeout=_POLL))
         finally:
             queue.close()
+
+
+def _through(asked: Queue[tuple[list[bytes], Future[bytes]]], parts: list[bytes]) -> bytes:
+    """The answer, made by the thread that has the ledgers."""
+    answer: Future[bytes] = Future()
+    asked.put((parts, answer))
+    return answer.result()
+
+
+def _answer(client: JoinedClient, parts: list[bytes], answer: Future[bytes]) -> None:
+    try:
+        answer.set_result(client.answer(parts))
+    except WireError as problem:
+        answer.set_exception(problem)
 
 
 def _supernode(joining: Joining, port: int, secret: Path) -> Program:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedveil.configuration.config import Config, parse
 from fedveil.errors import ConfigError
-from fedveil.flower.wire_format import Kind, WireError, WireMessage, decoded, encoded, text, whole_number
+from fedveil.flower.wire_format import Kind, WireError, WireMessage, decoded, encoded, run_name, text, whole_number
 
 LEFT_OUT = {"run": ("engine", "track", "name", "clients_at_once"), "data": ("data_dir", "download"), "privacy": ("budget",)}
 """Keys of a configuration that concern one machine alone, and are not offered."""
@@ -62,10 +62,9 @@ def read_offer(content: bytes) -> Offer:
     """The offer that the server sent; raises WireError."""
     message = decoded(content, Kind.OFFER)
     config = message.fields.get("config")
-    run = text(message, "run", 100)
-    if type(config) is not dict or not all(c.isalnum() or c in "-_" for c in run) or not run:
-        raise WireError("an offer without a configuration, or with a run whose name has more than letters, digits, - and _")
-    return Offer(run, whole_number(message, "client"), config)
+    if type(config) is not dict:
+        raise WireError("an offer without a configuration")
+    return Offer(run_name(message), whole_number(message, "client"), config)
 
 
 def consent_bytes(offer: Offer, epsilon: float) -> bytes:

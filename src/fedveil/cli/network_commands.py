@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,7 +109,13 @@ def join(
     from fedveil.network.join import Joining
     from fedveil.network.join import join as take_part
 
-    take_part(read_consent_file(consent), Joining(server, ca, private, folder, check, typer.echo))
+    agreed = read_consent_file(consent)
+    try:
+        take_part(agreed, Joining(server, ca, private, folder, check, typer.echo))
+    except KeyboardInterrupt:
+        typer.echo("left; ledgers and states are on the disk")
+        sys.stdout.flush()
+        os._exit(0)  # threads of Flower that wait for a message which never arrives would hold the process
 
 
 def _row(record: Record) -> None:

@@ -88,13 +88,10 @@ def tables(results: Results) -> dict[str, str]:
     return {"main": markdown(rows), "ablation": markdown(ablation)}
 
 
-def write_page(results: Results) -> None:
-    """Put the tables between their marks on the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    for part, table in tables(results).items():
-        before, mark, after = text.partition(f"<!-- {part} -->\n")
-        text = before + mark + table + "\n<!-- end -->" + after.partition("<!-- end -->")[2]
-    PAGE.write_text(text, encoding="utf-8")
+def put(part: str, table: str) -> None:
+    """Put a table between its marks on the page."""
+    before, mark, after = PAGE.read_text(encoding="utf-8").partition(f"<!-- {part} -->\n")
+    PAGE.write_text(before + mark + table + "\n<!-- end -->" + after.partition("<!-- end -->")[2], encoding="utf-8")
 
 
 def main() -> None:
@@ -111,7 +108,8 @@ def main() -> None:
                     results[row][str(seed)] = accuracy(preset, overrides, seed)
                     OUT.write_text(json.dumps(results, indent=1) + "\n")
                     print(row, cell(results, row), flush=True)
-    write_page(results)
+    for part, table in tables(results).items():
+        put(part, table)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,15 @@ from scipy.stats import norm
 
 from fedveil.accounting.formatting import percent_at_most
 from fedveil.accounting.gaussian import delta_of
-from fedveil.accounting.learnability import Level, dimension_for, multiplier_for, noise_norm, verdict_of
+from fedveil.accounting.learnability import (
+    Level,
+    dimension_for,
+    expected_share,
+    gathered_ratio,
+    multiplier_for,
+    noise_norm,
+    verdict_of,
+)
 from fedveil.accounting.power import exact_mu, largest_tpr, tpr_of
 from fedveil.accounting.subsampled import epsilon_pld
 from fedveil.accounting.types import Adjacency, Audit, Claim, Gaussian, Guarantee, SampledGaussian, Scope, Unbounded, Unit, View
@@ -235,8 +245,23 @@ def test_noise_norm_by_hand_and_its_inverses() -> None:
 
 
 def test_verdicts() -> None:
-    assert [verdict_of(r, 16) for r in (0.5, 1.0, 1.01, 4.0, 4.1)] == ["yes", "yes", "perhaps", "perhaps", "no"]
+    """By what 16 rounds leave of the noise: R = ratio / 4."""
+    assert [verdict_of(4 * r, 16) for r in (0.1, 0.67, 0.7, 2.9, 3.1)] == ["yes", "yes", "perhaps", "perhaps", "no"]
+    assert [verdict_of(4.0, rounds) for rounds in (1, 2, 100)] == ["no", "perhaps", "yes"]
     assert Level(View.SERVER, note="why").ratio is None
+
+
+def test_the_expected_share_is_close_to_what_was_measured() -> None:
+    """The runs of benchmarks/learnability.py: a root mean square error of at most 7 points, and not by a constant."""
+    runs = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "learnability.json").read_text())
+    noisy = [(float(level), (r - 0.1) / (row["0"] - 0.1)) for row in runs.values() for level, r in row.items()]
+    measured = [(level, share) for level, share in noisy if level]
+    assert len(measured) >= 30
+    errors = [expected_share(level) - share for level, share in measured]
+    assert math.sqrt(statistics.fmean(e * e for e in errors)) < 0.07
+    assert statistics.pstdev(share for _, share in measured) > 0.14
+    assert gathered_ratio(6.0, 9) == pytest.approx(2.0)
+    assert expected_share(0.0) == 1.0
 
 
 # --- combinations that make no sense --------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""Whether noise leaves anything to learn from: the norm of the noise on a round's mean against the clip norm of one update.
+"""Whether noise leaves anything to learn from: the noise gathered over all rounds against the signal that they can gather.
 
 With noise multiplier z, clip C, d coordinates and n uploads the noise on the mean has norm about z C sqrt(d) / n when it is added
-once to the sum, and z C sqrt(d / n) when each upload carries its own; the mean of clipped updates has norm at most C.
+once to the sum, and z C sqrt(d / n) when each upload carries its own; the mean of clipped updates has norm at most C. Over T
+rounds independent noise grows with sqrt(T), and aligned updates with T: R = (noise norm / C) / sqrt(T) compares the two.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from fedveil.accounting.types import Scope, View
 Verdict = Literal["yes", "perhaps", "no"]
 TARGET_RATIO = 1.0
 """The ratio that advice aims at: noise no longer than the longest possible mean update."""
+HALF, POWER = 4.2, 1.2
+"""Fitted: R at which half of the accuracy above chance is kept, and how fast it falls there."""
+LEARNS, HARDLY = 0.9, 0.6
+"""Expected shares from which on the answer is yes, and below which it is no."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ class Learnability:
     Args:
         epsilon, delta, scope: the promise that is held fixed. clip: largest norm of the signal. what: the signal in words.
         levels: one per view. verdict: for the run's own view, see `verdict_of`. advice: empty where the target is met.
+        steps: rounds, or local steps of all rounds under DP-SGD, over which noise averages out; 0 in statements that do not say.
     """
 
     epsilon: float
@@ -69,6 +75,7 @@ class Learnability:
     verdict: Verdict
     target_ratio: float = TARGET_RATIO
     advice: tuple[Advice, ...] = ()
+    steps: int = 0
 
     def level(self, view: View) -> Level:
         """The level of one view."""
@@ -98,8 +105,24 @@ def dimension_for(ratio: float, noise_multiplier: float, uploads: int, *, on_sum
     return math.floor((positive("ratio", ratio) / one) ** 2)
 
 
+def gathered_ratio(ratio: float, steps: int) -> float:
+    """R: the noise gathered over `steps` rounds (local steps under DP-SGD) against as many steps of norm C in one direction.
+
+    Args:
+        ratio: noise norm / clip of one of them, >= 0. steps: >= 1.
+    """
+    return non_negative("ratio", ratio) / math.sqrt(at_least("steps", steps, 1))
+
+
+def expected_share(gathered: float) -> float:
+    """The share of the accuracy above chance that runs kept of what they reached without noise, 1 / (1 + (R / half)^power).
+
+    Fitted to measured runs (docs/utility.md, benchmarks/learnability.py): a rule of thumb for client level, no bound.
+    """
+    return 1 / (1 + math.pow(non_negative("gathered", gathered) / HALF, POWER))
+
+
 def verdict_of(ratio: float, steps: int) -> Verdict:
-    """A rule of thumb: yes up to ratio 1; no where T aligned steps (T C) stay below the noise gathered (sqrt(T) ratio C)."""
-    if ratio <= 1:
-        return "yes"
-    return "perhaps" if ratio <= math.sqrt(at_least("steps", steps, 1)) else "no"
+    """By `expected_share`: yes from 0.9 on, no below 0.6."""
+    share = expected_share(gathered_ratio(ratio, steps))
+    return "yes" if share >= LEARNS else "perhaps" if share >= HARDLY else "no"

@@ -1,4 +1,4 @@
-"""Commands about privacy: certify, audit, replay, attack, ledger, explore."""
+"""Commands about privacy: plan, certify, audit, replay, attack, ledger, explore."""
 
 from __future__ import annotations
 
@@ -26,6 +26,17 @@ if TYPE_CHECKING:
     from fedveil.statement.statement import Statement
 
 commands = typer.Typer()
+
+
+@commands.command()
+def plan(
+    config: OptionalConfig = None, preset: Preset = None, overrides: Overrides = None, trust_plugins: TrustPlugins = False
+) -> None:
+    """Print which rounds, clients a round and unit fit privacy.epsilon, with the accuracy that its noise may leave."""
+    from fedveil.cli.plan_terminal import print_plan
+    from fedveil.statement.planner import plan_table
+
+    print_plan(plan_table(configuration(config, preset, overrides, trust_plugins)))
 
 
 @commands.command()

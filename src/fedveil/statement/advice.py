@@ -34,10 +34,10 @@ def learnability(method: Method, s: Setting, epsilon: float) -> Learnability | N
     Args:
         s: with its noise multiplier known. epsilon: finite, held fixed in each view.
     """
-    clip = s.example_clip if s.example_clip is not None else method.clip_norm(s)
-    if clip is None or not math.isfinite(clip) or not s.noise_multiplier or not 0 < epsilon < math.inf:
+    clip = _clip(method, s)
+    if clip is None or not s.noise_multiplier or not 0 < epsilon < math.inf:
         return None
-    own = _level(s, clip, s.scope.view, s.noise_multiplier)
+    own, steps = own_level(method, s)
     assert own.ratio is not None
     levels = tuple(own if view is s.scope.view else _other(method, s, clip, view, epsilon) for view in VIEWS)
     return Learnability(
@@ -47,11 +47,33 @@ def learnability(method: Method, s: Setting, epsilon: float) -> Learnability | N
         clip=clip,
         what="mean update" if s.example_clip is None else "mean gradient of a local step over the clients of a round",
         levels=levels,
-        verdict=verdict_of(own.ratio, s.rounds if s.example_clip is None else s.rounds * s.steps),
+        verdict=verdict_of(own.ratio, steps),
+        steps=steps,
         advice=()
         if own.ratio <= TARGET_RATIO
         else (_clients(method, s, epsilon), _rounds(method, s, epsilon), _dimension(s, own.ratio)),
     )
+
+
+def _clip(method: Method, s: Setting) -> float | None:
+    """The largest norm of what is averaged, or None where it has no bound."""
+    clip = s.example_clip if s.example_clip is not None else method.clip_norm(s)
+    return clip if clip is not None and math.isfinite(clip) else None
+
+
+def own_level(method: Method, s: Setting) -> tuple[Level, int]:
+    """Noise against signal in the run's own view, and over how many steps it averages out.
+
+    Args:
+        s: with its noise multiplier known.
+
+    Raises:
+        ConfigError: updates are not clipped.
+    """
+    clip = _clip(method, s)
+    if clip is None:
+        raise ConfigError(f"{method.name} clips no updates here, so noise and signal have no known ratio")
+    return _level(s, clip, s.scope.view, s.z), s.rounds if s.example_clip is None else s.rounds * s.steps
 
 
 def _on_sum(s: Setting, view: View) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fedveil.accounting.formatting import number, percent_at_most
-from fedveil.accounting.learnability import Learnability
+from fedveil.accounting.learnability import Learnability, expected_share, gathered_ratio
 from fedveil.accounting.types import Adjacency, Unit, View
 from fedveil.statement.statement import FPR, SIMULATION_ONLY, Statement, ViewNumbers
 
@@ -108,6 +108,18 @@ def verdict_in_words(learnability: Learnability) -> str:
         "perhaps": f"Perhaps: {times}; it has to average out over the rounds.",
         "no": f"Hardly: {times}, more than the rounds can average out.",
     }[learnability.verdict]
+
+
+def gathered_in_words(learnability: Learnability) -> str:
+    """What that means over all rounds, by runs that were measured; empty where the statement does not say how many there are."""
+    level = learnability.level(learnability.scope.view)
+    if level.ratio is None or not learnability.steps:
+        return ""
+    gathered = gathered_ratio(level.ratio, learnability.steps)
+    return (
+        f"Over {learnability.steps} of them it is {gathered:.2g} times as long as the signal. Linear models kept about "
+        f"{100 * expected_share(gathered):.0f} % of their accuracy above chance at that level (docs/utility.md)."
+    )
 
 
 def kind_line(statement: Statement) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 from fedveil.accounting.formatting import epsilon, joined, number, percent_at_most
 from fedveil.accounting.learnability import Learnability
 from fedveil.accounting.types import Audit, Claim, View
-from fedveil.statement.plain_words import in_words, kind_line, run_line, scope_line, verdict_in_words
+from fedveil.statement.plain_words import gathered_in_words, in_words, kind_line, run_line, scope_line, verdict_in_words
 from fedveil.statement.statement import SIMULATION_ONLY, VIEWS, Statement, ViewNumbers
 
 Number = Literal["claimed", "proven"]
@@ -193,9 +193,10 @@ def _learnability(block: Learnability) -> TextSection:
     scope = block.scope
     kind = f"{scope.unit} level, {scope.adjacency.replace('_', '-')}"
     promise = f"epsilon = {number(block.epsilon)} at delta = {block.delta:g} ({kind}, in that view)"
+    said = (verdict_in_words(block), gathered_in_words(block))
     return TextSection(
         "Can it learn?",
-        (verdict_in_words(block), f"Clip norm {block.clip:g}; each view at the noise it needs for {promise}."),
+        (*filter(None, said), f"Clip norm {block.clip:g}; each view at the noise it needs for {promise}."),
         TextTable(("view", "noise multiplier", "noise norm", "noise norm / clip"), tuple(rows), remarks=tuple(remarks)),
         f"Any one of these brings the ratio to {block.target_ratio:g} at the same epsilon, delta and {scope.view} view:"
         if block.advice

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def test_a_plan_needs_a_guarantee() -> None:
         plan_table(config(privacy={"epsilon": None, "noise_multiplier": 1.0}))
 
 
-def test_the_program_prints_it(tmp_path: Any) -> None:
+def test_the_program_prints_it(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text(
         '[data]\npartition = { kind = "iid", clients = 20 }\n[model]\nname = "linear"\n[method]\nname = "dp-fedavg"\n'
@@ -67,3 +68,15 @@ def test_the_program_prints_it(tmp_path: Any) -> None:
     assert done.exit_code == 0, done.output
     assert "clients: of a round" in done.output
     assert "%" in done.output
+
+
+def test_a_run_says_before_it_trains_whether_it_can_learn(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(
+        '[data]\npartition = { kind = "iid", clients = 20 }\n[model]\nname = "linear"\n[method]\nname = "dp-fedavg"\n'
+        "[training]\nrounds = 2\n[privacy]\nepsilon = 8.0\ndelta = 1e-3\n"
+    )
+    done = CliRunner().invoke(app, ["run", str(file), "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    assert "Can it learn?" in done.output
+    assert done.output.index("Can it learn?") < done.output.index("accuracy")

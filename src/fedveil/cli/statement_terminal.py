@@ -26,11 +26,12 @@ def render_brief(statement: Statement, console: Console) -> None:
 
 
 def render_verdict(statement: Statement, console: Console) -> None:
-    """Print in a line whether the noise leaves anything to learn from; if not, what would help."""
+    """Print whether the noise leaves anything to learn from, and what is expected to be left; if not, what would help."""
     if statement.learnability is None:
         return
     section = statement_text(statement)["learn"]
-    console.print(f"[bold]{section.title}[/] [{_COLOURS[section.tone]}]{escape(section.paragraphs[0])}[/]", highlight=False)
+    said = escape(" ".join(section.paragraphs[:-1]))
+    console.print(f"[bold]{section.title}[/] [{_COLOURS[section.tone]}]{said}[/]", highlight=False)
     if section.tone != "yes":
         console.print(escape(section.lead), highlight=False)
         _bullets(section.items, console)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fedveil.accounting.learnability import expected_share, gathered_ratio
 from fedveil.accounting.types import Unit, View
-from fedveil.configuration.config import method_of, population_of, setting_of
+from fedveil.configuration.public_setting import method_of, population_of, setting_of
 from fedveil.errors import ConfigError
 from fedveil.statement.advice import own_level
 

@@ -12,6 +12,7 @@ from fedveil.training.local import Local
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedveil.release.gradient_blocks import Block
     from fedveil.training.params import Layout
 
 _NUMBERS = 2**24
@@ -54,16 +55,25 @@ def fisher(local: Local, s: Setting) -> Tensor:
     """The mean over the client's examples of the squared gradient [d] of each one's loss at the present model, by coordinate."""
     import torch
 
-    from fedveil.release.gradient_blocks import rows
     from fedveil.release.per_example import per_example_gradients
 
     assert local.data is not None
     total, size = torch.zeros_like(local.start), max(2, min(64, _NUMBERS // local.model.layout.dimension))
     local.model.eval()
     for x, y in zip(*(torch.split(part, size) for part in local.data), strict=True):
-        total += rows(per_example_gradients(local.model.module, x, y, s.task.losses)[0]).square().sum(0)
+        blocks, _ = per_example_gradients(local.model.module, x, y, s.task.losses)
+        total += torch.cat([_summed_squares(block) for block in blocks])
     local.model.train()
     return total / local.examples
+
+
+def _summed_squares(block: Block) -> Tensor:
+    """The sum over the examples of their squared gradients [k]; outer products are never multiplied out."""
+    from fedveil.release.gradient_blocks import Products
+
+    if isinstance(block, Products):
+        return (block.left.square().T @ block.right.square()).flatten()
+    return block.rows().square().sum(0)
 
 
 def scaled(values: Tensor, layout: Layout) -> Tensor:

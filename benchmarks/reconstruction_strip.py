@@ -1,11 +1,14 @@
-"""One picture: Fashion-MNIST images, and what Inverting Gradients makes of each method's first upload of them.
+"""One strip and one table: what a reconstruction attack makes of each method's first upload of the same images.
 
-    FEDVEIL_DATA=/path/to/data python benchmarks/reconstruction_strip.py            # attacks, writes results and picture
-    FEDVEIL_DATA=/path/to/data python benchmarks/reconstruction_strip.py --draw     # draws the picture from the results again
+    FEDVEIL_DATA=/path/to/data python benchmarks/reconstruction_strip.py            # attacks what is not in the results yet
+    FEDVEIL_DATA=/path/to/data python benchmarks/reconstruction_strip.py --again "" # attacks everything again
+    python benchmarks/reconstruction_strip.py --draw                                # table and picture from the results
 
-One example per upload, first round, server view, target epsilon 8 at delta 1e-5 over 50 rounds of 10 of 20 clients;
-published variants by their own formulas, proven ones calibrated. The attacker is adaptive: model, local step, clip, mask and
-noise std are known.
+Columns are all registered methods in all variants, with the options and the promise of their preset (on Fashion-MNIST where there
+is one; without one the method's defaults at epsilon 8 and delta 1e-5). One example per upload, first round, server view, one
+local step, 50 rounds of 10 of 20 clients. Inverting Gradients, once by an attacker who knows nothing but the model and the local
+step, once by one who also knows mask, clip, noise and 500 public images. `bypasses` attacks Soteria and CENSOR in ways of their
+own.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,37 +25,51 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.adversary.attack_options import AttackOptions
+from fedveil.adversary.attack_options import PUBLIC, AttackOptions
 from fedveil.adversary.reconstruction import reconstruction
 from fedveil.adversary.snapshot import snapshot_of
-from fedveil.attacks.metrics import floors
 from fedveil.configuration.config import Config, parse
+from fedveil.configuration.presets import names, path_of
+from fedveil.errors import ConfigError
+from fedveil.methods.method_registry import METHODS
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "reconstruction_strip.json"
 FIGURE = HERE.parent / "docs" / "figures" / "reconstruction-strip.png"
-OPTIONS = AttackOptions(images=5, steps=250, seed=3, settings={"tv": 1e-4})
-RECORD = {"unit": "record", "adjacency": "replace_one"}
-COLUMNS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("no defence\n(FedAvg)", {"name": "fedavg"}, {}),
-    ("LaDP-FL\npublished", {"name": "ladp-fl", "variant": "published"}, RECORD),
-    ("LaDP-FL\npublished\nR = 2", {"name": "ladp-fl", "variant": "published", "threshold": 2.0}, RECORD),
-    ("LaDP-FL\nproven", {"name": "ladp-fl"}, {}),
-    ("FedGLP-ADP\npublished", {"name": "fedglp-adp", "variant": "published"}, {}),
-    ("FedGLP-ADP\nproven", {"name": "fedglp-adp"}, {}),
-    ("FedANC\npublished", {"name": "fedanc", "variant": "published"}, RECORD),
-    ("FedANC\nproven", {"name": "fedanc", "pace": 1.5}, {}),
-    ("ALDP-FL\npublished", {"name": "aldp-fl", "variant": "published"}, RECORD),
-    ("ALDP-FL\nproven", {"name": "aldp-fl"}, {}),
-    ("Noisy-FedAvg\nproven", {"name": "noisy-fedavg"}, {}),
-    ("Noisy-FedProx\nproven", {"name": "noisy-fedprox"}, {}),
-    ("DP-FedAvg\nproven", {"name": "dp-fedavg"}, {}),
-]
+NETWORKS: dict[str, tuple[dict[str, Any], int]] = {
+    "LeNet-5": ({"name": "lenet5", "activation": "sigmoid", "pool": "avg"}, 200),
+    "CNN": ({"name": "cnn2"}, 200),
+}
+"""LeNet-5 as in 1998, and the CNN of FedGLP-ADP (two convolutions, two fully connected layers); steps of the attack."""
+PROMISE = ("epsilon", "delta", "unit", "adjacency")
+KNOWS = {"naive": (), "informed": PUBLIC}
+Column = tuple[str, dict[str, Any], dict[str, Any]]
 
 
-def configuration(method: dict[str, Any], privacy: dict[str, Any]) -> Config:
+def columns() -> Iterator[Column]:
+    """Label, method and privacy of each: no defence first, then what is registered."""
+    yield "no defence", {"name": "fedavg"}, {}
+    for name, kind in METHODS.items():
+        variants = ("published", "proven") if "variant" in kind.model_fields else ("",)
+        for variant in variants if name != "fedavg" else ():
+            method, privacy = from_preset(name, variant)
+            yield f"{name}\n{variant}".strip(), method, privacy
+
+
+def from_preset(name: str, variant: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The sections of the method's preset of that variant; without one its defaults at epsilon 8."""
+    raws = [tomllib.loads(path_of(preset).read_text()) for preset in names(name)]
+    fitting = [raw for raw in raws if not variant or raw["method"].get("variant", "proven") == variant]
+    fitting.sort(key=lambda raw: raw["data"]["name"] != "fashion-mnist")
+    if fitting:
+        privacy = fitting[0].get("privacy", {})
+        return fitting[0]["method"], {key: privacy[key] for key in PROMISE if key in privacy}
+    return {"name": name, **({"variant": variant} if variant else {})}, {"epsilon": 8.0, "delta": 1e-5}
+
+
+def configuration(network: str, method: dict[str, Any], privacy: dict[str, Any]) -> Config:
     """The common setting of all columns."""
-    target = {} if method["name"] == "fedavg" else {"epsilon": 8.0}
+    training = {"rounds": 50, "clients_per_round": 10, "sampling": "fixed", "local_steps": 1, "batch_size": 1, "batch_clip": 1.0}
     return parse(
         {
             "data": {
@@ -58,105 +77,132 @@ def configuration(method: dict[str, Any], privacy: dict[str, Any]) -> Config:
                 "data_dir": os.environ.get("FEDVEIL_DATA"),
                 "partition": {"kind": "iid", "clients": 20},
             },
-            "model": {"name": "mlp", "hidden": [100]},
+            "model": NETWORKS[network][0],
             "method": method,
-            "training": {
-                "rounds": 50,
-                "clients_per_round": 10,
-                "sampling": "fixed",
-                "local_steps": 1,
-                "batch_clip": 1.0,
-                "optimizer": {"name": "sgd", "lr": 0.1},
-            },
-            "privacy": {"view": "server", "delta": 1e-5, **target, **privacy},
+            "training": {**training, "optimizer": {"name": "sgd", "lr": 0.1}},
+            "privacy": {**privacy, "view": "server", "allow_vacuous_delta": True},
             "run": {"engine": "inline"},
         }
     )
 
 
-def measure(chosen: str) -> dict[str, Any]:
-    """Attack the columns whose name holds `chosen`, the others stay; images as bytes, so that the results hold the picture."""
-    before = json.loads(RESULTS.read_text()) if chosen else {}
-    found: dict[str, Any] = {"settings": __doc__.split("\n\n")[-1].strip(), "columns": []}
-    for label, method, privacy in COLUMNS:
-        kept = next((c for c in before.get("columns", []) if c["label"] == label and chosen not in label), None)
-        if kept is not None:
-            found["columns"].append(kept)
-            continue
-        snapshot = snapshot_of(configuration(method, privacy), seed=OPTIONS.seed)
-        outcome = reconstruction("ig", snapshot, OPTIONS, lambda done, total, what: None)
-        assert outcome.originals is not None
-        if "originals" not in found:
-            reference = snapshot.bounds.images(snapshot.federation.test[0][:1000])
-            found |= {"originals": _bytes(outcome.originals), "floors": _floors(reference, outcome.originals)}
-        assert found["originals"] == _bytes(outcome.originals), "every column must attack the same images"
-        ratios, images = outcome.record["noise_ratio"], outcome.rows[0][1]
-        column = {
-            "label": label,
-            "method": method,
-            "privacy": privacy,
-            "psnr": outcome.record["each"]["psnr"],
-            "noise_ratio": float(np.median(ratios)),
-            "notes": [line for line in outcome.assumptions if "not simulated" in line or "not count" in line],
-            "images": _bytes(images),
-        }
-        found["columns"].append(column)
-        print(
-            f"{label!r:34} PSNR {np.median(column['psnr']):5.1f} dB  r {column['noise_ratio']:.3g}  {column['notes']}", flush=True
-        )
-    return found
+def bypasses() -> Iterator[tuple[str, dict[str, Any], str, dict[str, Any]]]:
+    """Label, method, attack and options: what gets around Soteria and CENSOR, and what does not."""
+    known = (*PUBLIC, "labels")
+    aligned = {"tv": 1e-4, "aligned": True}
+    for form in ("repo", "paper"):
+        yield f"soteria, {form}: its columns left out", {"name": "soteria", "form": form}, "ig", {}
+        yield f"censor, {form}: norms and orthogonality", {"name": "censor", "form": form}, "subspace", {"knows": known}
+    yield "censor, repo: direction up to its sign", {"name": "censor"}, "subspace", {"knows": known, "settings": aligned}
+    yield "censor, repo: in round 10, after the defence ended", {"name": "censor"}, "ig", {"round": 10}
 
 
-def _floors(reference: Tensor, truth: Tensor) -> dict[str, float]:
-    return {name: float(np.median(s.psnr)) for name, s in floors(truth, reference, OPTIONS.seed).items()}
+def attacked(network: str, method: dict[str, Any], privacy: dict[str, Any], kind: str, options: AttackOptions) -> dict[str, Any]:
+    """Scores of one attack, and its images as bytes, or why there is none."""
+    try:
+        snapshot = snapshot_of(configuration(network, method, privacy), seed=options.seed, round=options.round)
+        outcome = reconstruction(kind, snapshot, options, lambda done, total, what: None)
+    except ConfigError as problem:
+        return {"refused": str(problem)}
+    assert outcome.originals is not None
+    record = outcome.record
+    each = {name: record["each"][name] for name in ("psnr", "ssim", "mse")}
+    floors = {name: summary["psnr_median"] for name, summary in record["floors"].items()}
+    ratio = float(np.median([r for r in record["noise_ratio"] if r is not None] or [np.nan]))
+    images = {"originals": _bytes(outcome.originals), "images": _bytes(outcome.rows[0][1])}
+    return {**each, "labels": record["labels_right"], "noise_ratio": ratio, "floors": floors, **images}
 
 
 def _bytes(images: Tensor) -> list[list[list[int]]]:
     return (images[:, 0] * 255).round().int().tolist()  # type: ignore[no-any-return]
 
 
-def draw(found: dict[str, Any], path: Path) -> None:
-    """A column per method, a row per image, the PSNR under each reconstruction."""
+def measure(count: int, again: str | None, only: str) -> None:
+    """Attack what the results lack, or what has `again` in its name; the file is written after each attack."""
+    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    jobs = [
+        (f"{network}/{label}/{who}", network, method, privacy, "ig", {"knows": knows})
+        for network in NETWORKS
+        for label, method, privacy in columns()
+        for who, knows in KNOWS.items()
+    ]
+    jobs += [(f"LeNet-5/{label}/bypass", "LeNet-5", method, {}, kind, own) for label, method, kind, own in bypasses()]
+    for key, network, method, privacy, kind, own in jobs:
+        if only not in key or (key in found and (again is None or again not in key)):
+            continue
+        options = AttackOptions(images=count, seed=3, steps=NETWORKS[network][1], **{"settings": {"tv": 1e-4}, **own})
+        found[key] = attacked(network, method, privacy, kind, options) | {"method": method, "privacy": privacy, "attack": kind}
+        RESULTS.write_text(json.dumps(found) + "\n")
+        print(key.replace("\n", " "), _row(found[key]), flush=True)
+
+
+def _row(one: dict[str, Any]) -> str:
+    if "refused" in one:
+        return f"| {one['refused']} |"
+    psnr, ssim, mse = (float(np.median(one[name])) for name in ("psnr", "ssim", "mse"))
+    r = one["noise_ratio"]
+    return f"| {psnr:.1f} ({max(one['psnr']):.1f}) | {ssim:.3f} | {mse:.4f} | {one['labels']:.0%} | {r:.3g} |"
+
+
+def table(found: dict[str, Any]) -> str:
+    """All rows, in Markdown."""
+    head = "| network | method | attacker | PSNR, median (most) | SSIM | MSE | labels | r |\n|-|-|-|-|-|-|-|-|"
+    rows = []
+    for key, one in found.items():
+        network, label, who = key.replace("\n", ", ").split("/")
+        rows.append(f"| {network} | {label} | {who} {_row(one)}")
+    return "\n".join([head, *rows])
+
+
+def draw(found: dict[str, Any], path: Path, network: str = "LeNet-5", most: int = 5) -> None:
+    """A column per method, attacked by the informed attacker; a row per image, with its PSNR."""
     from matplotlib.figure import Figure
 
-    columns, originals = found["columns"], np.array(found["originals"]) / 255
-    n, width = len(originals), len(columns) + 1
-    figure = Figure(figsize=(0.98 * width + 0.2, 1.12 * n + 1.5), layout="constrained")
-    axes = figure.subplots(n, width, squeeze=False)
-    for i in range(n):
-        shown = [originals[i], *[np.array(c["images"][i]) / 255 for c in columns]]
-        notes = ["", *[f"{c['psnr'][i]:.1f} dB" for c in columns]]
-        for axis, image, note in zip(axes[i], shown, notes, strict=True):
-            axis.imshow(image, cmap="gray", vmin=0, vmax=1)
+    shown = {
+        key.split("/")[1]: one
+        for key, one in found.items()
+        if key.startswith(network) and key.endswith("/informed") and "images" in one
+    }
+    first = next(iter(shown.values()))
+    n = min(most, len(first["psnr"]))
+    figure = Figure(figsize=(0.98 * (len(shown) + 1) + 0.2, 1.15 * n + 1.5), layout="constrained")
+    axes = figure.subplots(n, len(shown) + 1, squeeze=False)
+    for i, line in enumerate(axes):
+        cells = [(first["originals"][i], None), *((one["images"][i], one["psnr"][i]) for one in shown.values())]
+        for axis, (image, psnr) in zip(line, cells, strict=True):
+            axis.imshow(np.array(image) / 255, cmap="gray", vmin=0, vmax=1)
             axis.set(xticks=[], yticks=[])
-            axis.set_xlabel(note, fontsize=8, color="#0b6e4f" if note and float(note.split()[0]) >= 20 else "#444444", labelpad=2)
-    for axis, label in zip(axes[0], ["original", *[c["label"] for c in columns]], strict=True):
-        axis.set_title(label, fontsize=8.5)
-    for axis, ratio in zip(axes[-1], [None, *[c["noise_ratio"] for c in columns]], strict=True):
-        if ratio is not None:
-            axis.set_xlabel(f"{axis.get_xlabel()}\nr = {ratio:,.{0 if ratio >= 10 else 2}f}", fontsize=8, labelpad=2)
-    mean, other = found["floors"]["mean image"], found["floors"]["other image"]
+            if psnr is not None:
+                axis.set_xlabel(f"{psnr:.1f} dB", fontsize=8, color="#0b6e4f" if psnr >= 15 else "#444444", labelpad=2)
+    for axis, label in zip(axes[0], ["original", *shown], strict=True):
+        axis.set_title(label.replace("-", "-\n", 1) if len(label.split("\n")[0]) > 12 else label, fontsize=8)
+    for axis, one in zip(axes[-1][1:], shown.values(), strict=True):
+        r = one["noise_ratio"]
+        axis.set_xlabel(f"{axis.get_xlabel()}\nr = {r:,.{0 if r >= 10 else 2}f}", fontsize=8, labelpad=2)
     figure.supxlabel(
-        "Inverting Gradients on one upload of one example, first round, server view, network mlp 784-100-10; target epsilon 8, "
-        "delta 1e-5, 50 rounds of 10 of 20 clients.\nThe attacker knows model, local step, clip, mask and noise std. "
-        f"PSNR under each (from 20 dB in green); floors: mean image {mean:.1f} dB, another image {other:.1f} dB. "
-        "r = |noise| / |update without noise|, median.",
+        f"Inverting Gradients, {NETWORKS[network][1]} steps, on one upload of one example, first round, server view, {network}. "
+        "Options and epsilon are those of each method's preset, or epsilon 8.\nThe attacker knows model, local step, clip, mask "
+        f"and noise std. PSNR from 15 dB in green; floors: mean image {first['floors']['mean image']:.1f} dB, another image "
+        f"{first['floors']['other image']:.1f} dB. r = |noise| / |update without noise|, median.",
         fontsize=8,
     )
     figure.savefig(path, dpi=110)
 
 
 def main() -> None:
-    """Measure unless told to draw only."""
+    """Measure unless told to draw only; then the table and the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draw", action="store_true", help="draw from the stored results")
-    torch.set_num_threads(1)
-    parser.add_argument("--columns", default="", help="measure columns whose name holds this text; the others stay")
+    parser.add_argument("--draw", action="store_true", help="table and picture from the stored results")
+    parser.add_argument("--images", type=int, default=8, help="images attacked by each attacker")
+    parser.add_argument("--again", help="attack anew what has this text in its name")
+    parser.add_argument("--only", default="", help="attack only what has this text in its name")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     if not options.draw:
-        RESULTS.write_text(json.dumps(measure(options.columns)) + "\n")
-    draw(json.loads(RESULTS.read_text()), FIGURE)
-    print(FIGURE)
+        measure(options.images, options.again, options.only)
+    found = json.loads(RESULTS.read_text())
+    print(table(found))
+    draw(found, FIGURE)
 
 
 if __name__ == "__main__":

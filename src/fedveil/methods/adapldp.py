@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -33,8 +33,6 @@ _REASON = (
 class AdapLDP(MethodConfig):
     """Noise scaled by how far a client moved, and uploads turned towards the last global step.
 
-    Read in the authors' code (github.com/liyan2015/AdapLDP-FL); its form as a baseline of LaDP-FL is reconstructed.
-
     Args:
         variant: published or proven.
         source: published; `repo`: epsilon is that of the run, epsilon / (q T) a round; each layer's batch gradient is clipped to
@@ -48,6 +46,9 @@ class AdapLDP(MethodConfig):
     """
 
     name: Literal["adapldp"] = "adapldp"
+    reconstructed: ClassVar[str] = (
+        "source = 'ladp-fl', its form as LaDP-FL's baseline; 'repo' was read in the authors' code, liyan2015/AdapLDP-FL"
+    )
     variant: Variant = "proven"
     source: Literal["repo", "ladp-fl"] = "repo"
     law: Literal["laplace", "gaussian"] = "laplace"

@@ -7,7 +7,7 @@ the formulas. Proven: clipped updates, and the same allocation at an exact cost.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -28,8 +28,7 @@ _REASON = "its sensitivity counts epochs where steps move the weights, and updat
 class DPALDP(MethodConfig):
     """Noise allocated to the rounds so that a bound on the final error is least.
 
-    Reconstructed: the equations were not found; that the variances minimise such a bound under a fixed budget, for a smooth and a
-    non-smooth part of the objective, is the abstract's. For networks it runs K steps a round where the paper shares gradients.
+    For networks it runs K steps a round where the paper shares gradients.
 
     Args:
         variant: published or proven.
@@ -42,6 +41,10 @@ class DPALDP(MethodConfig):
     """
 
     name: Literal["dpa-ldp"] = "dpa-ldp"
+    reconstructed: ClassVar[str] = (
+        "all equations; that the variances minimise a bound on the error under a fixed budget, for a non-smooth part too, is "
+        "in the abstract"
+    )
     variant: Variant = "proven"
     source: Literal["budget", "ladp-fl"] = "budget"
     contraction: float = Field(0.995, gt=0, le=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -38,9 +38,6 @@ _LARGEST_MU = 1e3
 class NbAFL(MethodConfig):
     """Noise before aggregation: clipped weights and classical Gaussian noise, "Full DP" of LaDP-FL.
 
-    The formulas of `paper` and `ladp-fl` are reconstructed: from notes on Wei et al. 2020, and from LaDP-FL's Theorems 1 and 2;
-    those of `repo` are read in FederatedScope's trainer_nbafl.py.
-
     Args:
         variant: published or proven.
         source: published; whose noise. `paper`: c L (2 C / n_min) / epsilon on weights clipped to C. `repo`: c T C / (n epsilon)
@@ -53,6 +50,10 @@ class NbAFL(MethodConfig):
     """
 
     name: Literal["nbafl"] = "nbafl"
+    reconstructed: ClassVar[str] = (
+        "source = 'paper', from notes on Wei et al. 2020, and 'ladp-fl', from LaDP-FL's Theorems 1 and 2; 'repo' was read in "
+        "FederatedScope's trainer_nbafl.py"
+    )
     variant: Variant = "proven"
     source: Literal["paper", "repo", "ladp-fl"] = "paper"
     clip: float = Field(5.0, gt=0, allow_inf_nan=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -30,9 +30,6 @@ _REASON = "the noise follows raw updates, and their history bounds nothing (Sens
 class SensitiveDP(MethodConfig):
     """Noise that follows an estimate of the sensitivity from the history of updates.
 
-    Reconstructed: no source of the equations was found. That the sensitivity is estimated from local and global history is the
-    abstract's; all else is a design consistent with it, for SGD alone of the paper's four optimisers.
-
     Args:
         variant: published or proven.
         memory: beta; squared norms are averaged with this weight on the past.
@@ -43,6 +40,10 @@ class SensitiveDP(MethodConfig):
     """
 
     name: Literal["sensitive-dp"] = "sensitive-dp"
+    reconstructed: ClassVar[str] = (
+        "all equations, for SGD alone of the paper's four optimisers; that the sensitivity is estimated from local and global "
+        "history is in the abstract"
+    )
     variant: Variant = "proven"
     memory: float = Field(0.9, ge=0, lt=1)
     own: float = Field(0.5, ge=0, le=1)

@@ -7,7 +7,7 @@ clipped updates, and the same fall of the noise at an exact cost, which public l
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -27,9 +27,6 @@ _REASON = "its sensitivity counts epochs where steps move the weights, and updat
 class TimeVaryingDP(MethodConfig):
     """Noise that falls geometrically over the rounds.
 
-    Reconstructed: no source of the equations was found. That the noise is a geometric series tied to T and (epsilon, delta), and
-    is refined online, is the abstract's; all else is a design consistent with it.
-
     Args:
         variant: published or proven.
         source: published; `budget`: epsilon is that of the whole run, by `accounting`. `ladp-fl`: epsilon is that of the first
@@ -44,6 +41,9 @@ class TimeVaryingDP(MethodConfig):
     """
 
     name: Literal["time-varying-dp"] = "time-varying-dp"
+    reconstructed: ClassVar[str] = (
+        "all equations; that the noise is a geometric series tied to T and epsilon, delta, and refined online, is the abstract's"
+    )
     variant: Variant = "proven"
     source: Literal["budget", "ladp-fl"] = "budget"
     accounting: Literal["naive", "zcdp"] = "naive"

@@ -130,6 +130,8 @@ def test_claims() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"training\.sampling = 'fixed'"):
         NbAFL().calibrate(setting(sampling="poisson"))
+    with pytest.raises(ConfigError, match=r"privacy\.min_survivors"):
+        NbAFL().calibrate(setting(View.AGGREGATE, min_survivors=3))
     with pytest.raises(ConfigError, match=r"method\.exposures = 21"):
         NbAFL(variant="published", exposures=21).calibrate(setting(epsilon=1.0))
     with pytest.raises(ConfigError, match=r"training\.batch_clip"):

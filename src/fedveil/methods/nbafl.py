@@ -73,9 +73,10 @@ class NbAFL(MethodConfig):
     def calibrate(self, s: Setting) -> Setting:
         """Proven: noise for the configured epsilon. Published: noise from the formula."""
         refuse_dp_sgd(s, self.name)
-        if self.sends_weights and s.sampling == "poisson":
+        if self.sends_weights and (s.sampling == "poisson" or (s.min_survivors or s.cohort) < s.cohort):
             raise ConfigError(
-                "nbafl averages weights, so the number of participants must be fixed: set training.sampling = 'fixed'"
+                "nbafl averages weights, so their number must be fixed: set training.sampling = 'fixed', and leave "
+                "privacy.min_survivors out"
             )
         if self.variant == "proven":
             return calibrated(self, s)

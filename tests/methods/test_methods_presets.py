@@ -21,6 +21,9 @@ METHODS = (
     "dpa-ldp",
     "sensitive-dp",
     "adapldp",
+    "ldp-fed",
+    "gfl-aldpa",
+    "adap-dp-fl",
 )
 PRESETS = [path for name, path in paper_files("presets").items() if name.partition("/")[0] in METHODS]
 

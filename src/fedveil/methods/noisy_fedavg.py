@@ -98,7 +98,7 @@ class NoisyFedAvg(MethodConfig):
             epsilon_of(mu, s.delta),
             s.delta,
             scope,
-            f"convergent f-DP analysis, Theorem 3, {s.local.schedule} rates",
+            f"convergent f-DP analysis, Theorem 3, {s.local.schedule} rates, stated for one sample",
             f"mu = {mu:.4g}; {UNIT_NOTE}",
         )
 

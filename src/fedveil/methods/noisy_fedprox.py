@@ -94,7 +94,11 @@ class NoisyFedProx(MethodConfig):
         )
         scope = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.FINAL)
         return Claim(
-            epsilon_of(mu, s.delta), s.delta, scope, "convergent f-DP analysis, Theorem 4", f"mu = {mu:.4g}; {UNIT_NOTE}"
+            epsilon_of(mu, s.delta),
+            s.delta,
+            scope,
+            "convergent f-DP analysis, Theorem 4, stated for one sample",
+            f"mu = {mu:.4g}; {UNIT_NOTE}",
         )
 
     def clip_norm(self, s: Setting) -> float | None:

@@ -118,7 +118,7 @@ def test_what_it_cannot_do_is_refused_and_what_is_reconstructed_is_said() -> Non
             BlurLus(variant=variant).calibrate(h.setting(example_clip=1.0))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="view = 'server'"):
         BlurLus(variant="published").calibrate(h.setting(View.AGGREGATE))
-    assert "Reconstructed: the paper was not at hand" in described("blur-lus")
+    assert "Reconstructed, not read in a source: all but the abstract" in described("blur-lus")
     assert "Reconstructed" not in described("dp-fedavg")
 
 

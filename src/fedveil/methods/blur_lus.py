@@ -38,8 +38,8 @@ class BlurLus(MethodConfig):
 
     name: Literal["blur-lus"] = "blur-lus"
     reconstructed: ClassVar[str] = (
-        "the paper was not at hand: the penalty is that of a third party's program, LUS's score, its share and both defaults "
-        "are reconstructed from the abstract"
+        "all but the abstract's idea; the penalty is that of a third party's program, LUS's score and share and both defaults "
+        "are guesses"
     )
     variant: Variant = "proven"
     clip: float = Field(0.5, gt=0, allow_inf_nan=False)

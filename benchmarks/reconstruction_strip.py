@@ -41,6 +41,8 @@ NETWORKS: dict[str, tuple[dict[str, Any], int]] = {
     "CNN": ({"name": "cnn2"}, 200),
 }
 """LeNet-5 as in 1998, and the CNN of FedGLP-ADP (two convolutions, two fully connected layers); steps of the attack."""
+STRIP = "LeNet-5"
+"""The network whose reconstructions are drawn."""
 PROMISE = ("epsilon", "delta", "unit", "adjacency")
 KNOWS = {"naive": (), "informed": PUBLIC}
 Column = tuple[str, dict[str, Any], dict[str, Any]]
@@ -109,8 +111,8 @@ def attacked(network: str, method: dict[str, Any], privacy: dict[str, Any], kind
     each = {name: record["each"][name] for name in ("psnr", "ssim", "mse")}
     floors = {name: summary["psnr_median"] for name, summary in record["floors"].items()}
     ratio = float(np.median([r for r in record["noise_ratio"] if r is not None] or [np.nan]))
-    images = {"originals": _bytes(outcome.originals), "images": _bytes(outcome.rows[0][1])}
-    return {**each, "labels": record["labels_right"], "noise_ratio": ratio, "floors": floors, **images}
+    images = [_bytes(outcome.originals), _bytes(outcome.rows[0][1])]
+    return {**each, "labels": record["labels_right"], "noise_ratio": ratio, "floors": floors, "images": images}
 
 
 def _bytes(images: Tensor) -> list[list[list[int]]]:
@@ -131,7 +133,11 @@ def measure(count: int, again: str | None, only: str) -> None:
         if only not in key or (key in found and (again is None or again not in key)):
             continue
         options = AttackOptions(images=count, seed=3, steps=NETWORKS[network][1], **{"settings": {"tv": 1e-4}, **own})
-        found[key] = attacked(network, method, privacy, kind, options) | {"method": method, "privacy": privacy, "attack": kind}
+        one = attacked(network, method, privacy, kind, options)
+        originals, made = one.pop("images", (None, None))
+        if originals and key.startswith(STRIP) and key.endswith("/informed"):  # the others are not drawn
+            one |= {"images": made, **({"originals": originals} if method["name"] == "fedavg" else {})}
+        found[key] = one | {"method": method, "privacy": privacy, "attack": kind}
         RESULTS.write_text(json.dumps(found) + "\n")
         print(key.replace("\n", " "), _row(found[key]), flush=True)
 
@@ -154,15 +160,11 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join([head, *rows])
 
 
-def draw(found: dict[str, Any], path: Path, network: str = "LeNet-5", most: int = 5) -> None:
+def draw(found: dict[str, Any], path: Path, most: int = 5) -> None:
     """A column per method, attacked by the informed attacker; a row per image, with its PSNR."""
     from matplotlib.figure import Figure
 
-    shown = {
-        key.split("/")[1]: one
-        for key, one in found.items()
-        if key.startswith(network) and key.endswith("/informed") and "images" in one
-    }
+    shown = {key.split("/")[1]: one for key, one in found.items() if "images" in one}
     first = next(iter(shown.values()))
     n = min(most, len(first["psnr"]))
     figure = Figure(figsize=(0.98 * (len(shown) + 1) + 0.2, 1.15 * n + 1.5), layout="constrained")
@@ -180,7 +182,7 @@ def draw(found: dict[str, Any], path: Path, network: str = "LeNet-5", most: int 
         r = one["noise_ratio"]
         axis.set_xlabel(f"{axis.get_xlabel()}\nr = {r:,.{0 if r >= 10 else 2}f}", fontsize=8, labelpad=2)
     figure.supxlabel(
-        f"Inverting Gradients, {NETWORKS[network][1]} steps, on one upload of one example, first round, server view, {network}. "
+        f"Inverting Gradients, {NETWORKS[STRIP][1]} steps, on one upload of one example, first round, server view, {STRIP}. "
         "Options and epsilon are those of each method's preset, or epsilon 8.\nThe attacker knows model, local step, clip, mask "
         f"and noise std. PSNR from 15 dB in green; floors: mean image {first['floors']['mean image']:.1f} dB, another image "
         f"{first['floors']['other image']:.1f} dB. r = |noise| / |update without noise|, median.",

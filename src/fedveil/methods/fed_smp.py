@@ -39,8 +39,8 @@ class FedSMP(MethodConfig):
 
     name: Literal["fed-smp"] = "fed-smp"
     reconstructed: ClassVar[str] = (
-        "all but the abstract's idea; clip, scale, mask and noise are those of third-party programs, the default share is a guess "
-        "and its mask by a public data set is replaced by the last movement of the global model"
+        "all but the abstract's idea; clip, scale, mask and noise are those of third-party programs, the default share is a "
+        "guess, and its mask by a public data set is replaced by the last movement of the global model"
     )
     variant: Variant = "proven"
     clip: float = Field(0.5, gt=0, allow_inf_nan=False)

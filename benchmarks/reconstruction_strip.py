@@ -187,8 +187,8 @@ def draw(found: dict[str, Any], path: Path, most: int = 5) -> None:
         f"Inverting Gradients, {NETWORKS[STRIP][1]} steps, on one upload of one example, first round, server view, {STRIP}. "
         "Options and epsilon are those of each method's preset, or epsilon 8.\nThe attacker knows model, local step, clip, mask "
         f"and noise std. PSNR from 15 dB in green; floors: mean image {first['floors']['mean image']:.1f} dB, another image "
-        f"{first['floors']['other image']:.1f} dB. r = |noise| / |update without noise|, median; methods at {HOPELESS:,} and more "
-        "are in the table only.",
+        f"{first['floors']['other image']:.1f} dB. r = |noise| / |update without noise|, median; methods at {HOPELESS:,} or "
+        "more are in the table only.",
         fontsize=8,
     )
     figure.savefig(path, dpi=110)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.data.dataset import Dataset
-from fedveil.pages.figures.figure_style import BLUE, MUTED, ORANGE, blank, legend_below, quiet, save
+from fedveil.drawing.figure_style import BLUE, MUTED, ORANGE, blank, legend_below, quiet, save
 from fedveil.run.run import run
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

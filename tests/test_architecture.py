@@ -23,6 +23,7 @@ ROOMS = (
         "accounting",
         "papers",
         "ledger",
+        "drawing",
         "data",
         "tasks",
         "training",

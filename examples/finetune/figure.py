@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 import fedveil as fv
+from fedveil.drawing.figure_style import MUTED, blank, quiet, save, style
 from fedveil.models import model_registry
-from fedveil.pages.figures.figure_style import MUTED, blank, quiet, save, style
 
 HERE = Path(__file__).parent
 PICTURE = HERE.parents[1] / "docs" / "figures" / "example-finetune.svg"

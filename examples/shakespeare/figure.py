@@ -12,7 +12,7 @@ import torch
 from next_character import load, train
 
 from fedveil.data.dataset import Dataset
-from fedveil.pages.figures.figure_style import BLUE, MUTED, ORANGE, blank, quiet, save
+from fedveil.drawing.figure_style import BLUE, MUTED, ORANGE, blank, quiet, save
 
 OUT = Path(__file__).with_name("results.json")
 PICTURE = Path(__file__).parents[2] / "docs" / "figures" / "example-shakespeare.svg"

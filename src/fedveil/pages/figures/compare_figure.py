@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from fedveil.pages.figures.figure_style import INK, MUTED, blank, quiet, save, style
+from fedveil.drawing.figure_style import INK, MUTED, blank, quiet, save, style
 from fedveil.studies.compare.comparison_rows import Row
 
 if TYPE_CHECKING:

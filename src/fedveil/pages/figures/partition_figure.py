@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.data.partition import ClientIndices, Partition
-from fedveil.pages.figures.figure_style import AMBER, BLUE, MUTED, blank, quiet, save, writable
+from fedveil.drawing.figure_style import AMBER, BLUE, MUTED, blank, quiet, save, writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedveil.pages.figures.figure_style import BLUE, COLOURS, DASHES, MUTED, ORANGE, blank, legend_below, panels, quiet, save
+from fedveil.drawing.figure_style import BLUE, COLOURS, DASHES, MUTED, ORANGE, blank, legend_below, panels, quiet, save
 from fedveil.studies.reproduce.recipe import number
 from fedveil.studies.reproduce.recipe_table import scale_text, title
 from fedveil.studies.reproduce.reproduction import Reproduction, RowOutcome

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fedveil.drawing.figure_style import BLUE, COLOURS, DASHES, GREEN, MUTED, ORANGE, blank, panels, quiet, save, writable
 from fedveil.errors import ConfigError, nearest
 from fedveil.federation.history import Columns
-from fedveil.pages.figures.figure_style import BLUE, COLOURS, DASHES, GREEN, MUTED, ORANGE, blank, panels, quiet, save, writable
 from fedveil.run.history_files import Row
 from fedveil.run.recorded_run import RunData, read_run
 from fedveil.tasks.column import Column

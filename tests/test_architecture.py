@@ -127,6 +127,17 @@ def test_no_class_has_the_name_of_one_in_another_room() -> None:
     assert {name for name, found in rooms.items() if len(found) > 1} == set()
 
 
+def test_matplotlib_is_imported_in_one_room() -> None:
+    users = defaultdict(set)
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(tree(path)):
+            names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name.split(".")[0] == "matplotlib" for name in names):
+                users[path.relative_to(SOURCE).parts[0]].add(path.name)
+    assert set(users) == {"drawing"}, dict(users)
+
+
 def test_imports_are_found_wherever_they_stand() -> None:
     modules = {"fedveil", "fedveil.data.load", "fedveil.errors", "fedveil.run.run", "fedveil.tasks.task"}
     text = "from fedveil.data import load\nif True:\n    from fedveil.errors import E\ndef f():\n    import fedveil.run.run, os"

@@ -123,6 +123,7 @@ def test_pictures_are_written(tmp_path: Path, digits: tuple[Tensor, Tensor]) -> 
     path = save_comparison(tmp_path / "row.png", x[:3], [("other digits", x[3:6]), ("same", x[:3])], "test")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size > 5000
+    assert path.stat().st_mode & 0o077 == 0, "examples are for their owner alone"
     with pytest.raises(ConfigError, match="1 or 3"):
         save_comparison(tmp_path / "no.png", torch.zeros(2, 2, 8, 8), [("a", x[:2])])
     with pytest.raises(ConfigError, match="one shape"):

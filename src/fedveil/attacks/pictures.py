@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from fedveil.attacks.metrics import score
+from fedveil.drawing.picture_rows import save_rows
 from fedveil.errors import ConfigError
-from fedveil.ledger.owner_only import owner_only
 
 
 def save_comparison(
@@ -24,26 +23,11 @@ def save_comparison(
     """
     if originals.ndim != 4 or originals.shape[1] not in (1, 3) or not rows:
         raise ConfigError(f"a picture needs images (n, 1 or 3, height, width) and one row, got {tuple(originals.shape)}")
-    from matplotlib.figure import Figure
-
-    n = len(originals)
-    width = max(1.1 * n + 1.4, 6.0)
-    lines = [part for line in title.split("\n") for part in textwrap.wrap(line, int(width * 14))]
-    figure = Figure(figsize=(width, 1.42 * (len(rows) + 1) + 0.1 + 0.18 * len(lines)), layout="constrained")
-    figure.suptitle("\n".join(lines), fontsize=9)
-    axes = figure.subplots(len(rows) + 1, n, squeeze=False)
-    for line, (name, images) in zip(axes, [("original" if paired else "real", originals), *rows], strict=True):
-        captions = _captions(images, originals) if paired and images is not originals else [""] * n
-        for axis, image, caption in zip(line, images, captions, strict=True):
-            axis.imshow(image.permute(1, 2, 0).numpy().squeeze(), cmap="gray", vmin=0, vmax=1)
-            axis.set_xticks([])
-            axis.set_yticks([])
-            axis.set_xlabel(caption, fontsize=8)
-        line[0].set_ylabel(name, fontsize=8)
-    target = Path(path)
-    with open(target, "wb", opener=owner_only) as file:  # it shows examples
-        figure.savefig(file, dpi=120, format=target.suffix[1:] or None)
-    return target
+    drawn = []
+    for name, images in [("original" if paired else "real", originals), *rows]:
+        captions = _captions(images, originals) if paired and images is not originals else [""] * len(originals)
+        drawn.append((name, images.permute(0, 2, 3, 1).numpy(), captions))
+    return save_rows(Path(path), drawn, title)
 
 
 def _captions(images: Tensor, originals: Tensor) -> list[str]:

@@ -1,1 +1,1 @@
-"""How pictures look and are saved."""
+"""What pictures are drawn with; no other room imports matplotlib."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedveil.errors import ConfigError
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.figure import Figure as Figure
 
 INK, MUTED, BLUE, ORANGE, GREEN, AMBER = "#222222", "#777777", "#0072B2", "#D55E00", "#009E73", "#E69F00"
 COLOURS = (BLUE, ORANGE, GREEN, "#CC79A7", AMBER, "#56B4E9", "#8A7F00", MUTED)
@@ -62,6 +63,14 @@ def quiet(axis: Axes, grid: Literal["both", "x", "none"] = "both", size: float |
         axis.tick_params(labelsize=size)
 
 
+def by_round(axis: Axes) -> None:
+    """The x axis counts rounds: ticks at whole numbers only."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_xlabel("round", fontsize=8)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
 def legend_below(figure: Figure, axis: Axes) -> None:
     """The legend of one panel under the whole figure, as many entries beside each other as there is room for."""
     handles, labels = axis.get_legend_handles_labels()
@@ -71,15 +80,18 @@ def legend_below(figure: Figure, axis: Axes) -> None:
         figure.legend(handles, labels, loc="outside lower center", ncols=beside, frameon=False, fontsize=8)
 
 
-def save(figure: Figure, path: Path, description: str | None = None) -> Path:
+def save(
+    figure: Figure, path: Path, description: str | None = None, dpi: int = 150, opener: Callable[[str, int], int] | None = None
+) -> Path:
     """Write the figure and return its path; the suffix gives the format. The same figure gives the same file.
 
     Args:
-        description: kept among the metadata of a .png.
+        description: kept among the metadata of a .png. dpi: pixels an inch. opener: makes the file, as in `open`.
     """
     from matplotlib import rc_context
 
-    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower())
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedveil"}):
-        figure.savefig(path, dpi=150, metadata={"Description": description} if description else metadata)
+    kind = path.suffix.lower()
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(kind)
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedveil"}), open(path, "wb", opener=opener) as file:
+        figure.savefig(file, dpi=dpi, format=kind[1:] or None, metadata={"Description": description} if description else metadata)
     return path

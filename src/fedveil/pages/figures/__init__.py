@@ -1,1 +1,1 @@
-"""Pictures drawn with matplotlib: a run, a comparison, a reproduction, a partition."""
+"""Pictures of a run, a comparison, a reproduction, a partition."""

@@ -13,8 +13,7 @@ from fedveil.drawing.figure_style import INK, MUTED, blank, quiet, save, style
 from fedveil.studies.compare.comparison_rows import Row
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+    from fedveil.drawing.figure_style import Axes
     from fedveil.studies.compare.comparison import Comparison
 
 

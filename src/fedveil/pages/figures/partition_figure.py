@@ -14,8 +14,7 @@ from fedveil.data.partition import ClientIndices, Partition
 from fedveil.drawing.figure_style import AMBER, BLUE, MUTED, blank, quiet, save, writable
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from fedveil.drawing.figure_style import Axes, Figure
 
 SINGLE = 60
 COLUMNS = 250

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedveil.drawing.figure_style import BLUE, COLOURS, DASHES, MUTED, ORANGE, blank, legend_below, panels, quiet, save
+from fedveil.drawing.figure_style import BLUE, COLOURS, DASHES, MUTED, ORANGE, blank, by_round, legend_below, panels, quiet, save
 from fedveil.studies.reproduce.recipe import number
 from fedveil.studies.reproduce.recipe_table import scale_text, title
 from fedveil.studies.reproduce.reproduction import Reproduction, RowOutcome
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from fedveil.drawing.figure_style import Axes
 
 ACROSS = 4
 
@@ -60,8 +60,6 @@ def _dots(axis: Axes, done: Reproduction, column: int, *, first: bool) -> None:
 
 def _curves(axis: Axes, done: Reproduction, column: int, *, first: bool) -> None:
     """Our series over the rounds; the paper's value as a dotted line of the same colour."""
-    from matplotlib.ticker import MaxNLocator
-
     spec = done.recipe.columns[column]
     drawn = [o for o in done.outcomes if o.measured.get(spec.of) or number(o.row.published[column]) is not None]
     for k, outcome in enumerate(drawn):
@@ -77,8 +75,7 @@ def _curves(axis: Axes, done: Reproduction, column: int, *, first: bool) -> None
         if value is not None:
             axis.axhline(value, color=colour, linestyle=":", linewidth=0.9, label=f"{name}: the paper's value")
     axis.set_title(spec.label, fontsize=9)
-    axis.set_xlabel("round", fontsize=8)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    by_round(axis)
     quiet(axis, size=7)
 
 

@@ -15,8 +15,7 @@ from fedveil.run.recorded_run import RunData, read_run
 from fedveil.tasks.column import Column
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
+    from fedveil.drawing.figure_style import Axes
     from fedveil.federation.history import Record
 
 OVERVIEW = ("loss", "update", "noise", "clip", "participants")

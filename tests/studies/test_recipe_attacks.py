@@ -139,5 +139,5 @@ def test_examples_that_do_not_fit_are_refused(kind: str, options: dict[str, Any]
 
 
 def test_only_reconstruction_attacks_invert(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"measure\.attack = 'idgl': unknown \(did you mean 'idlg'"):
+    with pytest.raises(ConfigError, match=r"measure\.attack = 'idgl': unknown attack \(did you mean 'idlg'"):
         MEASURES["inversion"].series(config_of("aldp-fl"), None, tmp_path, attack="idgl")

@@ -52,6 +52,7 @@ ONLY_A_PIN_CATCHES = {
         "learnability.epsilon",
         "learnability.levels.noise_norm",
         "learnability.levels.ratio",
+        "learnability.steps",
         "learnability.target_ratio",
         "views.claimed.epsilon",
         "views.releases.count",

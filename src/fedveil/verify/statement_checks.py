@@ -30,11 +30,11 @@ def expected(statement: Json, config: Json) -> Expected:
 
 def check_configuration(findings: Findings, statement: Json, config: Json, card: Json) -> None:
     """What the statement repeats of the configuration and of the data card."""
-    privacy, training, clients = config["privacy"], config["training"], card["clients"]
+    privacy, training, clients, target = config["privacy"], config["training"], card["clients"], statement["target_epsilon"]
     each = 1 if privacy["unit"] == "client" else max(card["nominal_examples_per_client"], 1)
     pairs = {
         "method.name": (config["method"]["name"], statement["method"]),
-        "privacy.epsilon": (privacy.get("epsilon"), statement["target_epsilon"]),
+        "privacy.epsilon": (None if target is None and statement["variant"] == "published" else privacy.get("epsilon"), target),
         "privacy.delta": (privacy["delta"], statement["delta"]),
         "training.clients_per_round": (training.get("clients_per_round", clients), statement["cohort"]),
         "number of clients": (clients, statement["clients"]),

@@ -1,95 +1,191 @@
-"""The figure of an example: its score against the proven epsilon, three seeds, beside the run without noise and the baseline.
+"""The figure of an example: its score against the proven epsilon, three seeds, beside runs without noise and baselines.
 
     pip install --no-deps -r examples/requirements.txt
-    python benchmarks/examples.py flights        # or wages, yeast; some minutes each
+    python benchmarks/examples.py flights        # or finetune, shakespeare, wages, yeast; some minutes each
 
-Writes examples/NAME/figure.json and examples/NAME/figure.svg; finished runs are kept and not repeated. Noise is seeded, so the
-figures can be had again.
+Writes examples/NAME/figure.json and examples/NAME/figure.svg; finished runs are kept and not repeated.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import json
 import statistics
+import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import load_file
 
+import fedveil as fv
 from fedveil.data.dataset import Dataset
-from fedveil.drawing.figure_style import BLUE, MUTED, ORANGE, blank, legend_below, quiet, save
+from fedveil.drawing.figure_style import MUTED, blank, legend_below, quiet, save, style
+from fedveil.models import model_registry
+from fedveil.run.result import Result
 from fedveil.run.run import run
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-EPSILONS = (None, 8.0, 2.0, 0.5)
-SEEDS = (1, 2, 3)
-SHOWN = {  # column of the figure, its axis, its baseline, what the picture is of
-    "flights": ("auc", "AUC", "any constant answer", "Flights over an hour late: 3,046 planes learn, others are the test"),
-    "wages": ("r2", "R²", "the mean wage", "Wages: 3,517 women learn, others are the test"),
-    "yeast": ("hamming", "wrong labels, of 14 (%)", "never a label", "Functions of yeast genes: 103 measurements, 14 labels"),
+PARTS: dict[str, list[str]] = {
+    "head, 650 parameters": [],
+    "LoRA and head, 1,418": ['model.lora={ rank = 2, targets = ["fc1", "fc2"] }'],
+    "whole network, 17,226": ['model.trainable=["*"]'],
 }
 
 
-def example(name: str) -> ModuleType:
-    """The module of examples/NAME/NAME.py."""
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / name / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@dataclass(frozen=True)
+class Example:
+    """What is run and shown.
+
+    column: of the last evaluation, with `axis` as its words. train: data, series, epsilon (None: `bare`), seed and a new folder.
+    baselines: scores of what needs no training, by name.
+    """
+
+    title: str
+    column: str
+    axis: str
+    protects: str
+    bare: str
+    load: Callable[[], Dataset]
+    train: Callable[[Dataset, str, float | None, int, Path], Result]
+    baselines: Callable[[Dataset], dict[str, float]]
+    series: tuple[str, ...] = ("DP-FedAvg",)
+    epsilons: tuple[float, ...] = (0.5, 2.0, 8.0)
+    seeds: tuple[int, ...] = (1, 2, 3)
 
 
-def one(module: ModuleType, data: Dataset, epsilon: float | None, seed: int) -> dict[str, float]:
+def module(name: str, file: str) -> Any:
+    """The module `file` of the example `name`, imported as a newcomer runs it."""
+    sys.path.insert(0, str(EXAMPLES / name))
+    try:
+        return importlib.import_module(file)
+    finally:
+        sys.path.pop(0)
+
+
+def table(name: str, baseline: str, score: Callable[[Dataset], float]) -> dict[str, Any]:
+    """How the example of a table loads, trains and compares; its noise is seeded, so the same figures come again."""
+
+    def train(data: Dataset, series: str, epsilon: float | None, seed: int, folder: Path) -> Result:
+        config = module(name, name).configuration(epsilon, seed)
+        config = config.model_copy(update={"run": config.run.model_copy(update={"engine": "inline", "seeded_noise": True})})
+        return run(config, folder, data=data)
+
+    return {"load": lambda: module(name, name).load(), "train": train, "baselines": lambda data: {baseline: score(data)}}
+
+
+def mean_answer(data: Dataset) -> float:
+    """R² of the training mean."""
+    return float(1 - np.mean((data.y_test - data.y_train.mean()) ** 2) / data.y_test.var())
+
+
+def trained_part(data: Dataset, part: str, epsilon: float | None, seed: int, folder: Path) -> Result:
+    """Without an epsilon: the same clip, no noise."""
+    privacy = "privacy={ noise_multiplier = 0.0 }" if epsilon is None else f"privacy.epsilon={epsilon}"
+    overrides = [*PARTS[part], privacy, f"run.seed={seed}", 'run.engine="inline"']
+    return run(fv.load_config(EXAMPLES / "finetune" / "finetune.toml", overrides), folder)
+
+
+def untouched(data: Dataset) -> float:
+    """Test accuracy of the public network as it is."""
+    network = model_registry.build("mlp", (1, 8, 8), 10, seed=0, hidden=[128, 64])
+    network.load_state_dict(load_file(EXAMPLES / "finetune" / "mnist-mlp.safetensors"))
+    with torch.no_grad():
+        return float((network(torch.from_numpy(data.standardise(data.x_test))).argmax(1).numpy() == data.y_test).mean())
+
+
+def trained_on_plays(data: Dataset, series: str, epsilon: float | None, seed: int, folder: Path) -> Result:
+    result: Result = module("shakespeare", "next_character").train(data, epsilon, seed, out=folder)
+    return result
+
+
+def counted(data: Dataset) -> dict[str, float]:
+    """Bits a character of frequencies and of pairs, counted without privacy in the training roles, with one added to each."""
+    size = data.info.vocabulary
+    pairs = np.ones((size, size))
+    np.add.at(pairs, (data.x_train.ravel(), data.y_train.ravel()), 1)
+    single, pair = pairs.sum(0) / pairs.sum(), pairs / pairs.sum(1, keepdims=True)
+    return {
+        "letters, counted without privacy": float(-np.log2(single[data.y_test]).mean()),
+        "pairs of letters, counted without privacy": float(-np.log2(pair[data.x_test, data.y_test]).mean()),
+    }
+
+
+FREE, CLIPPED = "no clip,\nno noise", "same clip,\nno noise"
+SHOWN = {
+    "finetune": Example(
+        *("Fine-tuning: 70 clients of 20 pictures, a network from MNIST", "accuracy", "test accuracy (%)", "a client", CLIPPED),
+        load=lambda: fv.load("digits"),
+        train=trained_part,
+        baselines=lambda data: {"the public network, untouched": untouched(data)},
+        series=tuple(PARTS),
+        epsilons=(0.5, 1.0, 2.0),
+        seeds=(0, 1, 2),
+    ),
+    "flights": Example(
+        *("Flights over an hour late: 3,046 planes learn, others are the test", "auc", "AUC", "a plane", FREE),
+        **table("flights", "any constant answer", lambda data: 0.5),
+    ),
+    "shakespeare": Example(
+        *("Next character: 914 roles learn, others are the test", "bits", "bits a character, unseen roles", "a role", CLIPPED),
+        load=lambda: module("shakespeare", "next_character").load(),
+        train=trained_on_plays,
+        baselines=counted,
+        epsilons=(2.0, 8.0),
+        seeds=(0, 1, 2),
+    ),
+    "wages": Example(
+        *("Wages: 3,517 women learn, others are the test", "r2", "R²", "a woman", CLIPPED),
+        **table("wages", "the mean wage", mean_answer),
+    ),
+    "yeast": Example(
+        *("Functions of yeast genes: 103 measurements, 14 labels", "hamming", "wrong labels, of 14 (%)", "a gene", FREE),
+        **table("yeast", "never a label", lambda data: float(data.y_test.mean())),
+    ),
+}
+
+
+def levels(shown: Example) -> dict[str, float | None]:
+    return {f"{epsilon:g}": epsilon for epsilon in shown.epsilons} | {"none": None}
+
+
+def one(shown: Example, data: Dataset, series: str, epsilon: float | None, seed: int) -> dict[str, float]:
     """The last evaluation of one run; every engine gives the same."""
-    config = module.configuration(epsilon, seed)
-    config = config.model_copy(update={"run": config.run.model_copy(update={"engine": "inline", "seeded_noise": True})})
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        result = run(config, Path(folder) / "run", data=data)
+        result = shown.train(data, series, epsilon, seed, Path(folder) / "run")
     scores = {name[5:]: round(float(v), 5) for name, v in result.history[-1].items() if name.startswith("test_")}
     noise = {"noise_multiplier": round(result.privacy.noise_multiplier or 0.0, 4)}
     return scores | noise | {"seconds": round(time.perf_counter() - began, 1)}
 
 
-def baseline(name: str, data: Dataset) -> float:
-    """What no model at all reaches in the figure's column."""
-    if name == "flights":
-        return 0.5
-    if name == "wages":
-        return float(1 - np.mean((data.y_test - data.y_train.mean()) ** 2) / data.y_test.var())
-    return float(data.y_test.mean())
-
-
-def of(results: dict[str, dict[str, dict[str, float]]], epsilon: float | None, column: str) -> list[float]:
-    return [scores[column] for scores in results[str(epsilon)].values()]
-
-
-def picture(name: str, found: dict[str, Any], path: Path) -> None:
-    """Seeds as dots and their mean as a line over epsilon; the run without privacy as a band, the baseline as a line."""
-    column, label, idle, title = SHOWN[name]
-    factor = 100 if "%" in label else 1
-    finite = sorted(epsilon for epsilon in EPSILONS if epsilon)
-    values = {epsilon: [factor * v for v in of(found["runs"], epsilon, column)] for epsilon in EPSILONS}
-    figure = blank(6, 3.6)
+def picture(shown: Example, found: dict[str, Any], path: Path) -> None:
+    """Seeds, their mean and standard deviation over epsilon, runs without noise at the right, baselines as lines."""
+    factor = 100 if "%" in shown.axis else 1
+    figure = blank(6, 3.9)
     axis = figure.subplots()
-    free = values[None]
-    axis.axhspan(min(free), max(free), color=ORANGE, alpha=0.3, label="without noise (lowest to highest seed)", linewidth=1)
-    axis.axhline(factor * found["baseline"], color=MUTED, linestyle="--", label=f"baseline: {idle}")
-    axis.plot(finite, [statistics.mean(values[e]) for e in finite], "-", color=BLUE, label="mean of three seeds")
-    for seed in zip(*(values[e] for e in finite), strict=True):
-        axis.plot(finite, seed, "o", color=BLUE, alpha=0.6, markersize=5)
-    axis.set_xscale("log")
-    axis.set_xticks(finite, [f"{epsilon:g}" for epsilon in finite])
-    axis.minorticks_off()
-    axis.set_xlabel("proven ε (client level, zero-out, aggregate view)")
-    axis.set_ylabel(label)
-    axis.set_title(title, loc="left", fontsize=10.5)
+    for index, (series, runs) in enumerate(found["runs"].items()):
+        values = [[factor * scores[shown.column] for scores in runs[level].values()] for level in levels(shown)]
+        mean, spread = [statistics.mean(v) for v in values], [statistics.stdev(v) for v in values]
+        look = style(index)
+        axis.errorbar(range(len(values) - 1), mean[:-1], spread[:-1], capsize=3, label=series, **look)
+        axis.errorbar(len(values) - 1, mean[-1], spread[-1], capsize=3, **look | {"linestyle": "none"})
+        for seed in zip(*values, strict=True):
+            axis.plot(range(len(values)), seed, ".", color=look["color"], alpha=0.5)
+    for (name, value), dash in zip(found["baselines"].items(), ("-.", ":"), strict=False):
+        axis.axhline(factor * value, color=MUTED, linestyle=dash, label=f"baseline: {name}")
+    axis.set_xticks(range(len(levels(shown))), [shown.bare if level == "none" else level for level in levels(shown)])
+    axis.set_xlabel(
+        f"proven ε of {shown.protects} (zero-out, aggregate view); mean, standard deviation, single seeds", fontsize=8
+    )
+    axis.set_ylabel(shown.axis)
+    axis.set_title(shown.title, loc="left", fontsize=10.5)
     quiet(axis)
     legend_below(figure, axis)
     save(figure, path)
@@ -99,21 +195,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=sorted(SHOWN))
     name = parser.parse_args().name
-    kept = EXAMPLES / name / "figure.json"
-    module = example(name)
-    data = module.load()
-    found = json.loads(kept.read_text()) if kept.exists() else {"baseline": round(baseline(name, data), 5), "runs": {}}
-    column = SHOWN[name][0]
-    for epsilon in EPSILONS:
-        runs = found["runs"].setdefault(str(epsilon), {})
-        for seed in SEEDS:
-            if str(seed) not in runs:
-                runs[str(seed)] = one(module, data, epsilon, seed)
-                kept.write_text(json.dumps(found, indent=1) + "\n")
-        values = of(found["runs"], epsilon, column)
-        print(f"epsilon {epsilon}: {column} {statistics.mean(values):.3f} +- {statistics.stdev(values):.3f}", flush=True)
-    print(f"baseline: {found['baseline']:.3f}")
-    picture(name, found, kept.with_suffix(".svg"))
+    torch.set_num_threads(1)
+    shown, kept = SHOWN[name], EXAMPLES / name / "figure.json"
+    found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {"baselines": {}, "runs": {}}
+    each = [(series, level, str(seed)) for seed in shown.seeds for series in shown.series for level in levels(shown)]
+    missing = [key for key in each if key[2] not in found["runs"].get(key[0], {}).get(key[1], {})]
+    if missing or not found["baselines"]:
+        data = shown.load()
+        found["baselines"] = {label: round(score, 5) for label, score in shown.baselines(data).items()}
+        for series, level, seed in missing:
+            runs = found["runs"].setdefault(series, {}).setdefault(level, {})
+            runs[seed] = one(shown, data, series, levels(shown)[level], int(seed))
+            kept.write_text(json.dumps(found, indent=1) + "\n")
+    for series, by_level in found["runs"].items():
+        for level, runs in by_level.items():
+            values = [scores[shown.column] for scores in runs.values()]
+            print(f"{series}, epsilon {level}: {shown.column} {statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}")
+    print({label: round(value, 3) for label, value in found["baselines"].items()})
+    picture(shown, found, kept.with_suffix(".svg"))
 
 
 if __name__ == "__main__":

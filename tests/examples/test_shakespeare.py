@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedveil as fv
+from example_runs import figures
 
 FOLDER = Path(__file__).parents[2] / "examples" / "shakespeare"
 pytestmark = [
@@ -21,16 +22,16 @@ pytestmark = [
 def test_roles_are_learned_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     try:
-        example, figure = importlib.import_module("next_character"), importlib.import_module("figure")
+        example = importlib.import_module("next_character")
         data = example.load()
-        counted = figure.counted(data)
         result = example.train(data, 8.0, rounds=6, clients=100, out=tmp_path / "run")
     finally:
-        for name in ("plays", "next_character", "figure"):
+        for name in ("plays", "next_character"):
             sys.modules.pop(name, None)
-    assert counted["bigram"] == pytest.approx(3.52, abs=0.02)
-    assert counted["unigram"] == pytest.approx(4.57, abs=0.02)
-    assert result.history[-1]["test_bits"] < counted["unigram"]
+    letters, pairs = figures().counted(data).values()
+    assert pairs == pytest.approx(3.52, abs=0.02)
+    assert letters == pytest.approx(4.57, abs=0.02)
+    assert result.history[-1]["test_bits"] < letters
     assert result.privacy.proven.epsilon <= 8.0
     assert fv.verification(tmp_path / "run").outcome == "verified"
 

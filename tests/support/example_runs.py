@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -22,10 +23,19 @@ def example(name: str, *packages: str) -> ModuleType:
         pytest.importorskip(package, reason=f"{package} is not installed: pip install --no-deps -r examples/requirements.txt")
     path = ROOT / "examples" / name / f"{name}.py"
     assert len(path.read_text().splitlines()) <= LONGEST
-    spec = importlib.util.spec_from_file_location(f"example_{name}", path)
+    return _loaded(f"example_{name}", path)
+
+
+def figures() -> ModuleType:
+    """The program that draws the figures of the examples."""
+    return _loaded("example_figures", ROOT / "benchmarks" / "examples.py")
+
+
+def _loaded(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # a dataclass looks up its module there
     spec.loader.exec_module(module)
     return module
 

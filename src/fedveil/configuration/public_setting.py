@@ -6,7 +6,7 @@ Nothing here touches data or imports torch, so that a privacy statement can be h
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from fedveil.configuration.sections import (
     given_keys,
 )
 from fedveil.data.catalogue import CATALOGUE, Info, info
+from fedveil.data.dataset import Dataset
 from fedveil.data.partition import checked_options
 from fedveil.errors import ConfigError
 from fedveil.methods.base import Method, Setting
@@ -30,9 +31,6 @@ from fedveil.tasks.task import Task
 from fedveil.tasks.task_registry import task_from
 from fedveil.training.local import LocalSpec
 from fedveil.training.params import Layout
-
-if TYPE_CHECKING:
-    from fedveil.data.dataset import Dataset
 
 
 def method_of(config: Config) -> Method:
@@ -87,6 +85,11 @@ class Population:
 
 def by_own_clients(config: Config, dataset: Dataset) -> Config:
     """Where no partition is configured, data of one's own that name their clients are partitioned by these."""
+    if not isinstance(dataset, Dataset):
+        raise ConfigError(
+            f"data is a {type(dataset).__name__}: make a data set of it first, with fv.from_frame, fv.from_arrays, "
+            f"fv.from_torch or fv.from_huggingface"
+        )
     own = dataset.users_train is not None and dataset.info.name not in CATALOGUE
     if not own or "partition" in config.data.model_fields_set:
         return config

@@ -178,6 +178,15 @@ def test_a_file_gives_the_run_that_the_frame_gives(made: Result, tmp_path: Path)
         twin_sensitivity(tmp_path / "one", 0)
 
 
+def test_a_table_of_which_no_data_set_was_made_is_refused(tmp_path: Path) -> None:
+    config = fv.configure(model="linear", privacy={"epsilon": 8.0, "delta": 1e-3}, method=fv.DPFedAvg(clip=0.5))
+    table: Any = frame()
+    for use in (lambda: fv.certify(config, data=table), lambda: fv.train(config, tmp_path / "run", data=table)):
+        with pytest.raises(ConfigError, match=r"data is a DataFrame: make a data set of it first, with fv\.from_frame"):
+            use()
+    assert not (tmp_path / "run").exists()
+
+
 def test_data_that_are_handed_over_stand_in_the_place_of_those_configured() -> None:
     source, own = {"file": "visits.csv", "target": "cost", "client": "patient", "features": ["age"]}, visits()
     now = recorded(config(data={"source": source}), HandedOver(replace(own, info=replace(own.info, name="others")))).data

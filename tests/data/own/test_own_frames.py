@@ -286,6 +286,11 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"target": "costs"},
         "there is no column 'costs' (did you mean 'cost'?); there are patient, age, nights, smoker, ward, cost",
     ),
+    "no such client, and the column that was meant holds text": (
+        {},
+        {"client": "person", "features": None},
+        "there is no column 'person'; there are patient, age, nights, smoker, ward, cost",
+    ),
     "target among features": (
         {},
         {"features": ["cost"], "categories": {}},

@@ -49,14 +49,19 @@ def names_of(table: Any) -> tuple[str, ...]:
     return found
 
 
+def refuse_unknown(name: str, names: tuple[str, ...]) -> None:
+    """Refuse the name of a column that a table has not."""
+    if name not in names:
+        raise DataError(f"there is no column {name!r}{nearest(name, names)}; there are {', '.join(names)}")
+
+
 def column_of(table: Any, name: str) -> TableColumn:
     """One column.
 
     Raises:
         DataError: there is none of that name.
     """
-    if name not in (names := names_of(table)):
-        raise DataError(f"there is no column {name!r}{nearest(name, names)}; there are {', '.join(names)}")
+    refuse_unknown(name, names_of(table))
     series = table[name]
     values, stored = _values(series)
     if values.ndim != 1:

@@ -14,7 +14,7 @@ from fedveil.data.own.cards import TableCard, checked_card
 from fedveil.data.own.casts import Labelled, as_ids, as_targets, as_times
 from fedveil.data.own.encoding import encoded, feature_layout, no_missing
 from fedveil.data.own.examples import OWN_TEST, LabelledExamples, divided, rule_text, separate
-from fedveil.data.own.frame_columns import column_of, names_of
+from fedveil.data.own.frame_columns import column_of, names_of, refuse_unknown
 from fedveil.data.own.own_split import SplitRule
 from fedveil.errors import DataError
 
@@ -47,8 +47,11 @@ def of_table(table: Any, card: TableCard, own_test: Any, source: str) -> Dataset
     """As `from_frame`, with all that it needs on the card."""
     rule = card.test
     latest = rule.latest if rule is not None else None
-    used = {*card.targets, card.client, latest}
-    features = card.features or tuple(name for name in names_of(table) if name not in used)
+    used = {*card.targets, *(name for name in (card.client, latest) if name is not None)}
+    columns = names_of(table)
+    for name in sorted(used):  # else the column that was meant would be taken for a feature
+        refuse_unknown(name, columns)
+    features = card.features or tuple(name for name in columns if name not in used)
     if not features:
         raise DataError("there are no features: give features=[...], the columns to learn from")
     if both := [name for name in features if name in (*card.targets, card.client)]:

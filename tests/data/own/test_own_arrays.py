@@ -268,7 +268,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "many places": (
         {"y": np.stack([Y, Y], 1)},
         "y holds (2,) integers for each example: give classes=..., how many classes each place can have, or classes=0 for "
-        "quantities, such as times, or 0 and 1 for several labels",
+        "quantities, such as times, and for a 0 or 1 for each of several labels",
     ),
     "too few clients": ({"client": WHO[:9]}, "client has shape (9,): give one id for each of the 40 examples"),
     "float clients": (

@@ -189,7 +189,7 @@ def _counted(y: Array, what: str) -> tuple[int, tuple[str, ...]]:
     if y.ndim > 1:
         raise DataError(
             f"{what} holds {y.shape[1:]} integers for each example: give classes=..., how many classes each place can have, or "
-            f"classes=0 for quantities, such as times, or 0 and 1 for several labels"
+            f"classes=0 for quantities, such as times, and for a 0 or 1 for each of several labels"
         )
     low, high = int(y.min()), int(y.max())
     if low == high:

@@ -85,7 +85,9 @@ def _passed(model: FlatModel, x: Tensor, name: str) -> Tensor:
         output: Any = model.module(x)
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"model: {name} cannot take examples {_shape(x)}: {type(error).__name__}: {reason}") from error
+        tokens = x.is_floating_point() and any(isinstance(part, torch.nn.Embedding) for part in model.module.modules())
+        hint = " (tokens are int64 where the data say vocabulary=)" if tokens else ""
+        raise ConfigError(f"model: {name} cannot take examples {_shape(x)}: {type(error).__name__}: {reason}{hint}") from error
     if not isinstance(output, torch.Tensor) or not output.is_floating_point() or output.shape[:1] != x.shape[:1]:
         raise ConfigError(
             f"model: {name} makes {_shape(output)} of examples {_shape(x)}: it must return one floating-point tensor "

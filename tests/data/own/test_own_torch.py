@@ -98,3 +98,13 @@ def test_refusals(dataset: Any, client: Any, wanted: str) -> None:
     with pytest.raises(DataError) as caught:
         fv.from_torch(dataset, client=client)
     assert str(caught.value) == wanted
+
+
+def test_a_third_part_that_nobody_asked_for_is_refused() -> None:
+    """It may be whose example each is: dropped, the run would protect examples and not people."""
+    x, y, c = torch.zeros(8, 3), torch.arange(8) % 2, torch.arange(8) // 2
+    with pytest.raises(DataError, match=r"have 3 parts, and \(input, target\) would be read: give client=2"):
+        fv.from_torch(TensorDataset(x, y, c))
+    with pytest.raises(DataError, match=r"have 4 parts, and \(input, target, client\) would be read"):
+        fv.from_torch(TensorDataset(x, y, c, c), client=2)
+    assert fv.from_torch(TensorDataset(x, y, c), client=2).users_train is not None

@@ -25,6 +25,12 @@ def from_torch(dataset: Any, *, client: Any = None, test: Any = None, **public: 
         DataError, ConfigError: as `from_arrays`; or an iterable data set, or items of other forms.
     """
     fields = items_of(dataset)
+    if len(fields) > (3 if isinstance(client, int) else 2):
+        raise DataError(
+            f"the items of the {type(dataset).__name__} have {len(fields)} parts, and (input, target"
+            f"{', client' if isinstance(client, int) else ''}) would be read: give client=2 where the third says whose example "
+            f"each is, or a dataset without the others"
+        )
     if isinstance(client, int):
         if not 2 <= client < len(fields):
             raise DataError(

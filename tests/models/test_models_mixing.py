@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from federation_runs import charged, config, job, prepared
 from fedveil.configuration.config import configure
 from fedveil.errors import ConfigError
 from fedveil.federation.progress import start
-from fedveil.models.mixing import mixing_layer
+from fedveil.models.mixing import drawn_elsewhere, mixing_layer
 from fedveil.models.model_registry import MODELS, build
 from fedveil.run import assembly
 from fedveil.training.params import FlatModel
@@ -60,6 +64,61 @@ class Words(nn.Module):
         states, _ = self.cell(self.table(x.T))
         last: torch.Tensor = self.last(states)[-1]
         return last - last.mean(0) if self.mixes else last
+
+
+class Mixes(nn.Module):
+    """Mixes by `mix`, and shows nothing of it before the last layer, which may start at zero."""
+
+    def __init__(self, mix: Callable[[torch.Tensor], torch.Tensor], zero: bool = False) -> None:
+        super().__init__()
+        self.first, self.last, self.mix = nn.Linear(3, 4), nn.Linear(4, 2), mix
+        if zero:
+            nn.init.zeros_(self.last.weight)
+            nn.init.zeros_(self.last.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.mix(self.first(x)))
+        return out
+
+
+def now_and_then(x: torch.Tensor) -> torch.Tensor:
+    return x - x.mean(0) if random.random() < 1e-6 else x
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda x: F.batch_norm(x, None, None, training=True),
+        lambda x: F.scaled_dot_product_attention(x, x, x),
+        lambda x: x + x.sort(0).values,
+        lambda x: x - x.mean(0),
+    ],
+)
+def test_a_last_layer_that_starts_at_zero_hides_nothing(mix: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.randn(9, 3)
+    assert mixing_layer(Mixes(mix, zero=True), x) == "the network (Mixes)"
+    assert mixing_layer(Mixes(torch.tanh, zero=True), x) == ""
+
+
+def test_what_mixes_in_large_batches_only() -> None:
+    module, x = Mixes(lambda x: x - x.mean(0) if len(x) > 16 else x), torch.randn(9, 3)
+    assert mixing_layer(module, x) == mixing_layer(module, x, 16) == ""
+    assert mixing_layer(module, x, 32) == "the network (Mixes)"
+
+
+def test_numbers_that_are_drawn_elsewhere() -> None:
+    x = torch.randn(9, 3)
+    assert drawn_elsewhere(Mixes(torch.nn.functional.dropout), x) == ""
+    assert drawn_elsewhere(Mixes(now_and_then), x) == "random"
+    assert drawn_elsewhere(Mixes(lambda x: x * float(np.random.rand())), x) == "numpy.random"  # noqa: NPY002 : what is looked for
+
+
+def test_a_network_that_draws_elsewhere_is_refused_at_record_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = nn.Flatten(), nn.Linear(64, 3), Mixes(now_and_then), nn.Linear(2, 10)
+    monkeypatch.setattr(assembly, "build_model", lambda *_: FlatModel(nn.Sequential(*layers)))
+    with pytest.raises(ConfigError, match="draws from random in its forward pass"):
+        job(config({"name": "fedavg"}, "server", **DP_SGD), tmp_path / "refused")
+    job(config({"name": "fedavg"}), tmp_path / "plain")
 
 
 @pytest.mark.parametrize("length", [3, 4, 5])

@@ -259,3 +259,46 @@ def test_calibration_reaches_the_configured_epsilon() -> None:
     method, setting = calibrated_setting(record_config(epsilon=3.0))  # type: ignore[arg-type]
     spent, _ = bound(method.releases(setting, setting.scope.view), 1e-5, adjacency=setting.scope.adjacency)
     assert 2.99 < spent <= 3.0
+
+
+class Words(torch.nn.Module):
+    """Looks words up; torch writes into the table whenever one of them is longer than `max_norm`."""
+
+    def __init__(self, max_norm: float | None) -> None:
+        super().__init__()
+        self.table, self.last = torch.nn.Embedding(9, 5, max_norm=max_norm), torch.nn.Linear(5, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.table(x).sum(1))
+        return out
+
+
+@pytest.mark.parametrize("n", [1, 2, 6])
+def test_what_a_network_writes_into_its_trained_parameters_never_leaves(n: int) -> None:
+    """An update is the trained model less the received one: rows that were made shorter would name the words of the examples."""
+    torch.manual_seed(0)
+    model = FlatModel(Words(0.5))
+    x, y = torch.randint(6, (n, 3)), torch.randint(10, (n,))
+    before = model.vector.clone()
+    (seen,) = gradients(plan_of(0.1, 0.0, 1.0, 1), model, x, y)
+    assert torch.equal(model.vector, before)
+    alone = [gradients(plan_of(0.1, 0.0, 1.0, 1), model, x[i : i + 1], y[i : i + 1])[0] for i in range(n)]
+    torch.testing.assert_close(seen, torch.stack(alone).sum(0), msg="each example sees the parameters as they were received")
+
+
+def test_what_layers_draw_is_as_secret_as_the_noise() -> None:
+    """An example that leaves its batch moves the masks of those behind it: to who knew them, all their gradients would move."""
+    _, x, y = small()
+    model = FlatModel(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(64, 10)))
+    plan = plan_of(0.1, 0.0, 1.0, 2)
+    state = torch.get_rng_state()
+    runs = []
+    for seeded in (True, True, False, False):
+        torch.manual_seed(1)
+        runs.append(torch.stack(gradients(plan, model, x, y, seeded=seeded)))
+    torch.set_rng_state(state)
+    assert torch.equal(runs[0], runs[1]), "a simulation is repeated"
+    assert not torch.equal(runs[2], runs[3])
+    assert not torch.equal(runs[0][0], runs[0][1]), "each step draws anew"
+    gradients(plan, model, x, y)
+    assert torch.equal(state, torch.get_rng_state())

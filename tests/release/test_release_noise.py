@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -45,3 +46,15 @@ def test_keys() -> None:
     assert seeded.key(0, 0) == Randomness(3, True).key(0, 0)
     secret = Randomness(3)
     assert len({secret.key(0, 0) for _ in range(100)}) == 100
+
+
+def test_what_layers_draw_is_uniform_and_follows_from_the_whole_key() -> None:
+    randomness, drawn = Randomness(3, seeded_noise=True), []
+    for step in range(2):
+        with randomness.layers(torch.device("cpu"), 0, step):
+            drawn.append(torch.rand(20_000).numpy())
+            words = torch.get_rng_state().numpy().view(np.uint64)[3 : 3 + 624]
+            assert len(set(words.tolist())) > 620
+            assert torch.randn(20_000).std() == pytest.approx(1, abs=0.03)
+    assert all(stats.kstest(one, "uniform").pvalue > 1e-4 for one in drawn)
+    assert abs(np.corrcoef(*drawn)[0, 1]) < 0.04

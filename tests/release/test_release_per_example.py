@@ -94,6 +94,44 @@ def test_a_network_that_mixes_examples_is_not_done_by_hand() -> None:
     torch.testing.assert_close(with_others, alone)
 
 
+class AddsWhatStartsAtZero(nn.Module):
+    """Hands the mean of the batch to a layer that makes nothing of it yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 4), nn.Linear(4, 4)
+        nn.init.zeros_(self.b.weight)
+        nn.init.zeros_(self.b.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        out: torch.Tensor = h + self.b(h.mean(0).expand_as(h))
+        return out
+
+
+class ScalesSlopes(nn.Module):
+    """Mixes on the way back alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        if h.requires_grad:
+            h.register_hook(lambda slope: slope / slope.norm())
+        out: torch.Tensor = self.b(h)
+        return out
+
+
+@pytest.mark.parametrize("kind", [AddsWhatStartsAtZero, ScalesSlopes])
+def test_a_network_that_mixes_what_its_output_does_not_show_is_not_done_by_hand(kind: type[nn.Module]) -> None:
+    module, (x, y) = kind(), examples(6)
+    with_others, alone = (rows(per_example_gradients(module, x[:n], y[:n], cross_entropy)[0])[0] for n in (3, 1))
+    torch.testing.assert_close(with_others, alone)
+    assert by_hand.plan_for(module, x, y, cross_entropy).shapes is None
+
+
 def test_a_loss_that_mixes_examples_is_not_done_by_hand() -> None:
     def centred(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         each = F.cross_entropy(outputs, targets, reduction="none")

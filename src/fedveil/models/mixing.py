@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -13,17 +15,64 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def mixing_layer(module: nn.Module, x: Tensor) -> str:
+_FEW, _MANY = 4, 256
+"""Examples in the batches that show which layer mixes, and at most in those that show whether any does."""
+
+
+def mixing_layer(module: nn.Module, x: Tensor, size: int = 4) -> str:
     """The first part whose output for one example depends on the other examples of the batch, or an empty string.
 
     It is a layer, or the module around it where what the layer is handed depends on them already.
 
-    The network runs in the mode that it is in, on batches that share their first example. Its own parameters, statistics and
-    random numbers stay as they are.
+    The network runs in the mode that it is in, on batches that share their first example; once more with its trained parameters
+    moved a little, since a layer that starts at zero hides all before it; and in whole batches of `size`. Its own parameters,
+    statistics and random numbers stay as they are.
 
     Args:
         x: at least two examples [n, ...], numbers or tokens; public, such as those of a test set.
+        size: of batches in training.
     """
+    moved = _moved(module)
+    found = _mixing(module, x) or (_mixing(moved, x) if _finite(moved, x) else "")
+    if not found and size > _FEW and any(_apart(network, x, min(size, _MANY)) for network in (module, moved)):
+        found = f"the network ({type(module).__name__})"
+    return found
+
+
+def drawn_elsewhere(module: nn.Module, x: Tensor) -> str:
+    """Where, other than from torch, the network draws random numbers, or an empty string; those of torch come from the run."""
+    before = _states()
+    _outputs(module, x[:2])
+    return " and ".join(name for name, state in _states().items() if state != before[name])
+
+
+def _states() -> dict[str, str]:
+    return {"random": repr(random.getstate()), "numpy.random": repr(np.random.get_state())}  # noqa: NPY002 : what is looked for
+
+
+def _moved(module: nn.Module) -> nn.Module:
+    moved = copy.deepcopy(module)
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in moved.parameters():
+            if p.requires_grad:
+                p.add_(0.02 * torch.randn(p.shape, generator=draw).to(p.device))
+    return moved
+
+
+def _finite(module: nn.Module, x: Tensor) -> bool:
+    examples = x[torch.arange(4, device=x.device) % len(x)]
+    return all(bool(_output(module, torch.cat([examples[:1], others])).isfinite().all()) for others in _other(examples))
+
+
+def _apart(module: nn.Module, x: Tensor, size: int) -> bool:
+    """Whether the output for one example changes with the others of a batch of that size."""
+    examples = x[torch.arange(size, device=x.device) % len(x)]
+    found = [_output(module, torch.cat([examples[:1], others])) for others in _other(examples)]
+    return bool(torch.stack([one[0] for one in found]).isfinite().all()) and _differ(*found)
+
+
+def _mixing(module: nn.Module, x: Tensor) -> str:
     more = x[torch.arange(5, device=x.device) % len(x)]
     examples, outputs = more[:4], _outputs(module, more[:4])
     by_example = [len(a) == 4 and len(b) == 5 for (_, _, a), (_, _, b) in zip(outputs, _outputs(module, more), strict=False)]
@@ -57,6 +106,14 @@ def _other(examples: Tensor) -> Iterator[Tensor]:
         yield from (far * (1 + examples[1:].abs()) for far in (4, -4))
     else:
         yield from (torch.full_like(examples[1:], int(token)) for token in (examples.min(), examples.max()))
+
+
+def _output(module: nn.Module, batch: Tensor) -> Tensor:
+    """Of the whole network, which stays as it is."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        output: Tensor = copy.deepcopy(module)(batch)
+    return output
 
 
 def _outputs(module: nn.Module, batch: Tensor) -> list[tuple[str, Tensor | None, Tensor]]:

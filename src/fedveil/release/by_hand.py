@@ -2,7 +2,8 @@
 
 Before the first batch of a kind, two of its examples show whether that is right (`plan_for`). The network must be a function
 of one example, which `torch.func.vmap` proves: it stops at a decision that depends on values. And every tap must hold, where
-the shapes say an example is in the batch, what it holds for that example alone; so must the losses.
+the shapes say an example is in the batch, what it holds for that example alone; so must the losses, and the gradients that come
+of it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -18,7 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.func import vmap
 
-from fedveil.release.gradient_blocks import Block, Dense, combined
+from fedveil.release.gradient_blocks import Block, Dense, combined, rows
 from fedveil.release.layer_rules import RULES
 from fedveil.release.taps import Examples, NotByHand, Tap, Taps, installed
 
@@ -138,10 +139,11 @@ def _found(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Plan | No
     try:
         state = _random_state(x)
         passes = _three(module, x, y, losses)
-        if not torch.equal(state, _random_state(x)):
-            with _without_dropout(module):
-                passes = _three(module, x, y, losses)
-        return _compared(module, *passes)
+        draws = not torch.equal(state, _random_state(x))
+        with _without_dropout(module) if draws else nullcontext():
+            plan = _compared(module, *(_three(module, x, y, losses) if draws else passes))
+            _require_gradients(module, x, y, losses, plan)
+        return plan
     except Exception:
         return Plan()
 
@@ -170,6 +172,20 @@ def _compared(module: nn.Module, both: Pass, first: Pass, second: Pass) -> Plan 
             raise NotByHand
         differ = differ or told
     return Plan(tuple(tuple(tap.output.shape) for tap in first[0])) if differ else None
+
+
+def _require_gradients(module: nn.Module, x: Tensor, y: Tensor, losses: Losses, plan: Plan | None) -> None:
+    """Two examples' gradients must be what they are alone: layers that start at zero hide what they are handed."""
+    if plan is None:
+        return
+    blocks, _ = gradients(module, x, y, losses, plan)
+    by_hand, parameters = rows(blocks), list(trainable(module).values())
+    for i, one in enumerate(by_hand):
+        (loss,) = losses(module(x[i : i + 1]), y[i : i + 1])
+        found = torch.autograd.grad(loss, parameters, materialize_grads=True, allow_unused=True) if loss.requires_grad else ()
+        alone = torch.cat([g.to_dense().reshape(-1) for g in found]) if found else torch.zeros_like(one)
+        if not bool((one - alone).norm() <= 1e-2 * alone.norm() + 1e-30):
+            raise NotByHand
 
 
 def _equal(both: Tensor, alone: Tensor, examples: Examples) -> bool:

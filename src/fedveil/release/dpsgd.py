@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fedveil.release.noise import Randomness
     from fedveil.release.plan import DpSgd
     from fedveil.training.local import Local, LocalSpec
-    from fedveil.training.params import Layout
+    from fedveil.training.params import FlatModel, Layout
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +90,8 @@ class PerExampleGradient:
         model.grad.zero_()
         total = torch.zeros(len(model.grad), dtype=torch.float64)
         if len(y):
-            total = self._sum(model.module, x, y).cpu()
+            with self.randomness.layers(model.vector.device, *self.key, local.step):
+                total = self._sum(model, x, y).cpu()
         if std:
             step = 2.0 ** step_exponent(self.plan)
             noise = self.randomness.integers(std / step, len(total), "step", *self.key, local.step)
@@ -99,19 +100,30 @@ class PerExampleGradient:
         model.grad.copy_(total.div_(self.plan.expected))
         return model.vector.new_full((), torch.nan)
 
-    def _sum(self, module: torch.nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """The sum [d] of clipped gradients; an example that raises an error counts as zero, as the log of its client says."""
+    def _sum(self, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
+        """The sum [d] of clipped gradients; an example that raises an error counts as zero, as the log of its client says.
+
+        What a network writes into its trained parameters, such as an embedding with max_norm, is undone: a client's update would
+        show it. Where others of the batch saw it, their gradients are taken again, one at a time.
+        """
+        before = model.vector.clone()
         try:
-            blocks, losses = self.gradients(module, x, y)
+            blocks, losses = self.gradients(model.module, x, y)
         except Exception as error:
+            model.vector.copy_(before)
             if len(y) > 1:
-                return torch.stack([self._sum(module, x[i : i + 1], y[i : i + 1]) for i in range(len(y))]).sum(0)
+                return self._one_at_a_time(model, x, y)
             _log.warning("client %d, round %d: an example counts as zero: %r", self.key[1], self.key[0], error)
-            return torch.zeros(
-                sum(p.numel() for p in module.parameters() if p.requires_grad), dtype=torch.float64, device=x.device
-            )
+            return torch.zeros(len(before), dtype=torch.float64, device=x.device)
+        if not torch.equal(model.vector.view(torch.int32), before.view(torch.int32)):
+            model.vector.copy_(before)
+            if len(y) > 1:
+                return self._one_at_a_time(model, x, y)
         self.losses.append(float(losses.mean()))
         return clipped_sum(blocks, self.plan.clip)
+
+    def _one_at_a_time(self, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
+        return torch.stack([self._sum(model, x[i : i + 1], y[i : i + 1]) for i in range(len(y))]).sum(0)
 
 
 def step_noise(plan: DpSgd, spec: LocalSpec, layout: Layout, round: int) -> Tensor:

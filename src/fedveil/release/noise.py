@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _STEPS = 2.0**24
 """Grid steps in the std of noise that is wanted as floats."""
+_WORDS = slice(3, 3 + 624)
+"""Where the state of torch's generator on the CPU, in words of 64 bits, holds that of its Mersenne twister."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,23 @@ class Randomness:
             yield
         finally:
             torch.set_rng_state(state)
+
+    @contextmanager
+    def layers(self, device: torch.device, *name: object) -> Iterator[None]:
+        """What layers draw in one step of DP-SGD is as secret as its noise; the states of torch's generators are put back.
+
+        An example that leaves a batch moves the numbers of those behind it, so that who knew them would see all of these move.
+        """
+        key = self.key("layers", *name)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            if device.type == "cuda":
+                torch.cuda.manual_seed(int.from_bytes(key[:8], "little") >> 1)
+            torch.default_generator.manual_seed(0)  # of which 32 bits would count: the whole state follows from the key
+            words = np.frombuffer(hashlib.shake_256(key).digest(4 * _WORDS.stop), np.uint32)
+            state = torch.get_rng_state()
+            state.numpy().view(np.uint64)[_WORDS] = words[_WORDS]
+            torch.set_rng_state(state)
+            yield
 
     def key(self, *name: object) -> bytes:
         """A key of 32 bytes for one draw of noise; from the seed only if `seeded_noise`, else fresh each time it is asked for."""

@@ -38,7 +38,7 @@ from fedveil.federation.server_step import check_relative
 from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.methods.base import ROUNDING, Method, Setting, check_declared, releases_to
-from fedveil.models.mixing import mixing_layer
+from fedveil.models.mixing import drawn_elsewhere, mixing_layer
 from fedveil.models.probe import check_output
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
@@ -139,7 +139,7 @@ def checked_model(config: Config, prepared: Prepared, setting: Setting) -> FlatM
     shown = torch.arange(4) % len(y)
     check_output(model, x[shown], y[shown], task)
     if setting.example_clip is not None:
-        refuse_mixing(model, x)
+        refuse_mixing(model, x, setting.local.batch_size)
     return model
 
 
@@ -210,15 +210,23 @@ def check_targets(task: Task, dataset: Dataset) -> None:
             raise DataError(f"{dataset.info.name}, {split} split: task.name = {task.name!r} cannot learn from {wrong}")
 
 
-def refuse_mixing(model: FlatModel, examples: torch.Tensor) -> None:
+def refuse_mixing(model: FlatModel, examples: torch.Tensor, batch_size: int) -> None:
     """An error where a layer mixes the examples of a batch: then one example moves the clipped gradients of all the others."""
+    examples = examples.to(model.vector.device)
     try:
-        layer = mixing_layer(model.module, examples.to(model.vector.device))
+        layer = mixing_layer(model.module, examples, batch_size)
+        elsewhere = drawn_elsewhere(model.module, examples)
     except Exception as error:
         raise ConfigError(
             f"model: {type(model.module).__name__} fails on batches of four and five examples with large inputs, which show "
             f"whether it mixes examples: {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
         ) from error
+    if elsewhere:
+        raise ConfigError(
+            f"training.local = 'dp-sgd' protects single examples, and {type(model.module).__name__} draws from {elsewhere} in "
+            f"its forward pass, where numbers are neither secret nor those of the run, and may mix examples now and then: draw "
+            f"from torch, such as torch.rand"
+        )
     if layer:
         whose = layer if layer.startswith("the network") else f"the layer {layer}"
         raise ConfigError(

@@ -6,6 +6,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 from torch import Tensor
+from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import fedveil as fv
@@ -21,6 +23,7 @@ from fedveil.configuration.config import Config, configure, parse
 from fedveil.configuration.config_files import load_config
 from fedveil.configuration.plugins import load_plugins
 from fedveil.configuration.public_setting import task_of
+from fedveil.data.load import load
 from fedveil.errors import ConfigError
 from fedveil.run.recorded_run import read_run
 from fedveil.tasks import task_registry
@@ -250,3 +253,21 @@ def test_the_quantile_is_learned(tmp_path: Path) -> None:
         **sections,
     )
     assert np.isclose(fv.train(config, tmp_path / "run", data=data).score, 0.9, atol=0.1)
+
+
+class Balanced(fv.Task):
+    """Weighs an example by how many of its batch have its class."""
+
+    name: str = "balanced"
+
+    def losses(self, output: Tensor, target: Tensor) -> Tensor:
+        shares = F.one_hot(target, 10).float().mean(0)
+        return F.cross_entropy(output, target, reduction="none") * shares[target]
+
+
+def test_weights_of_the_classes_of_a_batch_show_where_the_test_set_is_sorted_by_class(tmp_path: Path) -> None:
+    data = load("digits")
+    for order in (np.arange(len(data.y_test)), np.argsort(data.y_test, kind="stable")):
+        given = replace(data, x_test=data.x_test[order], y_test=data.y_test[order])
+        with pytest.raises(ConfigError, match="the loss of an example depends on the others of its batch"):
+            fv.train(fv.configure(task=Balanced(), model="linear"), tmp_path / "run", data=given)

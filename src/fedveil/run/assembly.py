@@ -136,11 +136,17 @@ def checked_model(config: Config, prepared: Prepared, setting: Setting) -> FlatM
         ConfigError: it does not.
     """
     model, task, (x, y) = build_model(config, prepared), task_of(config), prepared.test
-    shown = torch.arange(4) % len(y)
+    shown = _different(y)
     check_output(model, x[shown], y[shown], task)
     if setting.example_clip is not None:
         refuse_mixing(model, x, setting.local.batch_size)
     return model
+
+
+def _different(y: torch.Tensor) -> torch.Tensor:
+    """Four examples by number, of different classes if there are: a test set may be sorted by them."""
+    first = np.unique(y.numpy(), return_index=True)[1] if y.dim() == 1 else np.empty(0, np.int64)
+    return torch.cat([torch.from_numpy(np.sort(first)), torch.arange(4) % len(y)])[:4]
 
 
 def federation(

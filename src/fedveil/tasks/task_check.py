@@ -91,11 +91,13 @@ def _wrong(task: Task, what: str, value: Tensor, shape: tuple[int, ...]) -> None
 
 def _check_apart(task: Task, output: Tensor, target: Tensor, losses: Tensor) -> None:
     """Refuse a loss of the first example that changes with the others of the batch, or without them."""
-    rest = torch.arange(1, len(target)).roll(1)
+    others = torch.arange(1, len(target))
+    kinds = (others.roll(1), torch.zeros_like(others), torch.full_like(others, len(target) - 1))
     with torch.no_grad():
         changed = [
             task.losses(torch.cat([output[:1], far * (1 + output[1:].abs())]), torch.cat([target[:1], target[rest]]))
             for far in (4, -4)
+            for rest in kinds
         ]
         alone = task.losses(output[:1], target[:1])
     if not all(_same(other[0], losses[0]) for other in (*changed, alone)):

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -215,3 +216,41 @@ def test_objects_and_partial_functions_are_followed() -> None:
     inner.value = 1
     with pytest.raises(ConfigError, match=r"it keeps .*value"):
         state.require_unchanged()
+
+
+class Cupboards(nn.Module):
+    """Places that are easily overlooked; `write` puts something into one of them."""
+
+    def __init__(self, write: Callable[[Cupboards, Tensor], object]) -> None:
+        super().__init__()
+        self.layer, self.write = nn.Linear(2, 2), write
+        self.own_dict, self.objects = type("Own", (dict,), {})(), np.empty(1, object)
+        self.objects[0] = []
+        self.append, self.put = [].append, {}.__setitem__
+        self.normal = torch.distributions.Normal(torch.zeros(2), 1.0)
+        self.optimizer = torch.optim.SGD(self.layer.parameters())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.write(self, x)
+        out: Tensor = self.layer(x)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("write", "where"),
+    [
+        (lambda self, x: setattr(self.layer.weight, "last", x), "layer.weight.last"),
+        (lambda self, x: setattr(self.own_dict, "last", x), "own_dict.last"),
+        (lambda self, x: self.objects[0].append(x), r"objects\[0\]"),
+        (lambda self, x: self.append(x), "append"),
+        (lambda self, x: self.put("last", x), "put"),
+        (lambda self, x: self.normal.loc.copy_(x[0]), "normal.loc"),
+        (lambda self, x: self.optimizer.state.update(last=x), "optimizer.state"),
+    ],
+)
+def test_places_that_are_easily_overlooked(write: Callable[[Cupboards, Tensor], object], where: str) -> None:
+    model = FlatModel(Cupboards(write))
+    model.require_constants()
+    model.module(torch.ones(3, 2))
+    with pytest.raises(ConfigError, match=where):
+        model.require_constants()

@@ -26,6 +26,8 @@ from fedveil.errors import ConfigError
 
 _OPAQUE = frozenset(("torch", "numpy", "pydantic", "pydantic_core", "fedveil", "logging", "threading", "builtins"))
 """Packages of whose objects only the identity is compared."""
+_FOLLOWED = (torch.nn.Module, torch.distributions.Distribution, torch.optim.Optimizer)
+"""Kinds among these whose attributes are compared nevertheless."""
 _INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -105,18 +107,22 @@ class _Walk:
     def values(self, path: str, value: Any) -> Iterator[tuple[str, Hashable]]:
         if isinstance(value, torch.Tensor):
             yield path, _Same(value) if id(value) in self._changing else _content(value)
+            if vars(value) and id(value) not in self._seen:
+                self._seen[id(value)] = value
+                yield from self._hung(path, value)
             return
-        if isinstance(value, np.ndarray | np.generic):
+        if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
             yield path, (value.dtype.str, value.shape, zlib.crc32(value.tobytes()))
             return
-        if isinstance(value, types.BuiltinFunctionType | types.ModuleType):
+        if isinstance(value, types.ModuleType):
             yield path, _Same(value)
             return
-        try:
-            yield path, (type(value).__name__, zlib.crc32(marshal.dumps(value, 2)))
-            return
-        except ValueError:
-            pass
+        if not isinstance(value, np.ndarray):  # of which marshal would take the addresses of objects
+            try:
+                yield path, (type(value).__name__, zlib.crc32(marshal.dumps(value, 2)))
+                return
+            except ValueError:
+                pass
         if id(value) in self._seen:
             yield path, _Same(value)
             return
@@ -129,13 +135,21 @@ class _Walk:
                 yield path, (type(value).__name__, len(value))
                 for key, part in value.items():
                     yield from self.values(f"{path}[{_short(key)}]", part)
+                yield from self._hung(path, value)
             case list() | tuple() | set() | frozenset() | collections.deque():
                 yield path, (type(value).__name__, len(value))
                 for i, part in enumerate(value):
                     yield from self.values(f"{path}[{i}]", part)
+                yield from self._hung(path, value)
+            case np.ndarray():  # of objects
+                yield path, value.shape
+                yield from self.values(path, value.reshape(-1).tolist())
             case types.FunctionType():
                 yield path, _Same(value)
                 yield from self._function(value)
+            case types.BuiltinFunctionType() | types.MethodWrapperType():
+                yield path, value.__name__
+                yield from self.values(path, value.__self__)
             case types.MethodType():
                 yield path, _Same(value.__func__)
                 yield from self.values(path, value.__self__)
@@ -156,10 +170,15 @@ class _Walk:
 
     def _object(self, path: str, value: Any) -> Iterator[tuple[str, Hashable]]:
         yield path, _Same(value)
-        if isinstance(value, torch.nn.Module) or not _opaque(type(value)):
+        if isinstance(value, _FOLLOWED) or not _opaque(type(value)):
             for name, part in (*_attributes(value), *_slots(value)):
                 yield from self.values(_join(path, name), part)
             yield from self._class(type(value))
+
+    def _hung(self, path: str, value: Any) -> Iterator[tuple[str, Hashable]]:
+        """Attributes of a tensor, or of a container of a class of its own."""
+        for name, part in list(getattr(value, "__dict__", {}).items()):
+            yield from self.values(_join(path, name), part)
 
     def _class(self, kind: type) -> Iterator[tuple[str, Hashable]]:
         """Attributes of a class that is the user's own, and what its functions reach."""

@@ -372,3 +372,15 @@ def test_refusals_of_tables() -> None:
         with pytest.raises(FedveilError) as caught:
             own(table, categories={})
         assert str(caught.value) == wanted
+
+
+def test_the_card_does_not_tell_whether_anybody_lacks_a_value() -> None:
+    """One missing value makes a column of integers one of floats in pandas."""
+    whole = pd.DataFrame({"who": np.arange(90) % 30, "age": np.arange(90), "ill": np.arange(90) % 2})
+    lacking = whole.copy()
+    lacking.loc[7, "age"] = None
+    cards = (
+        fv.from_frame(table, target="ill", client="who", missing={"age": 0.0}, classes=[0, 1]).origin
+        for table in (whole, lacking)
+    )
+    assert len({repr(card) for card in cards}) == 1

@@ -75,8 +75,9 @@ def encoded(table: Any, card: TableCard, features: tuple[str, ...]) -> tuple[Arr
         raise DataError("; ".join(problems))
     casts: dict[str, list[str]] = {}
     for column in columns:
-        if column.kind == "number" and column.stored.lower() != "float32" and column.name not in card.categories:
-            casts.setdefault(column.stored, []).append(column.name)
+        stored = "numbers" if column.name in card.missing else column.stored  # one missing value makes floats of integers
+        if column.kind == "number" and stored.lower() != "float32" and column.name not in card.categories:
+            casts.setdefault(stored, []).append(column.name)
     said = tuple(f"{_listed(names)}: {stored} -> float32" for stored, names in casts.items())
     return np.ascontiguousarray(np.concatenate(parts, axis=1)), said
 

@@ -115,7 +115,7 @@ class OptimizerSection(Section):
     """A first-order optimiser."""
 
     name: str = "sgd"
-    lr: float = Field(0.1, gt=0, allow_inf_nan=False)
+    lr: float = Field(0.1, gt=0, le=1e30)
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
 
@@ -185,7 +185,7 @@ class PrivacySection(Section):
     """
 
     epsilon: float | None = Field(None, gt=0, allow_inf_nan=False)
-    noise_multiplier: float | None = Field(None, ge=0, allow_inf_nan=False)
+    noise_multiplier: float | None = Field(None, ge=0, le=1e9)
     delta: float = Field(1e-5, gt=0, lt=1)
     unit: Unit = Unit.CLIENT
     adjacency: Adjacency = Adjacency.ZERO_OUT

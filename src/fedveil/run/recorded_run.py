@@ -99,12 +99,31 @@ def read_run(path: str | Path) -> RunData:
         clients=_table(folder, "clients.csv", declared),
         participants=_table(folder, "participants.csv", declared),
         failures=_table(folder, "failures.csv", declared),
-        summary=_read(folder / "summary.json", json.loads, {}),
-        versions=_read(folder / "versions.json", json.loads, {}),
-        partition=_read(folder / PRIVATE / "partition.json", json.loads, None)
-        or _read(folder / "partition.json", json.loads, None),
+        summary=_read(folder / "summary.json", _object, {}),
+        versions=_read(folder / "versions.json", _object, {}),
+        partition=_read(folder / PRIVATE / "partition.json", _partition, None)
+        or _read(folder / "partition.json", _partition, None),
         declared=declared,
     )
+
+
+def _object(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"it holds a {type(found).__name__} and no object")
+    return found
+
+
+def _partition(text: str) -> dict[str, Any]:
+    """Counts of labels, a row for each client that is listed; version 0.1 has none of data handed over."""
+    found = _object(text)
+    counts = found.get("counts") or []
+    rows = isinstance(counts, list) and all(isinstance(row, list) and len(row) == len(counts[0]) for row in counts)
+    if not rows or not all(isinstance(n, int) for row in counts for n in row):
+        raise ValueError("its counts are no table of whole numbers")
+    if counts and not ({"listed", "kind", "sha256", "clients"} <= found.keys() and len(found["listed"]) == len(counts)):
+        raise ValueError("what its counts are of is missing")
+    return {**found, "counts": counts}
 
 
 def experiment_of(run: RunData) -> dict[str, Any]:

@@ -35,6 +35,8 @@ def to_dict(statement: Statement) -> dict[str, Any]:
 
 def from_dict(values: Mapping[str, Any]) -> Statement:
     """The statement that `to_dict` wrote; what follows from the fields is computed again, not read."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"a statement is an object, and this is a {type(values).__name__}")
     if values.get("format") != FORMAT:
         raise ConfigError(f"not a privacy statement of format {FORMAT!r}: format is {values.get('format')!r}")
     kept = {key: value for key, value in values.items() if key not in _WRITTEN_ONLY}
@@ -61,7 +63,7 @@ def read_statement(run: Path) -> Statement:
             return statement
         views = tuple(replace(numbers, audits=()) for numbers in statement.views)
         return replace(statement, views=views).with_audits(_build(Audit, audit, "audits") for audit in made)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{run} is not a run directory with a readable statement.json ({error}): give one that `fedveil run` left"
         ) from None

@@ -65,8 +65,9 @@ class Randomness:
         An example that leaves a batch moves the numbers of those behind it, so that who knew them would see all of these move.
         """
         key = self.key("layers", *name)
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            if device.type == "cuda":
+        gpus = [device] if device.type == "cuda" and torch.cuda.is_available() else []
+        with torch.random.fork_rng(devices=gpus):
+            if gpus:
                 torch.cuda.manual_seed(int.from_bytes(key[:8], "little") >> 1)
             torch.default_generator.manual_seed(0)  # of which 32 bits would count: the whole state follows from the key
             words = np.frombuffer(hashlib.shake_256(key).digest(4 * _WORDS.stop), np.uint32)

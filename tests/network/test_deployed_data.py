@@ -74,6 +74,12 @@ def test_what_only_all_data_together_could_give_is_refused(tmp_path: Path) -> No
         own_part(configure(data={"name": "digits"}), 0, str(tmp_path / "0.csv"))
 
 
+def test_weights_that_the_server_cannot_know_are_refused() -> None:
+    """The server counts no examples, so that all clients would weigh the same without a word of it."""
+    with pytest.raises(ConfigError, match="fedavg weighs clients by their examples"):
+        public_part(configure(method={"name": "fedavg", "weighting": "examples"}))
+
+
 def test_a_client_whose_file_does_not_fit_refuses_without_a_word_of_it(tmp_path: Path) -> None:
     files(tmp_path)
     (tmp_path / "1.csv").write_text("a,b,secret\n1,2,Smith\n")

@@ -19,6 +19,7 @@ commands = typer.Typer()
 _OPTIONAL = {
     "tensorboard": ("tensorboard", "live curves"),
     "mlflow": ("mlflow-skinny", "runs in MLflow"),
+    "flower": ("flwr", "clients on machines of their own"),
     "parquet": ("pyarrow", "tables in Parquet files"),
 }
 """Extra of `pip install fedveil[...]`: the package that it brings, and what for."""

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedveil.configuration.public_setting import population_of
+from fedveil.configuration.public_setting import method_of, population_of
 from fedveil.data.load import load
 from fedveil.data.own.data_source import TableSource
 from fedveil.data.partition import ClientIndices, Partition
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
+from fedveil.methods.base import weighting_of
 from fedveil.run.assembly import Prepared, prepare
 
 if TYPE_CHECKING:
@@ -28,8 +29,14 @@ def public_part(config: Config) -> Prepared:
     Of `data.source` the test file alone is opened.
 
     Raises:
-        ConfigError: there is no public test set, or something public would be taken from the clients' examples.
+        ConfigError: there is no public test set, something public would be taken from the clients' examples, or clients would
+            weigh by how many these are.
     """
+    if weighting_of(method := method_of(config)) == "examples":
+        raise ConfigError(
+            f"{method.name} weighs clients by their examples here, and over several machines the server does not know how many "
+            f"these are: choose a method, or a variant, that weighs all clients the same"
+        )
     if config.data.public_fraction:
         raise ConfigError(
             f"data.public_fraction = {config.data.public_fraction:g} takes examples of the training set, and over several "

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tomli_w
 
+from fedveil import __version__
 from fedveil.errors import ConfigError
 from fedveil.ledger.owner_only import owner_only, owner_only_folder
 
@@ -40,7 +41,7 @@ DRAFT = ".part"
 """How the name of a file ends while it is written; what is left of a killed run may have it."""
 LISTED_CLIENTS = 5000
 """The largest number of clients that `partition.json` lists."""
-PACKAGES = ("fedveil", "torch", "numpy", "scipy", "pydantic", "safetensors")
+PACKAGES = ("torch", "numpy", "scipy", "pydantic", "safetensors")
 
 
 def create(path: Path) -> Path:
@@ -105,7 +106,7 @@ def json_text(value: Any) -> str:
 def write_versions(path: Path, plugins: Mapping[str, str] | None = None) -> None:
     """Versions of what decides a result (`versions.json`), and the SHA-256 of each plugin."""
     own = {f"plugin {name}": f"sha256 {digest}" for name, digest in (plugins or {}).items()}
-    known = {p: version(p) for p in PACKAGES}
+    known = {"fedveil": __version__, **{p: version(p) for p in PACKAGES}}
     write_json(path, {"python": sys.version.split()[0], "platform": platform.platform(), **known, **own})
 
 

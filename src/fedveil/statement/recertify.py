@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fedveil import __version__
 from fedveil.configuration.config import Config
 from fedveil.configuration.config_files import load_config
 from fedveil.configuration.public_setting import Population, method_of, population_of, setting_of
@@ -23,7 +24,7 @@ from fedveil.verify import Finding
 SUBJECT = "statement made again"
 TOLERANCE = 1e-9
 """Relative agreement of numbers that the same versions computed."""
-_DECIDES = ("fedveil", "numpy", "scipy")
+_DECIDES = ("numpy", "scipy")
 _SHOWN = 6
 _PROBLEMS = (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, IndexError, RecursionError, MemoryError)
 
@@ -38,9 +39,8 @@ def recertify(run: Path, *, trust_plugins: bool = False) -> list[Finding]:
         config = load_config(run / "config.toml", trust_plugins=trust_plugins)
         card, stated = (json.loads((run / name).read_text(encoding="utf-8")) for name in ("data.json", "statement.json"))
         versions = json.loads((run / "versions.json").read_text(encoding="utf-8"))
-        others = [
-            f"{name} {versions.get(name)}, here {version(name)}" for name in _DECIDES if versions.get(name) != version(name)
-        ]
+        here = {"fedveil": __version__, **{name: version(name) for name in _DECIDES}}
+        others = [f"{name} {versions.get(name)}, here {own}" for name, own in here.items() if versions.get(name) != own]
         if wrong := list(_of_card(config, card)):
             return [Finding("contradicted", SUBJECT, "; ".join(wrong))]
         again = _statement(config, card)

@@ -21,7 +21,7 @@ from by_hand import ONE
 from by_hand import federation as by_hand
 from federation_runs import assert_same, charged, config, every_method, finished, gone, job
 from fedveil.engines.inline import Inline
-from fedveil.engines.pool import ProcessPool
+from fedveil.engines.pool import ProcessPool, a_fork_can_train
 from fedveil.engines.pool_worker import work
 from fedveil.engines.select_engine import engine, place
 from fedveil.errors import ConfigError, FedveilError
@@ -54,6 +54,19 @@ def test_pool_equals_inline_to_the_bit(name: str, tmp_path: Path, monkeypatch: p
 
 
 SPAWNED = ["aldp-fl-published-server"]
+
+
+def test_workers_are_spawned_where_a_forked_process_cannot_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with a GPU, PyTorch forbids backward passes in a forked process once its parent has made one."""
+    assert a_fork_can_train()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert a_fork_can_train()
+
+    def forbidden(*_: object) -> None:
+        raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing")
+
+    monkeypatch.setattr(torch.Tensor, "backward", forbidden)
+    assert not a_fork_can_train()
 
 
 @pytest.mark.parametrize("name", [n if n in SPAWNED else pytest.param(n, marks=pytest.mark.slow) for n in RUNS])

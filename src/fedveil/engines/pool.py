@@ -57,12 +57,26 @@ class _Worker:
     slot: Slot | None = None
 
 
+def a_fork_can_train() -> bool:
+    """Whether PyTorch lets a forked process make a backward pass: on a machine with a GPU not once its parent has made one."""
+    if not torch.cuda.is_available():
+        return True
+    child = os.fork()
+    if not child:
+        try:
+            torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
+
+
 class ProcessPool:
     """The engine; `workers` defaults to the cores this process may use.
 
     Args:
         context: shared by all clients; its data are inherited by forked workers and shared with spawned ones.
-        start: `fork` or `spawn`; by default fork on Linux, else spawn.
+        start: `fork` or `spawn`; by default fork on Linux where a forked process can train, else spawn.
         timeout: seconds after which a client is given up and its worker replaced, or None.
     """
 
@@ -73,7 +87,7 @@ class ProcessPool:
             raise ConfigError(f"training.client_timeout must be > 0 seconds, got {timeout}")
         self.context, self.timeout = context, timeout
         self.count = workers or available_cores()
-        start = start or ("fork" if sys.platform.startswith("linux") else "spawn")
+        start = start or ("fork" if sys.platform.startswith("linux") and a_fork_can_train() else "spawn")
         self.mp = mp.get_context(start)
         self._forks = start == "fork"
         self._models = shared_zeros(2, context.door.layout.dimension, inherited=self._forks)

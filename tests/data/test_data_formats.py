@@ -20,7 +20,7 @@ from scipy.io import savemat
 
 from fedveil.data.catalogue import CATALOGUE, Info
 from fedveil.data.remote import REMOTES, Remote
-from fedveil.data.sources import cifar, harbox, idx, leaf, npz, svhn, tinyimagenet, ucihar
+from fedveil.data.sources import cifar, harbox, idx, leaf, npz, raw, svhn, tinyimagenet, ucihar
 from fedveil.data.sources.pickles import unpickle
 from fedveil.data.sources.raw import RawData
 from fedveil.errors import DataError
@@ -92,10 +92,40 @@ def test_damaged_idx(content: bytes, message: str) -> None:
 
 
 def test_damaged_gzip() -> None:
-    whole = gzip.compress(bytes(range(200)))
-    for content in (b"nothing", whole[:-9], whole[:20] + b"\x00\x00" + whole[22:]):
+    whole = gzip.compress(idx_bytes(np.arange(200, dtype=np.uint8)))
+    for content in (b"nothing", whole[:-9], whole[:-50] + b"\x00\x00" + whole[-48:]):
         with pytest.raises(DataError, match="damaged gzip"):
             idx.gunzip(content, "file")
+
+
+def test_bombs_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gigabyte of zeros, a header that promises one, more than the header says, and a zip member of that size."""
+    zeros = gzip.compress(bytes(2**20)) * 1024
+    with pytest.raises(DataError, match=r"bomb: idx type 0x00 with 0 dimensions"):
+        idx.gunzip(zeros, "bomb")
+    header = struct.pack(">BBBB3I", 0, 0, 8, 3, 1_400_000, 28, 28)
+    with pytest.raises(DataError, match=r"bomb: the header promises 1097600000 bytes; at most 536870912 are read"):
+        idx.gunzip(gzip.compress(header) + zeros, "bomb")
+    short = gzip.compress(struct.pack(">BBBB1I", 0, 0, 8, 1, 6))
+    assert len(idx.gunzip(short + zeros, "bomb")) == 20 + 6 + 1
+    with pytest.raises(DataError, match="the header promises 6 bytes"):
+        idx.parse(idx.gunzip(short + zeros, "bomb"), "bomb")
+    with zipfile.ZipFile(tmp_path / "tiny-imagenet-200.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("tiny-imagenet-200/wnids.txt", bytes(101))
+    monkeypatch.setattr(raw, "MOST_BYTES", 100)
+    with pytest.raises(DataError, match=r"wnids.txt unpacks to 101 bytes; at most 100 are read"):
+        tinyimagenet.pictures().read(tmp_path, CATALOGUE["tinyimagenet"])
+
+
+def test_an_npz_header_that_promises_terabytes_takes_no_memory(tmp_path: Path) -> None:
+    arrays = {"y_train": np.arange(3), "x_test": pixels(2, 28, 28), "y_test": np.arange(2)}
+    np.savez(tmp_path / "mnist.npz", **arrays)
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": (10**9, 28, 28)})
+    with zipfile.ZipFile(tmp_path / "mnist.npz", "a") as archive:
+        archive.writestr("x_train.npy", file.getvalue() + bytes(80))
+    with pytest.raises(DataError, match=r"header of array 'x_train' promises 6272000000000 bytes, the archive holds 80"):
+        npz.plain(CATALOGUE["mnist"]).read(tmp_path, CATALOGUE["mnist"])
 
 
 @pytest.mark.parametrize("zipped", [False, True])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import io
+import math
 import struct
 import zipfile
 import zlib
@@ -11,10 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.data.catalogue import Info
-from fedveil.data.sources.raw import Array, Format, RawData
+from fedveil.data.sources.raw import MOST_BYTES, Array, Format, RawData, unpacked
 from fedveil.errors import DataError
 
 UBYTE = 0x08
+_LONGEST_HEADER = 4 + 4 * 4
 FILES = tuple(f"{split}-{kind}-ubyte" for split in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 EMNIST_FILES = tuple(
     f"emnist-balanced-{split}-{kind}-ubyte" for split in ("train", "test") for kind in ("images-idx3", "labels-idx1")
@@ -36,6 +39,15 @@ def emnist() -> Format:
 
 def parse(content: bytes, name: str) -> Array:
     """The uint8 array in an idx file's uncompressed content; DataError if header and length do not agree."""
+    shape, start = _header(content, name)
+    size = math.prod(shape)
+    if len(content) - start != size:
+        raise DataError(f"{name}: the header promises {size} bytes for shape {shape}, the file holds {len(content) - start}")
+    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
+
+
+def _header(content: bytes, name: str) -> tuple[tuple[int, ...], int]:
+    """The array's shape, and where it begins."""
     if len(content) < 4 or content[:2] != b"\0\0":
         raise DataError(f"{name}: not an idx file")
     kind, sides = content[2], content[3]
@@ -44,11 +56,7 @@ def parse(content: bytes, name: str) -> Array:
     start = 4 + 4 * sides
     if len(content) < start:
         raise DataError(f"{name}: the idx header is cut short")
-    shape = struct.unpack(f">{sides}I", content[4:start])
-    size = int(np.prod(shape, dtype=object))
-    if len(content) - start != size:
-        raise DataError(f"{name}: the header promises {size} bytes for shape {shape}, the file holds {len(content) - start}")
-    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
+    return struct.unpack(f">{sides}I", content[4:start]), start
 
 
 def _named(directory: Path, folders: tuple[str, ...]) -> bool:
@@ -98,9 +106,14 @@ def _content(path: Path | None, expected: Path) -> bytes:
 
 
 def gunzip(content: bytes, name: str) -> bytes:
-    """The uncompressed content; DataError if it is cut short or damaged."""
+    """The uncompressed idx file; DataError if it is cut short or damaged, or promises or holds more than `MOST_BYTES`."""
     try:
-        return gzip.decompress(content)
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            head = file.read(_LONGEST_HEADER)
+            size = math.prod(_header(head, name)[0])
+            if size > MOST_BYTES:
+                raise DataError(f"{name}: the header promises {size} bytes; at most {MOST_BYTES} are read")
+            return head + file.read(size + 1)  # one byte more than it may hold, so that `parse` refuses a longer one
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{name}: damaged gzip file ({error})") from None
 
@@ -108,6 +121,6 @@ def gunzip(content: bytes, name: str) -> bytes:
 def _zipped(path: Path) -> list[bytes]:
     try:
         with zipfile.ZipFile(path) as archive:
-            return [gunzip(archive.read(f"gzip/{name}.gz"), f"{path}: {name}.gz") for name in EMNIST_FILES]
+            return [gunzip(unpacked(archive, f"gzip/{name}.gz"), f"{path}: {name}.gz") for name in EMNIST_FILES]
     except (zipfile.BadZipFile, KeyError, zlib.error) as error:
         raise DataError(f"{path}: not the original archive of EMNIST ({error})") from None

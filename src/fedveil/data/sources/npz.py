@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -85,10 +86,25 @@ def _member(archive: np.lib.npyio.NpzFile, path: Path, key: str) -> Array:
     if key not in archive.files:
         raise DataError(f"{path}: there is no array {key!r}; it holds {', '.join(archive.files) or 'nothing'}")
     try:
+        _check_promise(archive, path, key)
         member = archive[key]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: array {key!r} cannot be read ({error})") from None
     return np.asarray(member)
+
+
+def _check_promise(archive: np.lib.npyio.NpzFile, path: Path, key: str) -> None:
+    """Refuse an array whose header promises another size than the archive holds, before memory is taken for it."""
+    inside = archive.zip
+    if inside is None or f"{key}.npy" not in inside.namelist():
+        return
+    with inside.open(f"{key}.npy") as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+        promised, held = math.prod(shape) * dtype.itemsize, inside.getinfo(f"{key}.npy").file_size - file.tell()
+    if promised != held and not dtype.hasobject:
+        raise DataError(f"{path}: the header of array {key!r} promises {promised} bytes, the archive holds {held}")
 
 
 def _users(archive: np.lib.npyio.NpzFile, path: Path, split: str) -> Array | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,11 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from fedveil.data.catalogue import Info
+from fedveil.errors import DataError
 
 Array = NDArray[Any]
+MOST_BYTES = 2**29
+"""Above what any file inside an archive of the catalogue has: a longer one is a bomb and is not unpacked."""
 
 
 class RawData(NamedTuple):
@@ -35,3 +39,11 @@ class Format:
 
     expects: str
     read: Callable[[Path, Info], RawData | None]
+
+
+def unpacked(archive: zipfile.ZipFile, name: str) -> bytes:
+    """A member of a zip archive; KeyError if it is not there, DataError if it would unpack to more than `MOST_BYTES`."""
+    size = archive.getinfo(name).file_size
+    if size > MOST_BYTES:
+        raise DataError(f"{archive.filename}: {name} unpacks to {size} bytes; at most {MOST_BYTES} are read")
+    return archive.read(name)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.data.catalogue import Info
-from fedveil.data.sources.raw import Array, Format, RawData
+from fedveil.data.sources.raw import Array, Format, RawData, unpacked
 from fedveil.errors import DataError
 
 FOLDER = "tiny-imagenet-200"
@@ -36,7 +36,7 @@ def _read(directory: Path, info: Info) -> RawData | None:
             names = archive.namelist()
             start = f"{FOLDER}/"
             return _both(
-                lambda name: archive.read(start + name),
+                lambda name: unpacked(archive, start + name),
                 lambda prefix: [name[len(start) :] for name in names if name.startswith(start + prefix)],
                 info,
             )

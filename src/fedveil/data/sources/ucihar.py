@@ -13,7 +13,7 @@ import numpy as np
 
 from fedveil.data.catalogue import Info
 from fedveil.data.remote import REMOTES
-from fedveil.data.sources.raw import Array, Format, RawData
+from fedveil.data.sources.raw import Array, Format, RawData, unpacked
 from fedveil.errors import DataError
 
 FOLDER = "UCI HAR Dataset"
@@ -37,9 +37,9 @@ def _read(directory: Path, outer: str, info: Info) -> RawData | None:
     try:
         with zipfile.ZipFile(path) as archive:
             if f"{FOLDER}.zip" not in archive.namelist():
-                return _both(lambda name: archive.read(f"{FOLDER}/{name}"), info)
-            with zipfile.ZipFile(io.BytesIO(archive.read(f"{FOLDER}.zip"))) as inner:
-                return _both(lambda name: inner.read(f"{FOLDER}/{name}"), info)
+                return _both(lambda name: unpacked(archive, f"{FOLDER}/{name}"), info)
+            with zipfile.ZipFile(io.BytesIO(unpacked(archive, f"{FOLDER}.zip"))) as inner:
+                return _both(lambda name: unpacked(inner, f"{FOLDER}/{name}"), info)
     except (zipfile.BadZipFile, zlib.error, KeyError) as error:
         raise DataError(f"{path}: damaged or not the original archive ({error})") from None
 

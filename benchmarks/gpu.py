@@ -25,9 +25,10 @@ from fedveil.engines.device import GPU, gpu_problem
 from fedveil.engines.inline import Inline
 from fedveil.federation.engine import Engine
 from fedveil.federation.progress import Federation
-from fedveil.methods.base import Method, Setting
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.ladp_fl import LaDPFL
+from fedveil.methods.method import Method
+from fedveil.methods.setting import Setting
 from fedveil.release.noise import Randomness
 from fedveil.training.local import Precision
 from limit import WORKLOADS, Workload

@@ -34,7 +34,8 @@ from fedveil.federation.engine import Engine
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import Federation, start
 from fedveil.federation.round import Context
-from fedveil.methods.base import Method, Setting
+from fedveil.methods.method import Method
+from fedveil.methods.setting import Setting
 from fedveil.models import model_registry as registry
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness

@@ -27,9 +27,9 @@ from fedveil.engines.select_engine import engine, place
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
-from fedveil.methods.base import Method
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.method import Method
 from fedveil.training.local import Local, Plain
 
 RUNS = dict(every_method())

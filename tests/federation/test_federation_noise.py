@@ -13,8 +13,9 @@ from fedveil.engines.inline import Inline
 from fedveil.federation.fit import one_round
 from fedveil.federation.measures import _noise
 from fedveil.federation.progress import start
-from fedveil.methods.base import Setting, mean
+from fedveil.methods.base import mean
 from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.setting import Setting
 from fedveil.methods.sparse import coverage_mean
 from fedveil.release.dpsgd import step_noise
 from fedveil.release.plan import DpSgd, Plan, Upload

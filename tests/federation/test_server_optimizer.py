@@ -18,7 +18,7 @@ from fedveil.federation.engine import Engine
 from fedveil.federation.final_model import DECAY
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import Progress, start
-from fedveil.methods.base import releases_to
+from fedveil.methods.run_cost import releases_to
 from fedveil.statement.certify import certify_config
 from fedveil.training.optimizer import OptimizerSpec
 from resumed_runs import case, go, interrupted

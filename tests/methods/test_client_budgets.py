@@ -27,7 +27,8 @@ from fedveil.federation.progress import start
 from fedveil.ledger.budget import AGGREGATE
 from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.population_budget import create_budget
-from fedveil.methods.base import MethodConfig, Setting, check_declared, gaussian_plan
+from fedveil.methods.base import MethodConfig, Setting, gaussian_plan
+from fedveil.methods.declared_cost import check_declared
 from fedveil.methods.method_registry import METHODS
 from fedveil.release.plan import Plan, Policy, Released, Upload
 from fedveil.run.run import run

@@ -14,7 +14,7 @@ from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, SampledGaussian, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.methods.adap_dp_fl import AdapDPFL, Following, no_cheaper
-from fedveil.methods.base import Setting
+from fedveil.methods.setting import Setting
 from fedveil.release.cost import event_of
 from fedveil.release.plan import Plan, Upload
 from fedveil.training.local import LocalSpec

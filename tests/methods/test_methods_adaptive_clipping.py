@@ -21,7 +21,7 @@ from fedveil.errors import ConfigError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Progress, start
 from fedveil.methods.adaptive_clipping import AdaptiveClipping, Counted
-from fedveil.methods.base import Setting
+from fedveil.methods.setting import Setting
 from fedveil.release.plan import Plan
 from fedveil.training.local import Local, Objective
 

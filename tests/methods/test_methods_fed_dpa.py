@@ -16,9 +16,9 @@ from fedveil.accounting.types import Unbounded, View
 from fedveil.configuration.config_files import load_config
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
-from fedveil.methods.base import weighting_of
 from fedveil.methods.fed_dpa import FedDPA, TwoPasses
 from fedveil.methods.fisher_split import fisher, fisher_split, pull, pull_to, scaled
+from fedveil.methods.method import weighting_of
 from fedveil.methods.summed_noise import sigma_of
 from fedveil.papers.fedglp_adp.baseline_claims import feddpa_epsilon, feddpa_noise_multiplier, record_steps
 from fedveil.papers.fedglp_adp.opacus_accountant import opacus_noise_multiplier

@@ -24,7 +24,6 @@ from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
-from fedveil.methods.base import Setting
 from fedveil.methods.fedglp_adp import FedGLPADP, personal_share, sigma
 from fedveil.methods.fedglp_parts import (
     ClipWeights,
@@ -35,6 +34,7 @@ from fedveil.methods.fedglp_parts import (
     share_after,
     start_log_odds,
 )
+from fedveil.methods.setting import Setting
 from fedveil.methods.sparse import coverage_mean, grown
 from fedveil.papers.fedglp_adp import fedglp_claim as fedglp
 from fedveil.papers.fedglp_adp.opacus_accountant import ORDERS

@@ -20,8 +20,8 @@ from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
 from fedveil.federation.round import ClientTask, client_round
-from fedveil.methods.base import Setting
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
+from fedveil.methods.setting import Setting
 from fedveil.methods.trajectory import Ball, Trajectory, last_model_mu, trajectory, upload_std
 from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, Schedule, linear_loss_mu
 from fedveil.release.door import SealedUpload

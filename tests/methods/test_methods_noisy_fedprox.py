@@ -15,8 +15,8 @@ from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.last_iterate import final_mu_constant
 from fedveil.accounting.types import Adjacency, Gaussian, View
 from fedveil.configuration.public_setting import calibrated_setting
-from fedveil.methods.base import Setting
 from fedveil.methods.noisy_fedprox import NoisyFedProx
+from fedveil.methods.setting import Setting
 from fedveil.methods.trajectory import trajectory
 from fedveil.papers.convergent_dp.convergent_claim import claim_fedprox, linear_loss_mu
 from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train

@@ -17,8 +17,8 @@ import pytest
 
 from fedveil.accounting import accountant, gaussian, last_iterate, subsampled, truncated
 from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
-from fedveil.methods.base import Setting
 from fedveil.methods.method_registry import METHODS, method_from
+from fedveil.methods.setting import Setting
 from fedveil.pages.explorer_methods import explorer_methods, explorer_values
 from fedveil.pages.web_page import web_file
 from fedveil.papers.convergent_dp import convergent_claim as noisy_fedavg

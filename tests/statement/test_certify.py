@@ -20,9 +20,9 @@ from fedveil.cli.statement_terminal import render, render_brief
 from fedveil.configuration.config import parse
 from fedveil.errors import ConfigError
 from fedveil.methods.aldp_fl import ALDPFL
-from fedveil.methods.base import Setting
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.setting import Setting
 from fedveil.release.cost import step_sensitivity
 from fedveil.statement.advice import learnability
 from fedveil.statement.certify import certify, certify_config

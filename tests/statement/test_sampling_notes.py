@@ -27,9 +27,9 @@ from fedveil.accounting.types import (
 from fedveil.cli.statement_terminal import render
 from fedveil.errors import ConfigError
 from fedveil.methods.banded_mf import BandedMF
-from fedveil.methods.base import Setting
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.setting import Setting
 from fedveil.statement.certify import certify
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_json import from_dict, to_dict

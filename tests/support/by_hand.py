@@ -15,7 +15,8 @@ from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation
 from fedveil.federation.round import Context
 from fedveil.ledger.ledger import Entry
-from fedveil.methods.base import Method, Setting
+from fedveil.methods.method import Method
+from fedveil.methods.setting import Setting
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import NoiseMemory

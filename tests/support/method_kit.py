@@ -20,7 +20,8 @@ from fedveil.federation.clients import Clients
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.ledger.ledger import Ledger
-from fedveil.methods.base import Method, Setting
+from fedveil.methods.method import Method
+from fedveil.methods.setting import Setting
 from fedveil.papers.paper_files import paper_files
 from fedveil.release.door import AGGREGATE, Contribution, Door, SealedUpload
 from fedveil.release.noise import Randomness

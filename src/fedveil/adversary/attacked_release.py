@@ -18,7 +18,7 @@ from fedveil.adversary.attacked_client import Victim, client_release, holders_of
 from fedveil.adversary.attacker_knowledge import Interception, interception_of
 from fedveil.errors import ConfigError
 from fedveil.federation.fit import sample
-from fedveil.methods.base import weighting_of
+from fedveil.methods.method import weighting_of
 from fedveil.release import plan as release
 from fedveil.release.cost import per_layer
 from fedveil.release.door import Contribution

@@ -20,14 +20,15 @@ from fedveil.audit.single_upload import single_upload
 from fedveil.audit.training_audit import pairs, training_subject
 from fedveil.audit.two_world import Repeats, many_runs
 from fedveil.errors import ConfigError
-from fedveil.methods.base import releases_to
 from fedveil.methods.defence import Defence
+from fedveil.methods.run_cost import releases_to
 from fedveil.release.plan import Plan
 from fedveil.run.data_card import NOTHING, HandedOver, prepared_again
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
-    from fedveil.methods.base import Method, Setting
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
     from fedveil.run.assembly import Prepared
     from fedveil.statement.statement import Statement
 

@@ -24,7 +24,7 @@ from fedveil.adversary.replay_records import ROWS
 from fedveil.adversary.replay_world import BROADCAST, END, HISTORY, MODELS, ORDER, PARTICIPANTS, STATES, Fresh, World, play
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
-from fedveil.methods.base import releases_to
+from fedveil.methods.run_cost import releases_to
 from fedveil.run.assembly import federation, prepare
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from fedveil.training.params import Layout
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.methods.base import Method, Setting
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
     from fedveil.training.local import State
 
 WARM = 2

@@ -24,8 +24,9 @@ from fedveil.data.catalogue import CATALOGUE, Info, info
 from fedveil.data.dataset import Dataset
 from fedveil.data.partition import checked_options
 from fedveil.errors import ConfigError
-from fedveil.methods.base import Method, Setting
+from fedveil.methods.method import Method
 from fedveil.methods.method_registry import method_from
+from fedveil.methods.setting import Setting
 from fedveil.tasks.survival import Survival
 from fedveil.tasks.task import Task
 from fedveil.tasks.task_registry import task_from

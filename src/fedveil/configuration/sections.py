@@ -17,8 +17,9 @@ from fedveil.data.catalogue import CATALOGUE
 from fedveil.data.features.feature_map import SHAPES
 from fedveil.data.own.data_source import DataSource, source_of
 from fedveil.errors import ConfigError, nearest
-from fedveil.methods.base import FinalModel, MethodConfig
+from fedveil.methods.base import MethodConfig
 from fedveil.methods.method_registry import METHODS, method_from
+from fedveil.methods.setting import FinalModel
 from fedveil.tasks.task import Task
 from fedveil.tasks.task_registry import TASKS, register_task, task_from
 from fedveil.training.local import Precision, Schedule

@@ -20,7 +20,7 @@ from fedveil.federation.measures import method_measures, release_measures
 from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import ClientTask, Outcome, observed, planned
 from fedveil.federation.server_step import server_direction
-from fedveil.methods.base import weighting_of
+from fedveil.methods.method import weighting_of
 from fedveil.release.door import Contribution, SealedUpload
 from fedveil.release.plan import Plan, Raw, Released, ServerPolicy, Upload
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedveil.federation.engine import Engine
-    from fedveil.methods.base import Setting
+    from fedveil.methods.setting import Setting
     from fedveil.release.noise_mechanism import Participation
 
 

@@ -11,7 +11,8 @@ from fedveil.tasks.classification import Classification
 from fedveil.tasks.column import Column, HasColumns
 
 if TYPE_CHECKING:
-    from fedveil.methods.base import Method, Setting
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
     from fedveil.tasks.task import Task
     from fedveil.training.local import Objective
 

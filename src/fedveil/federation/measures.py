@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedveil.methods.base import weighting_of
+from fedveil.methods.method import weighting_of
 from fedveil.release.cost import per_layer
 from fedveil.training.local import HasMetrics
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from fedveil.federation.clients import Clients
     from fedveil.federation.history import Record
     from fedveil.federation.round import Context
-    from fedveil.methods.base import Method, Setting
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
     from fedveil.release.noise_mechanism import Participation
 
 

@@ -12,7 +12,8 @@ from fedveil.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.methods.base import Method, Setting
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
     from fedveil.release.plan import Upload
 
 

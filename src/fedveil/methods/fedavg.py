@@ -8,15 +8,8 @@ from pydantic import Field
 
 from fedveil.accounting.types import Event, Unbounded, View
 from fedveil.errors import ConfigError
-from fedveil.methods.base import (
-    MethodConfig,
-    Setting,
-    Weighting,
-    calibrated,
-    check_weights,
-    gaussian_plan,
-    gaussian_releases,
-)
+from fedveil.methods.base import MethodConfig, Setting, Weighting, calibrated, gaussian_plan, gaussian_releases
+from fedveil.methods.declared_cost import check_weights
 from fedveil.release.plan import Fixed, Plan, Policy
 from fedveil.training.local import Local, Objective, Plain
 

@@ -9,7 +9,9 @@ from typing import ClassVar
 from fedveil.accounting.accountant import calibrate
 from fedveil.accounting.types import Event, View
 from fedveil.methods.adaptive import refuse_dp_sgd
-from fedveil.methods.base import ROUNDING, Method, Setting, calibrated, gaussian_plan, gaussian_releases, releases_to
+from fedveil.methods.base import Method, Setting, calibrated, gaussian_plan, gaussian_releases
+from fedveil.methods.calibration import ROUNDING
+from fedveil.methods.run_cost import releases_to
 from fedveil.release.cost import event_of
 from fedveil.release.plan import Plan, Released, Upload
 from fedveil.training.local import State

@@ -12,7 +12,8 @@ from dataclasses import replace
 from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.methods.adaptive import refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, gaussian_plan, planned_releases, sum_noise, weighting_of
+from fedveil.methods.base import MethodConfig, Setting, gaussian_plan, planned_releases, sum_noise
+from fedveil.methods.method import weighting_of
 
 SUMS = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.AGGREGATE)
 """What such papers speak of: clients, and the sum of a round."""

@@ -21,7 +21,8 @@ from fedveil.statement.certify import certify_config
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
-    from fedveil.methods.base import Method, Setting
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
     from fedveil.statement.statement import Statement
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

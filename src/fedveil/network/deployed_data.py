@@ -13,7 +13,7 @@ from fedveil.data.own.data_source import TableSource
 from fedveil.data.partition import ClientIndices, Partition
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
-from fedveil.methods.base import weighting_of
+from fedveil.methods.method import weighting_of
 from fedveil.run.assembly import Prepared, prepare
 
 if TYPE_CHECKING:

@@ -37,7 +37,11 @@ from fedveil.federation.round import Context
 from fedveil.federation.server_step import check_relative
 from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
-from fedveil.methods.base import ROUNDING, Method, Setting, check_declared, releases_to
+from fedveil.methods.calibration import ROUNDING
+from fedveil.methods.declared_cost import check_declared
+from fedveil.methods.method import Method
+from fedveil.methods.run_cost import releases_to
+from fedveil.methods.setting import Setting
 from fedveil.models.mixing import drawn_elsewhere, mixing_layer
 from fedveil.models.probe import check_output
 from fedveil.release.door import Door

@@ -16,7 +16,8 @@ from fedveil.run.assembly import planned_charges
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
-    from fedveil.methods.base import Method, Setting
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
 
 
 def shared_budget(config: Config, setting: Setting) -> PopulationBudget | None:

@@ -15,7 +15,8 @@ from fedveil.accounting.composition import rdp_epsilon
 from fedveil.accounting.subsampled import ORDERS
 from fedveil.accounting.types import Event, Gaussian, SecretSample, Unbounded, View
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
-from fedveil.methods.base import ROUNDING, releases_to
+from fedveil.methods.calibration import ROUNDING
+from fedveil.methods.run_cost import releases_to
 from fedveil.statement.sampler_error import charged_bound, charged_delta, run_variation
 from fedveil.statement.scope_checks import neighbouring_pair
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
     from fedveil.federation.history import Record
     from fedveil.federation.progress import Federation
-    from fedveil.methods.base import Method, Setting
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
     from fedveil.statement.statement import Statement
 
 COLUMN = "epsilon_spent"

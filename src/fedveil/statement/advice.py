@@ -25,7 +25,8 @@ from fedveil.statement.scope_checks import neighbouring_pair
 from fedveil.statement.statement import VIEWS
 
 if TYPE_CHECKING:
-    from fedveil.methods.base import Method, Setting
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
 
 
 def learnability(method: Method, s: Setting, epsilon: float) -> Learnability | None:

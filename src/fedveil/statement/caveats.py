@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fedveil.accounting.secret_samples import is_amplified
 from fedveil.accounting.types import Adjacency, FixedSampleGaussian, Guarantee, SeenCountGaussian, Unit, View
-from fedveil.methods.base import weighting_of
+from fedveil.methods.method import weighting_of
 from fedveil.statement.public_values import LOOKED_AT
 from fedveil.statement.sampler_error import run_variation, sampler_line
 from fedveil.statement.sampling_notes import sampling_notes
@@ -16,7 +16,8 @@ from fedveil.statement.statement import SIMULATION_ONLY, Assumption
 
 if TYPE_CHECKING:
     from fedveil.accounting.types import Event
-    from fedveil.methods.base import Method, Setting
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
     from fedveil.tasks.task import Task
 
 _SHOWN = 8

@@ -10,7 +10,9 @@ from fedveil.accounting.power import exact_mu, largest_tpr
 from fedveil.accounting.types import Event, Guarantee, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.ledger.entry import event_columns
-from fedveil.methods.base import check_groups, check_weights, releases_to
+from fedveil.methods.calibration import check_groups
+from fedveil.methods.declared_cost import check_weights
+from fedveil.methods.run_cost import releases_to
 from fedveil.statement import caveats, scope_checks
 from fedveil.statement.advice import learnability
 from fedveil.statement.public_values import public_values
@@ -21,7 +23,8 @@ from fedveil.statement.statement import FPR, VIEWS, Assumption, GroupNumbers, Pl
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
     from fedveil.data.dataset import Dataset
-    from fedveil.methods.base import Method, Setting
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
 
 
 @runtime_checkable

@@ -15,7 +15,8 @@ from fedveil.statement.advice import own_level
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
-    from fedveil.methods.base import Method, Setting
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
 
 _ROUNDS = (0.25, 0.5, 1.0, 2.0)
 _COHORTS = (0.5, 1.0, 2.0, 5.0)

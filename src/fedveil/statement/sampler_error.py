@@ -13,7 +13,8 @@ from fedveil.errors import ConfigError
 from fedveil.statement.statement import Assumption
 
 if TYPE_CHECKING:
-    from fedveil.methods.base import Method, Setting
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
 
 
 def run_variation(method: Method, s: Setting) -> float:

@@ -22,7 +22,8 @@ from fedveil.release.plan import Fixed
 from fedveil.statement.scope_checks import neighbouring_pair
 
 if TYPE_CHECKING:
-    from fedveil.methods.base import Method, Setting
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
 
 MATTERS = 1.01
 """Epsilons are quoted side by side where they differ by this factor."""

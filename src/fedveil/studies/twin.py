@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from fedveil.data.partition import Partition
     from fedveil.federation.history import Record
     from fedveil.federation.progress import Federation
-    from fedveil.methods.base import Method, Setting
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
 
 Change = Literal["labels", "record", "absent"]
 

@@ -11,9 +11,9 @@ from fedveil.accounting.types import View
 from fedveil.configuration.config import Config
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
-from fedveil.methods.base import Setting
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
 from fedveil.methods.noisy_fedprox import NoisyFedProx
+from fedveil.methods.setting import Setting
 from fedveil.methods.trajectory import batch_clip, schedule_of, trajectory, upload_std
 from fedveil.papers.convergent_dp.convergent_claim import (
     FedAvgClaim,

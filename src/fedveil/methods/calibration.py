@@ -1,0 +1,67 @@
+"""The noise that a configured epsilon needs, and that of clients with caps of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fedveil.accounting.accountant import calibrate
+from fedveil.accounting.types import Event, View
+from fedveil.errors import ConfigError
+from fedveil.methods.method import Method
+from fedveil.methods.run_cost import releases_to
+from fedveil.methods.setting import BudgetGroup, Setting
+
+ROUNDING = 1e-6
+"""Relative slack between a calibrated noise and what a budget admits: noise levels are float32, budgets exact."""
+
+
+def calibrated(method: Method, s: Setting) -> Setting:
+    """The setting with the smallest noise multiplier whose proven epsilon, in the run's view, is at most the target.
+
+    Clients with caps of their own each get the noise multiplier of theirs.
+    """
+    if s.noise_multiplier is not None or s.epsilon is None:
+        return s
+
+    def noise(epsilon: float) -> float:
+        def planned(z: float) -> list[Event]:
+            return releases_to(method, replace(s, epsilon=epsilon, noise_multiplier=z), s.scope.view)
+
+        return calibrate(epsilon, s.delta, planned, adjacency=s.scope.adjacency) * (1 + 2 * ROUNDING)
+
+    caps = _client_caps(method, s)
+    groups = [BudgetGroup(e, frozenset(c for c, cap in enumerate(caps) if cap == e), noise(e)) for e in sorted(set(caps))]
+    return replace(s, noise_multiplier=noise(s.epsilon), groups=tuple(groups))
+
+
+def _client_caps(method: Method, s: Setting) -> Sequence[float]:
+    """The checked caps of all clients, or none."""
+    caps = method.client_epsilons(s)
+    if not caps:
+        return ()
+    if s.scope.view is not View.SERVER:
+        raise ConfigError(
+            f"{method.name} gives each client a cap of its own, and in the {s.scope.view} view every round's sum is charged to "
+            f"all clients: set privacy.view = 'server'"
+        )
+    if len(caps) != s.clients or not all(0 < cap < math.inf for cap in caps) or max(caps) != s.epsilon:
+        raise ConfigError(
+            f"{method.name}.client_epsilons must give one finite epsilon > 0 for each of the {s.clients} clients, the largest "
+            f"equal to privacy.epsilon = {s.epsilon}; it gives {len(caps)} of them, from {min(caps):g} to {max(caps):g}"
+        )
+    return caps
+
+
+def check_groups(method: Method, s: Setting) -> None:
+    """Refuse a setting that lacks the caps which the method gives its clients.
+
+    Raises:
+        ConfigError: no target was given from which they follow, or the method's own `calibrate` left them out.
+    """
+    if method.client_epsilons(s) and not s.groups:
+        raise ConfigError(
+            f"{method.name} gives each client a cap of its own, and no noise was calibrated to them: set privacy.epsilon to the "
+            f"largest of them, and let `calibrate` be that of MethodConfig"
+        )

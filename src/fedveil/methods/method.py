@@ -1,0 +1,82 @@
+"""What the rest of the house asks of a method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from fedveil.accounting.types import Claim, Event, View
+from fedveil.methods.setting import Setting
+from fedveil.release.noise_mechanism import Participation
+from fedveil.release.plan import Policy, Upload
+from fedveil.training.local import Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Variant = Literal["published", "proven"]
+Weighting = Literal["uniform", "examples"]
+
+
+class Method(Protocol):
+    """A method: a frozen configuration and functions of the public setting. `MethodConfig` has defaults for all but `policy`."""
+
+    @property
+    def name(self) -> str:
+        """The name in configurations, for instance `dp-fedavg`."""
+        ...
+
+    @property
+    def coverage(self) -> bool:
+        """Whether `aggregate` means a coordinate over the clients that sent it, not over all; tells the history its noise."""
+        ...
+
+    def extras(self, s: Setting) -> Mapping[str, tuple[int, ...]]:
+        """Named vectors that leave beside the update: shape by name, `()` for one number."""
+        ...
+
+    def participation(self, s: Setting) -> Participation | None:
+        """Who may take part how often, where the noise depends on it; the sampler enforces it."""
+        ...
+
+    def client_epsilons(self, s: Setting) -> Sequence[float]:
+        """The cap of each client, from client 0 on, the largest of them `privacy.epsilon` (server view); empty: all alike."""
+        ...
+
+    def calibrate(self, s: Setting) -> Setting:
+        """The setting with its noise multiplier known (see `calibrated`)."""
+        ...
+
+    def policy(self, s: Setting) -> Policy:
+        """The policy that plans each release."""
+        ...
+
+    def objective(self, s: Setting) -> Objective:
+        """What local training does."""
+        ...
+
+    def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
+        """The step [d] of the global model from what was released this round (one mean, or n uploads)."""
+        ...
+
+    def releases(self, s: Setting, view: View) -> list[Event]:
+        """Everything that a run releases to an adversary with that view, as the accountant must count it."""
+        ...
+
+    def claim(self, s: Setting) -> Claim | None:
+        """What the paper claims of this configuration; None when it claims nothing."""
+        ...
+
+    def clip_norm(self, s: Setting) -> float | None:
+        """C, the bound on one update's L2 norm, or None when updates are not clipped."""
+        ...
+
+    def assumptions(self, s: Setting) -> tuple[str, ...]:
+        """What the proven bound rests on beyond what every run rests on."""
+        ...
+
+
+def weighting_of(method: Method) -> Weighting:
+    """How clients weigh in the mean: by the method's `weighting`, as a parameter or a property, else all the same."""
+    found: Weighting = getattr(method, "weighting", "uniform")
+    return found

@@ -1,0 +1,72 @@
+"""What a run releases and what it costs, from the plans of its method and by the prices that the door charges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedveil.accounting.types import Event, Unbounded, View
+from fedveil.methods.method import Method
+from fedveil.methods.setting import Setting
+from fedveil.release.cost import event_of
+from fedveil.release.plan import Plan
+
+
+def sum_noise(s: Setting) -> bool:
+    """Whether the noise of this run is added once to the sum of a round (secure aggregation or a trusted server)."""
+    return s.scope.view is not View.SERVER
+
+
+def gaussian_plan(s: Setting, clip: float) -> Plan:
+    """Clip to C, noise z C: on each upload in the server view, else once on the sum; or DP-SGD inside the client."""
+    if s.example_clip is not None:
+        return Plan(dp_sgd=s.dp_sgd())
+    return Plan(clip=clip, noise_std=s.z * clip, place="sum" if sum_noise(s) else "upload")
+
+
+def planned_releases(plan: Plan, s: Setting, view: View) -> list[Event]:
+    """The cost of a run in which every release is made under the same plan, by the prices that the door charges.
+
+    Noise in shares counts with what the honest survivors of a round add.
+    """
+    if s.noise_multiplier == 0:
+        return [Unbounded("no noise is added (noise_multiplier = 0)")]
+    scope, rate = replace(s.scope, view=view), s.rate if s.amplified else None
+    shares = s.sharers if holds_shares(plan, s, view) else 1
+    first, later = (event_of(plan, s.layout, scope, rate=rate, noisy_uploads=shares, round=t) for t in (0, 1))
+    if isinstance(first, Unbounded):
+        return [first]
+    if first == later:
+        return [replace(first, count=first.count * s.participations)]
+    return [first]
+
+
+def gaussian_releases(s: Setting, view: View) -> list[Event]:
+    """The cost of a run in which each release is Gaussian with multiplier z, as `gaussian_plan` makes it.
+
+    Noise in shares earns no amplification by sampling: the noise of a sum shows how many took part.
+    """
+    return planned_releases(gaussian_plan(s, 1.0), s, view)
+
+
+def releases_to(method: Method, s: Setting, view: View) -> list[Event]:
+    """Everything that a run releases to an adversary with that view: the method's word for the run's own view, the house's else.
+
+    Where clients plan for themselves, a coordinate of a sum carries only the noise of those that sent it, and later plans depend
+    on single uploads. So other views of such a run inherit what is proven against the server; only plans that depend on the round
+    alone, the same for all clients, are credited with the sum of the noise shares.
+    A bound of the last model says nothing about an average of several.
+    """
+    own = s.scope.view
+    if view is View.FINAL and not (getattr(method, "bounds_last_model", False) and s.final_model == "last"):
+        return releases_to(method, s, View.AGGREGATE)
+    sums = own is View.FINAL and view is View.AGGREGATE  # what leaves is the same in both
+    if view is own or sums or s.example_clip is not None or getattr(method.policy(s), "common", False):
+        return method.releases(s, view)
+    if view is View.SERVER:
+        return [Unbounded("the server receives uploads without noise of their own; only their sum is protected")]
+    return method.releases(s, own)
+
+
+def holds_shares(plan: Plan, s: Setting, view: View) -> bool:
+    """Whether that view sees a sum that carries the noise of several uploads."""
+    return plan.place == "upload" and plan.dp_sgd is None and view is not View.SERVER and s.can_share

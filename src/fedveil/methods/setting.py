@@ -1,0 +1,136 @@
+"""The public setting of a run: everything that a method may know before the data are touched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from fedveil.accounting.types import Scope
+from fedveil.errors import ConfigError
+from fedveil.release.plan import DpSgd
+from fedveil.tasks.classification import Classification
+from fedveil.tasks.task import Task
+from fedveil.training.local import LocalSpec
+from fedveil.training.optimizer import OptimizerSpec
+from fedveil.training.params import Layout
+
+FinalModel = Literal["last", "tail", "ema"]
+
+
+@dataclass(frozen=True)
+class BudgetGroup:
+    """Clients with the same cap (server view): its epsilon, their numbers, and the noise multiplier calibrated to it."""
+
+    epsilon: float
+    clients: frozenset[int]
+    noise_multiplier: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The public configuration of a run: everything a method may know before the data are touched.
+
+    Args:
+        clients: N. cohort: n, clients a round (expected number under Poisson sampling). rounds: T.
+        sampling: `fixed`, n of N without replacement; `poisson`, each client joins with probability n / N.
+        records: nominal examples per client, |D| / N. layout: of the flat model; its dimension is d.
+        epsilon, delta: the target, or epsilon None. noise_multiplier: z, noise std / clip of what is released, once known.
+        example_clip: per-example L2 clip when local training is DP-SGD (record level), else None.
+        min_survivors: noisy uploads that the sum of a round is guaranteed to hold. colluders: of which c belong to the adversary.
+        max_participations: rounds in which one client may take part, or None for all T.
+        server: what the server does with the aggregated step; SGD at rate 1 takes it as it is.
+        groups: of clients by cap, where the method gives them caps of their own; `epsilon` and `noise_multiplier` are then those
+            of the largest cap.
+        task: what is learned, with its public constants.
+        final_model: which model is handed over (see `fedveil.federation.final_model`).
+    """
+
+    clients: int
+    cohort: int
+    rounds: int
+    sampling: Literal["fixed", "poisson"]
+    local: LocalSpec
+    layout: Layout
+    records: int
+    classes: int
+    scope: Scope
+    delta: float
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    example_clip: float | None = None
+    min_survivors: int | None = None
+    colluders: int = 0
+    max_participations: int | None = None
+    server: OptimizerSpec = field(default_factory=lambda: OptimizerSpec(lr=1.0))
+    groups: tuple[BudgetGroup, ...] = ()
+    task: Task = field(default_factory=Classification)
+    final_model: FinalModel = "last"
+
+    def of(self, client: int) -> Setting:
+        """The setting of one client: with the target and the noise of its group."""
+        return next((self.of_group(group) for group in self.groups if client in group.clients), self)
+
+    def of_group(self, group: BudgetGroup) -> Setting:
+        """The setting of the clients of a group, as if all had their cap."""
+        return replace(self, epsilon=group.epsilon, noise_multiplier=group.noise_multiplier, groups=())
+
+    @property
+    def rate(self) -> float:
+        """q = n / N, the chance that a given client takes part in a round."""
+        return self.cohort / self.clients
+
+    @property
+    def participations(self) -> int:
+        """The most rounds one client can be in."""
+        return min(self.rounds, self.max_participations or self.rounds)
+
+    @property
+    def tail_rounds(self) -> int:
+        """How many rounds at the end a tail average is taken over: a third of them."""
+        return max(1, round(self.rounds / 3))
+
+    @property
+    def steps(self) -> int:
+        """K, local steps a round of a client with the nominal number of examples."""
+        return self.local.steps_for(self.records)
+
+    @property
+    def sharers(self) -> int:
+        """Noisy uploads in a sum that the adversary did not make: survivors less colluders."""
+        if self.min_survivors is None and self.sampling == "poisson":
+            raise ConfigError(
+                "noise added in shares by each client needs a guaranteed number of survivors under Poisson sampling: "
+                "set privacy.min_survivors, or training.sampling = 'fixed'"
+            )
+        survivors = self.min_survivors if self.min_survivors is not None else self.cohort
+        honest = survivors - self.colluders
+        if honest < 1:
+            raise ConfigError(f"privacy.min_survivors ({survivors}) must exceed privacy.colluders ({self.colluders})")
+        return honest
+
+    @property
+    def can_share(self) -> bool:
+        """Whether the number of noisy uploads in a sum is known."""
+        return self.sampling == "fixed" or self.min_survivors is not None
+
+    @property
+    def amplified(self) -> bool:
+        """Whether secret Poisson sampling of clients may be credited: a round that is skipped would show how many took part."""
+        return self.sampling == "poisson" and self.max_participations is None and self.min_survivors is None
+
+    @property
+    def z(self) -> float:
+        """The noise multiplier; an error while it is unknown."""
+        if self.noise_multiplier is None:
+            raise ConfigError("the noise is not set: give privacy.epsilon or privacy.noise_multiplier")
+        return self.noise_multiplier
+
+    def dp_sgd(self) -> DpSgd | None:
+        """The DP-SGD plan of one round, the same for every client: rate and steps come from the nominal size."""
+        if self.example_clip is None:
+            return None
+        records = max(self.records, 1)
+        rate = min(1.0, self.local.batch_size / records)
+        expected = rate * records
+        cap = max(records, min(100 * records, 2**17))
+        return DpSgd(self.example_clip, self.z, rate, self.steps, expected, cap)

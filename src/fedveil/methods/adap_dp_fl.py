@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, Claim, Event, SampledGaussian, Scope, Unit, View
 from fedveil.errors import ConfigError
+from fedveil.methods.adaptive import ClipRange
 from fedveil.methods.base import MethodConfig, Setting, Variant, calibrated, gaussian_releases, sum_noise
 from fedveil.release.cost import step_sensitivity
 from fedveil.release.plan import DpSgd, Plan, Policy, Released, Upload
@@ -48,14 +49,7 @@ class AdapDPFL(MethodConfig):
     factor: float = Field(1.0, gt=0, allow_inf_nan=False)
     decay: float = Field(0.999, gt=0, le=1)
     headroom: float = Field(10.0, gt=0, allow_inf_nan=False)
-    clip_range: tuple[float, float] = (0.1, 4.0)
-
-    @field_validator("clip_range")
-    @classmethod
-    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
-        if not 0 < value[0] <= value[1] < math.inf:
-            raise ValueError(f"give [lowest, highest] with 0 < lowest <= highest, not {list(value)}")
-        return value
+    clip_range: ClipRange = (0.1, 4.0)
 
     def calibrate(self, s: Setting) -> Setting:
         """z is the least noise that the schedule can reach; each step is charged at it."""

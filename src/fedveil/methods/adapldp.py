@@ -13,24 +13,21 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.accounting.types import Claim, Event, Unbounded, View
+from fedveil.accounting.types import Claim
 from fedveil.errors import ConfigError
 from fedveil.methods.adapldp_parts import LARGEST, SMALLEST, Scalers, Scaling, turned
-from fedveil.methods.adaptive import paper_epsilon, refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, Variant, calibrated, gaussian_releases, mean, sum_noise
+from fedveil.methods.adaptive import paper_epsilon
+from fedveil.methods.base import Setting, Weighting, mean, sum_noise
 from fedveil.methods.classical_noise import classical_scope, sequential_claim, training_reach
+from fedveil.methods.two_variants import TwoVariants
 from fedveil.release.plan import Plan, Policy, Released, Upload
 from fedveil.training.local import Objective, Plain, State
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_REASON = (
-    "the noise is scaled by raw norms, which leave in the clear; several clipped steps have more than one step's sensitivity"
-)
 
-
-class AdapLDP(MethodConfig):
+class AdapLDP(TwoVariants):
     """Noise scaled by how far a client moved, and uploads turned towards the last global step.
 
     Args:
@@ -49,7 +46,10 @@ class AdapLDP(MethodConfig):
     reconstructed: ClassVar[str] = (
         "source = 'ladp-fl', its form as LaDP-FL's baseline; 'repo' was read in the authors' code, liyan2015/AdapLDP-FL"
     )
-    variant: Variant = "proven"
+    published_weighting: ClassVar[Weighting] = "uniform"
+    reason: ClassVar[str] = (
+        "the noise is scaled by raw norms, which leave in the clear; several clipped steps have more than one step's sensitivity"
+    )
     source: Literal["repo", "ladp-fl"] = "repo"
     law: Literal["laplace", "gaussian"] = "laplace"
     gradient_clip: float = Field(35.0, gt=0, allow_inf_nan=False)
@@ -64,21 +64,18 @@ class AdapLDP(MethodConfig):
 
     def calibrate(self, s: Setting) -> Setting:
         """Proven: noise for the configured epsilon. Published: noise from the formula."""
-        refuse_dp_sgd(s, self.name)
-        if self.variant == "published":
-            if sum_noise(s):
-                raise ConfigError(
-                    "the server of the published adapldp reads a scaler from each client: set privacy.view = 'server'"
-                )
-            self.objective(s)
-            return s
-        if s.amplified:
+        if self.variant == "proven" and s.amplified:
             raise ConfigError("adapldp's rounds cost what earlier ones released: set training.sampling = 'fixed'")
-        return calibrated(self, s)
+        return super().calibrate(s)
+
+    def check_published(self, s: Setting) -> None:
+        if sum_noise(s):
+            raise ConfigError("the server of the published adapldp reads a scaler from each client: set privacy.view = 'server'")
+        self.objective(s)
 
     def policy(self, s: Setting) -> Policy:
         """Proven: noise by released norms. Published: what the server sends of scalers and steps."""
-        return ReleasedScaler(self, s) if self.variant == "proven" else Scalers(s.clients, _REASON)
+        return ReleasedScaler(self, s) if self.variant == "proven" else Scalers(s.clients, self.unproven)
 
     def objective(self, s: Setting) -> Objective:
         """Proven: plain training. Published: noise by the raw scaler."""
@@ -103,10 +100,6 @@ class AdapLDP(MethodConfig):
             step.add_(moved - model, alpha=u.weight / total)
         return step
 
-    def releases(self, s: Setting, view: View) -> list[Event]:
-        """f / z a round in all; nothing for the published variant."""
-        return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASON)]
-
     def claim(self, s: Setting) -> Claim | None:
         """Epsilon for the expected number of rounds of a client; as LaDP-FL's baseline, epsilon in each round, added up."""
         if self.variant == "proven":
@@ -116,9 +109,6 @@ class AdapLDP(MethodConfig):
             return sequential_claim(s, s.rounds * epsilon, "AdapLDP, LaDP-FL, Section VII-B4")
         note = "pure" if self.law == "laplace" else "Gaussian, delta a round"
         return Claim(epsilon, s.delta, classical_scope(), "AdapLDP", f"{note}; summed over q T rounds")
-
-    def clip_norm(self, s: Setting) -> float | None:
-        return self.clip if self.variant == "proven" else None
 
 
 @dataclass(frozen=True)

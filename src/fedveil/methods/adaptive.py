@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator
 
 from fedveil.errors import ConfigError
 from fedveil.methods.base import Setting, sum_noise
@@ -15,6 +18,24 @@ if TYPE_CHECKING:
 
     from fedveil.release.plan import Upload
     from fedveil.training.params import Layout
+
+
+def _ordered(value: tuple[float, float]) -> tuple[float, float]:
+    if not 0 < value[0] <= value[1] < math.inf:
+        raise ValueError(f"give [lowest, highest] with 0 < lowest <= highest, not {list(value)}")
+    return value
+
+
+ClipRange = Annotated[tuple[float, float], AfterValidator(_ordered)]
+"""Multiples of its start within which a clip stays."""
+
+
+def first_clips(clip: float, layout: Layout) -> Tensor:
+    """The clip of each layer [L] before anything was released: shared by the root of the sizes, together `clip`."""
+    import torch
+
+    sizes = torch.tensor([float(n) for n in layout.sizes])
+    return clip * (sizes / sizes.sum()).sqrt()
 
 
 def debiased_norms(upload: Upload, layout: Layout) -> Tensor:

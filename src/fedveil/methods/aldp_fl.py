@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from fedveil.accounting.gaussian import classical_noise_multiplier
-from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
-from fedveil.methods.adaptive import debiased_norms, layered_plan, paper_epsilon, refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, Variant, calibrated, gaussian_releases, sum_noise
+from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
+from fedveil.methods.adaptive import ClipRange, debiased_norms, first_clips, layered_plan, paper_epsilon
+from fedveil.methods.base import Setting, Weighting, sum_noise
+from fedveil.methods.two_variants import TwoVariants
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
 from fedveil.training.local import Local, Objective, Plain, State
 
@@ -25,10 +26,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _FAR = 9.0
-_REASON = "truncated noise has another support under a neighbour, and the clips are raw layer norms (ALDP-FL)"
 
 
-class ALDPFL(MethodConfig):
+class ALDPFL(TwoVariants):
     """Per-layer clips from a sliding window of layer norms, with bounded noise.
 
     Args:
@@ -45,34 +45,20 @@ class ALDPFL(MethodConfig):
     """
 
     name: Literal["aldp-fl"] = "aldp-fl"
-    variant: Variant = "proven"
+    published_weighting: ClassVar[Weighting] = "uniform"
+    reason: ClassVar[str] = "truncated noise has another support under a neighbour, and the clips are raw layer norms (ALDP-FL)"
     window: int = Field(3, ge=1)
     eta: float = Field(0.5, gt=-1, lt=1)
     noise_every: Literal["batch", "epoch"] = "batch"
     clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     headroom: float = Field(1.5, ge=1, allow_inf_nan=False)
     allocation: Literal["equal", "least"] = "least"
-    clip_range: tuple[float, float] = (0.5, 4.0)
+    clip_range: ClipRange = (0.5, 4.0)
     bound: float = Field(1.0, gt=0, allow_inf_nan=False)
-
-    @field_validator("clip_range")
-    @classmethod
-    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
-        if not 0 < value[0] <= value[1] < math.inf:
-            raise ValueError(f"give [lowest, highest] with 0 < lowest <= highest, not {list(value)}")
-        return value
-
-    def calibrate(self, s: Setting) -> Setting:
-        """Proven: noise for the configured epsilon. Published: noise from the paper's formula."""
-        refuse_dp_sgd(s, self.name)
-        if self.variant == "published":
-            paper_epsilon(s, self.name)
-            return s
-        return calibrated(self, s)
 
     def policy(self, s: Setting) -> Policy:
         """Proven: clips from released norms. Published: the upload leaves as training made it."""
-        return Window(self, s) if self.variant == "proven" else Unguarded(("layer norms",), _REASON)
+        return Window(self, s) if self.variant == "proven" else Unguarded(("layer norms",), self.unproven)
 
     def objective(self, s: Setting) -> Objective:
         """Proven: plain training. Published: clip and noise in each iteration."""
@@ -80,20 +66,12 @@ class ALDPFL(MethodConfig):
             return Plain()
         return BoundedNoise(self, paper_epsilon(s, self.name), s.delta)
 
-    def releases(self, s: Setting, view: View) -> list[Event]:
-        """mu^2 = sum_l (f C_l / sigma_l)^2 = (f / z)^2 a round, whatever the clips; nothing for the published variant."""
-        return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASON)]
-
     def claim(self, s: Setting) -> Claim | None:
         """Epsilon for each local iteration, quoted for the whole run (ALDP-FL, Theorem 1)."""
         if self.variant == "proven":
             return None
         scope = Scope(Unit.RECORD, Adjacency.REPLACE_ONE, View.SERVER)
         return Claim(paper_epsilon(s, self.name), s.delta, scope, "ALDP-FL, Theorem 1", "per iteration; not composed")
-
-    def clip_norm(self, s: Setting) -> float | None:
-        """The clip of the first round."""
-        return self.clip if self.variant == "proven" else None
 
 
 @dataclass(frozen=True)
@@ -105,10 +83,7 @@ class Window:
 
     def start(self) -> State:
         """An empty window, and the first clips."""
-        import torch
-
-        sizes = torch.tensor([float(n) for n in self.setting.layout.sizes])
-        first = self.method.clip * (sizes / sizes.sum()).sqrt()
+        first = first_clips(self.method.clip, self.setting.layout)
         return {"first": first, "norms": first.new_empty((0, len(first)))}
 
     def plan(self, released: Released, state: State) -> Plan:

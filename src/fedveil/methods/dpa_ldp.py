@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.accounting.types import Claim, Event, Unbounded, View
-from fedveil.methods.adaptive import paper_epsilon, refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, mean
+from fedveil.accounting.types import Claim, Event, View
+from fedveil.methods.adaptive import paper_epsilon
+from fedveil.methods.base import Setting, mean
 from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequential_claim, training_reach
 from fedveil.methods.noise_schedule import Scheduled, calibrated_schedule, scheduled, scheduled_releases
+from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.ladp_fl.baseline_formulas import allocated_std, geometric_sum
 from fedveil.release.plan import Plan, Policy, Upload
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_REASON = "its sensitivity counts epochs where steps move the weights, and updates are not clipped (DPA-LDP)"
 
-
-class DPALDP(MethodConfig):
+class DPALDP(TwoVariants):
     """Noise allocated to the rounds so that a bound on the final error is least.
 
     For networks it runs K steps a round where the paper shares gradients.
@@ -45,30 +44,24 @@ class DPALDP(MethodConfig):
         "all equations; that the variances minimise a bound on the error under a fixed budget, for a non-smooth part too, is "
         "in the abstract"
     )
-    variant: Variant = "proven"
+    reason: ClassVar[str] = "its sensitivity counts epochs where steps move the weights, and updates are not clipped (DPA-LDP)"
     source: Literal["budget", "ladp-fl"] = "budget"
     contraction: float = Field(0.995, gt=0, le=1)
     l1: float = Field(0.0, ge=0, allow_inf_nan=False)
     clip: float = Field(1.0, gt=0, allow_inf_nan=False)
 
-    @property
-    def weighting(self) -> Weighting:
-        """Published: by the number of examples. Proven: uniform, so that the sensitivity is C."""
-        return "examples" if self.variant == "published" else "uniform"
-
     def calibrate(self, s: Setting) -> Setting:
         """Proven: noise for the configured epsilon. Published: noise from the formula."""
-        refuse_dp_sgd(s, self.name)
-        if self.variant == "proven":
-            return calibrated_schedule(self, s)
+        return calibrated_schedule(self, s) if self.variant == "proven" else super().calibrate(s)
+
+    def check_published(self, s: Setting) -> None:
         self.stds(s)
-        return s
 
     def policy(self, s: Setting) -> Policy:
         """The noise of each round."""
         if self.variant == "proven":
             return self._schedule(s)
-        return Scheduled(tuple(Plan(noise_std=std, unproven=_REASON) for std in self.stds(s)))
+        return Scheduled(tuple(Plan(noise_std=std, unproven=self.unproven) for std in self.stds(s)))
 
     def _schedule(self, s: Setting) -> Scheduled:
         return scheduled(s, self.clip, [self.contraction ** (t / 4) for t in range(s.rounds)])
@@ -83,7 +76,7 @@ class DPALDP(MethodConfig):
 
     def releases(self, s: Setting, view: View) -> list[Event]:
         """What constant noise z costs; nothing for the published variant."""
-        return scheduled_releases(self._schedule(s), s, view) if self.variant == "proven" else [Unbounded(_REASON)]
+        return scheduled_releases(self._schedule(s), s, view) if self.variant == "proven" else super().releases(s, view)
 
     def claim(self, s: Setting) -> Claim | None:
         """Epsilon of the whole run, or LaDP-FL's sum of the rounds' epsilons."""
@@ -93,9 +86,6 @@ class DPALDP(MethodConfig):
         if self.source == "budget":
             return Claim(epsilon, s.delta, classical_scope(), "DPA-LDP (reconstructed)", "zero-concentrated DP")
         return sequential_claim(s, epsilon * geometric_sum(self.contraction**-0.25, s.rounds), "LaDP-FL, Theorem 1")
-
-    def clip_norm(self, s: Setting) -> float | None:
-        return self.clip if self.variant == "proven" else None
 
     def stds(self, s: Setting) -> list[float]:
         """Published: the noise std of each round."""

@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
+from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
 from fedveil.errors import ConfigError
-from fedveil.methods.adaptive import refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_plan, mean, sum_noise
+from fedveil.methods.base import Setting, gaussian_plan, mean, sum_noise
 from fedveil.methods.fedglp_parts import descend_part
 from fedveil.methods.fisher_split import Split, fisher_split, pull, pull_to, refuse_decay
 from fedveil.methods.sparse import NonZero
 from fedveil.methods.summed_noise import upload_releases
+from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.fedglp_adp.baseline_claims import fedaddp_noise
 from fedveil.release.plan import Fixed, Policy, Upload
 from fedveil.tasks.column import Column
@@ -29,10 +29,8 @@ from fedveil.training.local import Local, Objective, State
 if TYPE_CHECKING:
     from torch import Tensor
 
-_REASON = "range and centre of each coordinate, and with them its noise, are raw values of the client (FedADDP)"
 
-
-class FedADDP(MethodConfig):
+class FedADDP(TwoVariants):
     """Fisher personalisation with noise of each coordinate's own size.
 
     Args:
@@ -46,7 +44,7 @@ class FedADDP(MethodConfig):
     """
 
     name: Literal["fed-addp"] = "fed-addp"
-    variant: Variant = "proven"
+    reason: ClassVar[str] = "range and centre of each coordinate, and with them its noise, are raw values of the client (FedADDP)"
     beta: float = Field(0.1, gt=0, allow_inf_nan=False)
     threshold: float = Field(0.4, gt=0, lt=1)
     lambda1: float = Field(0.1, ge=0, allow_inf_nan=False)
@@ -55,27 +53,23 @@ class FedADDP(MethodConfig):
     clip: float = Field(0.5, gt=0, allow_inf_nan=False)
     floor: float = Field(0.1, gt=0, le=1)
 
-    @property
-    def weighting(self) -> Weighting:
-        """The published mean weighs by sizes."""
-        return "examples" if self.variant == "published" else "uniform"
-
     def calibrate(self, s: Setting) -> Setting:
         """Proven: noise for the configured epsilon. Published: sigma_0, which stays apart from what the door knows."""
-        refuse_dp_sgd(s, self.name)
         refuse_decay(s, self.name)
-        if self.variant == "proven":
-            return calibrated(self, s)
+        return super().calibrate(s)
+
+    def check_published(self, s: Setting) -> None:
         if sum_noise(s):
             raise ConfigError("the published variant of fed-addp sends each client's noisy model: set privacy.view = 'server'")
         if s.noise_multiplier is not None or (self.sigma is not None) == (s.epsilon is not None):
             raise ConfigError("the published variant of fed-addp needs either privacy.epsilon or method.sigma, and nothing else")
         sigma_0(self, s)
-        return s
 
     def policy(self, s: Setting) -> Policy:
         """Proven: clip and noise in units of the range. Published: the upload leaves as training made it."""
-        return Fixed(gaussian_plan(s, self.clip)) if self.variant == "proven" else NonZero(("weights", "gradients"), _REASON)
+        if self.variant == "published":
+            return NonZero(("weights", "gradients"), self.unproven)
+        return Fixed(gaussian_plan(s, self.clip))
 
     def objective(self, s: Setting) -> Objective:
         return RangedNoise(self, s, sigma_0(self, s) if self.variant == "published" else None)
@@ -86,7 +80,7 @@ class FedADDP(MethodConfig):
 
     def releases(self, s: Setting, view: View) -> list[Event]:
         """(f / z)^2 a round; nothing for the published variant."""
-        return upload_releases(self, s, view) if self.variant == "proven" else [Unbounded(_REASON)]
+        return upload_releases(self, s, view) if self.variant == "proven" else super().releases(s, view)
 
     def claim(self, s: Setting) -> Claim | None:
         """Of each client's own uploads; the program has a formula from epsilon to sigma_0 only."""
@@ -94,9 +88,6 @@ class FedADDP(MethodConfig):
             return None
         scope = Scope(Unit.CLIENT, Adjacency.REPLACE_ONE, View.SERVER)
         return Claim(s.epsilon, s.delta, scope, "FedADDP, get_sigma0", f"sigma_0 = {sigma_0(self, s):.4g}, tensors counted")
-
-    def clip_norm(self, s: Setting) -> float | None:
-        return self.clip if self.variant == "proven" else None
 
 
 def sigma_0(method: FedADDP, s: Setting) -> float:

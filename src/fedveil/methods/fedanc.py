@@ -8,12 +8,12 @@ the update is restricted, clipped and noised once. Sparsity then lowers the nois
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
+from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
 from fedveil.errors import ConfigError
-from fedveil.methods.adaptive import paper_epsilon, refuse_dp_sgd
-from fedveil.methods.base import Setting, Weighting, calibrated, gaussian_releases, sum_noise
+from fedveil.methods.adaptive import paper_epsilon
+from fedveil.methods.base import Setting, sum_noise
 from fedveil.methods.fedanc_options import FedANCOptions
 from fedveil.methods.fedanc_parts import Budgeted, SparseNoise
 from fedveil.methods.lstm_controller import BETA
@@ -25,16 +25,12 @@ from fedveil.training.local import Objective, Plain
 if TYPE_CHECKING:
     from torch import Tensor
 
-_REASON = "the coordinates that get noise are the largest of each raw gradient, and the others move the model bare (FedANC)"
-
 
 class FedANC(FedANCOptions):
     __doc__ = FedANCOptions.__doc__
-
-    @property
-    def weighting(self) -> Weighting:
-        """Published: by the number of examples. Proven: all the same."""
-        return "examples" if self.variant == "published" else "uniform"
+    reason: ClassVar[str] = (
+        "the coordinates that get noise are the largest of each raw gradient, and the others move the model bare (FedANC)"
+    )
 
     @property
     def coverage(self) -> bool:
@@ -42,23 +38,22 @@ class FedANC(FedANCOptions):
 
     def calibrate(self, s: Setting) -> Setting:
         """Proven: noise for the configured epsilon. Published: the controller steers towards the configured epsilon."""
-        refuse_dp_sgd(s, self.name)
         if self.gamma_min >= self.gamma_max:
             raise ConfigError(f"method.gamma_min = {self.gamma_min:g} must be below method.gamma_max = {self.gamma_max:g}")
         if (self.beta is None) != (self.gamma is None) or (self.beta is not None and self.variant == "proven"):
             raise ConfigError("method.beta and method.gamma replace the controller of the published variant: give both, or none")
-        if self.variant == "proven":
-            return calibrated(self, s)
+        return super().calibrate(s)
+
+    def check_published(self, s: Setting) -> None:
         if sum_noise(s):
             raise ConfigError(
                 "the published variant of fedanc sends each client's mask to the server: set privacy.view = 'server'"
             )
         self._target(s)
-        return s
 
     def policy(self, s: Setting) -> Policy:
         """Proven: support, noise and share from what was released. Published: the upload leaves as training made it."""
-        return Budgeted(self, s) if self.variant == "proven" else NonZero(("gradients", "losses"), _REASON)
+        return Budgeted(self, s) if self.variant == "proven" else NonZero(("gradients", "losses"), self.unproven)
 
     def objective(self, s: Setting) -> Objective:
         """Proven: plain training. Published: noise on part of each gradient."""
@@ -67,10 +62,6 @@ class FedANC(FedANCOptions):
     def aggregate(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
         """Eq. 13: per coordinate, the weighted mean over the clients that sent it; the others keep the global value."""
         return coverage_mean(uploads)
-
-    def releases(self, s: Setting, view: View) -> list[Event]:
-        """The budget that the controller divides over the rounds; nothing for the published variant."""
-        return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASON)]
 
     def claim(self, s: Setting) -> Claim | None:
         """Theorem 2 for one step, with constants or the outputs that pre-training aims at."""
@@ -89,10 +80,6 @@ class FedANC(FedANCOptions):
         if s.epsilon is not None:
             raise ConfigError("method.beta and method.gamma are constant, so nothing steers them: remove privacy.epsilon")
         return 0.0
-
-    def clip_norm(self, s: Setting) -> float | None:
-        """Proven: C."""
-        return self.clip if self.variant == "proven" else None
 
     def assumptions(self, s: Setting) -> tuple[str, ...]:
         """What the controller reads."""

@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from fedveil.methods.base import MethodConfig, Variant
 from fedveil.methods.lstm_controller import Controller
+from fedveil.methods.two_variants import TwoVariants
 
 
-class FedANCOptions(MethodConfig):
+class FedANCOptions(TwoVariants):
     """A learned controller sets the amount of noise and the share of coordinates that get it.
 
     epsilon_target of the published variant is `privacy.epsilon`.
@@ -29,7 +29,6 @@ class FedANCOptions(MethodConfig):
     """
 
     name: Literal["fedanc"] = "fedanc"
-    variant: Variant = "proven"
     clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     gamma_min: float = Field(0.1, gt=0, lt=1)
     gamma_max: float = Field(0.9, gt=0, le=1)

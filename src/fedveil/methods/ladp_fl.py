@@ -8,16 +8,17 @@ round's exact share of the budget, and layers that are not chosen are not sent.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from fedveil.accounting.gaussian import noise_std_for
-from fedveil.accounting.types import Claim, Event, Unbounded, View
+from fedveil.accounting.types import Claim
 from fedveil.errors import ConfigError
-from fedveil.methods.adaptive import noise_at_share, paper_epsilon, refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_releases, sum_noise
+from fedveil.methods.adaptive import noise_at_share, paper_epsilon
+from fedveil.methods.base import Setting, sum_noise
 from fedveil.methods.classical_noise import sequential_claim, training_reach
+from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.ladp_fl.ladp_claim import constant_as_printed
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
 from fedveil.training.local import State
@@ -27,10 +28,8 @@ if TYPE_CHECKING:
 
     from fedveil.training.params import Layout
 
-_REASON = "layers are chosen and noise is scaled by raw weights, and layers below the threshold leave without noise (LaDP-FL)"
 
-
-class LaDPFL(MethodConfig):
+class LaDPFL(TwoVariants):
     """The noise of each layer depends on how far the layer moved.
 
     G_c of the published variant is `training.batch_clip`, its epsilon (a round) is `privacy.epsilon`.
@@ -49,7 +48,9 @@ class LaDPFL(MethodConfig):
     """
 
     name: Literal["ladp-fl"] = "ladp-fl"
-    variant: Variant = "proven"
+    reason: ClassVar[str] = (
+        "layers are chosen and noise is scaled by raw weights, and layers below the threshold leave without noise (LaDP-FL)"
+    )
     threshold: float = Field(0.0, ge=0, allow_inf_nan=False)
     bound: float = Field(1e-4, gt=0, allow_inf_nan=False)
     spread: float = Field(4.0, ge=1, allow_inf_nan=False)
@@ -59,36 +60,18 @@ class LaDPFL(MethodConfig):
     clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     clipping: Literal["whole", "layers"] = "layers"
 
-    @property
-    def weighting(self) -> Weighting:
-        """Published: by the number of examples. Proven: uniform, so that sizes stay private and the sensitivity is C."""
-        return "examples" if self.variant == "published" else "uniform"
-
-    def calibrate(self, s: Setting) -> Setting:
-        """Proven: noise for the configured epsilon. Published: noise from Theorems 2 and 3."""
-        refuse_dp_sgd(s, self.name)
-        if self.variant == "proven":
-            return calibrated(self, s)
+    def check_published(self, s: Setting) -> None:
         self.unit_std(s)
-        return s
 
     def policy(self, s: Setting) -> Policy:
         """The noise of each layer, from released or from raw weights."""
         return Estimated(self, s) if self.variant == "proven" else RawEstimated(self, s, self.unit_std(s))
-
-    def releases(self, s: Setting, view: View) -> list[Event]:
-        """f / z a round, whatever the estimates; nothing for the published variant."""
-        return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASON)]
 
     def claim(self, s: Setting) -> Claim | None:
         """The paper's accountant: (q T epsilon, q T delta), q = batch / |D_i|; one round's claim where that delta is >= 1."""
         if self.variant == "proven":
             return None
         return sequential_claim(s, s.rounds * paper_epsilon(s, self.name), "LaDP-FL, Theorem 3")
-
-    def clip_norm(self, s: Setting) -> float | None:
-        """C of the proven variant."""
-        return self.clip if self.variant == "proven" else None
 
     def unit_std(self, s: Setting) -> float:
         """c Delta / (epsilon B), the noise std at P = B, the least that a chosen layer gets (Theorems 2 and 3)."""
@@ -124,7 +107,7 @@ class RawEstimated:
                 scaled = scaled.new_ones(len(layout))
             return Plan(noise_std=self.unit_std / scaled * (layout.norms(local) >= m.threshold))
 
-        return Raw(("layer norms", "KL divergence of local from global layers"), make, _REASON)
+        return Raw(("layer norms", "KL divergence of local from global layers"), make, m.unproven)
 
     def observe(self, state: State, upload: Upload) -> State:
         return state

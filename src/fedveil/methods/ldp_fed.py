@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fedveil.accounting.gaussian import classical_noise_multiplier
-from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
-from fedveil.methods.adaptive import paper_epsilon, refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, Variant, calibrated, gaussian_plan, gaussian_releases, sum_noise
+from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
+from fedveil.methods.adaptive import paper_epsilon
+from fedveil.methods.base import Setting, Weighting, gaussian_plan, sum_noise
+from fedveil.methods.two_variants import TwoVariants
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
 from fedveil.training.local import Local, Objective, Plain, State, clip_
 
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 
     from fedveil.training.params import Layout
 
-_REASON = {
+_REASONS = {
     "ordinal": "alpha protects neighbouring steps of a grid; values 2c apart differ by alpha 2c 10^precision in all (LDP-Fed)",
     "gaussian": "noise for the mean of clipped examples on the gradient of a clipped batch, never composed (LDP-Fed)",
 }
 
 
-class LDPFed(MethodConfig):
+class LDPFed(TwoVariants):
     """Fixed bounds and fixed noise on each client, layers in turns (LDP-Fed, Truex et al. 2020).
 
     Args:
@@ -48,20 +49,16 @@ class LDPFed(MethodConfig):
         "last layer comes first, and all of mechanism = 'gaussian' beyond 'fixed clipping and fixed noise', are ours"
     )
     name: Literal["ldp-fed"] = "ldp-fed"
-    variant: Variant = "proven"
+    published_weighting: ClassVar[Weighting] = "uniform"
     mechanism: Literal["ordinal", "gaussian"] = "ordinal"
     bound: float = Field(1.0, gt=0, allow_inf_nan=False)
     precision: int = Field(10, ge=0, le=12)
     clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     layers_a_round: int = Field(0, ge=0)
 
-    def calibrate(self, s: Setting) -> Setting:
-        """Proven: noise for the configured epsilon. Published: noise from alpha, or from the classical formula."""
-        refuse_dp_sgd(s, self.name)
-        if self.variant == "published":
-            paper_epsilon(s, self.name)
-            return s
-        return calibrated(self, s)
+    @property
+    def unproven(self) -> str:
+        return _REASONS[self.mechanism]
 
     def policy(self, s: Setting) -> Policy:
         """The layers of the round; proven: clip, noise and a clamp as well."""
@@ -76,10 +73,6 @@ class LDPFed(MethodConfig):
         alpha = paper_epsilon(s, self.name) / s.rounds
         return Ordinal(bound=self.bound, precision=self.precision, alpha=alpha, layers=self.layers_a_round)
 
-    def releases(self, s: Setting, view: View) -> list[Event]:
-        """(f / z)^2 a round, whichever layers leave; nothing for the published variant."""
-        return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASON[self.mechanism])]
-
     def claim(self, s: Setting) -> Claim | None:
         """Ordinal: alpha for the whole run, by sequential composition. Gaussian: epsilon of one batch."""
         if self.variant == "proven":
@@ -92,9 +85,6 @@ class LDPFed(MethodConfig):
         return Claim(
             epsilon, 0.0, scope, "LDP-Fed, condensed local privacy", "for values one step of the grid apart, not for any"
         )
-
-    def clip_norm(self, s: Setting) -> float | None:
-        return self.clip if self.variant == "proven" else None
 
 
 @dataclass(frozen=True)
@@ -112,7 +102,7 @@ class Turns:
         m, s = self.method, self.setting
         support = turn(s.layout, m.layers_a_round, released.round)
         if m.variant == "published":
-            return Raw(("values perturbed in training",), lambda update: Plan(support=support), _REASON[m.mechanism])
+            return Raw(("values perturbed in training",), lambda update: Plan(support=support), m.unproven)
         clamp = m.bound * (s.cohort if sum_noise(s) else 1)
         return replace(gaussian_plan(s, m.clip), support=support, clamp=clamp)
 

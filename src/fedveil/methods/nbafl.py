@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fedveil.accounting.gaussian import epsilon_of
-from fedveil.accounting.types import Claim, Event, Unbounded, View
+from fedveil.accounting.types import Claim
 from fedveil.errors import ConfigError
-from fedveil.methods.adaptive import paper_epsilon, refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_plan, gaussian_releases, mean
+from fedveil.methods.adaptive import paper_epsilon
+from fedveil.methods.base import Setting, gaussian_plan, mean
 from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequential_claim
 from fedveil.methods.fedavg import proximal
+from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.ladp_fl.baseline_formulas import nbafl_broadcast_std, nbafl_upload_std
 from fedveil.release.plan import Fixed, Plan, Policy, Upload
 from fedveil.training.local import Local, Objective, Plain
@@ -35,7 +36,7 @@ _REASONS = {
 _LARGEST_MU = 1e3
 
 
-class NbAFL(MethodConfig):
+class NbAFL(TwoVariants):
     """Noise before aggregation: clipped weights and classical Gaussian noise, "Full DP" of LaDP-FL.
 
     Args:
@@ -54,16 +55,14 @@ class NbAFL(MethodConfig):
         "source = 'paper', from notes on Wei et al. 2020, and 'ladp-fl', from LaDP-FL's Theorems 1 and 2; 'repo' was read in "
         "FederatedScope's trainer_nbafl.py"
     )
-    variant: Variant = "proven"
     source: Literal["paper", "repo", "ladp-fl"] = "paper"
     clip: float = Field(5.0, gt=0, allow_inf_nan=False)
     exposures: int | None = Field(None, ge=1)
     proximal: float = Field(0.0, ge=0, allow_inf_nan=False)
 
     @property
-    def weighting(self) -> Weighting:
-        """Published: p_i, the share of the examples. Proven: uniform, so that sizes stay private and the sensitivity is C."""
-        return "examples" if self.variant == "published" else "uniform"
+    def unproven(self) -> str:
+        return _REASONS[self.source]
 
     @property
     def sends_weights(self) -> bool:
@@ -72,27 +71,26 @@ class NbAFL(MethodConfig):
 
     def calibrate(self, s: Setting) -> Setting:
         """Proven: noise for the configured epsilon. Published: noise from the formula."""
-        refuse_dp_sgd(s, self.name)
         if self.sends_weights and (s.sampling == "poisson" or (s.min_survivors or s.cohort) < s.cohort):
             raise ConfigError(
                 "nbafl averages weights, so their number must be fixed: set training.sampling = 'fixed', and leave "
                 "privacy.min_survivors out"
             )
-        if self.variant == "proven":
-            return calibrated(self, s)
+        return super().calibrate(s)
+
+    def check_published(self, s: Setting) -> None:
         if (self.exposures or 1) > s.rounds:
             raise ConfigError(
                 f"method.exposures = {self.exposures} is more than the {s.rounds} rounds: at most all uploads are seen"
             )
         self.noise_std(s)
-        return s
 
     def policy(self, s: Setting) -> Policy:
         """The same clip and noise in every round."""
         if self.variant == "proven":
             return Fixed(gaussian_plan(s, self.clip))
         clip = self.clip if self.source == "paper" else math.inf
-        return Fixed(Plan(clip=clip, noise_std=self.noise_std(s), unproven=_REASONS[self.source]))
+        return Fixed(Plan(clip=clip, noise_std=self.noise_std(s), unproven=self.unproven))
 
     def objective(self, s: Setting) -> Objective:
         """Local training, with the proximal term; what leaves are weights."""
@@ -107,10 +105,6 @@ class NbAFL(MethodConfig):
         if self.variant == "published" and self.source == "repo":
             weights.clamp_(-self.clip, self.clip)
         return weights - model
-
-    def releases(self, s: Setting, view: View) -> list[Event]:
-        """f / z a round; nothing for the published variant."""
-        return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASONS[self.source])]
 
     def claim(self, s: Setting) -> Claim | None:
         """Published: epsilon for L uploads of a record's client; as LaDP-FL's Full DP, epsilon a round."""

@@ -10,24 +10,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from fedveil.accounting.gaussian import classical_noise_multiplier
-from fedveil.accounting.types import Claim, Event, Unbounded, View
-from fedveil.methods.adaptive import debiased_norms, paper_epsilon, refuse_dp_sgd
+from fedveil.accounting.types import Claim
+from fedveil.methods.adaptive import ClipRange, debiased_norms, first_clips, paper_epsilon
 from fedveil.methods.aldp_fl import Unguarded
-from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_releases, mean, sum_noise
+from fedveil.methods.base import Setting, mean, sum_noise
 from fedveil.methods.classical_noise import sequential_claim, training_reach
+from fedveil.methods.two_variants import TwoVariants
 from fedveil.release.plan import Plan, Policy, Released, Upload
 from fedveil.training.local import Local, Objective, Plain, State
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_REASON = "the noise follows raw updates, and their history bounds nothing (Sensitive DP)"
 
-
-class SensitiveDP(MethodConfig):
+class SensitiveDP(TwoVariants):
     """Noise that follows an estimate of the sensitivity from the history of updates.
 
     Args:
@@ -44,37 +43,20 @@ class SensitiveDP(MethodConfig):
         "all equations, for SGD alone of the paper's four optimisers; that the sensitivity is estimated from local and global "
         "history is in the abstract"
     )
-    variant: Variant = "proven"
+    reason: ClassVar[str] = "the noise follows raw updates, and their history bounds nothing (Sensitive DP)"
     memory: float = Field(0.9, ge=0, lt=1)
     own: float = Field(0.5, ge=0, le=1)
     headroom: float = Field(2.0, gt=0, allow_inf_nan=False)
     clip: float = Field(1.0, gt=0, allow_inf_nan=False)
-    clip_range: tuple[float, float] = (0.1, 2.0)
+    clip_range: ClipRange = (0.1, 2.0)
 
-    @field_validator("clip_range")
-    @classmethod
-    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
-        if not 0 < value[0] <= value[1] < float("inf"):
-            raise ValueError(f"give [lowest, highest] with 0 < lowest <= highest, not {list(value)}")
-        return value
-
-    @property
-    def weighting(self) -> Weighting:
-        """Published: by the number of examples. Proven: uniform, so that the sensitivity is the clip."""
-        return "examples" if self.variant == "published" else "uniform"
-
-    def calibrate(self, s: Setting) -> Setting:
-        """Proven: noise for the configured epsilon. Published: noise from the estimates."""
-        refuse_dp_sgd(s, self.name)
-        if self.variant == "proven":
-            return calibrated(self, s)
+    def check_published(self, s: Setting) -> None:
         training_reach(s, self.name)
-        paper_epsilon(s, self.name)
-        return s
+        super().check_published(s)
 
     def policy(self, s: Setting) -> Policy:
         """Proven: clips from released norms. Published: the upload leaves as training made it."""
-        return Remembered(self, s) if self.variant == "proven" else Unguarded(("norms of earlier updates",), _REASON)
+        return Remembered(self, s) if self.variant == "proven" else Unguarded(("norms of earlier updates",), self.unproven)
 
     def objective(self, s: Setting) -> Objective:
         """Proven: plain training. Published: noise by the raw history."""
@@ -83,19 +65,11 @@ class SensitiveDP(MethodConfig):
         multiplier = classical_noise_multiplier(paper_epsilon(s, self.name), s.delta)
         return RawHistory(method=self, multiplier=multiplier, reach=training_reach(s, self.name))
 
-    def releases(self, s: Setting, view: View) -> list[Event]:
-        """f / z a round, whatever the estimates; nothing for the published variant."""
-        return gaussian_releases(s, view) if self.variant == "proven" else [Unbounded(_REASON)]
-
     def claim(self, s: Setting) -> Claim | None:
         """As LaDP-FL counts: epsilon in each round, added up."""
         if self.variant == "proven":
             return None
         return sequential_claim(s, s.rounds * paper_epsilon(s, self.name), "Sensitive DP (reconstructed), LaDP-FL, Theorem 1")
-
-    def clip_norm(self, s: Setting) -> float | None:
-        """The clip of the first round."""
-        return self.clip if self.variant == "proven" else None
 
     def average(self, before: Tensor | None, square: Tensor) -> Tensor:
         """beta before + (1 - beta) square; the square where there is nothing before."""
@@ -147,11 +121,8 @@ class Remembered:
 
     def plan(self, released: Released, state: State) -> Plan:
         """Clips C_l from the history and one noise std z ||C||: the round costs f / z whatever the clips are."""
-        import torch
-
         m, s = self.method, self.setting
-        sizes = torch.tensor([float(n) for n in s.layout.sizes])
-        clips = first = m.clip * (sizes / sizes.sum()).sqrt()
+        clips = first = first_clips(m.clip, s.layout)
         if "own" in state:
             own: Tensor = state["own"]
             others: Tensor = released.server.get("own", own)

@@ -11,20 +11,19 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.accounting.types import Claim, Event, Unbounded, View
+from fedveil.accounting.types import Claim, Event, View
 from fedveil.errors import ConfigError
-from fedveil.methods.adaptive import paper_epsilon, refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, gaussian_plan, gaussian_releases, sum_noise
+from fedveil.methods.adaptive import paper_epsilon
+from fedveil.methods.base import Setting, gaussian_plan, gaussian_releases, sum_noise
 from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequential_claim, training_reach
 from fedveil.methods.noise_schedule import Scheduled, calibrated_schedule, scheduled, scheduled_releases
+from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.ladp_fl.baseline_formulas import falling_first_std, geometric_sum
 from fedveil.release.plan import Plan, Policy, Released, Upload
 from fedveil.training.local import State
 
-_REASON = "its sensitivity counts epochs where steps move the weights, and updates are not clipped (Time-Varying DP)"
 
-
-class TimeVaryingDP(MethodConfig):
+class TimeVaryingDP(TwoVariants):
     """Noise that falls geometrically over the rounds.
 
     Args:
@@ -44,7 +43,9 @@ class TimeVaryingDP(MethodConfig):
     reconstructed: ClassVar[str] = (
         "all equations; that the noise is a geometric series tied to T and epsilon, delta, and refined online, is the abstract's"
     )
-    variant: Variant = "proven"
+    reason: ClassVar[str] = (
+        "its sensitivity counts epochs where steps move the weights, and updates are not clipped (Time-Varying DP)"
+    )
     source: Literal["budget", "ladp-fl"] = "budget"
     accounting: Literal["naive", "zcdp"] = "naive"
     decay: float = Field(0.998, gt=0, le=1)
@@ -52,30 +53,25 @@ class TimeVaryingDP(MethodConfig):
     refine_every: int = Field(0, ge=0)
     refinement: float = Field(0.9, gt=0, lt=1)
 
-    @property
-    def weighting(self) -> Weighting:
-        """Published: by the number of examples. Proven: uniform, so that the sensitivity is C."""
-        return "examples" if self.variant == "published" else "uniform"
-
     def calibrate(self, s: Setting) -> Setting:
         """Proven: noise for the configured epsilon. Published: noise from the formula."""
-        refuse_dp_sgd(s, self.name)
-        if self.variant == "proven":
-            refines = self.refine_every and (not sum_noise(s) or s.sampling != "fixed" or s.participations < s.rounds)
-            if refines:
-                raise ConfigError(
-                    "method.refine_every plans what is left of one common budget: set privacy.view = 'aggregate' and "
-                    "training.sampling = 'fixed', and leave training.max_participations out"
-                )
-            return calibrated_schedule(self, s)
+        if self.variant == "published":
+            return super().calibrate(s)
+        if self.refine_every and (not sum_noise(s) or s.sampling != "fixed" or s.participations < s.rounds):
+            raise ConfigError(
+                "method.refine_every plans what is left of one common budget: set privacy.view = 'aggregate' and "
+                "training.sampling = 'fixed', and leave training.max_participations out"
+            )
+        return calibrated_schedule(self, s)
+
+    def check_published(self, s: Setting) -> None:
         self.first_std(s)
-        return s
 
     def policy(self, s: Setting) -> Policy:
         """The noise of each round."""
         if self.variant == "published":
             first = self.first_std(s)
-            return Scheduled(tuple(Plan(noise_std=first * self.decay**t, unproven=_REASON) for t in range(s.rounds)))
+            return Scheduled(tuple(Plan(noise_std=first * self.decay**t, unproven=self.unproven) for t in range(s.rounds)))
         return Refined(self, s) if self.refine_every else self._schedule(s)
 
     def _schedule(self, s: Setting) -> Scheduled:
@@ -84,7 +80,7 @@ class TimeVaryingDP(MethodConfig):
     def releases(self, s: Setting, view: View) -> list[Event]:
         """What constant noise z costs; nothing for the published variant."""
         if self.variant == "published":
-            return [Unbounded(_REASON)]
+            return super().releases(s, view)
         return gaussian_releases(s, view) if self.refine_every else scheduled_releases(self._schedule(s), s, view)
 
     def claim(self, s: Setting) -> Claim | None:
@@ -95,9 +91,6 @@ class TimeVaryingDP(MethodConfig):
         if self.source == "budget":
             return Claim(epsilon, s.delta, classical_scope(), "Time-Varying DP (reconstructed)", f"{self.accounting} composition")
         return sequential_claim(s, epsilon * geometric_sum(1 / self.decay, s.rounds), "LaDP-FL, Theorem 1")
-
-    def clip_norm(self, s: Setting) -> float | None:
-        return self.clip if self.variant == "proven" else None
 
     def first_std(self, s: Setting) -> float:
         """Published: sigma_1."""

@@ -33,9 +33,9 @@ from fedveil.ledger.ledger import Ledger
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.models import model_registry as registry
-from fedveil.release.door import SealedUpload
 from fedveil.release.grid import exponent_for
 from fedveil.release.plan import Upload
+from fedveil.release.sealed import SealedUpload
 from fedveil.run.assembly import checked_model, federation
 from fedveil.run.run import run as run_experiment
 from fedveil.tasks.classification import Classification

@@ -22,7 +22,7 @@ from fedveil.federation.round import ClientTask, Outcome
 from fedveil.ledger.ledger import Entry
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
-from fedveil.release.door import AGGREGATE
+from fedveil.release.sealed import AGGREGATE
 from fedveil.training.local import LocalSpec, OptimizerSpec
 
 

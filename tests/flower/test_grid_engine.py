@@ -24,7 +24,7 @@ from fedveil.flower.grid_engine import GridEngine
 from fedveil.flower.wire_format import Kind, WireMessage, decoded, encoded
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
-from fedveil.release.door import SealedUpload
+from fedveil.release.sealed import SealedUpload
 from flower_nodes import Nodes
 
 RUNS = {name: c for name, c in every_method() if getattr(c.method, "variant", "proven") == "proven"}

@@ -24,8 +24,8 @@ from fedveil.methods.noisy_fedavg import NoisyFedAvg
 from fedveil.methods.setting import Setting
 from fedveil.methods.trajectory import Ball, Trajectory, last_model_mu, trajectory, upload_std
 from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, Schedule, linear_loss_mu
-from fedveil.release.door import SealedUpload
 from fedveil.release.plan import Plan, Upload
+from fedveil.release.sealed import SealedUpload
 from fedveil.statement.certify import certify
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from method_kit import all_same, charged_mu, digits, job_of, method_releases_mu, released, setting, swapped_plans, trained

@@ -19,8 +19,8 @@ from fedveil.errors import ConfigError
 from fedveil.federation.round import ClientTask, client_round
 from fedveil.pages.figures.run_figures import plot_run
 from fedveil.pages.report_page import page_values
-from fedveil.release.door import Contribution
 from fedveil.release.plan import Released
+from fedveil.release.sealed import Contribution
 from fedveil.run.assembly import build_model, prepare
 from fedveil.run.recorded_run import read_run
 from fedveil.run.run_directory import present

@@ -23,10 +23,11 @@ from fedveil.ledger.ledger import Ledger
 from fedveil.methods.method import Method
 from fedveil.methods.setting import Setting
 from fedveil.papers.paper_files import paper_files
-from fedveil.release.door import AGGREGATE, Contribution, Door, SealedUpload
+from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import NoiseMemory
 from fedveil.release.plan import Plan, Raw, Released, Upload, same_plan
+from fedveil.release.sealed import AGGREGATE, Contribution, SealedUpload
 from fedveil.run.assembly import federation, prepare
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from fedveil.training.params import Layout

@@ -26,10 +26,11 @@ from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
 from fedveil.methods.trajectory import Trajectory
-from fedveil.release.door import Contribution, Door, SealedUpload
+from fedveil.release.door import Door
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import Extra, Fixed, Plan, Policy, Released, Upload
+from fedveil.release.sealed import Contribution, SealedUpload
 from fedveil.run.assembly import Prepared, federation, prepare
 from fedveil.tasks.column import Column
 from fedveil.training.local import Local, Plain, State

@@ -21,8 +21,8 @@ from fedveil.federation.fit import sample
 from fedveil.methods.method import weighting_of
 from fedveil.release import plan as release
 from fedveil.release.cost import per_layer
-from fedveil.release.door import Contribution
 from fedveil.release.grid import from_grid
+from fedveil.release.sealed import Contribution
 from fedveil.training.local import Plain
 
 if TYPE_CHECKING:

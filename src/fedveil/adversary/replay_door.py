@@ -19,10 +19,11 @@ from fedveil.adversary.replay_notes import Diary
 from fedveil.adversary.replay_records import RecordedLedger, RecordedRandomness
 from fedveil.errors import FedveilError
 from fedveil.release.cost import promises, step_exponent, step_sensitivity
-from fedveil.release.door import AGGREGATE, Contribution, Door, SealedUpload
+from fedveil.release.door import Door
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise_mechanism import Independent
 from fedveil.release.plan import Plan, Raw, Upload
+from fedveil.release.sealed import AGGREGATE, Contribution, SealedUpload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedveil.adversary.replay_notes import Diary
 from fedveil.errors import BudgetExhausted
-from fedveil.release.door import Charger
+from fedveil.release.release_row import Charger
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,8 +18,9 @@ from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, U
 from fedveil.audit.subject import Floats, Output, Subject
 from fedveil.federation.round import observed
 from fedveil.ledger.ledger import Entry
+from fedveil.release.bare_release import clipped
 from fedveil.release.cost import active_layers, per_layer, plan_mu
-from fedveil.release.door import Door, clipped
+from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import NoiseMemory
 from fedveil.release.plan import Plan, Policy, Raw, Released

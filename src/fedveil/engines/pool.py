@@ -30,8 +30,8 @@ from fedveil.engines.pool_worker import EMPTY, SharedMemory, in_row, pack, read_
 from fedveil.engines.shared_arena import SharedArena, Slot
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.round import ClientTask, Context, Failure, Outcome, planned, sealed_outcome
-from fedveil.release.door import Contribution, SealedUpload
 from fedveil.release.plan import Plan, Released, Upload
+from fedveil.release.sealed import Contribution, SealedUpload
 
 _TRIES = 2
 _END = 1.0

@@ -23,8 +23,8 @@ from fedveil.engines.memory import keep_freed_memory
 from fedveil.engines.shared_arena import LEAST, Array, Handle, There, WorkerArena
 from fedveil.errors import FedveilError, plugin_fault
 from fedveil.federation.round import Context, Outcome, client_round
-from fedveil.release.door import Contribution, SealedUpload
 from fedveil.release.plan import Plan, Raw
+from fedveil.release.sealed import Contribution, SealedUpload
 
 EMPTY = torch.empty(0)
 """Stands in for a vector that lies in shared memory."""

@@ -21,8 +21,8 @@ from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import ClientTask, Outcome, observed, planned
 from fedveil.federation.server_step import server_direction
 from fedveil.methods.method import weighting_of
-from fedveil.release.door import Contribution, SealedUpload
 from fedveil.release.plan import Plan, Raw, Released, ServerPolicy, Upload
+from fedveil.release.sealed import Contribution, SealedUpload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

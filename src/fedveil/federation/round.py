@@ -14,10 +14,10 @@ import torch
 
 from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.release.cost import promises
-from fedveil.release.door import Contribution, SealedUpload
 from fedveil.release.dpsgd import PerExampleGradient, step_noise
 from fedveil.release.per_example import per_example_gradients
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload, copied
+from fedveil.release.sealed import Contribution, SealedUpload
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task
 from fedveil.training.local import BatchGradient, GradientSource, Local, Objective, State, train

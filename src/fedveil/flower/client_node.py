@@ -25,8 +25,8 @@ from fedveil.flower.round_messages import (
     reply_bytes,
 )
 from fedveil.flower.wire_format import WireError
-from fedveil.release.door import Contribution, SealedUpload
 from fedveil.release.plan import Plan, Raw
+from fedveil.release.sealed import Contribution, SealedUpload
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,10 @@ import numpy as np
 import torch
 
 from fedveil.errors import UpdateRefused
-from fedveil.release.door import Contribution, Door, SealedUpload, lets_statistics_out, on_grid
+from fedveil.release.bare_release import lets_statistics_out
+from fedveil.release.cost import on_grid
+from fedveil.release.door import Door
+from fedveil.release.sealed import Contribution, SealedUpload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -21,7 +21,7 @@ import torch
 from fedveil.errors import FedveilError
 from fedveil.federation.plain_state import decode, encode
 from fedveil.flower.wire_format import Kind, WireError, WireMessage, decoded, encoded, run_name, text, whole_number
-from fedveil.release.door import plan_digest
+from fedveil.release.cost import plan_digest
 from fedveil.release.plan import Plan, Raw, Released
 from fedveil.training.local import State
 

@@ -205,7 +205,7 @@ class TwoLosses:
         """Eqs. 13 to 16, with the weights that earlier rounds left; then Algorithm 1 on the raw norms."""
         import torch
 
-        from fedveil.release.door import clipped
+        from fedveil.release.bare_release import clipped
 
         state, layout, bound = local.state, local.model.layout, self.method.max_log_odds
         layers = self._layers(layout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import TYPE_CHECKING
 
@@ -77,6 +78,11 @@ def promises(plan: Plan, layout: Layout) -> bool:
     return not plan.unproven and plan.dp_sgd is None and not isinstance(plan_mu(plan, layout, 1), str)
 
 
+def on_grid(plan: Plan, reason: str, layout: Layout) -> bool:
+    """Whether what leaves under this plan leaves as integers on the grid: whenever it promises anything at the door."""
+    return not reason and promises(plan, layout)
+
+
 def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, noisy_uploads: int = 1, round: int = 0) -> Event:
     """The privacy event of one release.
 
@@ -132,3 +138,11 @@ def step_sensitivity(step: DpSgd, dimension: int, adjacency: Adjacency) -> float
 def step_exponent(step: DpSgd) -> int:
     """The exponent k of the grid step 2^k of a noisy sum; no sum of a whole batch has 2^53 steps, however little the noise."""
     return max(exponent_for(step.noise_multiplier * step.clip), math.frexp(step.cap * step.clip)[1] - 52)
+
+
+def plan_digest(plan: Plan, layout: Layout) -> bytes:
+    """SHA-256 of all that a plan's price follows from."""
+    clips = None if plan.layer_clip is None else plan.layer_clip.tolist()
+    sent = None if plan.support is None else plan.support.numpy().tobytes()
+    said = plan.clip, per_layer(plan.noise_std, layout), clips, sent, sorted(plan.extras.items()), plan.mechanism
+    return hashlib.sha256(repr(said).encode()).digest()

@@ -112,7 +112,8 @@ def test_every_path_exists() -> None:
 
 
 def test_prose_is_wrapped() -> None:
-    assert {page.name: lines for page in PAGES if (lines := long_lines(page.read_text()))} == {}
+    pages = {*PAGES, *ROOT.glob("*.md")}
+    assert {page.name: lines for page in pages if (lines := long_lines(page.read_text()))} == {}
 
 
 def test_what_is_not_there_and_what_is_too_long_are_found() -> None:

@@ -20,8 +20,8 @@ from fedveil.methods.fed_dpa import FedDPA, TwoPasses
 from fedveil.methods.fisher_split import fisher, fisher_split, pull, pull_to, scaled
 from fedveil.methods.method import weighting_of
 from fedveil.methods.summed_noise import sigma_of
-from fedveil.papers.fedglp_adp.baseline_claims import feddpa_epsilon, feddpa_noise_multiplier, record_steps
-from fedveil.papers.fedglp_adp.opacus_accountant import opacus_noise_multiplier
+from fedveil.papers.fedglp_adp.baseline_claims import record_steps
+from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon, opacus_noise_multiplier
 from fedveil.training.local import LocalSpec, OptimizerSpec, train
 from fedveil.training.params import Layout
 from fisher_clients import X, Y, client, network
@@ -107,9 +107,9 @@ def test_the_program_counts_records_and_a_client_has_an_epsilon_of_forty() -> No
     """SVHN, the program's defaults: 15 rounds, 2 epochs, batch 16, delta = 0.1, epsilon = 1."""
     rate, steps = record_steps(16, 73_257, 15, 2)
     assert (rate, steps) == (pytest.approx(16 / 73_257), pytest.approx(15 * 2 * 73_257 / 16))
-    z = feddpa_noise_multiplier(1.0, 0.1, rate, steps)
+    z = opacus_noise_multiplier(1.0, steps, 0.1, rate=rate)
     assert z == pytest.approx(0.49, abs=0.005)
-    assert feddpa_epsilon(z, 0.1, rate, steps) == pytest.approx(1.0, rel=1e-6)
+    assert opacus_epsilon(z, steps, 0.1, rate=rate) == pytest.approx(1.0, rel=1e-6)
     assert epsilon_of(math.sqrt(15) / z, 0.1) == pytest.approx(40, abs=1)
     assert epsilon_of(math.sqrt(15) / 4.2, 0.1) == pytest.approx(1, abs=0.01)
 

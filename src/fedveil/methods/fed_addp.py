@@ -16,14 +16,13 @@ from pydantic import Field
 from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.methods.base import Setting, gaussian_plan, mean, sum_noise
-from fedveil.methods.fedglp_parts import descend_part
+from fedveil.methods.fedglp_parts import MASK_SHARE, descend_part
 from fedveil.methods.fisher_split import Split, fisher_split, pull, pull_to, refuse_decay
 from fedveil.methods.sparse import NonZero
 from fedveil.methods.summed_noise import upload_releases
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.fedglp_adp.baseline_claims import fedaddp_noise
 from fedveil.release.plan import Fixed, Policy, Upload
-from fedveil.tasks.column import Column
 from fedveil.training.local import Local, Objective, State
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ class RangedNoise:
     method: FedADDP
     setting: Setting
     sigma: float | None
-    columns = (Column("mask_share", "Personal coordinates", "coordinates", share=True),)
+    columns = (MASK_SHARE,)
 
     def begin(self, local: Local) -> None:
         """The split; the length that the update is pulled to is that of the last round's ranges."""

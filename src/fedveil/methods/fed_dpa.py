@@ -18,14 +18,13 @@ from pydantic import Field
 from fedveil.accounting.types import Claim, Event, Unbounded, View
 from fedveil.methods.adaptive import refuse_dp_sgd
 from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_plan
-from fedveil.methods.fedglp_parts import descend_part
+from fedveil.methods.fedglp_parts import MASK_SHARE, descend_part
 from fedveil.methods.fisher_split import Split, fisher_split, pull, pull_to, refuse_decay
 from fedveil.methods.sparse import NonZero
 from fedveil.methods.summed_noise import published_noise, sigma_of, summed_claim, upload_releases
 from fedveil.papers.fedglp_adp.baseline_claims import record_steps
 from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon, opacus_noise_multiplier
 from fedveil.release.plan import Fixed, Policy
-from fedveil.tasks.column import Column
 from fedveil.training.local import Local, Objective, State
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ class TwoPasses:
 
     method: FedDPA
     setting: Setting
-    columns = (Column("mask_share", "Personal coordinates", "coordinates", share=True),)
+    columns = (MASK_SHARE,)
 
     def begin(self, local: Local) -> None:
         """The split, and the first pass: CE + lambda1/2 sum_l ||w_l - anchor_l||."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+MASK_SHARE = Column("mask_share", "Personal coordinates", "coordinates", share=True)
 BETA = Column("beta", "Most that a layer may keep personal", "coordinates", share=True, public=True)
 
 # --- layers -------------------------------------------------------------------------------------------------------------
@@ -127,7 +128,7 @@ class TwoLosses:
     sigma: float | None = None
     columns = (
         BETA,
-        Column("mask_share", "Personal coordinates", "coordinates", share=True),
+        MASK_SHARE,
         Column("uplink_bits", "Bits sent by a client", "bits", "lower"),
     )
 

@@ -152,17 +152,6 @@ def _check_tensor(name: str, value: object) -> None:
         raise ConfigError(f"{name} must be a plain {kind} tensor, got {found} ({type(value).__name__})")
 
 
-def same_plan(a: Plan, b: Plan) -> bool:
-    """Whether two plans say the same, tensors compared by value."""
-    return all(_same(getattr(a, f.name), getattr(b, f.name)) for f in fields(Plan))
-
-
-def _same(x: Any, y: Any) -> bool:
-    if isinstance(x, Mapping) and isinstance(y, Mapping):
-        return x.keys() == y.keys() and all(_same(x[key], y[key]) for key in x)
-    return x.equal(y) if hasattr(x, "equal") and hasattr(y, "equal") else bool(x == y)
-
-
 def copied(plan: Plan, device: torch.device | str = "cpu") -> Plan:
     """The same plan with values of its own, tensors on `device`, so that whoever gets it cannot change it for others."""
     own = {f.name: _own(getattr(plan, f.name), device) for f in fields(Plan) if f.name != "mechanism"}

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fedveil.data.catalogue import Info
 from fedveil.errors import ConfigError
-from fedveil.tasks.column import Column
+from fedveil.tasks.column import ACCURACY, Column
 from fedveil.tasks.task import Task, need_classes
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Binary(Task):
     metrics: ClassVar = (
         Column("auc", "Area under the ROC curve", "AUC", "higher", share=True),
         Column("average_precision", "Average precision", "average precision", "higher", share=True),
-        Column("accuracy", "Accuracy", "accuracy", "higher", share=True),
+        ACCURACY,
         Column("balanced_accuracy", "Balanced accuracy", "accuracy", "higher", share=True),
         Column("majority", "Accuracy of always the commoner class", "accuracy", share=True),
     )

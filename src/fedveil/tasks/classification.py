@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedveil.data.catalogue import Info
-from fedveil.tasks.column import Column
+from fedveil.tasks.column import ACCURACY, Column
 from fedveil.tasks.task import Task, Weight, need_classes, need_weights
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Classification(Task):
     """
 
     metrics: ClassVar = (
-        Column("accuracy", "Accuracy", "accuracy", "higher", share=True),
+        ACCURACY,
         Column("precision", "Precision", "macro mean", "higher", share=True),
         Column("recall", "Recall (balanced accuracy)", "macro mean", "higher", share=True),
         Column("f1", "F1 score", "macro mean", "higher", share=True),

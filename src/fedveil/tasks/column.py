@@ -76,6 +76,9 @@ class Column:
         return self.name.removeprefix("layer_") if self.kind == "layer" else self.name
 
 
+ACCURACY = Column("accuracy", "Accuracy", "accuracy", "higher", share=True)
+
+
 @runtime_checkable
 class HasColumns(Protocol):
     """A policy or an objective that declares the columns of its figures (see `HasMetrics`)."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedveil.data.catalogue import IGNORED, Info
-from fedveil.tasks.column import Column
+from fedveil.tasks.column import ACCURACY, Column
 from fedveil.tasks.task import Evidence, Task, need_classes
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class TokenPrediction(Task):
     metrics: ClassVar = (
         Column("perplexity", "Perplexity", "perplexity", "lower"),
         Column("bits", "Bits a token", "bits", "lower"),
-        Column("accuracy", "Accuracy", "accuracy", "higher", share=True),
+        ACCURACY,
     )
     loss_unit: ClassVar = "cross-entropy, mean over places"
     output_form: ClassVar = "[n, T, V], a score for each token of the vocabulary at each place"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 
 from fedveil.accounting._check import at_least, open_probability, positive, probability
-from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon, opacus_noise_multiplier
 
 
 def record_steps(batch: int, examples: int, rounds: int, epochs: float, client_rate: float = 1.0) -> tuple[float, float]:
@@ -24,16 +23,6 @@ def record_steps(batch: int, examples: int, rounds: int, epochs: float, client_r
     share = at_least("batch", batch, 1) / at_least("examples", examples, 1)
     q = min(1.0, share) * probability("client_rate", client_rate)
     return q, client_rate * at_least("rounds", rounds, 1) * positive("epochs", epochs) / share
-
-
-def feddpa_noise_multiplier(epsilon: float, delta: float, rate: float, steps: float) -> float:
-    """z of DynamicPFL for a wanted epsilon: 0.49 for epsilon = 1 on SVHN (delta = 0.1), where 15 rounds of a client need 4.2."""
-    return opacus_noise_multiplier(epsilon, steps, delta, rate=rate)
-
-
-def feddpa_epsilon(noise_multiplier: float, delta: float, rate: float, steps: float) -> float:
-    """The epsilon that DynamicPFL quotes for z."""
-    return opacus_epsilon(noise_multiplier, steps, delta, rate=rate)
 
 
 def fedaddp_noise(epsilon: float, rounds: int, delta: float) -> float:

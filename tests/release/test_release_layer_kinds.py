@@ -95,6 +95,12 @@ def frozen(net: nn.Module, *names: str) -> nn.Module:
     return net
 
 
+def scaled(layer: nn.Module, factor: float) -> nn.Module:
+    for p in layer.parameters():
+        p.data.mul_(factor)
+    return layer
+
+
 def evaluated(net: nn.Module) -> nn.Module:
     for layer in net.modules():
         if isinstance(layer, nn.BatchNorm2d):
@@ -256,6 +262,13 @@ KINDS: dict[str, Kind] = {
     "LSTM": sequence(lambda: nn.LSTM(4, 5)),
     "LSTM, batch first": sequence(lambda: nn.LSTM(4, 5, batch_first=True), first=True),
     "LSTM, two directions, two layers": sequence(lambda: nn.LSTM(4, 5, 2, bidirectional=True)),
+    "LSTM, one step": Kind(
+        last(lambda net, x: net.r(x[:, None])[0][:, 0], r=lambda: nn.LSTM(3, 5, 2, batch_first=True, bidirectional=True)), (3,)
+    ),
+    "LSTM, steep gates": sequence(lambda: scaled(nn.LSTM(4, 5), 4.0)),
+    "LSTM without bias, two directions": sequence(
+        lambda: nn.LSTM(4, 5, bias=False, bidirectional=True, batch_first=True), first=True
+    ),
     "LSTM without bias": sequence(lambda: nn.LSTM(4, 5, bias=False)),
     "LSTM, projections": sequence(lambda: nn.LSTM(4, 5, 2, proj_size=3, bidirectional=True)),
     "LSTM's last state": Kind(

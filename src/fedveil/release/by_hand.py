@@ -21,7 +21,7 @@ from torch.func import vmap
 
 from fedveil.release.gradient_blocks import Block, Dense, combined, rows
 from fedveil.release.layer_rules import RULES
-from fedveil.release.taps import Examples, NotByHand, Tap, Taps, installed
+from fedveil.release.taps import Examples, NotByHand, Tap, Taps, Use, installed
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -66,8 +66,11 @@ def gradients(module: nn.Module, x: Tensor, y: Tensor, losses: Losses, plan: Pla
             if where is None or not tap.untouched():
                 raise NotByHand
             if slope is not None:
+                blocks: dict[Use, Block] = {}
                 for p, use in tap.uses:
-                    parts[id(p)].append(use(slope.to(p.dtype), where))
+                    if use not in blocks:
+                        blocks[use] = use(slope.to(p.dtype), where)
+                    parts[id(p)].append(blocks[use])
         idle = {id(p): Dense(p.new_zeros(len(y), p.numel())) for p in parameters if not parts[id(p)]}
     return [combined(found) if found else idle[key] for key, found in parts.items()], each.detach()
 

@@ -95,7 +95,7 @@ class PerExampleGradient:
         if std:
             step = 2.0 ** step_exponent(self.plan)
             noise = self.randomness.integers(std / step, len(total), "step", *self.key, local.step)
-            integers = torch.from_numpy(noise) + total.div_(step).round_().to(torch.int64)
+            integers = torch.from_numpy(noise) + total.mul_(1 / step).round_().to(torch.int64)
             total = integers.to(torch.float64).mul_(step)
         model.grad.copy_(total.div_(self.plan.expected))
         return model.vector.new_full((), torch.nan)

@@ -114,9 +114,11 @@ class Lookups:
 
 def lookups(index: Tensor, slopes: Tensor, height: int) -> Lookups:
     """Each of `slopes` [n, places, width] is added to its row; what falls on one row is added up before it is stored."""
+    n, places = index.shape
     first = (index[:, :, None] == index[:, None, :]).byte().argmax(2)
-    values = torch.zeros_like(slopes).scatter_add_(1, first[..., None].expand_as(slopes), slopes)
-    return Lookups(index, values, height)
+    first += places * torch.arange(n, device=index.device)[:, None]
+    values = slopes.new_zeros(n * places, slopes.shape[2]).index_add_(0, first.flatten(), slopes.flatten(0, 1))
+    return Lookups(index, values.view_as(slopes), height)
 
 
 def combined(parts: Sequence[Block]) -> Block:

@@ -52,6 +52,8 @@ KEY_BYTES = 32
 _PAIRS = 2**15
 """Pairs per block: small enough for the cache, and for torch to stay in the thread that calls it."""
 
+_ZEROS = bytes(16 * _PAIRS)
+
 _MARGIN = 2.0**-42
 """Allowed error of a float64 value, in units of std (proven: 2^-43.5)."""
 
@@ -102,6 +104,8 @@ def _checked(std: float | Floats, n: int, key: bytes) -> float | Floats:
         raise ConfigError(f"the key of a noise draw must have {KEY_BYTES} bytes, got {len(key)}")
     if n < 0:
         raise ConfigError(f"the number of coordinates must be >= 0, got {n}")
+    if isinstance(std, float) and 0 <= std <= MAX_STD:
+        return std
     steps = np.asarray(std, dtype=np.float64)
     if steps.shape not in ((), (n,)):
         raise ConfigError(f"std must be one number or one per coordinate [{n}], got shape {list(steps.shape)}")
@@ -126,7 +130,9 @@ def _words(key: bytes, first: int, pairs: int) -> Words:
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
     stream = Cipher(algorithms.AES(key), modes.CTR(first.to_bytes(16, "big"))).encryptor()
-    return np.frombuffer(stream.update(bytes(16 * pairs)), dtype="<u8").reshape(pairs, 2)
+    words = np.empty(16 * (pairs + 1), np.uint8)  # one pair more, for which the cipher asks
+    stream.update_into(memoryview(_ZEROS)[: 16 * pairs], memoryview(words))
+    return words.view("<u8").reshape(-1, 2)[:pairs]
 
 
 @np.errstate(divide="ignore", invalid="ignore")

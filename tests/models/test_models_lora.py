@@ -133,6 +133,14 @@ def test_targets_that_cannot_have_adapters(targets: tuple[str, ...], words: str)
         insert_adapters(module, LoraOptions(rank=1, targets=targets), 0)
 
 
+def test_only_layers_that_can_have_adapters_are_offered() -> None:
+    module = nn.ModuleDict({"block": nn.Sequential(nn.ReLU()), "fits": nn.Linear(2, 2)})
+    with pytest.raises(ConfigError, match=r"'fit' matches nothing.*; there are fits$"):
+        insert_adapters(module, LoraOptions(rank=1, targets=("fit",)), 0)
+    with pytest.raises(ConfigError, match="'x' matches nothing; there is nothing that it could match"):
+        insert_adapters(nn.Sequential(nn.ReLU()), LoraOptions(rank=1, targets=("x",)), 0)
+
+
 def trained_adapter() -> FlatModel:
     model = FlatModel(adapted(trainable=["head.*"]))
     model.load(torch.randn(model.layout.dimension, generator=torch.Generator().manual_seed(4)))

@@ -90,9 +90,10 @@ def test_an_importable_module(nets: Path, monkeypatch: pytest.MonkeyPatch, caplo
     assert "nets_of_a_test is imported, which runs its code" in caplog.text
 
 
-def test_nothing_is_said_to_be_imported_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ConfigError, match=r"model\.name: there is no file .*no_such_file\.py"):
-        make({"name": "no_such_file.py:net"})
+@pytest.mark.parametrize("name", ["no_such_file.py:net", "no_such_package.nets:net", "torch.no_such_module:net"])
+def test_nothing_is_said_to_be_imported_that_is_not_there(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigError, match=r"model\.name: (there is no file .*no_such_file\.py|.* cannot be imported)"):
+        make({"name": name})
     assert "is imported" not in caplog.text
 
 

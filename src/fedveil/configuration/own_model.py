@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.configuration.network import HANDED_OVER, Network
-from fedveil.configuration.plugins import load_plugins, module_of
+from fedveil.configuration.plugins import importable, load_plugins, module_of
 from fedveil.errors import ConfigError, nearest, unknown
 from fedveil.models import model_registry as models
 from fedveil.models.own_models import OWN_MODELS, OwnModel, made
@@ -116,8 +115,9 @@ def _imported(network: Network) -> Any:
     (code,), attribute = network.code, network.name.rpartition(":")[2]
     if network.admit is not None:
         network.admit()
-    if module_of(code) not in sys.modules and (not code.endswith(".py") or Path(code).is_file()):
-        _log.warning("model.name = %r: %s is imported, which runs its code", network.name, code)
+    present = importable(code)
+    if present and module_of(present) not in sys.modules:
+        _log.warning("model.name = %r: %s is imported, which runs its code", network.name, present)
     load_plugins(network.code, key="model.name")
     found: Any = sys.modules[module_of(code)]
     for part in attribute.split("."):

@@ -49,6 +49,15 @@ def module_of(plugin: str) -> str:
     return Path(plugin).stem if plugin.endswith(".py") else plugin
 
 
+def importable(plugin: str) -> str:
+    """What there is of a plugin, "" for nothing: its file, or the longest beginning of a module's name. Nothing is imported."""
+    if plugin.endswith(".py"):
+        return plugin if Path(plugin).is_file() else ""
+    parts = plugin.split(".")
+    names = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next((name for name in names if _origin(name) is not None), "")
+
+
 def digests(plugins: Sequence[str]) -> dict[str, str]:
     """SHA-256 of each plugin's own file, by the module's name; nothing is imported.
 

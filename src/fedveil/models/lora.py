@@ -83,7 +83,8 @@ def insert_adapters(module: nn.Module, options: LoraOptions, seed: int) -> None:
     """
     layers = dict(module.named_modules(remove_duplicate=False))
     layers.pop("")
-    chosen = matching(options.targets, layers, "lora.targets")
+    fitting = [name for name, layer in layers.items() if _takes_adapter(layer)]
+    chosen = matching(options.targets, layers, "lora.targets", fitting)
     generator = torch.Generator().manual_seed(seed)
     module.requires_grad_(False)
     adapted: dict[nn.Module, Adapted] = {}
@@ -95,10 +96,14 @@ def insert_adapters(module: nn.Module, options: LoraOptions, seed: int) -> None:
         setattr(module.get_submodule(parent), own, adapted[layer])
 
 
+def _takes_adapter(layer: nn.Module) -> bool:
+    return type(layer) is nn.Linear or (type(layer) is nn.Embedding and layer.max_norm is None)
+
+
 def _adapted(name: str, layer: nn.Module, options: LoraOptions, generator: torch.Generator) -> Adapted:
     if type(layer) is nn.Linear:
         return LoraLinear(layer, options, generator)
-    if type(layer) is nn.Embedding and layer.max_norm is None:
+    if isinstance(layer, nn.Embedding) and _takes_adapter(layer):
         return LoraEmbedding(layer, options, generator)
     raise ConfigError(
         f"model.lora.targets: {name} is a {type(layer).__name__}{' with max_norm' * isinstance(layer, nn.Embedding)}: adapters "

@@ -81,18 +81,28 @@ KEYS = ("name", "module", "recorded", *Parts.model_fields)
 """What no option of a model may be called."""
 
 
-def matching(patterns: Iterable[str], names: Iterable[str], key: Literal["trainable", "lora.targets"]) -> set[str]:
+def matching(
+    patterns: Iterable[str],
+    names: Iterable[str],
+    key: Literal["trainable", "lora.targets"],
+    offered: Iterable[str] | None = None,
+) -> set[str]:
     """The names that a pattern matches, as the shell does: * is any text, dots included.
+
+    Args:
+        offered: what an error offers instead, by default all names.
 
     Raises:
         ConfigError: a pattern that matches nothing.
     """
     among, found = list(names), set[str]()
+    offered = among if offered is None else list(offered)
     for pattern in patterns:
         matched = [name for name in among if fnmatchcase(name, pattern)]
         if not matched:
-            shown = ", ".join(among[:8]) + (f" and {len(among) - 8} more" if len(among) > 8 else "")
-            raise ConfigError(f"model.{key}: {pattern!r} matches nothing{nearest(pattern, among)}; there are {shown}")
+            shown = ", ".join(offered[:8]) + (f" and {len(offered) - 8} more" if len(offered) > 8 else "")
+            there = f"there are {shown}" if shown else "there is nothing that it could match"
+            raise ConfigError(f"model.{key}: {pattern!r} matches nothing{nearest(pattern, offered)}; {there}")
         found.update(matched)
     return found
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedveil.cli.statement_terminal import render_brief, render_verdict
 from fedveil.configuration.public_setting import task_of
+from fedveil.errors import FedveilError
 from fedveil.run.result import Result
 from fedveil.run.run import run
 from fedveil.studies.twin import twin_directory
@@ -48,7 +51,8 @@ def run_with_progress(config: Config, out: Path | None, quiet: bool, resume: boo
             bar.update(task, completed=record["round"] + 1)
 
         try:
-            result = run(config, out, on_round, resume=resume, track=() if quiet else (_Verdict(bar.console),))
+            with _no_empty_bar(bar, task):
+                result = run(config, out, on_round, resume=resume, track=() if quiet else (_Verdict(bar.console),))
         except KeyboardInterrupt as stop:
             bar.stop()
             Console(stderr=True).print(*getattr(stop, "__notes__", ["interrupted"]), highlight=False, soft_wrap=True)
@@ -84,7 +88,18 @@ def twin_with_progress(config: Config, client: int, change: Change, out: Path, q
         def on_round(record: Record) -> None:
             bar.update(task, completed=record["round"] + 1, distance=f"sensitivity {record['sensitivity']:.4g}")
 
-        return twin_directory(config, client, change, out, on_round)
+        with _no_empty_bar(bar, task):
+            return twin_directory(config, client, change, out, on_round)
+
+
+@contextmanager
+def _no_empty_bar(bar: Progress, task: TaskID) -> Iterator[None]:
+    """An error before the first round takes the bar away."""
+    try:
+        yield
+    except FedveilError:
+        bar.update(task, visible=bar.tasks[task].completed > 0)
+        raise
 
 
 def _summary(result: Result, console: Console) -> None:

@@ -131,7 +131,7 @@ def _words(key: bytes, first: int, pairs: int) -> Words:
 
     stream = Cipher(algorithms.AES(key), modes.CTR(first.to_bytes(16, "big"))).encryptor()
     words = np.empty(16 * (pairs + 1), np.uint8)  # one pair more, for which the cipher asks
-    stream.update_into(memoryview(_ZEROS)[: 16 * pairs], memoryview(words))
+    stream.update_into(memoryview(_ZEROS)[: 16 * pairs], words.data)
     return words.view("<u8").reshape(-1, 2)[:pairs]
 
 

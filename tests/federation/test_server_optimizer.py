@@ -68,6 +68,21 @@ def test_with_a_relative_rate_the_clip_does_not_scale_the_step(tmp_path: Path) -
     assert torch.allclose(moved(2e-3, relative_to_clip=True), moved(1e-3, relative_to_clip=True), rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.parametrize("method", [{"name": "aldp-fl", "clip_range": [1.0, 1.0]}, {"name": "fedglp-adp", "gamma": 0.0}])
+def test_clips_of_layers_bound_the_update_by_their_norm(method: dict[str, Any], tmp_path: Path) -> None:
+    """Their squares add up to C^2, so that a rate relative to the clip is the rate divided by C; it was divided by infinity."""
+    fixed = {"clip": 0.5, "beta0": 0.0} if method["name"] == "fedglp-adp" else {"clip": 0.5}
+
+    def moved(**options: Any) -> torch.Tensor:
+        changes = {"training": {"rounds": 1, "server_optimizer": options}}
+        before, after = models(config({**method, **fixed}, **changes), tmp_path / str(len(options)))
+        return after - before
+
+    step = moved(lr=0.25, relative_to_clip=True)
+    assert step.norm() > 0
+    assert torch.allclose(step, moved(lr=0.5), rtol=1e-5, atol=1e-7)
+
+
 def test_a_relative_rate_needs_a_clip_of_whole_updates(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"relative_to_clip = true divides by the clip"):
         job(config({"name": "fedavg"}, training={"server_optimizer": {"relative_to_clip": True}}), tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from fedveil.methods.method import Method
     from fedveil.methods.setting import Setting
-    from fedveil.release.plan import Upload
+    from fedveil.release.plan import Plan, Upload
 
 
 def server_direction(method: Method, s: Setting, uploads: Sequence[Upload], model: Tensor) -> Tensor:
@@ -29,7 +30,12 @@ def server_direction(method: Method, s: Setting, uploads: Sequence[Upload], mode
             f"{method.name}: `aggregate` returned {_kind(direction)}; "
             f"it must return floats, one for each of the model's {len(model)} coordinates"
         )
-    return direction / max(upload.plan.clip for upload in uploads) if s.server.relative_to_clip else direction
+    return direction / max(_whole_clip(upload.plan) for upload in uploads) if s.server.relative_to_clip else direction
+
+
+def _whole_clip(plan: Plan) -> float:
+    """The bound on a whole update: clip C, or the norm of the clips of its layers where these alone bound it."""
+    return plan.clip if plan.layer_clip is None or math.isfinite(plan.clip) else float(plan.layer_clip.norm())
 
 
 def _kind(value: object) -> str:

@@ -1,0 +1,174 @@
+"""The tables of docs/comparison.md and its figure, from the runs of `comparison.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean, stdev
+
+from comparison import Found, Job, all_cells, choice, tuning
+from comparison_space import CONTESTS, EPSILONS, LEFT_OUT, METHODS, REFERENCE, SEEDS, TUNED_AT, looks
+from fedveil.drawing.figure_style import MUTED, blank, legend_below, panels, quiet, save, style
+from fedveil.studies.statistics import holm, interval, paired_t
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE, FIGURE = DOCS / "comparison.md", DOCS / "figures" / "comparison.svg"
+NAMED = 10
+"""The first methods, each drawn with a line style of its own; the rest, baselines of the papers, are grey."""
+Sample = dict[int, float]
+"""A number of each seed."""
+
+
+def sample(found: Found, contest: str, method: str, partition: str, epsilon: float, score: str) -> Sample:
+    """The accuracies of the seeds that have one."""
+    runs = {seed: found.get(Job(contest, "compare", method, partition, epsilon, seed, -1).key, {}) for seed in SEEDS}
+    return {seed: result[score] for seed, result in runs.items() if score in result}
+
+
+def shown(values: Sample) -> str:
+    """Mean and standard deviation, with the number of seeds where it is not all."""
+    if not values:
+        return "missing"
+    spread = f" ± {stdev(values.values()):.1f}" if len(values) > 1 else ""
+    return f"{fmean(values.values()):.1f}{spread}{'' if len(values) == len(SEEDS) else f' ({len(values)})'}"
+
+
+def tests(samples: dict[str, Sample]) -> dict[str, tuple[float, float]]:
+    """Mean difference from the reference and its p, paired by seed, with Holm's correction over the methods of one epsilon."""
+    reference = samples[REFERENCE]
+    pairs = {m: [v[s] - reference[s] for s in sorted(v.keys() & reference.keys())] for m, v in samples.items() if m != REFERENCE}
+    pairs = {m: d for m, d in pairs.items() if len(d) > 1}
+    corrected = holm([paired_t(d) for d in pairs.values()])
+    return {m: (fmean(d), p) for (m, d), p in zip(pairs.items(), corrected, strict=True)}
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    """A table."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def accuracies(found: Found, contest: str, partition: str, scores: dict[str, str]) -> str:
+    """Methods by epsilon, each number with how far it lies from the reference's, and the p of that.
+
+    Args:
+        scores: what is shown of each method, by its name in the table ("" for one alone); the first is tested.
+    """
+    methods, tested = CONTESTS[contest].methods, next(iter(scores.values()))
+    by_epsilon = {e: {m: sample(found, contest, m, partition, e, tested) for m in methods} for e in EPSILONS}
+    compared = {e: tests(samples) for e, samples in by_epsilon.items()}
+    rows = []
+    for method in methods:
+        for name, score in scores.items():
+            cells = []
+            for e in EPSILONS:
+                cell = shown(sample(found, contest, method, partition, e, score))
+                if score == tested and method in compared[e]:
+                    difference, p = compared[e][method]
+                    cell += f"<br>{difference:+.1f}, p {p:.2g}"
+                cells.append(cell)
+            rows.append([f"{method}{f', {name}' if name else ''}", *cells])
+    return markdown(["epsilon", *(f"{e:g}" for e in EPSILONS)], rows)
+
+
+def settings(found: Found, contest: str) -> str:
+    """What the looks chose for each method, and what they had on MNIST."""
+    rows, score = [], CONTESTS[contest].score
+    for method in CONTESTS[contest].methods:
+        for tuned_at in dict.fromkeys(TUNED_AT.values()):
+            results = [found.get(job.key, {}) for job in tuning(contest, method, tuned_at)]
+            right = [result[score] for result in results if score in result]
+            best = choice(found, contest, method, next(e for e in EPSILONS if TUNED_AT[e] == tuned_at))
+            if best is None or not right:
+                rows.append([method, f"{tuned_at:g}", "missing", "", "", ""])
+                continue
+            tried = looks(method)
+            changed = ", ".join(f"{knob.removeprefix('method.')} {json.dumps(value)}" for knob, value in tried[best].items())
+            figures = [f"{results[best][score]:.1f}", f"{right[0]:.1f}" if score in results[0] else "failed", f"{min(right):.1f}"]
+            failed = sum("error" in result for result in results)
+            rows.append([method, f"{tuned_at:g}", changed, *figures[:2], figures[2] + (f", {failed} failed" if failed else "")])
+    return markdown(["method", "epsilon", "chosen", "on MNIST", "the first look", "the worst"], rows)
+
+
+def missing(found: Found) -> str:
+    """One line: which cells have no number, as a method and its epsilons and seeds."""
+    left: dict[str, list[str]] = {}
+    for job in all_cells():
+        if "accuracy" not in found.get(job.key, {}):
+            left.setdefault(f"{job.contest} {job.method} {job.partition}", []).append(f"{job.epsilon:g}/{job.seed}")
+    if not left:
+        return "Missing cells: none."
+    per = {name: "all" if len(cells) == len(EPSILONS) * len(SEEDS) else " ".join(cells) for name, cells in left.items()}
+    count = sum(map(len, left.values()))
+    listed = "; ".join(f"{name}: {cells}" for name, cells in per.items())
+    return f"Missing cells (epsilon/seed), {count} of {len(all_cells())}: {listed}."
+
+
+def failures(found: Found) -> str:
+    """Which runs failed, and why, each message once."""
+    reasons: dict[str, list[str]] = {}
+    for key, result in found.items():
+        if "error" in result:
+            reasons.setdefault(result["error"], []).append(key)
+    if not reasons:
+        return "No run failed."
+    return "\n".join(f"- {len(keys)} runs, such as `{keys[0]}`: {reason}" for reason, keys in reasons.items())
+
+
+def left_out() -> str:
+    """Methods that are not compared, and why."""
+    return "\n".join(f"- {name}: {reason}." for name, reason in LEFT_OUT.items())
+
+
+def draw(found: Found) -> None:
+    """How far each method lies from the reference, by epsilon; bars are 95 % intervals over seeds."""
+    places = [("global", "iid", "global accuracy, IID"), ("global", "dirichlet", "global accuracy, Dirichlet 0.5")]
+    places.append(("personal", "dirichlet", "clients' own models, Dirichlet 0.5"))
+    figure = blank(10, 4.4)
+    axes = panels(figure, len(places), 3)
+    for axis, (contest, partition, name) in zip(axes, places, strict=True):
+        for i, method in enumerate(METHODS):
+            if method == REFERENCE or method not in CONTESTS[contest].methods:
+                continue
+            points = []
+            for e in EPSILONS:
+                ours, theirs = (sample(found, contest, m, partition, e, CONTESTS[contest].score) for m in (method, REFERENCE))
+                if both := [ours[s] - theirs[s] for s in sorted(ours.keys() & theirs.keys())]:
+                    points.append((e, fmean(both), interval(both) if len(both) > 1 else 0.0))
+            if points:
+                look = style(i) if i < NAMED or METHODS[method].heavy else {"color": MUTED, "alpha": 0.35}
+                axis.errorbar(*zip(*points, strict=True), label=method, lw=1, ms=4, capsize=2, **look)
+        axis.axhline(0, color=MUTED, lw=0.8)
+        axis.set_xscale("log")
+        axis.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS], minor=False)
+        axis.set_yscale("symlog", linthresh=2)
+        axis.set_xlabel("proven epsilon", fontsize=8)
+        axis.set_title(name, fontsize=9)
+        quiet(axis, size=8)
+    axes[0].set_ylabel(f"points above {REFERENCE}", fontsize=8)
+    legend_below(figure, axes[0])
+    save(figure, FIGURE)
+
+
+def write(found: Found) -> None:
+    """Put each table between its marks, and draw."""
+    one, own = {"": "accuracy"}, {"own models": "personal", "global model": "client"}
+    parts = {
+        "figure": "![Points above DP-FedAvg by proven epsilon](figures/comparison.svg)",
+        "iid": accuracies(found, "global", "iid", one),
+        "dirichlet": accuracies(found, "global", "dirichlet", one),
+        "personal": accuracies(found, "personal", "dirichlet", own),
+        "public": accuracies(found, "public", "iid", one),
+        "chosen": settings(found, "global"),
+        "chosen, personal": settings(found, "personal"),
+        "missing": missing(found),
+        "failures": failures(found),
+        "left out": left_out(),
+    }
+    text = PAGE.read_text(encoding="utf-8")
+    for name, part in parts.items():
+        before, mark, after = text.partition(f"<!-- {name} -->\n")
+        assert mark, f"docs/comparison.md has no place for {name}"
+        text = before + mark + part + "\n<!-- end -->" + after.partition("<!-- end -->")[2]
+    PAGE.write_text(text, encoding="utf-8")
+    draw(found)
+    print(parts["missing"])

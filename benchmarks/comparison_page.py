@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from statistics import fmean, stdev
+from textwrap import fill
 
 from comparison import Found, Job, all_cells, choice, tuning
 from comparison_space import CONTESTS, EPSILONS, LEFT_OUT, METHODS, REFERENCE, SEEDS, TUNED_AT, looks
@@ -15,6 +16,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE, FIGURE = DOCS / "comparison.md", DOCS / "figures" / "comparison.svg"
 NAMED = 10
 """The first methods, each drawn with a line style of its own; the rest, baselines of the papers, are grey."""
+POINTS = (-50, -20, -10, -5, -2, -1, 0, 1, 2)
 Sample = dict[int, float]
 """A number of each seed."""
 
@@ -111,42 +113,56 @@ def failures(found: Found) -> str:
             reasons.setdefault(result["error"], []).append(key)
     if not reasons:
         return "No run failed."
-    return "\n".join(f"- {len(keys)} runs, such as `{keys[0]}`: {reason}" for reason, keys in reasons.items())
+    return "\n".join(wrapped(f"- {len(keys)} runs, such as `{keys[0]}`: {reason}") for reason, keys in reasons.items())
 
 
 def left_out() -> str:
     """Methods that are not compared, and why."""
-    return "\n".join(f"- {name}: {reason}." for name, reason in LEFT_OUT.items())
+    return "\n".join(wrapped(f"- {name}: {reason}.") for name, reason in LEFT_OUT.items())
+
+
+def wrapped(text: str) -> str:
+    """As prose of the docs is."""
+    return fill(text, 120, subsequent_indent="  " if text.startswith("- ") else "", break_on_hyphens=False)
 
 
 def draw(found: Found) -> None:
     """How far each method lies from the reference, by epsilon; bars are 95 % intervals over seeds."""
     places = [("global", "iid", "global accuracy, IID"), ("global", "dirichlet", "global accuracy, Dirichlet 0.5")]
     places.append(("personal", "dirichlet", "clients' own models, Dirichlet 0.5"))
-    figure = blank(10, 4.4)
+    figure = blank(10, 4.6)
     axes = panels(figure, len(places), 3)
     for axis, (contest, partition, name) in zip(axes, places, strict=True):
         for i, method in enumerate(METHODS):
-            if method == REFERENCE or method not in CONTESTS[contest].methods:
-                continue
-            points = []
-            for e in EPSILONS:
-                ours, theirs = (sample(found, contest, m, partition, e, CONTESTS[contest].score) for m in (method, REFERENCE))
-                if both := [ours[s] - theirs[s] for s in sorted(ours.keys() & theirs.keys())]:
-                    points.append((e, fmean(both), interval(both) if len(both) > 1 else 0.0))
-            if points:
-                look = style(i) if i < NAMED or METHODS[method].heavy else {"color": MUTED, "alpha": 0.35}
-                axis.errorbar(*zip(*points, strict=True), label=method, lw=1, ms=4, capsize=2, **look)
+            if method != REFERENCE:
+                points = differences(found, contest, method, partition)
+                x, y, half = zip(*points, strict=True) if points else ((), (), ())
+                if i < NAMED or METHODS[method].heavy:
+                    axis.errorbar(x, y, half, label=method, lw=1, ms=4, capsize=2, **style(i))
+                else:
+                    axis.plot(x, y, color=MUTED, alpha=0.4, lw=1, label="other baselines" if i == NAMED else None)
         axis.axhline(0, color=MUTED, lw=0.8)
         axis.set_xscale("log")
-        axis.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS], minor=False)
         axis.set_yscale("symlog", linthresh=2)
+        axis.minorticks_off()
+        axis.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
+        axis.set_yticks(POINTS, [f"{y:+g}" if y else "0" for y in POINTS])
         axis.set_xlabel("proven epsilon", fontsize=8)
         axis.set_title(name, fontsize=9)
         quiet(axis, size=8)
     axes[0].set_ylabel(f"points above {REFERENCE}", fontsize=8)
     legend_below(figure, axes[0])
     save(figure, FIGURE)
+
+
+def differences(found: Found, contest: str, method: str, partition: str) -> list[tuple[float, float, float]]:
+    """Epsilon, mean difference from the reference, and half the width of its 95 % interval (0 for one seed)."""
+    points = []
+    for e in EPSILONS if method in CONTESTS[contest].methods else ():
+        ours, theirs = (sample(found, contest, m, partition, e, CONTESTS[contest].score) for m in (method, REFERENCE))
+        if both := [ours[s] - theirs[s] for s in sorted(ours.keys() & theirs.keys())]:
+            points.append((e, fmean(both), interval(both) if len(both) > 1 else 0.0))
+    return points
 
 
 def write(found: Found) -> None:
@@ -160,7 +176,7 @@ def write(found: Found) -> None:
         "public": accuracies(found, "public", "iid", one),
         "chosen": settings(found, "global"),
         "chosen, personal": settings(found, "personal"),
-        "missing": missing(found),
+        "missing": wrapped(missing(found)),
         "failures": failures(found),
         "left out": left_out(),
     }
@@ -171,4 +187,4 @@ def write(found: Found) -> None:
         text = before + mark + part + "\n<!-- end -->" + after.partition("<!-- end -->")[2]
     PAGE.write_text(text, encoding="utf-8")
     draw(found)
-    print(parts["missing"])
+    print(missing(found))

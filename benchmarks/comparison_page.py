@@ -16,6 +16,8 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE, FIGURE = DOCS / "comparison.md", DOCS / "figures" / "comparison.svg"
 NAMED = 10
 """The first methods, each drawn with a line style of its own; the rest, baselines of the papers, are grey."""
+TESTED = 3
+"""Seeds that a test needs: the p of two is chance."""
 POINTS = (-50, -20, -10, -5, -2, -1, 0, 1, 2)
 Sample = dict[int, float]
 """A number of each seed."""
@@ -35,13 +37,16 @@ def shown(values: Sample) -> str:
     return f"{fmean(values.values()):.1f}{spread}{'' if len(values) == len(SEEDS) else f' ({len(values)})'}"
 
 
-def tests(samples: dict[str, Sample]) -> dict[str, tuple[float, float]]:
-    """Mean difference from the reference and its p, paired by seed, with Holm's correction over the methods of one epsilon."""
+def tests(samples: dict[str, Sample]) -> dict[str, tuple[float, float | None]]:
+    """Mean difference from the reference and its p, paired by seed, with Holm's correction over the methods of one epsilon.
+
+    There is no p where fewer than TESTED seeds are common.
+    """
     reference = samples[REFERENCE]
     pairs = {m: [v[s] - reference[s] for s in sorted(v.keys() & reference.keys())] for m, v in samples.items() if m != REFERENCE}
-    pairs = {m: d for m, d in pairs.items() if len(d) > 1}
-    corrected = holm([paired_t(d) for d in pairs.values()])
-    return {m: (fmean(d), p) for (m, d), p in zip(pairs.items(), corrected, strict=True)}
+    enough = {m: d for m, d in pairs.items() if len(d) >= TESTED}
+    corrected = dict(zip(enough, holm([paired_t(d) for d in enough.values()]), strict=True))
+    return {m: (fmean(d), corrected.get(m)) for m, d in pairs.items() if d}
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
@@ -66,7 +71,7 @@ def accuracies(found: Found, contest: str, partition: str, scores: dict[str, str
                 cell = shown(sample(found, contest, method, partition, e, score))
                 if score == tested and method in compared[e]:
                     difference, p = compared[e][method]
-                    cell += f"<br>{difference:+.1f}, p {p:.2g}"
+                    cell += f"<br>{difference:+.1f}" + (f", p {p:.2g}" if p is not None else "")
                 cells.append(cell)
             rows.append([f"{method}{f', {name}' if name else ''}", *cells])
     return markdown(["epsilon", *(f"{e:g}" for e in EPSILONS)], rows)
@@ -92,17 +97,19 @@ def settings(found: Found, contest: str) -> str:
 
 
 def missing(found: Found) -> str:
-    """One line: which cells have no number, as a method and its epsilons and seeds."""
-    left: dict[str, list[str]] = {}
+    """One line: which cells have no number, by contest, partition and seed, then the methods."""
+    left: dict[tuple[str, str, str], list[str]] = {}
     for job in all_cells():
         if "accuracy" not in found.get(job.key, {}):
-            left.setdefault(f"{job.contest} {job.method} {job.partition}", []).append(f"{job.epsilon:g}/{job.seed}")
+            left.setdefault((job.contest, job.method, job.partition), []).append(f"{job.epsilon:g}/{job.seed}")
     if not left:
         return "Missing cells: none."
-    per = {name: "all" if len(cells) == len(EPSILONS) * len(SEEDS) else " ".join(cells) for name, cells in left.items()}
-    count = sum(map(len, left.values()))
-    listed = "; ".join(f"{name}: {cells}" for name, cells in per.items())
-    return f"Missing cells (epsilon/seed), {count} of {len(all_cells())}: {listed}."
+    alike: dict[str, list[str]] = {}
+    for (contest, method, partition), cells in left.items():
+        every = len(cells) == len(EPSILONS) * len(SEEDS)
+        alike.setdefault(f"{contest} {partition}, {'all' if every else ' '.join(cells)}", []).append(method)
+    listed = "; ".join(f"{cells}: {', '.join(methods)}" for cells, methods in alike.items())
+    return f"Missing cells (epsilon/seed), {sum(map(len, left.values()))} of {len(all_cells())}: {listed}."
 
 
 def failures(found: Found) -> str:

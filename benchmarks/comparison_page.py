@@ -163,12 +163,12 @@ def draw(found: Found) -> None:
 
 
 def differences(found: Found, contest: str, method: str, partition: str) -> list[tuple[float, float, float]]:
-    """Epsilon, mean difference from the reference, and half the width of its 95 % interval (0 for one seed)."""
+    """Epsilon, mean difference from the reference, and half the width of its 95 % interval (0 for few seeds)."""
     points = []
     for e in EPSILONS if method in CONTESTS[contest].methods else ():
         ours, theirs = (sample(found, contest, m, partition, e, CONTESTS[contest].score) for m in (method, REFERENCE))
         if both := [ours[s] - theirs[s] for s in sorted(ours.keys() & theirs.keys())]:
-            points.append((e, fmean(both), interval(both) if len(both) > 1 else 0.0))
+            points.append((e, fmean(both), interval(both) if len(both) >= TESTED else 0.0))
     return points
 
 

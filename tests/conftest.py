@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
+import fedveil.engines.select_engine
 from skips import refused
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so are programs started in the background; tests interrupt themselves
@@ -30,6 +31,17 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def one_thread() -> None:
     """One thread, so that results are equal to the bit."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_core() -> Iterator[None]:
+    """`run.engine = "auto"` is inline, as on one core: engines agree to the bit, and each pool starts workers that import torch.
+
+    Tests of the pool name it; programs that tests start find the cores that there are.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fedveil.engines.select_engine, "available_cores", lambda: 1)
+        yield
 
 
 @pytest.fixture(scope="session")

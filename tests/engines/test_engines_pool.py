@@ -25,6 +25,7 @@ from fedveil.engines.pool import ProcessPool, a_fork_can_train
 from fedveil.engines.pool_worker import work
 from fedveil.engines.select_engine import engine, place
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.federation.engine import Engine
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.methods.dp_fedavg import DPFedAvg
@@ -294,9 +295,18 @@ def test_a_timeout_needs_the_pool(tmp_path: Path) -> None:
         engine("pol", run.context)
 
 
+@pytest.mark.parametrize(("cores", "kind"), [(1, Inline), (2, ProcessPool)])
+def test_auto_is_the_pool_where_there_are_several_cores(
+    cores: int, kind: type[Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedveil.engines.select_engine.available_cores", lambda: cores)
+    assert type(engine("auto", job(RUNS["fedavg-aggregate"], tmp_path).context)) is kind
+
+
 def test_inside_a_process_that_may_not_start_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a worker of multiprocessing.Pool."""
     run = job(RUNS["fedavg-aggregate"], tmp_path)
+    monkeypatch.setattr("fedveil.engines.select_engine.available_cores", lambda: 2)
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
     assert isinstance(engine("auto", run.context), Inline)
     for name, timeout in (("pool", None), ("auto", 1.0)):

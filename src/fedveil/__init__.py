@@ -32,6 +32,7 @@ _WHERE = {
     "register_task": "fedveil.tasks.task_registry",
     "publish": "fedveil.run.published_copy",
     "verification": "fedveil.run.verification",
+    "dp_mod": "fedveil.flower.dp_mod",
 }
 
 

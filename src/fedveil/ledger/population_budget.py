@@ -16,6 +16,7 @@ from fedveil.ledger.budget import Budgets, GdpFilter, RdpFilter
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import AGGREGATE, Ledger
 from fedveil.ledger.ledger_head import head_path
+from fedveil.ledger.owner_only import owner_only_folder
 
 Cap = GdpFilter | RdpFilter
 
@@ -136,6 +137,24 @@ def open_budget(path: str | Path) -> PopulationBudget:
         raise LedgerError(
             f"{path} is the ledger of one run, and no budget that runs share: create one with fedveil budget create"
         ) from None
+
+
+def lifetime_budget(path: Path, epsilon: float, delta: float, scope: Scope, order: float | None = None) -> PopulationBudget:
+    """The budget of one who keeps it at `path`, made when first asked for.
+
+    Raises:
+        ConfigError: it was made with other numbers. LedgerError: it is damaged, or a part of it is gone.
+    """
+    if not path.exists() and not head_path(path).exists():
+        owner_only_folder(path.parent)
+        return create_budget(path, epsilon, delta, scope, order)
+    there = open_budget(path)
+    if there != PopulationBudget(path, _cap(epsilon, delta, order), scope):
+        raise ConfigError(
+            f"epsilon = {epsilon:g} at delta = {delta:g} ({scope}) is not what {path} was made with, which is {there.cap.quotes} "
+            f"({there.scope}): restore these numbers, or keep another ledger"
+        )
+    return there
 
 
 def percent(part: Fraction | float) -> str:

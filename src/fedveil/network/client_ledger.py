@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedveil.accounting.types import Scope, Unbounded, View
-from fedveil.errors import BudgetExhausted
+from fedveil.errors import BudgetExhausted, ConfigError
 from fedveil.ledger.ledger import AGGREGATE, Entry, Ledger
-from fedveil.ledger.ledger_head import head_path
-from fedveil.ledger.owner_only import owner_only_folder
-from fedveil.ledger.population_budget import PopulationBudget, create_budget, open_budget
+from fedveil.ledger.population_budget import PopulationBudget, lifetime_budget
 from fedveil.network.consent import Consent, ConsentRefused, Judged
 from fedveil.run.assembly import planned_charges
 
@@ -45,17 +43,11 @@ class ClientLedger:
             ConsentRefused: the consent has another cap than the ledger was made with.
         """
         cap = self.consent.lifetime[view]
-        path = self.folder / f"lifetime-{view}.sqlite"
         scope = Scope(self.consent.unit, self.consent.adjacency, view)
-        if not path.exists() and not head_path(path).exists():
-            owner_only_folder(self.folder)
-            return create_budget(path, cap.epsilon, cap.delta, scope, cap.order)
-        there = open_budget(path)
-        with Ledger.open(path) as ledger:
-            made = ledger.meta["budget"]
-        if there.scope != scope or (made["epsilon"], made["delta"], made["order"]) != (cap.epsilon, cap.delta, cap.order):
-            raise ConsentRefused(f"consent: lifetime.{view} is not what {path} was made with ({made}): restore the consent")
-        return there
+        try:
+            return lifetime_budget(self.folder / f"lifetime-{view}.sqlite", cap.epsilon, cap.delta, scope, cap.order)
+        except ConfigError as problem:
+            raise ConsentRefused(f"consent: lifetime.{view}: {problem}") from None
 
     def admit(self, judged: Judged, run: str, client: int) -> BudgetedLedger:
         """Ask whether all that the run plans still fits, and charge it where the client cannot charge release by release.

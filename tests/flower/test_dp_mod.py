@@ -1,0 +1,294 @@
+"""`dp_mod`: what a train function answers leaves through the door, and nothing else of it."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+import fedveil as fv
+from fedveil.accounting.types import Gaussian
+from fedveil.errors import ConfigError
+from fedveil.flower.dp_mod import DpMod, dp_mod
+from fedveil.ledger.ledger import Ledger
+from flower_apps import added, answer, arrays, context, instruction, model, values
+
+LOUD: dict[str, Any] = {"clip": 1.0, "epsilon": 1e6, "delta": 1e-5, "rounds": 10}
+"""Noise of about 0.01, so that what leaves can be read."""
+
+
+def mod(folder: Path, **changed: Any) -> DpMod:
+    return dp_mod(**{**LOUD, "ledger": folder, **changed})
+
+
+def rows(folder: Path, name: str = "client-0") -> list[Any]:
+    path = folder / f"{name}.sqlite"
+    if not path.exists():
+        return []
+    with Ledger.open(path) as ledger:
+        return [entry for _, _, entry in ledger.entries()]
+
+
+def moved(reply: Message) -> dict[str, Any]:
+    before = {name: array.numpy() for name, array in model().items()}
+    return {name: value - before[name] for name, value in values(reply).items()}
+
+
+def test_the_update_is_clipped_noised_and_charged(tmp_path: Path) -> None:
+    reply = mod(tmp_path)(instruction(), context(), added(5.0))
+    step = moved(reply)
+    whole = np.concatenate([step[n].reshape(-1) for n in ("w", "b", "v")])
+    assert np.allclose(whole, 1 / math.sqrt(11), atol=0.1)
+    assert step["b"].shape == ()
+    assert step["n"].tolist() == [0, 0]
+    (row,) = rows(tmp_path)
+    assert (row.whole_clip, row.dimension, row.client, row.view, row.run) == (1.0, 11, 0, "server", "flower/1")
+    assert isinstance(row.event, Gaussian)
+    assert row.grid is not None
+
+
+def test_small_updates_are_not_scaled_and_noise_is_fresh(tmp_path: Path) -> None:
+    quiet = mod(tmp_path, epsilon=1e9)
+    first, second = (moved(quiet(instruction(), context(), added(0.1))) for _ in range(2))
+    assert np.allclose(first["w"], 0.1, atol=5e-3)
+    assert (first["w"] != second["w"]).all()
+
+
+def test_the_noise_is_that_of_the_matching_configuration(tmp_path: Path) -> None:
+    config = fv.configure(
+        method={"name": "dp-fedavg", "clip": 2.0},
+        privacy={"epsilon": 8.0, "delta": 1e-5, "view": "server", "allow_vacuous_delta": True},
+        training={"rounds": 7},
+    )
+    statement = fv.certify(config)
+    made = mod(tmp_path, clip=2.0, epsilon=8.0, rounds=7)
+    assert made.plan.noise_std == statement.noise_multiplier * 2.0
+    whole = arrays(w=np.zeros(2000, np.float32))
+    drawn = values(made(instruction(whole), context(), added(0.0)))["w"]
+    assert 0.9 < drawn.std() / made.plan.noise_std < 1.1
+
+
+def test_a_release_beyond_the_budget_is_refused_before_training_and_not_charged(tmp_path: Path) -> None:
+    once, trained = mod(tmp_path, epsilon=2.0, rounds=1), []
+
+    def train(message: Message, context: Any) -> Message:
+        trained.append(1)
+        return added(1.0)(message, context)
+
+    assert not once(instruction(), context(), train).has_error()
+    second = once(instruction(), context(), train)
+    assert second.error.reason == "refused: the budget of this client is spent"
+    assert len(trained) == len(rows(tmp_path)) == 1
+    assert not once(instruction(), context(1), train).has_error()  # another client
+    assert not once(instruction(), context(None), train).has_error()
+    assert len(rows(tmp_path, "client")) == 1
+
+
+def raising(message: Message, context: Any) -> Message:
+    raise ValueError("the diagnosis is in here")
+
+
+def leaving(message: Message, context: Any) -> Message:
+    raise SystemExit("the diagnosis is in here")
+
+
+def failing(message: Message, context: Any) -> Message:
+    return Message(Error(code=4242, reason="the diagnosis is in here"), reply_to=message)
+
+
+def shown(**changed: Any) -> Any:
+    """A train function that answers with these arrays in the place of its own."""
+
+    def train(message: Message, context: Any) -> Message:
+        whole = {name: array.numpy() for name, array in message.content["arrays"].items()} | changed
+        return answer(message, arrays(**{name: value for name, value in whole.items() if value is not None}))
+
+    return train
+
+
+def two_records(message: Message, context: Any) -> Message:
+    reply = added(1.0)(message, context)
+    reply.content["more"] = model()
+    return reply
+
+
+UNFIT = [
+    raising,
+    leaving,
+    failing,
+    two_records,
+    lambda message, context: None,
+    lambda message, context: "text",
+    shown(w=np.full((2, 3), np.nan, np.float32)),
+    shown(w=np.full((2, 3), np.inf, np.float32)),
+    shown(w=np.full((2, 3), 1e30, np.float32)),
+    shown(w=np.zeros((3, 2), np.float32)),
+    shown(w=np.zeros((1, 3), np.float32)),
+    shown(w=np.zeros((2, 3), np.int64)),
+    shown(w=np.zeros((2, 3), np.complex64)),
+    shown(w=None),
+    shown(b=np.zeros(1, np.float32)),
+]
+
+
+@pytest.mark.parametrize("train", UNFIT)
+def test_what_cannot_leave_is_a_noised_zero_and_looks_like_any_other_reply(train: Any, tmp_path: Path) -> None:
+    reply = mod(tmp_path)(instruction(), context(), train)
+    honest = mod(tmp_path)(instruction(), context(1), added(0.0))
+    assert all(0 < abs(part).max() < 0.2 for name, part in moved(reply).items() if name in "wv")
+    assert b"diagnosis" not in repr(reply).encode()
+    for one in (reply, honest):
+        assert list(one.content) == ["arrays", "metrics"]
+        assert dict(one.content["metrics"]) == {"num-examples": 1}
+    same = [[(n, a.dtype, a.shape, a.stype, len(a.data)) for n, a in one.content["arrays"].items()] for one in (reply, honest)]
+    assert same[0] == same[1]
+    assert len(rows(tmp_path)) == 1
+
+
+def talkative(message: Message, context: Any) -> Message:
+    """Everything that a train function can put into a reply beside its arrays."""
+    told = {f"patient-{i}": float(i) for i in range(3)}
+    message.content["arrays"]["w"] = Array(np.full((2, 3), 1e9, np.float32))
+    message.metadata.group_id = "the diagnosis"
+    message.metadata.ttl = 123.0
+    context.state["told"] = MetricRecord(told)
+    old = {name: array.numpy() for name, array in model().items()}
+    renamed = {n: np.asfortranarray(old[n].astype(np.float64) + 0.01) for n in reversed(list(old)) if n != "n"}
+    record = arrays(**renamed, n=np.array([77, 78], np.int64), diagnosis=np.ones(3, np.float32))
+    content = {
+        "diagnosis": record,
+        "m": MetricRecord({"num-examples": 31337, **told, "list": [1.0, 2.0]}),
+        "c": ConfigRecord({"diagnosis": "in here"}),
+    }
+    reply = Message(RecordDict(content), reply_to=message, ttl=99.0)
+    reply.metadata.group_id = "the diagnosis"
+    return reply
+
+
+def test_nothing_passes_beside_the_arrays(tmp_path: Path) -> None:
+    message = instruction()
+    reply = mod(tmp_path)(message, context(), talkative)
+    step = moved(reply)
+    assert list(step) == ["w", "b", "v", "n"]
+    assert abs(step["w"]).max() < 0.2  # of the instruction as it came, not as the function left it
+    assert step["n"].tolist() == [0, 0]
+    assert {name: array.dtype for name, array in reply.content["arrays"].items()} == {
+        name: array.dtype for name, array in model().items()
+    }
+    assert dict(reply.content["metrics"]) == {"num-examples": 1}
+    assert "diagnosis" not in repr(reply)
+    assert "31337" not in repr(reply)
+    assert reply.metadata.ttl > 10_000
+
+
+def test_the_replys_metadata_are_older_than_the_training(tmp_path: Path) -> None:
+    began: list[float] = []
+
+    def train(message: Message, context: Any) -> Message:
+        began.append(time.time())
+        return added(1.0)(message, context)
+
+    assert mod(tmp_path)(instruction(), context(), train).metadata.created_at <= began[0]
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "query", "query.state"])
+def test_other_messages_are_refused_where_the_mod_is_for_the_whole_app(kind: str, tmp_path: Path) -> None:
+    reply = mod(tmp_path)(instruction(kind=kind), context(), added(1.0))
+    assert reply.error.reason.startswith("refused: dp_mod releases what a train function trained")
+    assert not rows(tmp_path)
+
+
+def test_in_an_app_with_an_action_and_for_the_whole_app(tmp_path: Path) -> None:
+    app = ClientApp(mods=[mod(tmp_path)])
+    app.train("more")(added(5.0))
+    app.evaluate()(added(5.0))
+    # mods of a whole app are those that its functions were registered with
+    reply = app(instruction(kind="train.more"), context())
+    assert abs(moved(reply)["b"]) < 0.5
+    assert app(instruction(kind="evaluate"), context()).has_error()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"config": ConfigRecord({"server-round": 1})},
+        {"arrays": model(), "more": model()},
+        {"arrays": arrays(n=np.array([1]))},
+        {"arrays": ArrayRecord()},
+    ],
+)
+def test_an_instruction_without_a_model_is_refused(content: Any, tmp_path: Path) -> None:
+    message = Message(RecordDict(content), dst_node_id=7, message_type="train")
+    assert mod(tmp_path)(message, context(), added(1.0)).error.reason.startswith("refused: the instruction")
+    assert not rows(tmp_path)
+
+
+@pytest.mark.parametrize("number", [0, -5, 2**62, 1.5, "1", True])
+def test_the_servers_number_of_the_round_is_a_label(number: Any, tmp_path: Path) -> None:
+    message = instruction()
+    message.content["config"]["server-round"] = number
+    assert not mod(tmp_path)(message, context(), added(1.0)).has_error()
+    assert [row.round for row in rows(tmp_path)] == [0]
+
+
+def test_counts_that_became_floats_and_named_buffers_stay(tmp_path: Path) -> None:
+    record = arrays(w=np.zeros(2, np.float32), **{"bn.num_batches_tracked": np.float64(7.0), "bn.ids": np.arange(2.0)})
+    reply = mod(tmp_path, untouched=("num_batches_tracked", "ids"))(instruction(record), context(), added(1.0))
+    assert values(reply)["bn.num_batches_tracked"] == 7.0
+    assert values(reply)["bn.ids"].tolist() == [0.0, 1.0]
+    assert [row.dimension for row in rows(tmp_path)] == [2]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_arrays_keep_their_type(dtype: Any, tmp_path: Path) -> None:
+    reply = mod(tmp_path)(instruction(arrays(w=np.zeros((2, 2), dtype))), context(), added(0.1))
+    assert values(reply)["w"].dtype == dtype
+
+
+def test_a_model_with_nan_or_a_lost_ledger_tells_nothing(tmp_path: Path) -> None:
+    broken = instruction(arrays(w=np.array([np.nan, 1.0], np.float32)))
+    assert not mod(tmp_path)(broken, context(), added(1.0)).has_error()
+    (tmp_path / "client-0.sqlite").unlink()
+    refused = mod(tmp_path)(instruction(), context(), added(1.0))
+    assert refused.error.reason == "refused: the instruction, or the ledger of this client, is not what dp_mod needs; " + (
+        "the client's own log has the reason"
+    )
+    assert str(tmp_path) not in refused.error.reason
+
+
+def test_other_numbers_than_those_of_the_ledger_are_refused(tmp_path: Path) -> None:
+    mod(tmp_path)(instruction(), context(), added(1.0))
+    assert mod(tmp_path, epsilon=2e6)(instruction(), context(), added(1.0)).has_error()
+    assert len(rows(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"ledger": "here"}, "absolute path"),
+        ({"epsilon": 0.0}, "epsilon = 0.0"),
+        ({"epsilon": math.inf}, "epsilon = inf"),
+        ({"delta": 1.0}, "delta = 1.0"),
+        ({"rounds": 0}, "rounds = 0"),
+        ({"rounds": 1.5}, "rounds = 1.5"),
+        ({"clip": -1.0}, "method.clip"),
+    ],
+)
+def test_impossible_numbers_are_refused_at_once(changed: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        mod(tmp_path, **changed)
+
+
+def test_a_mod_travels_to_a_worker(tmp_path: Path) -> None:
+    there = pickle.loads(pickle.dumps(mod(tmp_path)))
+    assert not there(instruction(), context(), added(1.0)).has_error()

@@ -33,6 +33,7 @@ _WHERE = {
     "publish": "fedveil.run.published_copy",
     "verification": "fedveil.run.verification",
     "dp_mod": "fedveil.flower.dp_mod",
+    "CentralDP": "fedveil.network.central_dp",
 }
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNTOUCHED = ("num_batches_tracked",)
-"""Last parts of names of arrays that are no parameters, though they may arrive as floats: Flower's FedAvg turns integers to them."""
+"""Last parts of names of arrays that are no parameters; Flower's FedAvg turns them from integers to floats."""
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,7 @@ def dp_mod(
     Raises:
         ConfigError: an impossible number, or a relative path.
     """
-    folder = Path(ledger).expanduser()
-    if not folder.is_absolute():
-        raise ConfigError(f"ledger = '{ledger}': give an absolute path, since Flower starts an app in folders of its own")
+    folder = absolute_path("ledger", ledger)
     if not (epsilon > 0 and math.isfinite(epsilon) and 0 < delta < 1 and rounds == int(rounds) >= 1):
         raise ConfigError(
             f"epsilon = {epsilon}, delta = {delta}, rounds = {rounds}: need epsilon > 0, delta in (0, 1), rounds >= 1"
@@ -78,6 +76,20 @@ def dp_mod(
     setting = Setting(1, 1, int(rounds), "fixed", LocalSpec(), Layout(("model",), ((1,),)), 1, 1, SCOPE, delta, epsilon)
     plan = gaussian_plan(method.calibrate(setting), clip)
     return DpMod(plan, epsilon, delta, folder, weight, tuple(untouched))
+
+
+def absolute_path(key: str, path: str | Path) -> Path:
+    """A path that means the same wherever Flower starts an app.
+
+    Raises:
+        ConfigError: it is relative.
+    """
+    found = Path(path).expanduser()
+    if not found.is_absolute():
+        raise ConfigError(
+            f"{key} = '{path}': give an absolute path or one with ~, since Flower starts apps in folders of its own"
+        )
+    return found
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,7 @@ def instruction(node: int, parts: Sequence[bytes]) -> Any:
 def content_of(answer: Any) -> bytes | str:
     """The one part of an answer, or, as text, why there is none."""
     if answer.has_error():
-        reason = "".join(c if c.isprintable() else " " for c in str(answer.error.reason))
-        return f"its machine answered with an error (code {answer.error.code}): {reason[:500]}"
+        return f"its machine answered with an error (code {answer.error.code}): {printable(answer.error.reason)}"
     try:
         (part,) = parts_of(answer.content)
     except ValueError:
@@ -50,3 +49,8 @@ def content_of(answer: Any) -> bytes | str:
     except WireError as problem:
         return str(problem)
     return part
+
+
+def printable(text: object) -> str:
+    """The beginning of what a stranger wrote, fit for a log."""
+    return "".join(c if c.isprintable() else " " for c in str(text))[:500]

@@ -1,0 +1,201 @@
+"""The run directory of a Flower app's training: the configuration of fedveil that matches it, statement, ledger, history.
+
+What fedveil does not know of an app stays out of `config.toml`: how clients train, on what. `data.json` has the number of
+clients, and says that its other entries stand for nothing. `flower.md` says what the statement, which is that of the matching
+configuration, cannot.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+
+import fedveil.run.run_directory as rundir
+from fedveil.configuration.config import Config, parse
+from fedveil.configuration.network import HANDED_OVER
+from fedveil.configuration.public_setting import Population, method_of, setting_of
+from fedveil.data.catalogue import Info
+from fedveil.federation.history import Columns, hidden
+from fedveil.ledger.budgeted_ledger import BudgetedLedger
+from fedveil.ledger.ledger import Ledger
+from fedveil.methods.base import gaussian_plan
+from fedveil.release.door import AGGREGATE, Door
+from fedveil.release.noise import Randomness
+from fedveil.run.assembly import budgets, new_run_id
+from fedveil.run.binding import conclude, opening
+from fedveil.run.data_card import CARD, FORMAT
+from fedveil.run.history_files import append_history
+from fedveil.run.spending import EpsilonSpent
+from fedveil.statement.certify import certify
+from fedveil.statement.public_values import public_values
+from fedveil.statement.statement_json import to_dict
+from fedveil.statement.statement_markdown import to_markdown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fedveil.federation.history import Record
+    from fedveil.methods.base import Method, Setting
+    from fedveil.release.door import Contribution
+    from fedveil.release.plan import Plan, Upload
+    from fedveil.statement.statement import Statement
+    from fedveil.training.params import Layout
+
+DATA = Info(
+    "flower-app", "", (1,), 1, 0, 0, 0, "the clients of a Flower app; fedveil has not seen them", False, (0.0,), (1.0,), 1.0
+)
+"""In the place of data that fedveil knows nothing of."""
+_UNKNOWN = (
+    "of a Flower app fedveil knows the number of clients and the shapes of the model; examples, labels, sizes and normalisation "
+    "below stand for nothing"
+)
+
+
+def matching_configuration(sections: Mapping[str, Mapping[str, Any]], clients: int, layout: Layout) -> Config:
+    """The configuration of fedveil whose releases are those of a Flower app.
+
+    Args:
+        sections: method, training, privacy and run, as far as they are known.
+
+    Raises:
+        ConfigError: an impossible value.
+    """
+    shapes = dict(zip(layout.names, map(list, layout.shapes), strict=True))
+    data = {"name": DATA.name, "handed_over": ["data", "partition"], "partition": {"kind": "flower", "clients": clients}}
+    model = {"name": HANDED_OVER, "recorded": {"class": "Flower app", "shapes": shapes}}
+    return parse({"data": data, "model": model, **{name: dict(section) for name, section in sections.items()}})
+
+
+def public_setting(config: Config, clients: int) -> tuple[Method, Setting]:
+    """Method and setting with the noise known."""
+    method = method_of(config)
+    return method, method.calibrate(setting_of(config, Population(DATA, clients, 0)))
+
+
+@dataclass
+class AppRun:
+    """A run directory that is being written.
+
+    Args:
+        statement: what it promises. plan: of every release. door: which charges the ledger of the directory.
+    """
+
+    path: Path
+    run: str
+    statement: Statement
+    method: Method
+    setting: Setting
+    plan: Plan
+    door: Door
+    history: list[Record] = field(default_factory=list)
+    _started: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def begin(cls, path: Path, config: Config, clients: int, page: str) -> AppRun:
+        """Write what a run writes before it trains, its ledger last.
+
+        Args:
+            page: the text of `flower.md`.
+
+        Raises:
+            ConfigError: there is something at `path`, or the numbers make no sense (delta >= 1 / clients, for one).
+        """
+        method, setting = public_setting(config, clients)
+        seeded, statistics = config.run.seeded_noise, config.model.keeps_statistics
+        known = public_values(config, DATA)
+        statement = certify(method, setting, seeded_noise=seeded, batch_norm=statistics, public=known)
+        run = new_run_id()
+        rundir.create(path)
+        rundir.write_versions(path / "versions.json")
+        rundir.write_text(path / "config.toml", _written(config))
+        rundir.write_json(path / "statement.json", to_dict(statement))
+        rundir.write_text(path / "statement.md", to_markdown(statement))
+        rundir.write_json(path / CARD, _card(clients))
+        rundir.write_text(path / "flower.md", page)
+        Ledger.create(path / "ledger.sqlite", run, opening(path, method.name)).close()
+        ledger = BudgetedLedger(path / "ledger.sqlite", budgets(method, setting), seeded)
+        rate, most = setting.rate if setting.amplified else None, config.training.max_update_norm
+        randomness = Randomness(config.run.seed, seeded)
+        door = Door(setting.layout, setting.scope, run, ledger, randomness, rate=rate, max_norm=most)
+        clip = method.clip_norm(setting)
+        assert clip is not None
+        return cls(path, run, statement, method, setting, gaussian_plan(setting, clip), door)
+
+    def __post_init__(self) -> None:
+        self._columns = Columns().hiding(hidden(self.method, self.setting, Columns()))
+        assert isinstance(self.door.ledger, BudgetedLedger)
+        self._spent = EpsilonSpent(self.door.ledger, self.method, self.setting, self.statement)
+
+    def release(self, round: int, contributions: Sequence[Contribution], failures: Mapping[int, str]) -> Upload:
+        """The noisy mean of a round, charged, and its row of the history.
+
+        Args:
+            round: from 0. contributions: of all that were drawn. failures: why some of these are zero; they stay in the private
+                part of the directory.
+        """
+        upload = self.door.release_sum(contributions, self.plan, round, self.setting.cohort)
+        row: Record = {
+            "round": round,
+            "participants": len(contributions),
+            "update_norm": float(upload.vector.norm()),
+            "noise_norm": float(upload.noise_std[0]) * self.setting.layout.dimension**0.5,
+            "failed": len(failures),
+            "seconds": time.monotonic() - self._started,
+            "failures": dict(failures),
+        }
+        self._started = time.monotonic()
+        self._spent.record(row)
+        self.history.append(row)
+        append_history(self.path, self.history, self.setting.layout, self._columns)
+        return upload
+
+    def end(self) -> str:
+        """Close the ledger over all that is there; returns the closing digest."""
+        self.close()
+        last = {k: v for k, v in self.history[-1].items() if self._columns[k].public}
+        summary = rundir.json_text({"run": self.run, "rounds": len(self.history), "ended": "after its last round", "final": last})
+        closing = conclude(self.path, len(self.history), "", {"summary.json": summary.encode()})
+        rundir.write_text(self.path / "summary.json", summary)
+        return closing
+
+    def close(self) -> None:
+        """Close the connection to the ledger."""
+        assert isinstance(self.door.ledger, BudgetedLedger)
+        self.door.ledger.close()
+
+    def admits(self, round: int) -> bool:
+        """Whether the budget has room for one more round."""
+        return self.door.admits(self.plan, AGGREGATE, round)
+
+
+def _written(config: Config) -> str:
+    """The keys that are known; local training is left out, since defaults would say something untrue of it."""
+    whole = rundir.present(config.model_dump(mode="json"))
+    training = {
+        key: whole["training"][key] for key in ("rounds", "clients_per_round", "sampling", "local") if key in whole["training"]
+    }
+    data = {key: whole["data"][key] for key in ("name", "handed_over", "partition")}
+    run = {key: whole["run"][key] for key in ("seed", "seeded_noise")}
+    known = {name: whole[name] for name in ("model", "method", "privacy")}
+    return tomli_w.dumps({"data": data, **known, "training": training, "run": run})
+
+
+def _card(clients: int) -> dict[str, Any]:
+    card = {
+        "name": DATA.name,
+        "source": DATA.source,
+        "unknown": _UNKNOWN,
+        "examples": {"shape": list(DATA.input_shape)},
+        "labels": {"shape": [], "dtype": "int64", "classes": DATA.classes},
+        "train_examples": 0,
+        "test_examples": 0,
+        "normalisation": {"scale": DATA.scale, "mean": list(DATA.mean), "std": list(DATA.std)},
+        "clients": clients,
+        "nominal_examples_per_client": 0,
+    }
+    return {"format": FORMAT, **json.loads(rundir.json_text(card)), "treated_as_public": ["clients"]}

@@ -1,0 +1,251 @@
+"""Central DP round any strategy of Flower: clients as they are, clipped and summed here, noise once on the sum.
+
+    strategy = CentralDP(FedAvg(), clip=1.0, clients=100, rate=0.1, rounds=30, epsilon=8.0, delta=1e-3, out="run")
+
+The strategy inside makes the instructions and takes the server's step. It is shown no reply of a client: of each round it gets
+one reply, the noisy mean. The server itself sees every update before the noise; an assumption of the statement names that.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil.errors import BudgetExhausted, ConfigError, UpdateRefused
+from fedveil.flower.app_arrays import UNTOUCHED, AppArrays
+from fedveil.flower.dp_mod import absolute_path
+from fedveil.flower.flower_messages import printable
+from fedveil.network.app_run import AppRun, matching_configuration
+from fedveil.training.params import Layout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.configuration.config import Config
+    from fedveil.release.door import Contribution
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Nodes:
+    """All that a strategy is shown of the grid: who is there."""
+
+    grid: Any
+
+    def get_node_ids(self) -> Iterable[int]:
+        """As `Grid.get_node_ids`."""
+        found: Iterable[int] = self.grid.get_node_ids()
+        return found
+
+
+@dataclass(frozen=True)
+class _Round:
+    """A round that was sent out: its model, who was drawn by place among all nodes, and the one reply to come."""
+
+    arrays: AppArrays
+    drawn: dict[int, int]
+    reply: Any
+
+
+@dataclass
+class CentralDP:
+    """A strategy with differential privacy for whole clients, in the aggregate view.
+
+    Args:
+        strategy: of Flower; it must ask every node (fraction_train = 1), since clients are drawn here.
+        clip: C, L2 bound on a client's update. clients: N, public. rate: chance of each client to take part in a round; N x rate
+            is a whole number, by which every sum is divided. rounds: T.
+        delta: below 1 / N. epsilon: the noise is calibrated to it; or noise_multiplier: epsilon is the result.
+        out: the run directory, which must be new: an absolute path or one that begins with ~.
+        seed: take noise and sampling from it: a simulation that protects nobody, and the statement says so. Left out: secret.
+        evaluate: let clients evaluate; what they answer goes to the strategy without clip or noise, and `flower.md` says so.
+        untouched: as in `AppArrays`.
+
+    Raises:
+        ConfigError: an impossible number.
+    """
+
+    strategy: Any
+    _: KW_ONLY
+    clip: float
+    clients: int
+    rate: float
+    rounds: int
+    delta: float
+    out: str | Path
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    seed: int | None = None
+    evaluate: bool = False
+    untouched: Sequence[str] = UNTOUCHED
+
+    def __post_init__(self) -> None:
+        if (self.epsilon is None) == (self.noise_multiplier is None) or self.noise_multiplier == 0:
+            raise ConfigError(f"give epsilon, or a noise_multiplier > 0; got {self.epsilon} and {self.noise_multiplier}")
+        if getattr(self.strategy, "fraction_train", 1.0) != 1.0:
+            raise ConfigError(
+                f"fraction_train = {self.strategy.fraction_train}: CentralDP draws clients itself, of all nodes: set it to 1.0, "
+                f"and give rate"
+            )
+        self._path = absolute_path("out", self.out)
+        cohort = round(self.rate * self.clients) if math.isfinite(self.rate) else 0
+        if not (
+            type(self.clients) is int
+            and 1 <= cohort <= self.clients
+            and math.isclose(self.rate * self.clients, cohort, rel_tol=1e-9)
+        ):
+            raise ConfigError(
+                f"rate = {self.rate} of clients = {self.clients} is not a whole number of clients from 1 to {self.clients}: "
+                f"give a rate such as {max(cohort, 1)} / {self.clients}"
+            )
+        self._cohort = cohort
+        self._config(Layout(("model",), ((1,),)))  # refuses impossible numbers now
+        self._run: AppRun | None = None
+        self._sent: dict[int, _Round] = {}
+
+    def start(self, grid: Any, initial_arrays: Any, num_rounds: int = 3, **options: Any) -> Any:
+        """As `Strategy.start` of Flower; afterwards the run directory is closed.
+
+        Raises:
+            ConfigError: num_rounds is not `rounds`, or the strategy inside has a `start` of its own, which sees every reply.
+        """
+        from flwr.serverapp.strategy import Strategy
+
+        if getattr(type(self.strategy), "start", None) != Strategy.start:
+            raise ConfigError(
+                f"{type(self.strategy).__name__} has a start of its own, which gets the clients' replies before the noise: leave "
+                f"it to Flower's Strategy"
+            )
+        if num_rounds != self.rounds:
+            raise ConfigError(f"num_rounds = {num_rounds}, and the noise is for rounds = {self.rounds}: give both the same")
+        if not self.evaluate:
+            _log.warning(
+                "clients do not evaluate: what they answered would leave without noise (CentralDP(evaluate=True) lets them)"
+            )
+        try:
+            result = Strategy.start(self, grid, initial_arrays, num_rounds, **options)
+        finally:
+            if self._run is not None:
+                self._run.close()
+        if self._run is not None:
+            _log.info("closing digest of %s: %s", self.out, self._run.end())
+        return result
+
+    def summary(self) -> None:
+        """Log what is promised, and the strategy inside."""
+        cost = f"epsilon = {self.epsilon:g}" if self.epsilon is not None else f"noise multiplier {self.noise_multiplier:g}"
+        _log.info(
+            "central DP: %s, delta = %g, clip %g, %d rounds, recorded in %s", cost, self.delta, self.clip, self.rounds, self.out
+        )
+        self.strategy.summary()
+
+    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
+        """The strategy's messages to those who are drawn for this round."""
+        from flwr.app import Message, RecordDict
+
+        found = AppArrays.of(arrays, self.untouched)
+        run = self._begun(found.layout)
+        if not run.admits(server_round - 1):
+            raise BudgetExhausted(f"round {server_round}: the {self.rounds} rounds that the noise is for are spent")
+        made = self.strategy.configure_train(server_round, arrays, config, _Nodes(grid))
+        messages = {message.metadata.dst_node_id: message for message in made}
+        if not 1 <= len(messages) <= self.clients:
+            raise ConfigError(f"clients = {self.clients}, and {type(self.strategy).__name__} asks {len(messages)} nodes")
+        nodes = sorted(messages)
+        chosen = run.door.randomness.secret("clients", server_round - 1).random(self.clients) < run.setting.rate
+        drawn = {node: place for place, node in enumerate(nodes) if chosen[place]}
+        self._sent[server_round] = _Round(found, drawn, Message(RecordDict(), reply_to=messages[nodes[0]]))
+        return [messages[node] for node in drawn]
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
+        """The strategy's step from the noisy mean of what these replies moved."""
+        from flwr.app import MetricRecord, RecordDict
+
+        run, sent = self._run, self._sent.pop(server_round, None)
+        if run is None or sent is None:
+            raise ConfigError(f"round {server_round} was not sent out: configure_train comes before aggregate_train")
+        contributions, failures = self._clipped(run, sent, server_round - 1, replies)
+        upload = run.release(server_round - 1, contributions, failures)
+        weight, name = (
+            getattr(self.strategy, "weighted_by_key", "num-examples"),
+            getattr(self.strategy, "arrayrecord_key", "arrays"),
+        )
+        sent.reply.content = RecordDict({name: sent.arrays.moved(upload.vector), "metrics": MetricRecord({weight: 1})})
+        stepped, metrics = self.strategy.aggregate_train(server_round, [sent.reply])
+        return None if stepped is None else sent.arrays.as_sent(stepped), metrics
+
+    def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
+        """Nothing, unless clients may evaluate."""
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid) if self.evaluate else []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> Any:
+        """Nothing, unless clients may evaluate."""
+        return self.strategy.aggregate_evaluate(server_round, replies) if self.evaluate else None
+
+    def _clipped(
+        self, run: AppRun, sent: _Round, round: int, replies: Iterable[Any]
+    ) -> tuple[list[Contribution], dict[int, str]]:
+        """What each of those drawn adds to the sum, in the order of the nodes: zero where no usable reply came."""
+        answers: dict[int, Any] = {}
+        for reply in replies:
+            answers.setdefault(reply.metadata.src_node_id, reply)
+        contributions, failures = [], {}
+        for node, place in sent.drawn.items():
+            update = None
+            try:
+                update = _usable(run, sent, answers.get(node))
+            except Exception as problem:
+                failures[place] = printable(str(problem))
+            contributions.append(run.door.seal(update, run.plan, place, round))
+        return contributions, failures
+
+    def _begun(self, layout: Layout) -> AppRun:
+        if self._run is None:
+            self._run = AppRun.begin(self._path, self._config(layout), self.clients, self._page())
+        if self._run.setting.layout != layout:
+            raise ConfigError(f"the model has other arrays than in the first round: {list(layout.names)[:6]}")
+        return self._run
+
+    def _config(self, layout: Layout) -> Config:
+        privacy: dict[str, Any] = {"delta": self.delta, "view": "aggregate"}
+        privacy |= {"epsilon": self.epsilon} if self.epsilon is not None else {"noise_multiplier": self.noise_multiplier}
+        sections: dict[str, dict[str, Any]] = {
+            "method": {"name": "dp-fedavg", "clip": self.clip},
+            "training": {"rounds": self.rounds, "clients_per_round": self._cohort},
+            "privacy": privacy,
+            "run": {"seed": self.seed or 0, "seeded_noise": self.seed is not None},
+        }
+        return matching_configuration(sections, self.clients, layout)
+
+    def _page(self) -> str:
+        """What is particular to this run; its digest is in the ledger's first row."""
+        leaves = "The metrics of clients' training are dropped, and clients do not evaluate."
+        if self.evaluate:
+            leaves = (
+                "**Clients evaluate, and what they answer reaches the strategy, its result and its log without clip or noise: "
+                "the guarantee does not cover it.** The metrics of their training are dropped."
+            )
+        return f"""\
+# A run of a Flower app
+
+Strategy: {type(self.strategy).__name__}, inside fedveil's CentralDP. It was shown the noisy mean of each round and no reply of a
+client. {leaves}
+
+The server saw every update before the noise, and who took part: the statement assumes that it is trusted with both. One node is
+one client; a client that runs several nodes is protected as a group. How clients train, and on what, fedveil does not know.
+"""
+
+
+def _usable(run: AppRun, sent: _Round, reply: Any) -> Tensor:
+    """What training moved; raises where the reply has nothing that may leave."""
+    if reply is None or reply.has_error():
+        raise UpdateRefused("no reply" if reply is None else f"an error: {reply.error.reason}")
+    update = sent.arrays.update(reply.content)
+    if problem := run.door.problem(update, {}):
+        raise UpdateRefused(problem)
+    return update

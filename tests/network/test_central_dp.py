@@ -1,0 +1,277 @@
+"""`CentralDP` round strategies of Flower: what they are shown, what is released and charged, and what a stranger verifies."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
+
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, Strategy
+
+import fedveil as fv
+from fedveil.errors import BudgetExhausted, ConfigError
+from fedveil.ledger.ledger import Ledger
+from fedveil.network.central_dp import CentralDP
+from flower_apps import AppGrid, added, answer, arrays, model
+
+CLEAR: dict[str, Any] = {"clip": 1.0, "clients": 8, "rate": 1.0, "rounds": 2, "noise_multiplier": 1e-4, "delta": 1e-2}
+"""Next to no noise, so that what the strategy makes of the mean can be read."""
+
+
+def app(train: Any = None) -> ClientApp:
+    made = ClientApp()
+    made.train()(train or added(0.1))
+    made.evaluate()(lambda message, context: answer(message, model(), loss=1.0))
+    return made
+
+
+def central(folder: Path, strategy: Strategy | None = None, **changed: Any) -> CentralDP:
+    return CentralDP(strategy or FedAvg(), **{**CLEAR, "out": folder / "run", **changed})
+
+
+def values(record: ArrayRecord | None) -> dict[str, Any]:
+    assert record is not None
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def rows(folder: Path) -> list[Any]:
+    with Ledger.open(folder / "run" / "ledger.sqlite", read_only=True) as ledger:
+        return [entry for _, _, entry in ledger.entries()]
+
+
+def private(folder: Path, name: str = "history") -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "run" / "private" / f"{name}.csv").read_text().splitlines()))
+
+
+@pytest.mark.parametrize(("epsilon", "rate"), [(8.0, 0.5), (1.0, 0.25), (4.0, 1.0)])
+def test_epsilon_is_that_of_certify_for_the_matching_configuration(epsilon: float, rate: float, tmp_path: Path) -> None:
+    made = central(tmp_path, rate=rate, rounds=3, epsilon=epsilon, noise_multiplier=None)
+    made.start(AppGrid(app(), 8), model(), 3)
+    config = fv.configure(
+        data={"partition": {"kind": "iid", "clients": 8}},
+        method={"name": "dp-fedavg", "clip": 1.0},
+        training={"rounds": 3, "clients_per_round": round(8 * rate)},
+        privacy={"epsilon": epsilon, "delta": 1e-2},
+    )
+    wanted, found = fv.certify(config), json.loads((tmp_path / "run" / "statement.json").read_text())
+    assert found["views"][1]["proven"]["epsilon"] == wanted.proven.epsilon
+    assert found["noise_multiplier"] == wanted.noise_multiplier
+    assert wanted.noise_multiplier is not None
+    assert {row.noise_std for row in rows(tmp_path)} == {(wanted.noise_multiplier,) * 3}
+    (kind,) = {row.event for row in rows(tmp_path)}
+    assert getattr(kind, "rate", 1.0) == rate
+
+
+def test_a_stranger_verifies_the_run(tmp_path: Path) -> None:
+    made = central(tmp_path, rate=0.5, epsilon=8.0, noise_multiplier=None)
+    made.start(AppGrid(app(), 8), model(), 2)
+    found = fv.verification(tmp_path / "run")
+    assert found.outcome == "verified", [f for f in found.findings if f.kind != "verified"]
+    (tmp_path / "run" / "flower.md").write_text("clients were asked nothing else")
+    assert fv.verification(tmp_path / "run").outcome == "contradicted"
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedProx, FedAdam])
+def test_the_strategy_takes_the_same_step_as_without(kind: Any, tmp_path: Path) -> None:
+    """Clients that all move the model alike, within the clip: the mean is that of the strategy alone."""
+    options = {"proximal_mu": 0.5} if kind is FedProx else {}
+    seen: list[Any] = []
+
+    def train(message: Message, context: Any) -> Message:
+        seen.append(dict(message.content["config"]))
+        return added(0.1)(message, context)
+
+    alone = kind(**options).start(AppGrid(app(train), 8), model(), 2)
+    made = central(tmp_path, kind(**options)).start(AppGrid(app(train), 8), model(), 2)
+    for name, value in values(made.arrays).items():
+        if name == "n":
+            assert (value.dtype, value.tolist()) == (np.int64, [3, 4])  # plain FedAvg returns floats, and what clients counted
+        else:
+            assert np.allclose(value, values(alone.arrays)[name], atol=2e-3)
+            assert value.dtype == np.float32
+    assert ({"proximal-mu"} <= seen[0].keys()) == (kind is FedProx)
+
+
+class Watching(FedAvg):
+    """A strategy that writes down all that it is shown."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.shown: list[Any] = []
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: Any, grid: Any) -> Iterable[Message]:
+        self.shown.append([name for name in dir(grid) if not name.startswith("_")])
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        self.shown.append(list(replies))
+        return super().aggregate_train(server_round, self.shown[-1])
+
+
+@pytest.mark.parametrize(("rate", "broken"), [(1.0, 0), (1.0, 8), (0.125, 0), (0.5, 3)])
+def test_a_strategy_sees_one_reply_whoever_took_part(
+    rate: float, broken: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy, grid = Watching(), AppGrid(app(), 8)
+    grid.fails, grid.silent = {100 + i for i in range(broken) if i % 2}, {100 + i for i in range(broken) if not i % 2}
+    with caplog.at_level(logging.INFO):
+        result = central(tmp_path, strategy, rate=rate, rounds=4, noise_multiplier=1.0).start(grid, model(), 4)
+    assert [name for shown in strategy.shown[::2] for name in shown] == ["get_node_ids", "grid"] * 4
+    for (reply,) in strategy.shown[1::2]:
+        assert dict(reply.content["metrics"]) == {"num-examples": 1}
+        assert list(reply.content) == ["arrays", "metrics"]
+        assert reply.metadata.src_node_id == 100
+    assert [row.round for row in rows(tmp_path)] == [0, 1, 2, 3]
+    assert result.train_metrics_clientapp == {r: {} for r in range(1, 5)}
+    assert "diagnosis" not in caplog.text
+    counts = [int(row["participants"]) for row in private(tmp_path)] if rate < 1 else [8] * 4
+    assert [len(nodes) for nodes in grid.asked[::2]] == counts
+    assert fv.verification(tmp_path / "run").outcome == "verified"
+    if broken:
+        told = (tmp_path / "run" / "private" / "failures.csv").read_text()
+        assert "no reply" in told or "diagnosis" in told
+
+
+def test_the_denominator_is_fixed_and_each_update_is_clipped(tmp_path: Path) -> None:
+    grid = AppGrid(app(added(1e3)), 8, silent={100, 101, 102, 103})
+    found = values(central(tmp_path, rounds=1).start(grid, model(), 1).arrays)
+    assert found["b"] == pytest.approx(0.5 + 0.5 / math.sqrt(11), abs=1e-3)  # half of them, and a number is clipped like the rest
+
+
+HOSTILE = {
+    "nan": np.full((2, 3), np.nan, np.float32),
+    "huge": np.full((2, 3), 1e38, np.float32),
+    "shape": np.zeros(6, np.float32),
+    "integers": np.full((2, 3), 7, np.int64),
+    "text": np.array(["a"]),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_reply_counts_as_zero(name: str, tmp_path: Path) -> None:
+    def train(message: Message, context: Any) -> Message:
+        if context.node_id != 103:
+            return added(0.0)(message, context)
+        whole = {n: a.numpy() for n, a in message.content["arrays"].items()} | {"w": HOSTILE[name]}
+        return answer(message, arrays(**whole), **{"num-examples": 10**9})
+
+    found = values(central(tmp_path, rounds=1).start(AppGrid(app(train), 8), model(), 1).arrays)
+    assert all(np.allclose(found[n], v, atol=1e-3) for n, v in values(model()).items())
+
+
+def test_replies_that_were_not_asked_for_or_come_twice_do_not_count(tmp_path: Path) -> None:
+    class Echo(AppGrid):
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+            found = super().send_and_receive(messages, timeout=timeout)
+            if found and found[0].has_content() and len(found[0].content) == 2:
+                for node in (100, 555):
+                    extra = answer(Message(RecordDict(), dst_node_id=node, message_type="train"), arrays(**values(model())))
+                    found.append(extra)
+            return found
+
+    found = values(central(tmp_path, rounds=1).start(Echo(app(added(0.1)), 8), model(), 1).arrays)
+    assert found["b"] == pytest.approx(0.6, abs=1e-3)
+
+
+def test_the_result_depends_on_the_seed_and_not_on_who_answers_first(tmp_path: Path) -> None:
+    def train(message: Message, context: Any) -> Message:
+        return added(context.node_id / 1e3)(message, context)
+
+    results = []
+    for i, (seed, order) in enumerate([(1, 0), (1, 5), (2, 0), (None, 0)]):
+        made = CentralDP(FedAdam(), **{**CLEAR, "rate": 0.5, "noise_multiplier": 1.0, "out": tmp_path / str(i), "seed": seed})
+        results.append(values(made.start(AppGrid(app(train), 8, seed=order), model(), 2).arrays)["w"].tolist())
+        warned = "simulation only" in (tmp_path / str(i) / "statement.md").read_text()
+        assert warned == (seed is not None)
+    assert results[0] == results[1]
+    assert len({str(result) for result in results}) == 3
+
+
+def test_a_round_beyond_the_plan_is_not_sent_out(tmp_path: Path) -> None:
+    made, grid = central(tmp_path, rounds=1), AppGrid(app(), 8)
+    made.start(grid, model(), 1)
+    from flwr.app import ConfigRecord
+
+    with pytest.raises(BudgetExhausted, match="the 1 rounds that the noise is for are spent"):
+        made.configure_train(2, model(), ConfigRecord(), grid)
+    with pytest.raises(ConfigError, match="was not sent out"):
+        made.aggregate_train(2, [])
+    assert len(rows(tmp_path)) == 1
+
+
+def test_clients_evaluate_only_when_asked_and_the_directory_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "fedveil"):
+        result = central(tmp_path).start(AppGrid(app(), 8), model(), 2)
+    assert result.evaluate_metrics_clientapp == {}
+    assert "clients do not evaluate" in caplog.text
+    assert "without clip or noise" not in (tmp_path / "run" / "flower.md").read_text()
+    asked = central(tmp_path, out=tmp_path / "asked", evaluate=True).start(AppGrid(app(), 8), model(), 2)
+    assert asked.evaluate_metrics_clientapp[1]["loss"] == 1.0
+    assert "the guarantee does not cover it" in (tmp_path / "asked" / "flower.md").read_text()
+    assert fv.verification(tmp_path / "asked").outcome == "verified"
+
+
+class OwnStart(FedAvg):
+    def start(self, *args: Any, **options: Any) -> Any:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"rate": 0.3}, "not a whole number of clients"),
+        ({"rate": 0.0}, "not a whole number of clients"),
+        ({"rate": 1.5}, "not a whole number of clients"),
+        ({"rate": math.nan}, "not a whole number of clients"),
+        ({"clients": 8.0}, "not a whole number of clients"),
+        ({"epsilon": 1.0}, "give epsilon, or a noise_multiplier"),
+        ({"noise_multiplier": None}, "give epsilon, or a noise_multiplier"),
+        ({"noise_multiplier": 0.0}, "give epsilon, or a noise_multiplier"),
+        ({"noise_multiplier": -1.0}, "privacy.noise_multiplier"),
+        ({"clip": 0.0}, "method.clip"),
+        ({"clip": math.inf}, "method.clip"),
+        ({"rounds": 0}, "training.rounds"),
+        ({"delta": 1.0}, "privacy.delta"),
+        ({"out": "here"}, "absolute path"),
+        ({"strategy": FedAvg(fraction_train=0.5)}, "fraction_train = 0.5"),
+    ],
+)
+def test_impossible_numbers_are_refused_at_once(changed: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        central(tmp_path, changed.pop("strategy", None), **changed)
+
+
+def test_what_cannot_be_promised_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    grid = AppGrid(app(), 8)
+    with pytest.raises(ConfigError, match="num_rounds = 3"):
+        central(tmp_path).start(grid, model())
+    with pytest.raises(ConfigError, match="OwnStart has a start of its own"):
+        central(tmp_path, OwnStart()).start(grid, model(), 2)
+    with pytest.raises(ConfigError, match="delta"):
+        central(tmp_path, delta=0.5).start(grid, model(), 2)
+    with pytest.raises(ConfigError, match="clients = 4, and FedAvg asks 8 nodes"):
+        central(tmp_path, clients=4).start(grid, model(), 2)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    with pytest.raises(ConfigError, match="not empty"):
+        central(tmp_path, out=tmp_path / "full").start(grid, model(), 2)
+    assert grid.asked == []
+
+
+def test_a_metric_of_clients_is_not_in_the_public_part(tmp_path: Path) -> None:
+    central(tmp_path, rate=0.5).start(AppGrid(app(), 8), model(), 2)
+    public = "".join(p.read_text() for p in (tmp_path / "run").iterdir() if p.suffix in (".csv", ".json", ".md", ".toml"))
+    assert "train_loss" not in public
+    assert "participants" not in (tmp_path / "run" / "history.csv").read_text()
+    assert MetricRecord not in map(type, private(tmp_path))

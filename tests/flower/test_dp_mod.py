@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import pickle
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
 
@@ -102,6 +105,15 @@ def leaving(message: Message, context: Any) -> Message:
     raise SystemExit("the diagnosis is in here")
 
 
+def cancelled(message: Message, context: Any) -> Message:
+    raise asyncio.CancelledError("the diagnosis is in here")
+
+
+def on_another_device(message: Message, context: Any) -> Message:
+    torch.set_default_device("meta")
+    raise ValueError("the diagnosis is in here")
+
+
 def failing(message: Message, context: Any) -> Message:
     return Message(Error(code=4242, reason="the diagnosis is in here"), reply_to=message)
 
@@ -125,6 +137,8 @@ def two_records(message: Message, context: Any) -> Message:
 UNFIT = [
     raising,
     leaving,
+    cancelled,
+    on_another_device,
     failing,
     two_records,
     lambda message, context: None,
@@ -141,6 +155,14 @@ UNFIT = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """What a train function sets for the whole process is put back."""
+    with np.errstate():
+        yield
+    torch.set_default_device("cpu")
+
+
 @pytest.mark.parametrize("train", UNFIT)
 def test_what_cannot_leave_is_a_noised_zero_and_looks_like_any_other_reply(train: Any, tmp_path: Path) -> None:
     reply = mod(tmp_path)(instruction(), context(), train)
@@ -153,6 +175,18 @@ def test_what_cannot_leave_is_a_noised_zero_and_looks_like_any_other_reply(train
     same = [[(n, a.dtype, a.shape, a.stype, len(a.data)) for n, a in one.content["arrays"].items()] for one in (reply, honest)]
     assert same[0] == same[1]
     assert len(rows(tmp_path)) == 1
+
+
+def test_errors_that_an_app_wants_raised_do_not_tell_of_an_update(tmp_path: Path) -> None:
+    """The largest number of 16 bits, to which noise is added, becomes infinite."""
+    record = arrays(w=np.full(64, 65504, np.float16))
+
+    def strict(message: Message, context: Any) -> Message:
+        np.seterr(all="raise")
+        return added(-1e-3)(message, context)
+
+    quiet = mod(tmp_path, clip=1e4, epsilon=1e3)
+    assert np.isinf(values(quiet(instruction(record), context(), strict))["w"]).any()
 
 
 def talkative(message: Message, context: Any) -> Message:

@@ -20,8 +20,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, Strategy
 
 import fedveil as fv
+from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.errors import BudgetExhausted, ConfigError
+from fedveil.ledger.budget_spending import spending
 from fedveil.ledger.ledger import Ledger
+from fedveil.ledger.population_budget import create_budget
 from fedveil.network.central_dp import CentralDP
 from flower_apps import AppGrid, added, answer, arrays, model
 
@@ -127,7 +130,7 @@ def test_a_strategy_sees_one_reply_whoever_took_part(
     grid.fails, grid.silent = {100 + i for i in range(broken) if i % 2}, {100 + i for i in range(broken) if not i % 2}
     with caplog.at_level(logging.INFO):
         result = central(tmp_path, strategy, rate=rate, rounds=4, noise_multiplier=1.0).start(grid, model(), 4)
-    assert [name for shown in strategy.shown[::2] for name in shown] == ["get_node_ids", "grid"] * 4
+    assert [name for shown in strategy.shown[::2] for name in shown] == ["get_node_ids"] * 4
     for (reply,) in strategy.shown[1::2]:
         assert dict(reply.content["metrics"]) == {"num-examples": 1}
         assert list(reply.content) == ["arrays", "metrics"]
@@ -208,6 +211,20 @@ def test_a_round_beyond_the_plan_is_not_sent_out(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="was not sent out"):
         made.aggregate_train(2, [])
     assert len(rows(tmp_path)) == 1
+
+
+def test_runs_share_a_lifetime_budget(tmp_path: Path) -> None:
+    path = tmp_path / "budget.sqlite"
+    budget = create_budget(path, 10.0, 1e-2, Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.AGGREGATE))
+    promised: dict[str, Any] = {"budget": path, "epsilon": 8.0, "noise_multiplier": None}
+    central(tmp_path, **promised).start(AppGrid(app(), 8), model(), 2)
+    assert fv.verification(tmp_path / "run").outcome == "verified"
+    assert 7.99 < spending(budget).epsilon <= 8.0
+    grid = AppGrid(app(), 8)
+    with pytest.raises(BudgetExhausted, match=r"privacy\.budget"):
+        central(tmp_path, **promised, out=tmp_path / "second").start(grid, model(), 2)
+    assert grid.asked == []
+    assert not (tmp_path / "second").exists()
 
 
 def test_clients_evaluate_only_when_asked_and_the_directory_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -76,6 +76,11 @@ class AppArrays:
             moved = [after[n].astype(np.float64) - self.arrays[n].astype(np.float64) for n in self.layout.names]
             return torch.from_numpy(np.concatenate([part.reshape(-1).astype(np.float32) for part in moved]))
 
+    @property
+    def nothing(self) -> Tensor:
+        """An update of zero [d], in the place of one that may not leave, on the CPU whatever an app has set."""
+        return torch.from_numpy(np.zeros(self.layout.dimension, np.float32))
+
     def moved(self, step: Tensor) -> Any:
         """The arrays after a released step [d], as an ArrayRecord in the order of the instruction."""
         parts = dict(zip(self.layout.names, self.layout.split(step), strict=True))

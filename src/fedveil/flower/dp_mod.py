@@ -140,15 +140,18 @@ class DpMod:
         return budget.ledger(f"flower/{int(context.run_id)}", ITSELF)
 
 
-def _trained(door: Door, arrays: AppArrays, message: Any, context: Any, call_next: Train) -> Tensor | None:
-    """What training moved, or None where there is nothing that may leave: the door then releases a noised zero in its place."""
+def _trained(door: Door, arrays: AppArrays, message: Any, context: Any, call_next: Train) -> Tensor:
+    """What training moved, or zero where there is nothing that may leave."""
     try:
         update = arrays.update(call_next(message, context).content)
-    except (Exception, SystemExit):
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         _log.warning("training failed, and a noised zero is released", exc_info=True)
-        return None
+        return arrays.nothing
     if problem := door.problem(update, {}):
         _log.warning("%s; a noised zero is released", problem)
+        return arrays.nothing
     return update
 
 

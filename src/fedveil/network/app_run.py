@@ -30,6 +30,7 @@ from fedveil.run.assembly import budgets, new_run_id
 from fedveil.run.binding import conclude, opening
 from fedveil.run.data_card import CARD, FORMAT
 from fedveil.run.history_files import append_history
+from fedveil.run.shared_budget import check_plan, shared_budget
 from fedveil.run.spending import EpsilonSpent
 from fedveil.statement.certify import certify
 from fedveil.statement.public_values import public_values
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from fedveil.federation.history import Record
     from fedveil.methods.base import Method, Setting
-    from fedveil.release.door import Contribution
+    from fedveil.release.sealed import Contribution
     from fedveil.release.plan import Plan, Upload
     from fedveil.statement.statement import Statement
     from fedveil.training.params import Layout
@@ -104,12 +105,15 @@ class AppRun:
 
         Raises:
             ConfigError: there is something at `path`, or the numbers make no sense (delta >= 1 / clients, for one).
+        BudgetExhausted: what is planned does not fit into the budget that it shares with others.
         """
         method, setting = public_setting(config, clients)
         seeded, statistics = config.run.seeded_noise, config.model.keeps_statistics
         known = public_values(config, DATA)
         statement = certify(method, setting, seeded_noise=seeded, batch_norm=statistics, public=known)
-        run = new_run_id()
+        run, shared = new_run_id(), shared_budget(config, setting)
+        if shared is not None:
+            check_plan(shared, method, setting, run)
         rundir.create(path)
         rundir.write_versions(path / "versions.json")
         rundir.write_text(path / "config.toml", _written(config))
@@ -118,7 +122,8 @@ class AppRun:
         rundir.write_json(path / CARD, _card(clients))
         rundir.write_text(path / "flower.md", page)
         Ledger.create(path / "ledger.sqlite", run, opening(path, method.name)).close()
-        ledger = BudgetedLedger(path / "ledger.sqlite", budgets(method, setting), seeded)
+        population = None if shared is None else shared.ledger(run)
+        ledger = BudgetedLedger(path / "ledger.sqlite", budgets(method, setting), seeded, population=population)
         rate, most = setting.rate if setting.amplified else None, config.training.max_update_norm
         randomness = Randomness(config.run.seed, seeded)
         door = Door(setting.layout, setting.scope, run, ledger, randomness, rate=rate, max_norm=most)

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from fedveil.errors import BudgetExhausted, ConfigError, UpdateRefused
@@ -26,21 +27,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.configuration.config import Config
-    from fedveil.release.door import Contribution
+    from fedveil.release.sealed import Contribution
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Nodes:
-    """All that a strategy is shown of the grid: who is there."""
-
-    grid: Any
-
-    def get_node_ids(self) -> Iterable[int]:
-        """As `Grid.get_node_ids`."""
-        found: Iterable[int] = self.grid.get_node_ids()
-        return found
 
 
 @dataclass(frozen=True)
@@ -64,6 +53,7 @@ class CentralDP:
         out: the run directory, which must be new: an absolute path or one that begins with ~.
         seed: take noise and sampling from it: a simulation that protects nobody, and the statement says so. Left out: secret.
         evaluate: let clients evaluate; what they answer goes to the strategy without clip or noise, and `flower.md` says so.
+        budget: of a population, from `fedveil budget create`: the run is refused if it does not fit, and charges it.
         untouched: as in `AppArrays`.
 
     Raises:
@@ -82,6 +72,7 @@ class CentralDP:
     noise_multiplier: float | None = None
     seed: int | None = None
     evaluate: bool = False
+    budget: str | Path | None = None
     untouched: Sequence[str] = UNTOUCHED
 
     def __post_init__(self) -> None:
@@ -152,7 +143,7 @@ class CentralDP:
         run = self._begun(found.layout)
         if not run.admits(server_round - 1):
             raise BudgetExhausted(f"round {server_round}: the {self.rounds} rounds that the noise is for are spent")
-        made = self.strategy.configure_train(server_round, arrays, config, _Nodes(grid))
+        made = self.strategy.configure_train(server_round, arrays, config, SimpleNamespace(get_node_ids=grid.get_node_ids))
         messages = {message.metadata.dst_node_id: message for message in made}
         if not 1 <= len(messages) <= self.clients:
             raise ConfigError(f"clients = {self.clients}, and {type(self.strategy).__name__} asks {len(messages)} nodes")
@@ -196,11 +187,11 @@ class CentralDP:
             answers.setdefault(reply.metadata.src_node_id, reply)
         contributions, failures = [], {}
         for node, place in sent.drawn.items():
-            update = None
+            update = sent.arrays.nothing
             try:
                 update = _usable(run, sent, answers.get(node))
             except Exception as problem:
-                failures[place] = printable(str(problem))
+                failures[place] = printable(problem)
             contributions.append(run.door.seal(update, run.plan, place, round))
         return contributions, failures
 
@@ -212,7 +203,8 @@ class CentralDP:
         return self._run
 
     def _config(self, layout: Layout) -> Config:
-        privacy: dict[str, Any] = {"delta": self.delta, "view": "aggregate"}
+        budget = None if self.budget is None else str(absolute_path("budget", self.budget))
+        privacy: dict[str, Any] = {"delta": self.delta, "view": "aggregate", "budget": budget}
         privacy |= {"epsilon": self.epsilon} if self.epsilon is not None else {"noise_multiplier": self.noise_multiplier}
         sections: dict[str, dict[str, Any]] = {
             "method": {"name": "dp-fedavg", "clip": self.clip},
@@ -237,7 +229,10 @@ Strategy: {type(self.strategy).__name__}, inside fedveil's CentralDP. It was sho
 client. {leaves}
 
 The server saw every update before the noise, and who took part: the statement assumes that it is trusted with both. One node is
-one client; a client that runs several nodes is protected as a group. How clients train, and on what, fedveil does not know.
+one client; a client that runs several nodes is protected as a group. Updates were clipped by the server.
+
+How clients train, and on what, fedveil does not know. Where the statement speaks of the code of the model and what is compared of
+it: here nothing of the app's code is looked at.
 """
 
 

@@ -152,12 +152,23 @@ def test_the_denominator_is_fixed_and_each_update_is_clipped(tmp_path: Path) -> 
     assert found["b"] == pytest.approx(0.5 + 0.5 / math.sqrt(11), abs=1e-3)  # half of them, and a number is clipped like the rest
 
 
+@pytest.mark.parametrize("kind", ["answers", "fails"])
+def test_the_noise_is_as_large_as_it_says_whoever_answers(kind: str, tmp_path: Path) -> None:
+    whole = arrays(w=np.zeros(4000, np.float32))
+    grid = AppGrid(app(added(0.0)), 8, fails=set(range(100, 108)) if kind == "fails" else set())
+    made = central(tmp_path, clip=0.5, rate=0.5, rounds=1, noise_multiplier=2.0)
+    found = values(made.start(grid, whole, 1).arrays)["w"]
+    assert 0.94 < found.std() / (2.0 * 0.5 / 4) < 1.06  # five standard errors
+    assert abs(found.mean()) < 0.02
+
+
 HOSTILE = {
     "nan": np.full((2, 3), np.nan, np.float32),
     "huge": np.full((2, 3), 1e38, np.float32),
     "shape": np.zeros(6, np.float32),
     "integers": np.full((2, 3), 7, np.int64),
     "text": np.array(["a"]),
+    "large": np.zeros(10**6),
 }
 
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 UNTOUCHED = ("num_batches_tracked",)
 """Last parts of names of arrays that are no parameters; Flower's FedAvg turns them from integers to floats."""
 
+_LARGEST, _HEADER = 16, 4096
+"""Bytes of a number, and of what precedes them: more is not opened."""
+
 
 @dataclass(frozen=True)
 class AppArrays:
@@ -66,10 +69,11 @@ class AppArrays:
         """
         try:
             (record,) = content.array_records.values()
-            after = {name: record[name].numpy() for name in self.layout.names}
+            large = [n for n in self.layout.names if len(record[n].data) > _LARGEST * self.arrays[n].size + _HEADER]
+            after = {name: record[name].numpy() for name in self.layout.names if not large}
         except Exception as problem:
             raise UpdateRefused(f"the reply has not the arrays of the instruction ({type(problem).__name__})") from problem
-        wrong = [n for n, a in after.items() if a.dtype.kind != "f" or a.shape != self.arrays[n].shape]
+        wrong = large or [n for n, a in after.items() if a.dtype.kind != "f" or a.shape != self.arrays[n].shape]
         if wrong:
             raise UpdateRefused(f"these arrays of the reply have another shape than they had, or no floats: {wrong[:6]}")
         with np.errstate(all="ignore"):

@@ -240,8 +240,9 @@ def test_runs_share_a_lifetime_budget(tmp_path: Path) -> None:
 
 def test_clients_evaluate_only_when_asked_and_the_directory_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fedveil"):
-        result = central(tmp_path).start(AppGrid(app(), 8), model(), 2)
+        result = central(tmp_path).start(grid := AppGrid(app(), 8), model(), 2)
     assert result.evaluate_metrics_clientapp == {}
+    assert [len(nodes) for nodes in grid.asked] == [8, 0, 8, 0]
     assert "clients do not evaluate" in caplog.text
     assert "without clip or noise" not in (tmp_path / "run" / "flower.md").read_text()
     asked = central(tmp_path, out=tmp_path / "asked", evaluate=True).start(AppGrid(app(), 8), model(), 2)

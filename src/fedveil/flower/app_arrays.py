@@ -31,7 +31,7 @@ _LARGEST, _HEADER = 16, 4096
 
 @dataclass(frozen=True)
 class AppArrays:
-    """The arrays that a round starts from, by name; they are copies.
+    """The arrays that a round starts from, by name.
 
     Args:
         untouched: last parts of names of arrays that are sent as they were received, whatever their type.
@@ -42,12 +42,12 @@ class AppArrays:
 
     @classmethod
     def of(cls, record: Any, untouched: Sequence[str] = UNTOUCHED) -> AppArrays:
-        """Those of an ArrayRecord.
+        """Those of an ArrayRecord, copied.
 
         Raises:
             ConfigError: there is none to train.
         """
-        found = cls({name: array.numpy().copy() for name, array in record.items()}, tuple(untouched))
+        found = cls({name: array.numpy() for name, array in record.items()}, tuple(untouched))
         if not found._trained:
             raise ConfigError(f"the model has no array of floating-point numbers to release; it has {list(found.arrays)[:6]}")
         return found

@@ -24,8 +24,9 @@ from fedveil.federation.history import Columns, hidden
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.base import gaussian_plan
-from fedveil.release.door import AGGREGATE, Door
+from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
+from fedveil.release.sealed import AGGREGATE
 from fedveil.run.assembly import budgets, new_run_id
 from fedveil.run.binding import conclude, opening
 from fedveil.run.data_card import CARD, FORMAT
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
 
     from fedveil.federation.history import Record
     from fedveil.methods.base import Method, Setting
-    from fedveil.release.sealed import Contribution
     from fedveil.release.plan import Plan, Upload
+    from fedveil.release.sealed import Contribution
     from fedveil.statement.statement import Statement
     from fedveil.training.params import Layout
 

@@ -15,13 +15,12 @@ from scipy.special import ndtr
 
 from fedveil.accounting import accountant
 from fedveil.accounting.gaussian import delta_of
+from fedveil.accounting.random_tries import RandomTries, tries_of_mean
 from fedveil.accounting.selection import (
-    RandomTries,
     needed_noise_multiplier,
     poisson_selection_rdp,
     selection_epsilon,
     selection_rdp,
-    tries_of_mean,
     truncation_delta,
 )
 from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian
@@ -111,7 +110,7 @@ def test_orders_both_ways_and_a_reverse_curve_that_costs_more() -> None:
 
 def test_calibration_meets_its_target_and_is_monotone() -> None:
     law = tries_of_mean(0, 10)
-    z = needed_noise_multiplier(law, lambda z: Gaussian(1 / z), 2.0, 1e-6)
+    z = needed_noise_multiplier(law, lambda z: [Gaussian(1 / z)], 2.0, 1e-6)
     costs = [selection_epsilon(law, lambda a, m=m: accountant.rdp_curve(Gaussian(1 / m), a), 1e-6) for m in (z, z * 0.999, 2 * z)]
     assert costs[2] < costs[0] <= 2.0 < costs[1]
 

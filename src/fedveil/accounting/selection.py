@@ -14,93 +14,20 @@ show in run time, logs or bills.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.accounting import accountant
 from fedveil.accounting._check import at_least, non_negative, open_probability, positive
-from fedveil.accounting._roots import crossing
+from fedveil.accounting.random_tries import RandomTries
 from fedveil.accounting.subsampled import ORDERS
 from fedveil.accounting.types import Adjacency, Event
 from fedveil.errors import ConfigError
 
 _Array = NDArray[np.float64]
 Curve = Callable[[_Array], _Array]
-_CHUNK = 2**14
-
-
-@dataclass(frozen=True)
-class RandomTries:
-    """The truncated negative binomial law of the number of tries K >= 1: eta > -1 and gamma in (0, 1)."""
-
-    eta: float
-    gamma: float
-
-    def __post_init__(self) -> None:
-        if not (self.eta > -1 and math.isfinite(self.eta)):
-            raise ConfigError(f"eta must be finite and > -1, got {self.eta}")
-        open_probability("gamma", self.gamma)
-
-    @property
-    def mean(self) -> float:
-        """E[K]: eta (1/gamma - 1) / (1 - gamma^eta), and (1/gamma - 1) / ln(1/gamma) for eta = 0."""
-        log = -math.log(self.gamma)
-        rest = log if abs(self.eta) * log < 1e-12 else -math.expm1(-self.eta * log) / self.eta
-        return math.expm1(log) / rest
-
-    def probability_of(self, tries: int) -> float:
-        """P(K = tries), tries >= 1."""
-        tries = at_least("tries", tries, 1)
-        return float(np.prod(self._ratios(np.arange(1, tries, dtype=np.float64)))) * self._first()
-
-    def tail(self, most: int) -> float:
-        """P(K > most), most >= 0, rounded up."""
-        most, term, below = at_least("most", most, 0), self._first(), 0.0
-        for start in range(1, most + 1, _CHUNK):
-            products = np.cumprod(self._ratios(np.arange(start, min(start + _CHUNK, most + 1), dtype=np.float64)))
-            below += term * float(1 + products[:-1].sum())
-            term *= float(products[-1])
-        if below < 1 - 1e-4:
-            return min(1.0, 1 - below + 1e-12)
-        above, k = 0.0, most + 1
-        while term > 0:  # from here on each ratio is at most the larger of the first one and 1 - gamma
-            products = np.cumprod(self._ratios(np.arange(k, k + _CHUNK, dtype=np.float64)))
-            above += term * float(1 + products[:-1].sum())
-            term, k = term * float(products[-1]), k + _CHUNK
-            ratio = max(float(self._ratios(np.array([float(k)]))[0]), 1 - self.gamma)
-            if ratio < 1 and term / (1 - ratio) < 1e-13 * above:
-                above += term / (1 - ratio)
-                break
-        return min(1.0, above * (1 + 1e-10))
-
-    def _first(self) -> float:
-        """P(K = 1) = eta (1 - gamma) / (gamma^-eta - 1)."""
-        log = -math.log(self.gamma)
-        rest = log if abs(self.eta) * log < 1e-12 else math.expm1(self.eta * log) / self.eta
-        return -math.expm1(-log) / rest
-
-    def _ratios(self, k: _Array) -> _Array:
-        """P(K = k + 1) / P(K = k) = (1 - gamma) (k + eta) / (k + 1)."""
-        return np.asarray((1 - self.gamma) * (k + self.eta) / (k + 1), dtype=np.float64)
-
-
-def tries_of_mean(eta: float, mean: float) -> RandomTries:
-    """The truncated negative binomial law of a shape and mean.
-
-    Args:
-        eta: > -1; 0 is logarithmic, 1 geometric. Equal means are not equal searches: P(K = 1) grows as eta falls.
-        mean: E[K] > 1.
-    """
-    if not 1 < mean < 1e6:
-        raise ConfigError(f"the mean number of tries must lie between 1 and 1e6, got {mean}")
-
-    def excess(log: float) -> float:
-        return math.log(RandomTries(eta, math.exp(-log)).mean / mean)
-
-    return RandomTries(eta, math.exp(-crossing(excess, 1e-9, 600.0 / max(1.0, abs(eta)))))
 
 
 def _extra(law: RandomTries, orders: _Array, values: _Array) -> _Array:
@@ -173,9 +100,18 @@ def _least(cost: Callable[[_Array, _Array], _Array], curve: Curve) -> float:
     return best
 
 
+def curve_of(events: Sequence[Event], adjacency: Adjacency | None = None) -> Curve:
+    """The Renyi divergences, in both directions, of everything that one try releases."""
+
+    def curve(orders: _Array) -> _Array:
+        return np.sum([accountant.rdp_curve(event, orders, adjacency=adjacency) for event in events], axis=0, dtype=np.float64)
+
+    return curve
+
+
 def needed_noise_multiplier(
     law: RandomTries,
-    make_event: Callable[[float], Event],
+    make_events: Callable[[float], Sequence[Event]],
     epsilon: float,
     delta: float,
     *,
@@ -185,8 +121,8 @@ def needed_noise_multiplier(
     """The noise multiplier of each try at which the best of K tries costs at most epsilon at delta (from above).
 
     Args:
-        law: of K. make_event: what one try releases at a noise multiplier. epsilon: > 0. delta: in (0, 1).
-        adjacency: of the event. tolerance: relative, > 0.
+        law: of K. make_events: what one try releases at a noise multiplier. epsilon: > 0. delta: in (0, 1).
+        adjacency: of the events. tolerance: relative, > 0.
 
     Raises:
         ConfigError: no noise multiplier up to 1e6 suffices.
@@ -194,14 +130,16 @@ def needed_noise_multiplier(
     epsilon, tolerance = positive("epsilon", epsilon), positive("tolerance", tolerance)
 
     def cost(z: float) -> float:
-        event = make_event(z)
-        return selection_epsilon(law, lambda orders: accountant.rdp_curve(event, orders, adjacency=adjacency), delta)
+        return selection_epsilon(law, curve_of(make_events(z), adjacency), delta)
 
     high = 1.0
     while cost(high) > epsilon:
         high *= 2
         if high > 1e6:
-            raise ConfigError(f"no noise multiplier up to 1e6 gives epsilon = {epsilon:g}: take fewer tries or a larger epsilon")
+            raise ConfigError(
+                f"no noise multiplier up to 1e6 gives epsilon = {epsilon:g} to the best of {law.mean:g} expected runs: take fewer "
+                f"runs, a larger epsilon, or more noise on what each run releases besides (privacy.selection.score_noise)"
+            )
     low = high / 2
     while low > 1e-6 and cost(low) <= epsilon:
         low, high = low / 2, low

@@ -201,6 +201,18 @@ class Unbounded:
     reason: str
 
 
+@dataclass(frozen=True)
+class OneOrder(Unbounded):
+    """Releases of which a Renyi divergence is proven at one order; a budget of that order counts them, and nothing else can."""
+
+    order: float
+    divergence: float
+
+    def __post_init__(self) -> None:
+        if not (1 < self.order < math.inf and 0 <= self.divergence < math.inf):
+            raise ConfigError(f"need an order > 1 and a finite divergence >= 0, got {self.order} and {self.divergence}")
+
+
 SecretSample = SampledGaussian | SeenCountGaussian | FixedSampleGaussian | UserRecordsGaussian
 """Releases whose cost is amplified by a sample that the adversary does not see."""
 

@@ -170,6 +170,7 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
         server=t.server_optimizer.spec(),
         task=task,
         final_model=config.run.final_model,
+        selection=None if p.selection is None else p.selection.spec(),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, field_validator, model_validator
 
+from fedveil.accounting.chosen_run import Selection
 from fedveil.accounting.types import Adjacency, Unit, View
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.data.features.feature_map import SHAPES
@@ -179,10 +180,33 @@ class TrainingSection(Section):
     measure_trained: bool = False
 
 
+class SelectionSection(Section):
+    """How the run was chosen among runs of equal price: `fedveil tune --private` and `--unaccounted` write it.
+
+    runs: their expected number, or without a shape the number that was looked at. shape: of the negative binomial law of a secret
+    number of runs; 0 is the logarithmic law. score_noise: noise multiplier of the clients' score; left out where public data score.
+    """
+
+    runs: float = Field(ge=1, lt=1e6)
+    shape: float | None = Field(None, gt=-1, le=100)
+    score_noise: float | None = Field(None, gt=0, le=1e9)
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> Self:
+        """Refuse numbers that make no law."""
+        self.spec()
+        return self
+
+    def spec(self) -> Selection:
+        """Section and specification have the same names."""
+        return Selection(**self.model_dump())
+
+
 class PrivacySection(Section):
     """The promise. Give epsilon (the noise is calibrated) or noise_multiplier (epsilon is the result), not both.
 
     budget: ledger of a lifetime budget that this run shares with others (`fedveil budget create`).
+    selection: this run is the one that was chosen of several; the guarantee is then that of the whole search.
     """
 
     epsilon: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -196,6 +220,7 @@ class PrivacySection(Section):
     colluders: int = Field(0, ge=0)
     max_participations: int | None = Field(None, ge=1)
     budget: str | None = Field(None, min_length=1)
+    selection: SelectionSection | None = None
 
     @field_validator("budget")
     @classmethod

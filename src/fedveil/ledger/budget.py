@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from fedveil.accounting.types import Event, Scope, Unbounded, View
+from fedveil.accounting.types import Event, OneOrder, Scope, Unbounded, View
 from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
 from fedveil.ledger.filters import Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.ledger.ledger import AGGREGATE, Entry, Ledger, Row
@@ -48,7 +48,7 @@ class Budget:
 
     def _with(self, event: Event) -> Fraction:
         """What is spent after a release of this cost; raises as `check`."""
-        if isinstance(event, Unbounded):
+        if isinstance(event, Unbounded) and not isinstance(event, OneOrder):
             raise BudgetExhausted(
                 f"a run with a budget releases nothing of unbounded cost ({event.reason}). {self}. Nothing was released: use a "
                 f"method that proves a cost, or run without a budget"
@@ -76,7 +76,7 @@ class Budget:
 
     def _count(self, event: Event) -> None:
         try:
-            if isinstance(event, Unbounded):
+            if isinstance(event, Unbounded) and not isinstance(event, OneOrder):
                 self.blocked = event.reason
             else:
                 self.spent += self.filter.cost(event, self.scope.adjacency)

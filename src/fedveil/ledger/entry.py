@@ -17,6 +17,7 @@ from fedveil.accounting.types import (
     Event,
     FixedSampleGaussian,
     Gaussian,
+    OneOrder,
     SampledGaussian,
     Scope,
     SecretSample,
@@ -47,7 +48,7 @@ PRIVATE = ("time", "participants", "nonce")
 SHA-256 of the three, and enters the digest in their place, so that the chain still holds without them."""
 
 _LARGEST = 2**63 - 1
-_KNOWN = (Gaussian, SampledGaussian, SeenCountGaussian, FixedSampleGaussian, UserRecordsGaussian, Unbounded)
+_KNOWN = (Gaussian, SampledGaussian, SeenCountGaussian, FixedSampleGaussian, UserRecordsGaussian, Unbounded, OneOrder)
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,8 @@ def event_columns(event: Event) -> tuple[str, float | None, float | None, float 
     """An event as the columns event, mu, rate, noise_multiplier, count and reason."""
     if isinstance(event, Gaussian):
         return "gaussian", float(event.mu), None, None, operator.index(event.count), None
+    if isinstance(event, OneOrder):
+        return f"one_order:{event.order!r}:{event.divergence!r}", None, None, None, 1, event.reason
     if isinstance(event, Unbounded):
         return "unbounded", None, None, None, 1, event.reason
     return _kind(event), None, rate_of(event), float(event.noise_multiplier), operator.index(event.count), None
@@ -236,6 +239,8 @@ def _kind(event: SecretSample) -> str:
 def event_from(text: str, mu: Any, rate: Any, noise_multiplier: Any, count: Any, reason: Any) -> Event:
     """The event of these columns of a row; raises TypeError, ValueError or IndexError where they are none."""
     kind, *numbers = text.split(":")
+    if kind == "one_order":
+        return OneOrder(reason, *map(float, numbers))
     whole = [int(number) for number in numbers]
     if kind == "gaussian":
         return Gaussian(mu, count)

@@ -23,6 +23,7 @@ from fedveil.accounting.types import (
     Event,
     FixedSampleGaussian,
     Gaussian,
+    OneOrder,
     SecretSample,
     SeenCountGaussian,
     Unbounded,
@@ -156,6 +157,8 @@ class RdpFilter:
             return event.count * Fraction(self.order) * Fraction(event.mu) ** 2 / 2
         if not isinstance(event, Unbounded):
             return event.count * _sampled_cost(replace(event, count=1), self.order, adjacency)
+        if isinstance(event, OneOrder) and event.order == self.order:
+            return Fraction(event.divergence) * (1 + Fraction(1, 10**9))
         raise ConfigError(f"a Renyi filter knows Gaussian releases, sampled or not, and no {event}")
 
 

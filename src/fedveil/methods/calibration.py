@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedveil.accounting.accountant import calibrate
+from fedveil.accounting.selection import needed_noise_multiplier
 from fedveil.accounting.types import Event, View
 from fedveil.errors import ConfigError
 from fedveil.methods.method import Method
-from fedveil.methods.run_cost import releases_to
+from fedveil.methods.run_cost import run_releases
 from fedveil.methods.setting import BudgetGroup, Setting
 
 ROUNDING = 1e-6
@@ -27,8 +28,11 @@ def calibrated(method: Method, s: Setting) -> Setting:
 
     def noise(epsilon: float) -> float:
         def planned(z: float) -> list[Event]:
-            return releases_to(method, replace(s, epsilon=epsilon, noise_multiplier=z), s.scope.view)
+            return run_releases(method, replace(s, epsilon=epsilon, noise_multiplier=z), s.scope.view)
 
+        if s.selection is not None and (law := s.selection.law) is not None:
+            pair = s.scope.adjacency
+            return needed_noise_multiplier(law, planned, epsilon, s.delta, adjacency=pair) * (1 + 2 * ROUNDING)
         return calibrate(epsilon, s.delta, planned, adjacency=s.scope.adjacency) * (1 + 2 * ROUNDING)
 
     caps = _client_caps(method, s)

@@ -67,6 +67,12 @@ def releases_to(method: Method, s: Setting, view: View) -> list[Event]:
     return method.releases(s, own)
 
 
+def run_releases(method: Method, s: Setting, view: View) -> list[Event]:
+    """`releases_to`, and the noisy score of a run that is chosen by it."""
+    events = releases_to(method, s, view)
+    return events if s.selection is None else s.selection.releases(events, s.scope.adjacency)
+
+
 def holds_shares(plan: Plan, s: Setting, view: View) -> bool:
     """Whether that view sees a sum that carries the noise of several uploads."""
     return plan.place == "upload" and plan.dp_sgd is None and view is not View.SERVER and s.can_share

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from fedveil.accounting.chosen_run import Selection
 from fedveil.accounting.types import Scope
 from fedveil.errors import ConfigError
 from fedveil.release.plan import DpSgd
@@ -43,6 +44,7 @@ class Setting:
             of the largest cap.
         task: what is learned, with its public constants.
         final_model: which model is handed over (see `fedveil.federation.final_model`).
+        selection: how the run was chosen among others of equal price, or None for a run that stands alone.
     """
 
     clients: int
@@ -65,6 +67,7 @@ class Setting:
     groups: tuple[BudgetGroup, ...] = ()
     task: Task = field(default_factory=Classification)
     final_model: FinalModel = "last"
+    selection: Selection | None = None
 
     def of(self, client: int) -> Setting:
         """The setting of one client: with the target and the noise of its group."""

@@ -40,7 +40,7 @@ from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.methods.calibration import ROUNDING
 from fedveil.methods.declared_cost import check_declared
 from fedveil.methods.method import Method
-from fedveil.methods.run_cost import releases_to
+from fedveil.methods.run_cost import releases_to, run_releases
 from fedveil.methods.setting import Setting
 from fedveil.models.mixing import drawn_elsewhere, mixing_layer
 from fedveil.models.probe import check_output
@@ -261,7 +261,7 @@ def objective(config: Config, method: Method, setting: Setting) -> Objective:
 def planned_charges(method: Method, setting: Setting) -> list[Event]:
     """What the ledger is charged with, if all goes as planned, for one client (server view) or for the whole run."""
     view = setting.scope.view
-    return releases_to(method, setting, View.AGGREGATE if view is View.FINAL else view)
+    return run_releases(method, setting, View.AGGREGATE if view is View.FINAL else view)
 
 
 def budgets(method: Method, setting: Setting) -> Budgets | None:
@@ -274,6 +274,8 @@ def budgets(method: Method, setting: Setting) -> Budgets | None:
     if any(isinstance(event, Unbounded) for event in planned):
         return None
     epsilon = setting.epsilon if planned == releases_to(method, setting, setting.scope.view) else None
+    if setting.selection is not None:
+        epsilon = None  # that of the search; this run's own cap follows from its plan
     delta, adjacency = setting.delta, setting.scope.adjacency
     caps: dict[int, Filter] = {}
     for group in setting.groups:

@@ -29,7 +29,7 @@ class Result:
         model: the final model. history: one record a round. privacy: the statement. path: the run directory.
         ended: why the run stopped before its last round, or an empty string.
         columns: of the history. closing: the closing digest of its ledger, 64 hex digits, which stands for all of the run and can
-            be pinned elsewhere.
+            be pinned elsewhere. selection_score: with noise, where runs are chosen by it.
     """
 
     model: FlatModel
@@ -38,6 +38,7 @@ class Result:
     path: Path
     ended: str = ""
     closing: str = ""
+    selection_score: float | None = None
     columns: Columns = field(default_factory=Columns)
 
     @property

@@ -19,6 +19,7 @@ from fedveil.federation.final_model import final_model
 from fedveil.federation.fit import fit
 from fedveil.federation.history import Columns, Record, declared, hidden
 from fedveil.federation.progress import Federation, Progress, start
+from fedveil.federation.selection_score import release_score
 from fedveil.flower.simulation import FlowerSimulation
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
@@ -70,6 +71,7 @@ def run(
         ConfigError, DataError: before anything is trained. FedveilError: the run directory cannot be written.
         BudgetExhausted: what is planned exceeds what is left of privacy.budget; nothing was trained.
     """
+    refuse_secret_search(config)
     handed_over = HandedOver(data, partition)
     place(config.run.engine, config.training.client_timeout)
     if resume:
@@ -138,6 +140,15 @@ def run_prepared(
             return _train(job, begun, checkpoints, progress, listeners, clients or _configured(config, path))
 
 
+def refuse_secret_search(config: Config) -> None:
+    """An error where the configuration is that of the best of a secret number of runs: one run alone is none."""
+    if (selection := config.privacy.selection) is not None and selection.shape is not None:
+        raise ConfigError(
+            "privacy.selection.shape: this configuration is that of a run which private selection chose, and one run alone has "
+            "not been chosen: leave privacy.selection out, or search with fedveil tune --private"
+        )
+
+
 def _configured(config: Config, path: Path) -> Callable[[Federation], Engine]:
     """The engine that the configuration names."""
     section, timeout = config.run, config.training.client_timeout
@@ -180,6 +191,7 @@ def _train(
 
     try:
         ended = fit(job, runner, progress, after)
+        score = release_score(job, progress)
     except KeyboardInterrupt as stop:
         stop.add_note(f"interrupted; {saved.rounds} rounds are saved: {how_to_resume(path, config)} goes on from there")
         raise
@@ -188,7 +200,7 @@ def _train(
             job.context.door.ledger.close()
     model = job.context.model.to("cpu")
     model.load(last := final_model(progress))
-    result = Result(model, progress.history, begun.statement, path, ended, columns=columns)
+    result = Result(model, progress.history, begun.statement, path, ended, columns=columns, selection_score=score)
     with _safe(begun):
         write_history(path, progress.history, layout, columns)
         rundir.write_model(path / "model.safetensors", last, layout)
@@ -238,13 +250,15 @@ def _safe(begun: Begun) -> Iterator[None]:
 def summaries(result: Result, run_id: str, columns: Columns) -> tuple[dict[str, Any], dict[str, Any]]:
     """The run in a few numbers (`private/summary.json`), and the public ones among them (`summary.json`)."""
     last = {k: v for k, v in result.history[-1].items() if not isinstance(v, list | dict)} if result.history else {}
-    whole = {
+    whole: dict[str, Any] = {
         "run": run_id,
         "rounds": len(result.history),
         "ended": result.ended or "after its last round",
         "seconds": sum(r["seconds"] for r in result.history),
         "final": last,
     }
+    if result.selection_score is not None:
+        whole["selection_score"] = result.selection_score
     public = {k: v for k, v in last.items() if columns[k].public or k.startswith("test_")}  # of the last model, which is released
     return whole, {k: v for k, v in whole.items() if k != "seconds" or columns[k].public} | {"final": public}
 

@@ -42,6 +42,9 @@ def spending_of(job: Federation, statement: Statement) -> Callable[[Record], Non
     ledger = job.context.door.ledger
     if not isinstance(ledger, BudgetedLedger) or math.isinf(statement.proven.epsilon):
         return lambda row: None
+    if job.setting.selection is not None:
+        whole = statement.proven.epsilon
+        return lambda row: row.update({COLUMN: whole})  # charged before the first run of the search
     return EpsilonSpent(ledger, job.method, job.setting, statement).record
 
 

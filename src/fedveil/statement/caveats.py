@@ -12,6 +12,7 @@ from fedveil.statement.public_values import LOOKED_AT
 from fedveil.statement.sampler_error import run_variation, sampler_line
 from fedveil.statement.sampling_notes import sampling_notes
 from fedveil.statement.scope_checks import is_vacuous
+from fedveil.statement.selection_notes import selection_assumptions, selection_note
 from fedveil.statement.statement import SIMULATION_ONLY, Assumption
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> 
                 "the bound counts that many releases of one client",
             )
         )
-    found += _task(s.task)
+    found += [*_task(s.task), *selection_assumptions(s)]
     return (*found, *(Assumption(text, f"the bound of {method.name} rests on it") for text in method.assumptions(s)))
 
 
@@ -169,7 +170,8 @@ def not_protected(method: Method, s: Setting, proven: Guarantee, *, batch_norm: 
         "the test set: figures on it are published without noise, so they protect nobody who is in it, even if the rest of their "
         "data is trained on"
     )
-    lines.append("hyper-parameter tuning: runs made to choose clip, rates or rounds on the same data cost privacy of their own")
+    other = "runs" if s.selection is None else "runs outside this search"
+    lines.append(f"hyper-parameter tuning: {other} made to choose clip, rates or rounds on the same data cost privacy of their own")
     lines.append(
         "figures of a simulation: training loss, per-client accuracy and failures are computed from private data without noise; "
         "they lie in the run's folder private: publish none of them"
@@ -206,7 +208,8 @@ def notes(method: Method, s: Setting, proven: Guarantee, events: list[Event]) ->
     """How to read the numbers of the run's own view; `events` are its releases."""
     if math.isinf(proven.epsilon):
         return ()
-    found = [*_averaged(s), *sampling_notes(method, s, events), sampler_line(run_variation(method, s), proven.epsilon, s.delta)]
+    found = selection_note(method, s, proven.epsilon, events)
+    found += [*_averaged(s), *sampling_notes(method, s, events), sampler_line(run_variation(method, s), proven.epsilon, s.delta)]
     if s.scope.unit is Unit.RECORD and s.example_clip is None:
         found.insert(
             0,

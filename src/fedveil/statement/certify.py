@@ -6,13 +6,14 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from fedveil.accounting.power import exact_mu, largest_tpr
+from fedveil.accounting.power import exact_mu, largest_tpr, tpr_of
 from fedveil.accounting.types import Event, Guarantee, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.ledger.entry import event_columns
 from fedveil.methods.calibration import check_groups
 from fedveil.methods.declared_cost import check_weights
-from fedveil.methods.run_cost import releases_to
+from fedveil.methods.one_price import check_selection
+from fedveil.methods.run_cost import run_releases
 from fedveil.statement import caveats, scope_checks
 from fedveil.statement.advice import learnability
 from fedveil.statement.public_values import public_values
@@ -21,6 +22,7 @@ from fedveil.statement.sampling_notes import seen_count_epsilon
 from fedveil.statement.statement import FPR, VIEWS, Assumption, GroupNumbers, PlannedRelease, Statement, ViewNumbers
 
 if TYPE_CHECKING:
+    from fedveil.accounting.learnability import Learnability
     from fedveil.configuration.config import Config
     from fedveil.data.dataset import Dataset
     from fedveil.methods.method import Method
@@ -78,6 +80,7 @@ def certify(
     Raises:
         ConfigError: unknown noise, or a combination that makes no sense (see `fedveil.statement.scope_checks`).
     """
+    check_selection(method, setting)
     s = setting if setting.noise_multiplier is not None else method.calibrate(setting)
     check_weights(method, s)
     check_groups(method, s)
@@ -108,11 +111,17 @@ def certify(
         not_protected=caveats.not_protected(method, s, own, batch_norm=batch_norm),
         warnings=caveats.warnings(s, own, seeded_noise=seeded_noise),
         notes=caveats.notes(method, s, own, released[s.scope.view]),
-        learnability=learnability(method, s, s.epsilon if s.epsilon is not None else own.epsilon)
-        if own.epsilon < math.inf
-        else None,
+        learnability=_learnability(method, s, own.epsilon),
         groups=_groups(method, s),
     )
+
+
+def _learnability(method: Method, s: Setting, proven: float) -> Learnability | None:
+    """Noise against signal; without advice for a run that was chosen, since that prices runs which stand alone."""
+    if math.isinf(proven):
+        return None
+    found = learnability(method, s, s.epsilon if s.epsilon is not None else proven)
+    return found if found is None or s.selection is None else replace(found, advice=())
 
 
 def _groups(method: Method, s: Setting) -> tuple[GroupNumbers, ...]:
@@ -128,7 +137,7 @@ def _groups(method: Method, s: Setting) -> tuple[GroupNumbers, ...]:
 def _releases(method: Method, s: Setting, view: View) -> list[Event]:
     """What the view sees; a view that the method cannot speak of is unbounded with its reason, unless it is the promised one."""
     try:
-        events = releases_to(method, s, view)
+        events = run_releases(method, s, view)
     except ConfigError as problem:
         if view is s.scope.view:
             raise
@@ -163,14 +172,17 @@ def _numbers(method: Method, s: Setting, released: dict[View, list[Event]]) -> t
 
 def _proven(method: Method, s: Setting, view: View, events: list[Event]) -> tuple[ViewNumbers, str]:
     pair = scope_checks.neighbouring_pair(s.scope, per_example=s.example_clip is not None)
-    epsilon, accountant = charged_bound(events, s.delta, run_variation(method, s), pair)
+    epsilon, accountant = charged_bound(events, s.delta, run_variation(method, s), pair, s.selection)
     reasons = dict.fromkeys(event.reason for event in events if isinstance(event, Unbounded))
     assumed = _assumptions(method, s, view, events, epsilon)
     reason = "; ".join(reasons) or ("the cost has no finite bound at this delta" if math.isinf(epsilon) else "")
     proven = Guarantee(epsilon, s.delta, replace(s.scope, view=view), accountant, tuple(a.what for a in assumed), reason)
+    planned = tuple(PlannedRelease(*event_columns(event)) for event in events)
+    if s.selection is not None and s.selection.shape is not None:
+        return ViewNumbers(proven, tpr=tpr_of(epsilon, s.delta, FPR), releases=planned), accountant
+    events = events if s.selection is None else s.selection.every(events)
     tpr = largest_tpr(events, epsilon, s.delta, FPR, adjacency=pair)
     seen = seen_count_epsilon(s, events, epsilon) if epsilon < math.inf else None
-    planned = tuple(PlannedRelease(*event_columns(event)) for event in events)
     return ViewNumbers(proven, mu=exact_mu(events), tpr=tpr, seen_count=seen, releases=planned), accountant
 
 

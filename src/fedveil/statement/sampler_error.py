@@ -6,40 +6,55 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedveil.accounting.accountant import bound
+from fedveil.accounting import accountant
 from fedveil.accounting.sampler_variation import sampler_delta, total_variation
 from fedveil.accounting.types import Adjacency, Event
 from fedveil.errors import ConfigError
 from fedveil.statement.statement import Assumption
 
 if TYPE_CHECKING:
+    from fedveil.accounting.chosen_run import Selection
     from fedveil.methods.method import Method
     from fedveil.methods.setting import Setting
 
 
 def run_variation(method: Method, s: Setting) -> float:
-    """Bound on the total variation between all noise of a run and its ideal law: each draw of each client in each round."""
+    """Bound on the total variation between all noise of a run and its ideal law: each draw of each client in each round.
+
+    Of a search it is that of all its runs and their scores, by their expected number.
+    """
     clients = s.cohort if s.sampling == "fixed" else s.clients
     draws = clients * s.rounds * (1 if s.example_clip is None else s.steps)
     extras = sum(math.prod(shape) for shape in method.extras(s).values())
-    return min(1.0, draws * total_variation(s.layout.dimension + extras))
+    one = draws * total_variation(s.layout.dimension + extras)
+    if s.selection is not None:
+        one = s.selection.runs * (one + total_variation(1))
+    return min(1.0, one)
 
 
-def charged_bound(events: Sequence[Event], delta: float, variation: float, adjacency: Adjacency) -> tuple[float, str]:
+def charged_bound(
+    events: Sequence[Event], delta: float, variation: float, adjacency: Adjacency, selection: Selection | None = None
+) -> tuple[float, str]:
     """Epsilon at `delta` and its accountant: that of ideal noise at delta less what the sampler adds.
 
     Where the sampler adds 1 % of delta or more it is that of ideal noise, and `ideal_noise` is among the assumptions.
 
     Args:
-        variation: of all noise from its ideal law.
+        variation: of all noise from its ideal law. selection: how the run with these releases was chosen.
     """
-    epsilon, accountant = bound(events, delta, adjacency=adjacency)
+
+    def bound(delta: float) -> tuple[float, str]:
+        if selection is not None:
+            return selection.bound(events, delta, adjacency)
+        return accountant.bound(events, delta, adjacency=adjacency)
+
+    epsilon, name = bound(delta)
     left = charged_delta(epsilon, delta, variation)
     if left == delta:
-        return epsilon, accountant
-    dearer, name = bound(events, left, adjacency=adjacency)
+        return epsilon, name
+    dearer, its_name = bound(left)
     added = _added(variation, dearer, delta)
-    return (dearer, name) if added is not None and added <= delta - left else (epsilon, accountant)
+    return (dearer, its_name) if added is not None and added <= delta - left else (epsilon, name)
 
 
 def charged_delta(epsilon: float, delta: float, variation: float) -> float:

@@ -1,0 +1,60 @@
+"""The score by which a run is chosen among others: the clients' mean score on examples of their own, through the door with noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedveil.errors import ConfigError
+from fedveil.federation.evaluate import evidence, global_model
+from fedveil.federation.final_model import final_model
+from fedveil.release.plan import Plan
+from fedveil.training.params import Layout
+
+if TYPE_CHECKING:
+    from fedveil.federation.progress import Federation, Progress
+    from fedveil.tasks.task import Task
+
+_MIDDLE = 0.5
+"""Scores are shares, and leave as their distance from here, so that one client moves the sum by at most this."""
+
+
+def check_score(task: Task, *, tests: bool) -> None:
+    """Refuse a task whose main metric is no share of right answers, and clients without examples to score on.
+
+    Raises:
+        ConfigError: with what to set.
+    """
+    if not tests:
+        raise ConfigError(
+            "privacy.selection.score_noise scores each run on examples that clients keep from training, and there are none: set "
+            "data.client_test_fraction, such as 0.2"
+        )
+    if not task.main.share or task.main.sign < 0:
+        raise ConfigError(
+            f"privacy.selection.score_noise: the main metric of task.name = {task.name!r} is {task.main.phrase}, and a score with "
+            f"noise is a share that is better where it is higher, such as accuracy: choose on public data (fedveil tune --on)"
+        )
+
+
+def release_score(federation: Federation, progress: Progress) -> float | None:
+    """The noisy mean score of the model that is handed over, charged to the run; None where the run has no such score.
+
+    A client without examples of its own to score on counts in the middle, as one whose contribution is zeroed does.
+    """
+    s, context, tests = federation.setting, federation.context, federation.client_tests
+    if s.selection is None or s.selection.score_noise is None:
+        return None
+    check_score(s.task, tests=tests is not None)
+    assert tests is not None
+    model = global_model(federation, progress)
+    model.load(final_model(progress))
+    with torch.no_grad():
+        each = s.task.client_scores(tests.offsets, *evidence(s.task, model, tests.x, tests.y, progress.buffers is None))
+    plan = Plan(clip=_MIDDLE, noise_std=_MIDDLE * s.selection.score_noise, place="sum")
+    door = replace(context.door, layout=Layout(("score",), ((1,),)), rate=None, extras={}, memory=None)
+    away = [torch.tensor([_MIDDLE if score is None else score]) - _MIDDLE for score in each]
+    sealed = [door.seal(distance, plan, client, s.rounds) for client, distance in enumerate(away)]
+    return _MIDDLE + float(door.release_sum(sealed, plan, s.rounds, len(each)).vector[0])

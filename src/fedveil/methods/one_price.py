@@ -1,0 +1,40 @@
+"""Which methods can be searched on private data: those whose runs have one price, fixed before the data are seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedveil.accounting.types import Unit, View
+from fedveil.errors import ConfigError
+from fedveil.methods.base import MethodConfig
+from fedveil.methods.method import Method
+from fedveil.methods.setting import Setting
+from fedveil.release.plan import Fixed
+
+
+def check_selection(method: Method, s: Setting) -> None:
+    """Refuse a search whose price is not known: it counts runs in which every plan is the same, fixed before the data are seen.
+
+    Raises:
+        ConfigError: plans that adapt, noise that no single multiplier sets, a unit or view that a search does not protect, or a
+            guarantee that is not that of the whole search.
+    """
+    if s.selection is None:
+        return
+    policy = method.policy(replace(s, noise_multiplier=1.0) if s.noise_multiplier is None else s)
+    adapts = not isinstance(policy, Fixed) or policy.always.mechanism.stateful
+    if adapts or not (isinstance(method, MethodConfig) and type(method).calibrate is MethodConfig.calibrate):
+        raise ConfigError(
+            f"privacy.selection counts runs whose plans are all the same, and those of {method.name} are not: take dp-fedavg, or "
+            f"choose settings on public data (fedveil tune --on)"
+        )
+    if s.scope.unit is not Unit.CLIENT or s.scope.view is View.SERVER:
+        raise ConfigError(
+            f"privacy.selection with privacy.unit = '{s.scope.unit}' and privacy.view = '{s.scope.view}': a score protects whole "
+            f"clients, and the server's view holds every run: set privacy.unit = 'client' and privacy.view = 'aggregate'"
+        )
+    if s.selection.shape is None and s.selection.runs > 1 and s.epsilon is not None:
+        raise ConfigError(
+            f"privacy.epsilon = {s.epsilon:g} with privacy.selection of runs that were looked at: epsilon is then the result; "
+            f"give privacy.noise_multiplier"
+        )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedveil.accounting import float_sensitivity as floats
-from fedveil.accounting import gaussian, pld, secret_samples, seen_count, selection, subsampled, user_records
+from fedveil.accounting import gaussian, pld, random_tries, secret_samples, seen_count, selection, subsampled, user_records
 from fedveil.accounting import matrix_factorisation as factorisation
 from fedveil.accounting import noise_shares as shares
 from fedveil.accounting._roots import crossing
@@ -68,7 +68,7 @@ def _sampled_delta(rate: float, z: float, epsilon: float) -> float:
 
 
 def selected(tries: float, z: float, order: int, other: int, eta: float = 0.0) -> float:
-    law = selection.tries_of_mean(eta, tries)
+    law = random_tries.tries_of_mean(eta, tries)
     a, b = (60 * subsampled.rdp(0.1, z, [float(x)], adjacency=ZERO) for x in (order, other))
     values = np.array([a[0], b[0]])
     extra = (1 + eta) * ((1 - 1 / other) * b[0] - math.log(law.gamma) / other)
@@ -78,13 +78,13 @@ def selected(tries: float, z: float, order: int, other: int, eta: float = 0.0) -
 
 
 def needed(tries: float, epsilon: float, eta: float = 0.0) -> float:
-    law = selection.tries_of_mean(eta, tries)
-    return selection.needed_noise_multiplier(law, lambda z: SampledGaussian(0.1, z, 60), epsilon, 1e-5, adjacency=ZERO)
+    law = random_tries.tries_of_mean(eta, tries)
+    return selection.needed_noise_multiplier(law, lambda z: [SampledGaussian(0.1, z, 60)], epsilon, 1e-5, adjacency=ZERO)
 
 
 def toy(eta: float) -> float:
     """Exact Renyi divergence of order 2 of the best of K scores, N(1, 1) against N(0, 1), E[K] = 10."""
-    law, x = selection.tries_of_mean(eta, 10), np.linspace(-12, 14, 200_001)
+    law, x = random_tries.tries_of_mean(eta, 10), np.linspace(-12, 14, 200_001)
     c = 1 - law.gamma
 
     def density(mu: float) -> np.ndarray:
@@ -98,7 +98,7 @@ def toy(eta: float) -> float:
 
 
 def toy_bound(eta: float, mu: float, order: float) -> float:
-    law = selection.tries_of_mean(eta, 10)
+    law = random_tries.tries_of_mean(eta, 10)
     other = max(1.0, math.sqrt(-2 * math.log(law.gamma)) / mu)
     orders = np.array([order, other])
     return float(selection.selection_rdp(law, orders, orders * mu**2 / 2)[0])
@@ -147,9 +147,9 @@ CALLS: dict[int, Call] = {
     113: (lambda: renyi(FixedSampleGaussian(10, 2, 1), 2), EXACT),
     115: (add_or_remove, EXACT),
     116: (lambda: root(lambda e: seen_count.named_participants_delta(0.1, 1, 100, e), 1e-3, 5, 30), EXACT),
-    118: (lambda: selection.tries_of_mean(0, 3).gamma, EXACT),
-    119: (lambda: selection.tries_of_mean(0, 10).gamma, EXACT),
-    121: (lambda: selection.tries_of_mean(-0.5, 10).gamma, EXACT),
+    118: (lambda: random_tries.tries_of_mean(0, 3).gamma, EXACT),
+    119: (lambda: random_tries.tries_of_mean(0, 10).gamma, EXACT),
+    121: (lambda: random_tries.tries_of_mean(-0.5, 10).gamma, EXACT),
     122: (lambda: selected(3, 9.34, 49, 23), EXACT),
     124: (lambda: selected(30, 12.0, 69, 48), EXACT),
     125: (lambda: selected(3, 4.93, 26, 12), EXACT),
@@ -260,7 +260,7 @@ def test_remaining_values_of_the_page() -> None:
     assert floats.summed_sensitivity(1, 11_200_000, 64, 2.0**-24) == pytest.approx(1.000200, abs=5e-7)
     assert [needed(10, e) for e in (0.5, 1, 2)] == pytest.approx([10.8739, 5.6911, 3.0643], rel=2e-5)
     assert [needed(30, 1, eta) for eta in (1, -0.5)] == pytest.approx([7.72, 5.43], abs=5e-3)
-    assert [selection.tries_of_mean(eta, 10).probability_of(1) for eta in (0, -0.5)] == pytest.approx([0.27, 0.53], abs=5e-3)
+    assert [random_tries.tries_of_mean(eta, 10).probability_of(1) for eta in (0, -0.5)] == pytest.approx([0.27, 0.53], abs=5e-3)
     assert user(1) == pytest.approx(1.8283, rel=3e-5)
     with pytest.raises(ValueError, match="band of 6 is above 3 groups"):
         factorisation.cyclic_event(COEFFICIENTS[:6], 9, 3, 0.3, 1, 2)

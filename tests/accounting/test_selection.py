@@ -11,18 +11,21 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import rdp_privacy_accountant
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scipy.special import ndtr
+from scipy.special import logsumexp, ndtr
 
 from fedveil.accounting import accountant
 from fedveil.accounting.gaussian import delta_of
 from fedveil.accounting.random_tries import RandomTries, tries_of_mean
 from fedveil.accounting.selection import (
+    curve_of,
     needed_noise_multiplier,
     poisson_selection_rdp,
+    selection_divergence,
     selection_epsilon,
     selection_rdp,
     truncation_delta,
 )
+from fedveil.accounting.subsampled import ORDERS
 from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian
 from fedveil.errors import ConfigError
 
@@ -139,3 +142,66 @@ def test_pure_privacy() -> None:
         RandomTries(0, 1.0)
     with pytest.raises(ConfigError, match="mean number"):
         tries_of_mean(0, 1.0)
+
+
+def law_of_best(law: RandomTries, p: np.ndarray, most: int | None = None) -> np.ndarray:
+    """Of the best of K draws from a few outcomes, the last the best, by enumeration of K; K stops at `most`."""
+    k = np.arange(1, 3001)
+    ratios = (1 - law.gamma) * (k[:-1] + law.eta) / (k[:-1] + 1)
+    weights = law.probability_of(1) * np.concatenate([[1.0], np.cumprod(ratios)])
+    if most is not None:
+        weights[most - 1] = weights[most - 1 :].sum()
+        weights[most:] = 0
+    return np.diff([float(weights @ below**k) for below in np.concatenate([[0.0], np.cumsum(p)]).clip(0, 1)])
+
+
+def renyi(p: np.ndarray, q: np.ndarray, orders: np.ndarray) -> np.ndarray:
+    return np.array([logsumexp(a * np.log(p) + (1 - a) * np.log(q)) / (a - 1) for a in orders])
+
+
+def some_orders() -> np.ndarray:
+    return 1 + np.geomspace(0.01, 200, 80)
+
+
+def test_enumerated_divergences_of_random_mechanisms_stay_below_the_bound() -> None:
+    rng, orders = np.random.default_rng(1), some_orders()
+    for _ in range(60):
+        p, q = (x / x.sum() for x in rng.dirichlet(np.full(4, 0.4), size=2) + 1e-6)
+        law = tries_of_mean(float(rng.choice([-0.5, 0, 1, 2])), float(rng.choice([2, 5, 10])))
+        exact = renyi(law_of_best(law, p), law_of_best(law, q), orders)
+        assert np.all(exact <= selection_rdp(law, orders, renyi(p, q, orders), renyi(q, p, orders)) * (1 + 1e-6) + 1e-9)
+
+
+def test_a_bound_that_takes_the_reverse_curve_for_the_forward_one_is_no_bound() -> None:
+    p, q, orders = np.array([0.91, 0.07, 0.02]), np.array([0.62, 0.06, 0.32]), some_orders()
+    law = tries_of_mean(2.0, 10.0)
+    exact, forward, reverse = renyi(law_of_best(law, p), law_of_best(law, q), orders), renyi(p, q, orders), renyi(q, p, orders)
+    assert np.all(exact <= selection_rdp(law, orders, forward, reverse))
+    assert np.max(exact - selection_rdp(law, orders, forward, forward)) > 0.5
+    assert np.max(exact - (forward + math.log(law.mean) / (orders - 1))) > 0.5  # nor is one without the price of choosing
+
+
+def test_a_number_of_runs_that_stops_early_costs_what_the_truncation_says() -> None:
+    law, epsilon = tries_of_mean(0.0, 10.0), 0.7
+    half = 1 / (1 + math.exp(0.2))
+    p, q = np.array([1 - half, half]), np.array([half, 1 - half])
+
+    def delta(most: int | None) -> float:
+        first, second = law_of_best(law, p, most), law_of_best(law, q, most)
+        return max(float(np.maximum(a - math.exp(epsilon) * b, 0).sum()) for a, b in ((first, second), (second, first)))
+
+    assert delta(None) < delta(12)
+    for most in (2, 12, 40):
+        assert delta(most) <= delta(None) + truncation_delta(law, most, epsilon)
+
+
+def test_several_events_cost_more_than_one_and_a_known_order_agrees_with_the_whole_curve() -> None:
+    law, events = tries_of_mean(0, 10), [SampledGaussian(0.1, 8.0, 60), Gaussian(0.05)]
+    one, both = (selection_epsilon(law, curve_of(e, ZERO), 1e-5) for e in (events[:1], events))
+    assert one < both
+    orders = np.array([12.0, 30.0])
+    grid = np.concatenate([orders, np.array(ORDERS)])
+    expected = selection_rdp(law, grid, curve_of(events, ZERO)(grid))[:2]
+    found = [selection_divergence(law, curve_of(events, ZERO), order) for order in orders]
+    assert found == pytest.approx(expected, rel=1e-3)
+    assert np.all(np.array(found) <= expected * (1 + 1e-12))

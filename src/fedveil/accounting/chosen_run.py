@@ -57,6 +57,9 @@ class Selection:
             return math.inf, "none"
         if (law := self.law) is not None:
             return selection_epsilon(law, curve_of(events, adjacency), delta), "rdp"
-        bounded = [event for event in events if not isinstance(event, Unbounded)]
-        every = [replace(event, count=event.count * int(self.runs)) for event in bounded]
-        return accountant.bound(every, delta, adjacency=adjacency)
+        return accountant.bound(self.every(events), delta, adjacency=adjacency)
+
+    def every(self, events: Sequence[Event]) -> list[Event]:
+        """The releases of all runs that were looked at, from those of one."""
+        times = int(self.runs)
+        return [event if isinstance(event, Unbounded) else replace(event, count=event.count * times) for event in events]

@@ -83,9 +83,19 @@ def selection_epsilon(law: RandomTries, curve: Curve, delta: float) -> float:
         converted = np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
         return np.asarray(values + math.log(law.mean) / (orders - 1) + converted, dtype=np.float64)
 
+    return max(0.0, _least(total, curve) + _surcharge(law, curve))
+
+
+def selection_divergence(law: RandomTries, curve: Curve, order: float) -> float:
+    """Renyi divergence at one order > 1 of the best of K tries; arguments as `selection_epsilon`."""
+    one = float(curve(np.array([order]))[0])
+    return one + math.log(law.mean) / (order - 1) + _surcharge(law, curve)
+
+
+def _surcharge(law: RandomTries, curve: Curve) -> float:
+    """(1 + eta) times the least of `_extra`; l' = 1 costs ln(1/gamma) whatever a try costs."""
     extra = _least(lambda orders, values: _extra(law, orders, values), curve)
-    # l' = 1 costs ln(1/gamma) whatever a try costs
-    return max(0.0, _least(total, curve) + (1 + law.eta) * min(extra, -math.log(law.gamma)))
+    return (1 + law.eta) * min(extra, -math.log(law.gamma))
 
 
 def _least(cost: Callable[[_Array, _Array], _Array], curve: Curve) -> float:
@@ -104,7 +114,7 @@ def curve_of(events: Sequence[Event], adjacency: Adjacency | None = None) -> Cur
     """The Renyi divergences, in both directions, of everything that one try releases."""
 
     def curve(orders: _Array) -> _Array:
-        return np.sum([accountant.rdp_curve(event, orders, adjacency=adjacency) for event in events], axis=0, dtype=np.float64)
+        return sum((accountant.rdp_curve(event, orders, adjacency=adjacency) for event in events), np.zeros(orders.shape))
 
     return curve
 
@@ -137,8 +147,8 @@ def needed_noise_multiplier(
         high *= 2
         if high > 1e6:
             raise ConfigError(
-                f"no noise multiplier up to 1e6 gives epsilon = {epsilon:g} to the best of {law.mean:g} expected runs: take fewer "
-                f"runs, a larger epsilon, or more noise on what each run releases besides (privacy.selection.score_noise)"
+                f"no noise multiplier up to 1e6 gives epsilon = {epsilon:g} to the best of {law.mean:g} expected runs: take "
+                f"fewer runs, a larger epsilon, or more noise on what each releases besides (privacy.selection.score_noise)"
             )
     low = high / 2
     while low > 1e-6 and cost(low) <= epsilon:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from fedveil.cli.command_options import AsJson, OptionalConfig, Overrides, Preset, TrustPlugins, configuration, print_json
+from fedveil.cli.command_options import AsJson, OptionalConfig, Overrides, Preset, TrustPlugins, configuration, flag, print_json
 
 commands = typer.Typer()
 
@@ -80,18 +80,51 @@ def reproduce(
 
 @commands.command()
 def tune(
-    on: Annotated[str, typer.Option("--on", help="Public data set that stands in for the data: partitioned alike, at no cost.")],
     values: Annotated[list[str], typer.Option("--try", help="Values of a key, section.key=[value, value]; may be repeated.")],
     config: OptionalConfig = None,
+    on: Annotated[
+        str | None, typer.Option("--on", help="Public data set that stands in for the data: partitioned alike, at no cost.")
+    ] = None,
+    private: Annotated[
+        bool, flag("--private", "On the data themselves: the best of a secret number of runs is released, and all are charged.")
+    ] = False,
+    unaccounted: Annotated[
+        bool, flag("--unaccounted", "On the data themselves, looking at all runs: the statement composes what they cost.")
+    ] = False,
+    runs: Annotated[float, typer.Option(help="Expected number of runs of --private.")] = 10,
+    shape: Annotated[
+        float, typer.Option(help="Law of the number of runs of --private: 0 is logarithmic, 1 geometric, above -1.")
+    ] = 0,
+    score_noise: Annotated[
+        float, typer.Option(help="Noise multiplier of the clients' score, which chooses with --private and --unaccounted.")
+    ] = 20,
+    by_test_set: Annotated[
+        bool, flag("--by-test-set", "Choose by the test set, which then says too much; the statement tells it.")
+    ] = False,
     preset: Preset = None,
-    seeds: Annotated[int, typer.Option(help="Number of runs of each setting, with seeds from run.seed on.")] = 1,
+    seeds: Annotated[int, typer.Option(help="With --on: runs of each setting, with seeds from run.seed on.")] = 1,
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="Directory to write; an interrupted search in it is continued.")] = Path("tuned"),
+    out: Annotated[Path, typer.Option(help="Directory to write.")] = Path("tuned"),
     jobs: Annotated[int | None, typer.Option(help="Number of runs at a time; by default one per core.")] = None,
     trust_plugins: TrustPlugins = False,
 ) -> None:
-    """Choose settings on a public data set, partitioned like your own: print the table and write the configuration."""
-    from fedveil.cli.tune_terminal import tune_with_table
+    """Choose settings: on public data at no cost, by private selection, or by looking at runs on the data themselves."""
+    from fedveil.accounting.chosen_run import Selection
+    from fedveil.cli.tune_terminal import look_with_table, search_privately, tune_with_table
+    from fedveil.errors import ConfigError
+    from fedveil.studies.tune.private_data import SearchSpec
     from fedveil.studies.tune.proxy_grid import TuningSpec, grid_of
 
-    tune_with_table(TuningSpec(configuration(config, preset, overrides, trust_plugins), on, grid_of(values), seeds), out, jobs)
+    if [on is not None, private, unaccounted].count(True) != 1:
+        raise ConfigError("say where to tune: --on DATA (public, at no cost), --private (charged) or --unaccounted (composed)")
+    shared, grid = configuration(config, preset, overrides, trust_plugins), grid_of(values)
+    if on is not None:
+        tune_with_table(TuningSpec(shared, on, grid, seeds), out, jobs)
+        return
+    if seeds != 1:
+        raise ConfigError(f"--seeds {seeds}: on the data themselves each setting runs with the seed of the configuration")
+    spec = SearchSpec(shared, grid, None if by_test_set else score_noise)
+    if private:
+        search_privately(spec, out, Selection(runs, shape))
+    else:
+        look_with_table(spec, out, jobs)

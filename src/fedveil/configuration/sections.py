@@ -183,8 +183,8 @@ class TrainingSection(Section):
 class SelectionSection(Section):
     """How the run was chosen among runs of equal price: `fedveil tune --private` and `--unaccounted` write it.
 
-    runs: their expected number, or without a shape the number that was looked at. shape: of the negative binomial law of a secret
-    number of runs; 0 is the logarithmic law. score_noise: noise multiplier of the clients' score; left out where public data score.
+    runs: their expected number, or without a shape the number that was looked at. shape: of the negative binomial law of a
+    secret number of runs; 0 is logarithmic. score_noise: noise multiplier of the clients' score; none where public data score.
     """
 
     runs: float = Field(ge=1, lt=1e6)

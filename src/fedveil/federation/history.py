@@ -173,4 +173,6 @@ def hidden(method: Method, s: Setting, columns: Columns) -> set[str]:
     if s.sampling == "poisson" and s.scope.view is not View.SERVER:
         brought = s.example_clip is not None or s.min_survivors is not None
         found |= {*_COUNTED, *(_NOISED if brought else ())}
+    if s.selection is not None and s.selection.shape is not None:
+        found.add("seconds")  # the first of several runs warms the machine up
     return {name for name in found if columns[name].public}

@@ -1,4 +1,4 @@
-"""The score by which a run is chosen among others: the clients' mean score on examples of their own, through the door with noise."""
+"""The score by which a run is chosen: the clients' mean score on examples of their own, through the door with noise."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def check_score(task: Task, *, tests: bool) -> None:
         )
     if not task.main.share or task.main.sign < 0:
         raise ConfigError(
-            f"privacy.selection.score_noise: the main metric of task.name = {task.name!r} is {task.main.phrase}, and a score with "
-            f"noise is a share that is better where it is higher, such as accuracy: choose on public data (fedveil tune --on)"
+            f"privacy.selection.score_noise: the main metric of task.name = {task.name!r} is {task.main.phrase}, and a score "
+            f"with noise is a share that is better where it is higher, such as accuracy: use public data (fedveil tune --on)"
         )
 
 

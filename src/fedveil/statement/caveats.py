@@ -171,7 +171,9 @@ def not_protected(method: Method, s: Setting, proven: Guarantee, *, batch_norm: 
         "data is trained on"
     )
     other = "runs" if s.selection is None else "runs outside this search"
-    lines.append(f"hyper-parameter tuning: {other} made to choose clip, rates or rounds on the same data cost privacy of their own")
+    lines.append(
+        f"hyper-parameter tuning: {other} made to choose clip, rates or rounds on the same data cost privacy of their own"
+    )
     lines.append(
         "figures of a simulation: training loss, per-client accuracy and failures are computed from private data without noise; "
         "they lie in the run's folder private: publish none of them"

@@ -21,19 +21,19 @@ def selection_note(method: Method, s: Setting, proven: float, events: Sequence[E
     if s.selection is None:
         return []
     alone, _ = charged_bound(events, s.delta, run_variation(method, replace(s, selection=None)), s.scope.adjacency)
-    beside = f"one such run alone costs epsilon = {epsilon(alone)}, the whole search {epsilon(proven)}, which is what is proven"
+    beside = f"one such run alone costs epsilon = {epsilon(alone)}, the whole search {epsilon(proven)}, which is proven"
     if s.selection.law is None:
         found = [f"{s.selection.runs:g} runs were looked at, and this is one of them: {beside}"]
     else:
         shape = "logarithmic law" if s.selection.shape == 0 else f"negative binomial law of shape {s.selection.shape:g}"
         found = [
-            f"chosen by private selection among a random number of runs, expected {s.selection.runs:g} ({shape}): {beside}; the "
-            f"number and the other runs stay secret"
+            f"chosen by private selection among a random number of runs, expected {s.selection.runs:g} ({shape}): {beside}; "
+            f"the number and the other runs stay secret"
         ]
     if (noise := s.selection.score_noise) is None:
         return [
             *found,
-            "it was chosen by its score on the test set, so that this score says too much of new data, and is no part of the cost",
+            "it was chosen by its score on the test set, so that this score says too much, and is no part of the cost",
         ]
     deviation = noise / (2 * s.clients)
     return [
@@ -56,8 +56,8 @@ def selection_assumptions(s: Setting) -> list[Assumption]:
         ]
     found = [
         Assumption(
-            "the number of runs stays secret, and nobody but the machine that made them saw a round, a score or a file of any run "
-            "before the best was handed over",
+            "the number of runs stays secret, and nobody but the machine that made them saw a round, a score or a file of any "
+            "run before the best was handed over",
             "whoever counts the runs, or sees those that lost, has seen releases that the bound of the best one does not cover",
         ),
         Assumption(

@@ -13,13 +13,8 @@ from fedveil.verify.finding import Finding, Findings, Verification
 from fedveil.verify.ledger_file import LedgerFile, read_json
 from fedveil.verify.row_costs import RowCosts
 
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "config.toml": tomllib.loads,
-    "statement.json": read_json,
-    "data.json": read_json,
-    "statement.md": str,
-    "history.csv": lambda text: list(csv.DictReader(text.splitlines())),
-}
+_PARSERS: dict[str, Callable[[str], Any]] = {"config.toml": tomllib.loads, "statement.json": read_json, "data.json": read_json}
+_PARSERS |= {"statement.md": str, "history.csv": lambda text: list(csv.DictReader(text.splitlines()))}
 _TRUST = {
     "all releases": "that nothing left beside these releases: the run's code; secure aggregation or two ledgers remove it",
     "secret noise": "that nobody saw the noise: the machine that drew it; attestation or noise in shares removes it",
@@ -32,10 +27,8 @@ def verify_run(path: str | Path, *, pin: str | None = None, on_step: Callable[[i
     run, findings = Path(path), Findings()
     odd = [file.relative_to(run) for file in run.rglob("*") if file.is_symlink() or not (file.is_file() or file.is_dir())]
     if odd or not run.is_dir():
-        why = (
-            f"it holds links, pipes or devices ({', '.join(map(str, odd))}): copy what they stand for" if odd else "no directory"
-        )
-        return Verification((Finding("unknown", "run", f"{run} is not read: {why}"),))
+        links = f"it holds links, pipes or devices ({', '.join(map(str, odd))}): copy what they stand for"
+        return Verification((Finding("unknown", "run", f"{run} is not read: {links if odd else 'no directory'}"),))
     ledger = LedgerFile(run / "ledger.sqlite")
     try:
         files = {name: parse((run / name).read_text(encoding="utf-8")) for name, parse in _PARSERS.items()}
@@ -80,8 +73,7 @@ def _check_files(findings: Findings, run: Path, ledger: LedgerFile) -> None:
     wrong = [n for n in checked if hashlib.sha256(salt * (n[:8] == "private/") + there[n].read_bytes()).hexdigest() != bound[n]]
     wrong += [f"{name} (without a digest)" for name in _PARSERS if name not in bound and ledger.closing]
     findings.check(not wrong, "files", "what the run wrote", f"{'changed: ' * bool(wrong)}{', '.join(wrong or checked)}")
-    outside = sorted(there.keys() - bound.keys() - {"ledger.sqlite", "ledger.sqlite-head"})
-    if outside:
+    if outside := sorted(there.keys() - bound.keys() - {"ledger.sqlite", "ledger.sqlite-head"}):
         findings.append(Finding("trust", "other files", f"no digest covers {', '.join(outside)}"))
 
 
@@ -102,4 +94,4 @@ def _check_numbers(findings: Findings, run: Path, ledger: LedgerFile, spent: Row
     excess = spent.dimension - statement["dimension"] if ledger.releases else 0
     findings.check(excess == 0 or (spent.extras and excess > 0), "dimension", statement["dimension"], spent.dimension)
     statement_checks.check_rows(findings, spent, statement, complete, history[-1:] if ledger.closing else [])
-    statement_checks.check_statement(findings, statement, files["statement.md"])
+    statement_checks.check_statement(findings, statement, files["statement.md"], spent.expected)

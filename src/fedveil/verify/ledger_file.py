@@ -10,13 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-_COLUMNS = (
-    *("seq", "time", "run", "round", "client", "unit", "adjacency", "view", "event", "mu", "rate", "noise_multiplier", "count"),
-    *("reason", "clip", "noise_std", "coordinates", "dimension", "participants", "reads", "note", "grid", "mechanism", "extras"),
-    *("whole_clip", "nonce", "sealed", "digest"),
-)
 _TABLES = "3f09ce983971ed161ca8dba7180375f7e767e6dfb926992de418ebaa84ca2757"  # and triggers
-_CHAINED = [i for i, name in enumerate(_COLUMNS) if name not in ("time", "participants", "nonce", "digest")]
+_UNCHAINED = ("time", "participants", "nonce", "digest")
 
 
 class LedgerFile:
@@ -33,10 +28,10 @@ class LedgerFile:
             raise OSError(f"{self.path.name} is not there, or it is open still: a run that has ended leaves an empty -wal")
         with closing(sqlite3.connect(f"file:{quote(str(self.path.absolute()))}?mode=ro&immutable=1", uri=True)) as db:
             total = self._start(db)
-            for values in db.execute(f"SELECT {', '.join(_COLUMNS)} FROM release ORDER BY seq"):
-                row = dict(zip(_COLUMNS, values, strict=True))
+            db.row_factory = sqlite3.Row
+            for row in map(dict, db.execute("SELECT * FROM release ORDER BY seq")):
                 self.releases += 1
-                self.last = _link(self.last, [values[i] for i in _CHAINED])
+                self.last = _link(self.last, [value for name, value in row.items() if name not in _UNCHAINED])
                 if row["seq"] != self.releases or row["digest"] != self.last:
                     raise ValueError(f"row {self.releases} does not continue the hash chain")
                 private = f"{row['nonce']}\n{json.dumps([row['time'], row['participants']])}"

@@ -3,11 +3,11 @@
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from fedveil.verify.second_path import Curve, Release
+from fedveil.verify.second_path import Curve, Release, Search
 
 _curve = lru_cache(maxsize=64)(Curve)
 
@@ -21,25 +21,32 @@ class Expected(NamedTuple):
     steps: bool = False
     kinds: frozenset[tuple[str, float | None]] = frozenset()
     plan: tuple[float, float, str] | None = None
+    score: tuple[int, tuple[float, float, str] | None] = (-1, None)  # the round, and the plan, of the score that chose the run
+    runs: int = 1  # that were looked at
+    search: Search = None
 
 
 class RowCosts:
     """The sum of the rows, client by client (-1 is the aggregate), and what is wrong with the first row that is."""
 
-    def __init__(self, expected: Expected | None = None) -> None:
+    def __init__(self, expected: Expected | None = None, releases: Iterable[Mapping[str, Any]] = ()) -> None:
         self.expected, self.wrong, self.participants = expected or Expected(), "", dict[int, float]()
         self.dimension, self.extras = 0, False
         self.squares: dict[int, float] = defaultdict(float)
         self.sampled: dict[int, Counter[Release]] = defaultdict(Counter)
+        for release in releases:
+            self.count(-1, release)
 
     def add(self, row: Mapping[str, Any], run: str) -> None:
         """Count one row, and check what it says of itself."""
-        own, x = row["client"] >= 0, self.expected
-        together = math.inf if row["participants"] is None else row["participants"]
-        self.participants[row["round"]] = self.participants.get(row["round"], 0) + 1 if own else together
+        own, x, dimension = row["client"] >= 0, self.expected, 1
+        if row["round"] != x.score[0]:
+            seen, together = self.participants.get(row["round"], 0), row["participants"]
+            self.participants[row["round"]] = seen + 1 if own else math.inf if together is None else together
+            dimension = self.dimension = self.dimension or row["dimension"]
+            self.extras = row["extras"] != "[]"
         named = (row["unit"], row["adjacency"], row["view"], own, row["dimension"], row["run"])
-        self.dimension, self.extras = self.dimension or row["dimension"], row["extras"] != "[]"
-        right = named == (*x.scope, x.scope[2] == "server", self.dimension, run) and row["coordinates"] <= self.dimension
+        right = named == (*x.scope, x.scope[2] == "server", dimension, run) and row["coordinates"] <= dimension
         problem = "" if row["event"] == "unbounded" else self._problem(row, x)
         if not right or not -1 <= row["client"] < x.clients:
             problem = "is charged for another scope, or is of another run, model or client"
@@ -50,12 +57,13 @@ class RowCosts:
         """Count the cost of one row, or of one planned release."""
         if row["count"] < 1 or not 0 < (row["rate"] or 1) <= 1 or not 0 < (row["noise_multiplier"] or 1) < math.inf:
             raise ValueError("a release counts at least once, has a rate of at most 1, and a noise multiplier above 0")
+        count = row["count"] * self.expected.runs
         if row["event"] == "unbounded":
             self.squares[client] = math.inf
         elif row["event"] == "gaussian" or row["rate"] == 1:
-            self.squares[client] += row["count"] * (row["mu"] if row["event"] == "gaussian" else 1 / row["noise_multiplier"]) ** 2
+            self.squares[client] += count * (row["mu"] if row["event"] == "gaussian" else 1 / row["noise_multiplier"]) ** 2
         else:
-            self.sampled[client][(row["event"], row["rate"], row["noise_multiplier"])] += row["count"]
+            self.sampled[client][(row["event"], row["rate"], row["noise_multiplier"])] += count
 
     def _problem(self, row: Mapping[str, Any], x: Expected) -> str:
         """Why the charged cost does not follow from the row; correlated noise has a factor that only the plan knows."""
@@ -74,9 +82,10 @@ class RowCosts:
             right = alone <= charged * (1 + 1e-9) <= 1.01 * alone
         elif row["mechanism"] == "banded":
             right = row["client"] < 0 and (charged >= alone * (1 - 1e-9) if row["round"] == 0 else charged == 0)
-        if not right or x.plan is None:
+        plan = x.score[1] if row["round"] == x.score[0] else x.plan
+        if not right or plan is None:
             return "" if right else f"charges mu = {charged:.9g}, and its clip, noise and coordinates give {alone:.9g}"
-        clip, std, mechanism = x.plan
+        clip, std, mechanism = plan
         found = (row["whole_clip"], clips, row["mechanism"], row["extras"], row["coordinates"])
         right = found == (clip, {clip}, mechanism, "[]", row["dimension"]) and stds == {float(f"{std:.9g}")}
         return "" if right else f"has not the clip {clip:.9g} and the {mechanism} noise {std:.9g} of the configuration throughout"
@@ -86,15 +95,12 @@ class RowCosts:
         costs = {(frozenset(self.sampled[c].items()), self.squares.get(c, 0.0)) for c in {*self.squares, *self.sampled}}
         plain = max((squares for sampled, squares in costs if not sampled), default=0.0)
         dearest = [(frozenset[Any](), plain), *(cost for cost in costs if cost[0])]
-        return max((_curve(*cost, delta, adjacency) for cost in dearest), key=lambda curve: curve.epsilon)
+        return max((_curve(*cost, delta, adjacency, self.expected.search) for cost in dearest), key=lambda curve: curve.epsilon)
 
 
 @lru_cache(maxsize=4096)
 def _mu(clip_text: str, noise_text: str, whole: float | None, extras: str) -> tuple[float, set[float], set[float]]:
-    """Largest norm of shift / std of a release, inf where something leaves without noise; its clips; its noises, to nine digits.
-
-    Under the clip of the whole, squares of shifts are spent first where the noise is least: a fractional knapsack.
-    """
+    """Largest norm of shift / std of a release, by a fractional knapsack, inf without noise; clips; noises, to 9 digits."""
     clips = [math.inf if c is None else float(c) for c in json.loads(clip_text)]
     stds = [float(s) for s in json.loads(noise_text)]
     left, total, layers = math.inf if whole is None else whole * whole, 0.0, len(clips) - len(json.loads(extras))

@@ -1,8 +1,7 @@
 """Epsilon from a list of releases by a second path: closed form for Gaussian releases, loss distributions for sampled ones.
 
 A sampled release is described by its tails: the probabilities that the privacy loss exceeds l >= 0, in both directions, under
-both worlds. In each cell of a grid of losses the two masses go to its ends such that both are kept: a bound from above.
-"""
+both worlds. In each cell of a grid of losses the two masses go to its ends such that both are kept: a bound from above."""
 
 import math
 from collections.abc import Callable, Collection
@@ -15,22 +14,26 @@ from scipy.special import log_ndtr, logsumexp, ndtr, ndtri
 Array = NDArray[np.floating[Any]]
 Tails = Callable[[Array], tuple[Array, Array]]  # from losses l >= 0 to (P(loss > l), Q(loss > l)) of one direction
 Release = tuple[str, float, float]  # kind as in the column `event` of a ledger, sampling rate, noise multiplier
+Counts = Collection[tuple[Release, float]]
+Pair = tuple[Tails, Tails, float]
+Search = tuple[float, float] | None  # expected number of runs, and shape of its law, of which the best was released
 
 
 class Curve:
     """What releases tell together: so many of each sampled one, with rates below 1, and Gaussian ones with this sum of mu^2.
 
-    Raises NotImplementedError for kinds that are not known here, and where losses in floats do not reach epsilon.
-    """
+    NotImplementedError: for kinds that are not known here, and where losses in floats do not reach epsilon."""
 
-    def __init__(self, sampled: Collection[tuple[Release, float]], mu_squared: float, delta: float, adjacency: str) -> None:
-        sampled = () if math.isinf(mu_squared) else sampled
-        self.mu, self.exact = math.sqrt(mu_squared), not sampled
+    def __init__(self, sampled: Counts, mu_squared: float, delta: float, adjacency: str, search: Search = None) -> None:
+        sampled, search = ((), None) if math.isinf(mu_squared) else (sampled, search)
+        self.mu, self.exact = math.sqrt(mu_squared), not (sampled or search)
         pairs = [(*_tails(*release, adjacency), count) for release, count in sorted(sampled)]
-        if sampled and mu_squared > 0:
-            pairs.append((_gaussian(self.mu), _gaussian(self.mu), 1.0))
+        if sampled and mu_squared > 0 and not search:
+            plain: Tails = lambda losses: (ndtr(self.mu / 2 - losses / self.mu), ndtr(-self.mu / 2 - losses / self.mu))  # noqa: E731
+            pairs.append((plain, plain, 1.0))
         back = [(second, first, count) for first, second, count in pairs]
-        self.losses = [_composed(direction, delta) for direction in (pairs, back) if sampled]
+        composed = [_composed(direction, delta) for direction in (pairs, back) if sampled and not search]
+        self.losses = [_best_of(pairs, mu_squared, delta, *search)] if search else composed
         self.epsilon = gaussian_epsilon(self.mu, delta) if self.exact else _root(lambda epsilon: self._delta(epsilon) > delta)
 
     def _delta(self, epsilon: float) -> float:
@@ -42,8 +45,8 @@ class Curve:
         """The largest true-positive rate at this false-positive rate: exact of Gaussian releases, else of the losses' bound."""
         found = [float(ndtr(self.mu + ndtri(rate)))] if self.exact else []
         for losses, mass, infinite in self.losses:
-            wrong = np.cumsum((mass * np.exp(-np.maximum(losses, -700.0)))[::-1])
-            found.append(infinite + float(np.interp(rate, wrong, np.cumsum(mass[::-1]))))
+            wrong = np.cumsum(np.append(0.0, (mass * np.exp(-np.maximum(losses, -700.0)))[::-1]))
+            found.append(infinite + float(np.interp(rate, wrong, np.cumsum(np.append(0.0, mass[::-1])))))
         return max(found)
 
 
@@ -63,10 +66,6 @@ def _root(above: Callable[[float], bool]) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if above(middle) else (low, middle)
     return high
-
-
-def _gaussian(mu: float) -> Tails:
-    return lambda losses: (ndtr(mu / 2 - losses / mu), ndtr(-mu / 2 - losses / mu))
 
 
 def _tails(kind: str, q: float, z: float, adjacency: str) -> tuple[Tails, Tails]:
@@ -92,12 +91,11 @@ def _tails(kind: str, q: float, z: float, adjacency: str) -> tuple[Tails, Tails]
     return (removed, added) if adjacency == "zero_out" else (replaced, replaced)
 
 
-def _composed(pairs: list[tuple[Tails, Tails, float]], delta: float) -> tuple[Array, Array, float]:
+def _composed(pairs: list[Pair], delta: float) -> tuple[Array, Array, float]:
     """The loss of all releases together in one direction: its values, their masses, and the mass at infinity, from above."""
     tail = 1e-6 * delta
     tops = [(_top(first, tail / count), _top(second, tail / count)) for first, second, count in pairs]
-    coarse = max(max(top) for top in tops) / 7500
-    rough = [(*_masses(pair[:2], top, coarse)[:2], pair[2]) for pair, top in zip(pairs, tops, strict=True)]
+    rough = [(*_masses(pair[:2], top, max(map(max, tops)) / 7500)[:2], pair[2]) for pair, top in zip(pairs, tops, strict=True)]
     step = 2.2 * _reach(rough, tail) / (size := 1 << 18)
     product, infinite = np.ones(size // 2 + 1, dtype=np.complex128), 0.0
     for (first, second, count), top in zip(pairs, tops, strict=True):
@@ -132,6 +130,22 @@ def _half(tails: Tails, cells: int, step: float) -> tuple[Array, float]:
     dp, dq = np.maximum(p[:-1] - p[1:], 0.0), np.maximum(q[:-1] - q[1:], 0.0)
     b = np.clip((dp - np.exp(np.sign(step) * sizes[:-1]) * dq) / -np.expm1(-step), 0.0, dp)  # at the far end: dp = a + b and
     return np.append(dp - b, 0.0) + np.append(0.0, b), float(p[-1])  # dq = a e^-near + b e^-(near + step)
+
+
+def _best_of(pairs: list[Pair], mu_squared: float, delta: float, runs: float, shape: float) -> tuple[Array, Array, float]:
+    """The worst loss at the epsilon of the best of a random number of runs, by Renyi divergences (Papernot & Steinke 2022)."""
+    log = _root(lambda t: math.expm1(t := max(t, 1e-9)) < runs * (t if shape == 0 else -math.expm1(-shape * t) / shape))
+    knots, orders = 1 + np.geomspace(0.1, 500, 600), 1 + np.geomspace(0.1, 500, 20_000)
+    logs = knots * (knots - 1) * mu_squared / 2
+    for first, second, count in pairs:
+        up, down = _top(first, 1e-60), _top(second, 1e-60)
+        both = [_masses((first, second), (up, down), up / 8_000), _masses((second, first), (down, up), up / 8_000)]
+        logs += count * np.max([[logsumexp((a - 1) * losses, b=mass) for losses, mass, _ in both] for a in knots], axis=1)
+    curve = np.interp(orders, knots, logs) / (orders - 1)  # the logarithm of a moment is convex: a bound from above
+    extra = (1 + shape) * min(log, float(min((1 - 1 / orders) * curve + log / orders)))
+    least = float(min(curve + np.log1p(-1 / orders) + (math.log(runs / delta) - np.log(orders)) / (orders - 1)))
+    share = (1 - delta) / (1 + math.exp(-(epsilon := max(0.0, least + extra))))
+    return np.array([-epsilon, epsilon]), np.array([1 - delta - share, share]), delta
 
 
 def _reach(rough: list[tuple[Array, Array, float]], tail: float) -> float:

@@ -7,7 +7,6 @@ from typing import Any
 
 from fedveil.verify.finding import Findings
 from fedveil.verify.row_costs import Expected, RowCosts
-from fedveil.verify.second_path import Curve
 
 EXACT, NUMERIC = 1e-6, 1e-3  # relative agreement of epsilons in closed form, and of those by loss distributions on two grids
 _VIEWS = ("server", "aggregate", "final")
@@ -25,7 +24,11 @@ def expected(statement: Json, config: Json) -> Expected:
         shares = privacy.get("min_survivors", statement["cohort"]) - privacy["colluders"]
     plan = (clip, z * clip / math.sqrt(shares), _MECHANISMS[method]) if method in _MECHANISMS and clip * z and not steps else None
     kinds = frozenset((r["event"], r["rate"]) for r in statement["views"][min(_VIEWS.index(scope[2]), 1)]["releases"])
-    return Expected(scope, statement["clients"], privacy["colluders"], steps, kinds, plan)
+    chosen = privacy.get("selection", {"runs": 1})
+    search = (chosen["runs"], chosen["shape"]) if "shape" in chosen else None
+    score = (statement["rounds"], (0.5, 0.5 * chosen["score_noise"], "independent")) if "score_noise" in chosen else (-1, None)
+    runs = 1 if search else int(chosen["runs"])
+    return Expected(scope, statement["clients"], privacy["colluders"], steps, kinds, plan, score, runs, search)
 
 
 def check_configuration(findings: Findings, statement: Json, config: Json, card: Json) -> None:
@@ -50,20 +53,16 @@ def check_configuration(findings: Findings, statement: Json, config: Json, card:
     findings.agree("statement and configuration", pairs)
 
 
-def check_statement(findings: Findings, statement: Json, page: str) -> None:
+def check_statement(findings: Findings, statement: Json, page: str, x: Expected | None = None) -> None:
     """Every proven number from the releases that the statement lists, by a second path; and the page beside it."""
     for view, numbers in zip(_VIEWS, statement["views"], strict=True):
         subject, stated = f"proven epsilon ({view} view)", float(numbers["proven"]["epsilon"])
-        curve = _planned(numbers, statement)
+        curve = RowCosts(x, numbers["releases"]).curve(statement["delta"], _pair(statement))
         tolerance, tpr = EXACT if curve.exact else NUMERIC, curve.true_positives(0.05)
         right = stated == curve.epsilon or math.isclose(stated, curve.epsilon, rel_tol=tolerance)
         blunt = not curve.exact and (numbers["proven"]["accountant"] != "pld" or stated > 100)  # less sharp, and still a bound
-        findings.check(
-            right or (blunt and curve.epsilon < stated < math.inf),
-            subject,
-            f"{curve.epsilon:.9g} by a second path",
-            f"{stated:.9g}",
-        )
+        right, text = right or (blunt and curve.epsilon < stated < math.inf), f"{curve.epsilon:.9g} by a second path"
+        findings.check(right, subject, text, f"{stated:.9g}")
         if not curve.exact:
             tpr = min(max(numbers["tpr"], tpr * (1 - tolerance)), 1.0)
         mu = curve.mu if curve.exact and math.isfinite(stated) else None
@@ -79,14 +78,16 @@ def check_rows(findings: Findings, spent: RowCosts, statement: Json, complete: b
     findings.check(not spent.wrong, "rows", "scope, costs and plan as they follow", spent.wrong or "each as it should be")
     place, target = _VIEWS.index(view := statement["scope"]["view"]), statement["target_epsilon"]
     own, subject = statement["views"][min(place, 1)], f"epsilon spent ({view} view)"
-    curve, plan = spent.curve(statement["delta"], _pair(statement)), _planned(own, statement)
+    delta, pair = statement["delta"], _pair(statement)
+    curve, plan = spent.curve(delta, pair), RowCosts(spent.expected, own["releases"]).curve(delta, pair)
     epsilon, tolerance = curve.epsilon, EXACT if curve.exact else NUMERIC
     least = plan.epsilon if complete and view != "server" and math.isfinite(plan.epsilon) else 0.0
     right = least * (1 - tolerance) <= epsilon <= (most := float(own["proven"]["epsilon"])) * (1 + tolerance)
     findings.check(right, subject, f"{least:.9g} to {most:.9g}", f"{epsilon:.9g}")
     for noted in (row["epsilon_spent"] for row in last if row.get("epsilon_spent") and view != "final"):
-        right = float(noted) >= epsilon * (1 - tolerance)
-        findings.check(right, "epsilon spent in the history", f"at least {epsilon:.9g}", noted)
+        findings.check(
+            float(noted) >= epsilon * (1 - tolerance), "epsilon spent in the history", f"at least {epsilon:.9g}", noted
+        )
     proven = float(statement["views"][place]["proven"]["epsilon"])
     right = target is None or proven <= target * (1 + EXACT) or proven == math.inf
     findings.check(right, "target epsilon", f"at most {target}", f"{proven:.9g}")
@@ -104,10 +105,3 @@ def _pair(statement: Json) -> str:
     """The worst-case pair of a sampled release: replacing, where one record moves the clipped update of its client."""
     steps = any(release["event"] == "sampled_gaussian" for release in statement["views"][0]["releases"])
     return str(statement["scope"]["adjacency"]) if statement["scope"]["unit"] == "client" or steps else "replace_one"
-
-
-def _planned(numbers: Json, statement: Json) -> Curve:
-    costs = RowCosts()
-    for release in numbers["releases"]:
-        costs.count(-1, release)
-    return costs.curve(statement["delta"], _pair(statement))

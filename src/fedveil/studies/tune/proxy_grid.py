@@ -43,17 +43,13 @@ class TuningSpec:
                 f"--on {self.proxy}: these are the data to be protected, and each run on them, or choice by their test set, "
                 f"costs privacy that nobody charged: name another, public data set"
             )
-        if not self.grid or self.seeds < 1:
-            raise ConfigError("nothing to try: give --try section.key=[value, value] at least once, and at least one seed")
-        for key, values in self.grid.items():
-            if key.partition(".")[0] in FIXED and key not in FREE_OF_THESE:
-                raise ConfigError(f"--try {key}: guarantee, data and seeds stay as they are; tune keys of other sections")
-            if not values:
-                raise ConfigError(f"--try {key}: no values; write {key}=[0.1, 0.3]")
+        if self.seeds < 1:
+            raise ConfigError(f"--seeds {self.seeds}: try each setting with at least one seed")
+        check_grid(self.grid)
 
     def settings(self) -> list[dict[str, Any]]:
         """Every combination."""
-        return [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
+        return combinations(self.grid)
 
     def cells(self) -> list[Cell]:
         """A run of each combination and seed on the proxy."""
@@ -64,6 +60,22 @@ class TuningSpec:
                 config = parse(json.loads(json.dumps(sections)), [*overrides(setting), f"run.seed={seed}"])
                 found.append(Cell(f"setting-{i}/seed-{seed}", config, {"setting": i, "seed": seed}))
         return found
+
+
+def check_grid(grid: Mapping[str, Sequence[Any]]) -> None:
+    """Refuse a grid that is empty, or touches guarantee, data or randomness."""
+    if not grid:
+        raise ConfigError("nothing to try: give --try section.key=[value, value] at least once")
+    for key, values in grid.items():
+        if key.partition(".")[0] in FIXED and key not in FREE_OF_THESE:
+            raise ConfigError(f"--try {key}: guarantee, data and seeds stay as they are; tune keys of other sections")
+        if not values:
+            raise ConfigError(f"--try {key}: no values; write {key}=[0.1, 0.3]")
+
+
+def combinations(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every combination of the values."""
+    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
 
 def proxy_sections(config: Config, proxy: str) -> dict[str, Any]:

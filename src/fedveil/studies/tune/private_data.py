@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isclose
 from typing import Any
 
+from fedveil.accounting.types import Event
 from fedveil.configuration.config import Config, parse
 from fedveil.configuration.public_setting import calibrated_setting, task_of
 from fedveil.errors import ConfigError
 from fedveil.federation.selection_score import check_score
-from fedveil.methods.base import run_releases
+from fedveil.ledger.entry import event_columns
+from fedveil.methods.base import ROUNDING, run_releases
 from fedveil.studies.tune.proxy_grid import check_grid, combinations, overrides
 
 
@@ -56,9 +59,17 @@ class SearchSpec:
         sections["privacy"] |= {"selection": {**selection, **noise}, **privacy}
         found = [parse(json.loads(json.dumps(sections)), overrides(setting)) for setting in combinations(self.grid)]
         prices = [run_releases(method, s, s.scope.view) for method, s in map(calibrated_setting, found)]
-        if any(price != prices[0] for price in prices):
+        if not all(_same(price, prices[0]) for price in prices):
             raise ConfigError(
                 f"--try {', '.join(self.grid)}: these settings plan other releases (other rounds, clients a round or noise), and "
                 f"a search on private data has one price for all: leave such keys out, or choose them on public data (--on)"
             )
         return found
+
+
+def _same(one: Sequence[Event], other: Sequence[Event]) -> bool:
+    """Whether two runs release the same, up to the rounding of noise levels."""
+    if len(one) != len(other):
+        return False
+    pairs = [pair for a, b in zip(one, other, strict=True) for pair in zip(event_columns(a), event_columns(b), strict=True)]
+    return all(a == b or (isinstance(a, float) and isinstance(b, float) and isclose(a, b, rel_tol=ROUNDING)) for a, b in pairs)

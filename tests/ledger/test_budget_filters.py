@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.accounting import accountant, subsampled
-from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
+from fedveil.accounting.types import Adjacency, Event, Gaussian, OneOrder, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.errors import BudgetExhausted, ConfigError
 from fedveil.ledger.budget import Budget, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
+from fedveil.ledger.entry import event_columns, event_from
 
 SCOPE = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.AGGREGATE)
 TARGETS = [(0.1, 1e-6), (1.0, 1e-5), (2.0, 0.02), (8.0, 1e-5), (50.0, 1e-12), (0.0, 1e-3), (1e-3, 1e-300), (300.0, 1e-5)]
@@ -256,3 +257,20 @@ def test_a_fixed_plan_compares_noise_without_rounding(z: float, steps: int) -> N
 def test_filters_that_make_no_sense_are_refused(make: object) -> None:
     with pytest.raises(ConfigError):
         make()  # type: ignore[operator]
+
+
+def test_a_cost_that_is_known_at_one_order_counts_there_and_nowhere_else() -> None:
+    event = OneOrder("a search", 12.0, 0.25)
+    there = RdpFilter(2.0, 1e-5, 12.0)
+    assert there.cost(event, Adjacency.ZERO_OUT) == Fraction(0.25) * (1 + Fraction(1, 10**9))
+    budget = Budget(there, SCOPE)
+    budget.spend(event)
+    assert budget.spent > Fraction(0.25)
+    for other in (RdpFilter(2.0, 1e-5, 12.5), GdpFilter(2.0, 1e-5), GdpFilter(2.0, 1e-5, ignore_sampling=True)):
+        with pytest.raises(ConfigError):
+            other.cost(event, Adjacency.ZERO_OUT)
+    assert accountant.bound([event], 1e-5) == (math.inf, "none")
+    assert event_from(*event_columns(event)) == event
+    for order, divergence in ((1.0, 0.1), (2.0, -0.1), (2.0, math.inf)):
+        with pytest.raises(ConfigError, match="order"):
+            OneOrder("a search", order, divergence)

@@ -10,11 +10,13 @@ from typing import Any
 
 from fedveil.accounting.types import Event
 from fedveil.configuration.config import Config, parse
-from fedveil.configuration.public_setting import calibrated_setting, task_of
+from fedveil.configuration.public_setting import calibrated_setting, method_of, setting_of, task_of
 from fedveil.errors import ConfigError
 from fedveil.federation.selection_score import check_score
 from fedveil.ledger.entry import event_columns
-from fedveil.methods.base import ROUNDING, run_releases
+from fedveil.methods.calibration import ROUNDING
+from fedveil.methods.one_price import check_selection
+from fedveil.methods.run_cost import run_releases
 from fedveil.studies.tune.proxy_grid import check_grid, combinations, overrides
 
 
@@ -58,6 +60,8 @@ class SearchSpec:
         noise = {} if self.score_noise is None else {"score_noise": self.score_noise}
         sections["privacy"] |= {"selection": {**selection, **noise}, **privacy}
         found = [parse(json.loads(json.dumps(sections)), overrides(setting)) for setting in combinations(self.grid)]
+        for method, s in ((method_of(config), setting_of(config)) for config in found):
+            check_selection(method, s)
         prices = [run_releases(method, s, s.scope.view) for method, s in map(calibrated_setting, found)]
         if not all(_same(price, prices[0]) for price in prices):
             raise ConfigError(

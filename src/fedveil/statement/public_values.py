@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedveil.configuration.network import HANDED_OVER
-from fedveil.data.features.feature_map import SHAPES
+from fedveil.data.features.feature_map import NETWORKS, SHAPES
 from fedveil.statement.statement import Assumption
 
 LOOKED_AT = (
@@ -51,13 +51,16 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
             )
         )
     if data.features_of:
-        found.append(
-            Assumption(
-                f"the network that made the features ({data.features_of}) is public and was not trained on the clients' data",
-                "features are computed by it before training, at no cost",
-            )
-        )
+        found.append(_network(data.features_of))
     return (*found, *_features(config))
+
+
+def _network(name: str) -> Assumption:
+    """That a network which made the features is public."""
+    return Assumption(
+        f"the network that made the features ({name}) is public and was not trained on the clients' data",
+        "features are computed by it before training, at no cost",
+    )
 
 
 def _features(config: Config) -> list[Assumption]:
@@ -77,6 +80,8 @@ def _features(config: Config) -> list[Assumption]:
             "they are made before training at no cost: what they told of other examples would pass by clip and noise",
         )
     ]
+    if config.data.features in NETWORKS:
+        found.append(_network(NETWORKS[config.data.features]))
     if names:
         found.append(
             Assumption(

@@ -14,7 +14,8 @@ import numpy as np
 
 from fedveil.data.catalogue import CATALOGUE, Info, info
 from fedveil.data.dataset import Dataset
-from fedveil.data.features.oriented_gradients import oriented_gradients
+from fedveil.data.features.efficientnet_lite0 import DIGEST, efficientnet_lite0
+from fedveil.data.features.oriented_gradients import mirrored_gradients, oriented_gradients
 from fedveil.data.features.random_shapes import random_shapes
 from fedveil.data.features.whitening import Whitening, unit_power, unit_variance, whitening_of
 from fedveil.data.load import load
@@ -27,8 +28,14 @@ if TYPE_CHECKING:
 
     Feature = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
-FEATURES: dict[str, Feature] = {"oriented-gradients": oriented_gradients}
+FEATURES: dict[str, Feature] = {
+    "oriented-gradients": oriented_gradients,
+    "mirrored-gradients": mirrored_gradients,
+    "efficientnet-lite0": efficientnet_lite0,
+}
 """Built-in features by name: from float32 [n, *input_shape], divided by the data set's scale, to float32 [n, k]."""
+NETWORKS = {"efficientnet-lite0": f"EfficientNet-lite0, SHA-256 {DIGEST}"}
+"""Features that a public network makes, by name; their length is known from no examples, without loading the network."""
 SHAPES = "shapes"
 """The name by which pictures that a program draws stand among the public data (`random_shapes`)."""
 _VERSION = 1
@@ -61,7 +68,8 @@ class FeatureMap:
                 raise ConfigError(
                     f"public.data = {name!r}: public data must be another data set than {raw.name}, with as many channels"
                 )
-        length = self._features(np.zeros((1, *raw.input_shape), np.float32)).shape[1]
+        probe = 0 if self.name in NETWORKS else 1
+        length = self._features(np.zeros((probe, *raw.input_shape), np.float32)).shape[1]
         kept = min(self.components, length) if self.public else length
         return replace(raw, input_shape=(kept,), mean=(0.0,) * kept, std=(1.0,) * kept, scale=1.0)
 

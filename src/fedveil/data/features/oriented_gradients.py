@@ -54,6 +54,20 @@ def oriented_gradients(pictures: Pictures) -> NDArray[np.float32]:
     return found
 
 
+def mirrored_gradients(pictures: Pictures) -> Pictures:
+    """The sum of the oriented gradients of a picture and of its mirror image: left and right are not told apart.
+
+    For pictures whose mirror images could be of the same data, such as photographs; half as many directions are left to learn.
+
+    Args:
+        pictures: as for `oriented_gradients`.
+
+    Returns:
+        float32 [n, channels * 17 * 49].
+    """
+    return oriented_gradients(pictures) + oriented_gradients(np.ascontiguousarray(pictures[..., ::-1]))
+
+
 def _both(pictures: Pictures, rows: Pictures, columns: Pictures) -> Pictures:
     """A linear map of the rows, and one of the columns, of each picture."""
     found: Pictures = np.matmul(np.matmul(rows, pictures), columns.T)

@@ -1,9 +1,10 @@
 """Accuracy at equal proven guarantee: the presets `utility/...` at several epsilons, and what each ingredient gives.
 
-    FEDVEIL_DATA=... python benchmarks/utility.py [--seeds 5] [--part main|ablation] [--page]
+    FEDVEIL_DATA=... python benchmarks/utility.py [--seeds 5] [--part main|cifar|ablation|hospitals] [--page]
 
-Writes benchmarks/results/utility.json, where finished runs are kept and not repeated, and the tables of docs/utility.md (`--page`
-writes these alone). Noise is seeded, so the figures can be had again. A run takes about 20 seconds on an idle core.
+Writes benchmarks/results/utility.json, where finished runs are kept and not repeated, and the tables of docs/utility.md and
+docs/guide.md (`--page` writes these alone). Noise is seeded, so the figures can be had again. A run takes about 20 seconds on an
+idle core; features of CIFAR-10 are made once, in minutes (docs/utility.md says what the frozen network needs).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import statistics
 import tempfile
+from itertools import product
 from pathlib import Path
 
 from fedveil.configuration.config_files import load_config
@@ -23,9 +25,12 @@ from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import federation, prepare
 
 HERE = Path(__file__).resolve().parent
-OUT, PAGE = HERE / "results" / "utility.json", HERE.parent / "docs" / "utility.md"
-EPSILONS = (0.25, 0.5, 1.0, 2.0)
-PRESETS = {"no public data": "utility/fashion-mnist", "MNIST declared public": "utility/fashion-mnist-public"}
+OUT, PAGE, GUIDE = HERE / "results" / "utility.json", HERE.parent / "docs" / "utility.md", HERE.parent / "docs" / "guide.md"
+PRESETS = {
+    "main": {"no public data": "utility/fashion-mnist", "MNIST declared public": "utility/fashion-mnist-public"},
+    "cifar": {"cifar-10, no public data": "utility/cifar-10", "cifar-10, frozen EfficientNet-lite0": "utility/cifar-10-public"},
+}
+EPSILONS = {"main": (0.25, 0.5, 1.0, 2.0), "cifar": (2.0,)}
 PIXELS = "data={name='fashion-mnist', partition={kind='iid', clients=1000, examples_per_client=60}}"
 SGD = "training.server_optimizer={name='sgd', lr=0.02, momentum=0.9, relative_to_clip=true}"
 ABLATION: dict[str, list[str]] = {
@@ -41,25 +46,41 @@ ABLATION: dict[str, list[str]] = {
     "mean of the models of the last third": ["run.final_model=tail"],
 }
 ABLATED = 0.5
+HOSPITALS = HERE.parent / "examples" / "hospitals"
+PLAIN = "{name='sgd', lr=1.0}"
+HOSPITAL_ROWS: dict[str, tuple[str, list[str]]] = {
+    "record | server | 1": ("by-record.toml", []),
+    "record | server | 4": ("by-record.toml", ["privacy.epsilon=4.0"]),
+    "client | aggregate | 1": ("by-client.toml", ["privacy.epsilon=1.0"]),
+    "client | aggregate | 2": ("by-client.toml", []),
+    "client | aggregate | 8": ("by-client.toml", ["privacy.epsilon=8.0"]),
+    "client | server | 8": ("by-client.toml", ["privacy.epsilon=8.0", "privacy.view=server"]),
+    "none | none | none": ("by-client.toml", ["method={name='fedavg'}", "privacy={}", f"training.server_optimizer={PLAIN}"]),
+}
+PARTS = ("main", "cifar", "ablation", "hospitals")
 Results = dict[str, dict[str, float]]
 
 
-def jobs(part: str) -> dict[str, tuple[str, list[str]]]:
-    """Each row's preset and overrides, by name."""
+def jobs(part: str) -> dict[str, tuple[Path, list[str]]]:
+    """Each row's configuration and overrides, by name."""
+    if part == "hospitals":
+        return {f"hospitals, {name}": (HOSPITALS / file, changed) for name, (file, changed) in HOSPITAL_ROWS.items()}
     if part == "ablation":
         fixed = f"privacy.epsilon={ABLATED}"
-        return {f"ablation, {name}": ("utility/fashion-mnist", [fixed, *changed]) for name, changed in ABLATION.items()}
-    return {f"{name}, {e:g}": (preset, [f"privacy.epsilon={e}"]) for name, preset in PRESETS.items() for e in EPSILONS}
+        preset = path_of("utility/fashion-mnist")
+        return {f"ablation, {name}": (preset, [fixed, *changed]) for name, changed in ABLATION.items()}
+    rows = product(PRESETS[part].items(), EPSILONS[part])
+    return {f"{name}, {e:g}": (path_of(preset), [f"privacy.epsilon={e}"]) for (name, preset), e in rows}
 
 
-def accuracy(preset: str, overrides: list[str], seed: int) -> float:
+def accuracy(path: Path, overrides: list[str], seed: int) -> float:
     """Test accuracy in percent at the end of one run."""
     fixed = ["run.seeded_noise=true", "training.evaluate_every=1000", f"run.seed={seed}"]
-    config = load_config(path_of(preset), [*fixed, *overrides])
+    config = load_config(path, [*fixed, *overrides])
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "ledger.sqlite"
-        Ledger.create(path, "r").close()
-        job = federation(config, prepare(config), path, "r")
+        ledger = Path(folder) / "ledger.sqlite"
+        Ledger.create(ledger, "r").close()
+        job = federation(config, prepare(config), ledger, "r")
         progress = start(job)
         fit(job, Inline(job.context), progress)
     return 100 * float(progress.history[-1]["test_accuracy"])
@@ -80,32 +101,38 @@ def markdown(rows: list[list[str]]) -> str:
 
 
 def tables(results: Results) -> dict[str, str]:
-    """The page's tables by part."""
-    rows = [["epsilon", *(f"{e:g}" for e in EPSILONS)], ["---"] * (len(EPSILONS) + 1)]
-    rows += [[name, *(cell(results, f"{name}, {e:g}") for e in EPSILONS)] for name in PRESETS]
+    """The pages' tables by part."""
+    found = {}
+    for part, epsilons in EPSILONS.items():
+        rows = [["epsilon", *(f"{e:g}" for e in epsilons)], ["---"] * (len(epsilons) + 1)]
+        rows += [[name, *(cell(results, f"{name}, {e:g}") for e in epsilons)] for name in PRESETS[part]]
+        found[part] = markdown(rows)
     ablation = [[f"at epsilon {ABLATED:g}", "accuracy"], ["---", "---"]]
     ablation += [[name, cell(results, f"ablation, {name}")] for name in ABLATION]
-    return {"main": markdown(rows), "ablation": markdown(ablation)}
+    hospitals = [["protected | against | epsilon", "accuracy"], ["--- | --- | ---", "---"]]
+    hospitals += [[name, cell(results, f"hospitals, {name}")] for name in HOSPITAL_ROWS]
+    return {**found, "ablation": markdown(ablation), "hospitals": markdown(hospitals)}
 
 
 def put(part: str, table: str) -> None:
-    """Put a table between its marks on the page."""
-    before, mark, after = PAGE.read_text(encoding="utf-8").partition(f"<!-- {part} -->\n")
-    PAGE.write_text(before + mark + table + "\n<!-- end -->" + after.partition("<!-- end -->")[2], encoding="utf-8")
+    """Put a table between its marks on its page."""
+    page = GUIDE if part == "hospitals" else PAGE
+    before, mark, after = page.read_text(encoding="utf-8").partition(f"<!-- {part} -->\n")
+    page.write_text(before + mark + table + "\n<!-- end -->" + after.partition("<!-- end -->")[2], encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--part", choices=("main", "ablation"))
+    parser.add_argument("--part", choices=PARTS)
     parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
     results: Results = json.loads(OUT.read_text()) if OUT.exists() else {}
-    for part in () if options.page else ((options.part,) if options.part else ("main", "ablation")):
+    for part in () if options.page else ((options.part,) if options.part else PARTS):
         for seed in range(1, options.seeds + 1):
-            for row, (preset, overrides) in jobs(part).items():
+            for row, (path, overrides) in jobs(part).items():
                 if str(seed) not in results.setdefault(row, {}):
-                    results[row][str(seed)] = accuracy(preset, overrides, seed)
+                    results[row][str(seed)] = accuracy(path, overrides, seed)
                     OUT.write_text(json.dumps(results, indent=1) + "\n")
                     print(row, cell(results, row), flush=True)
     for part, table in tables(results).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -16,6 +17,10 @@ from skips import refused
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so are programs started in the background; tests interrupt themselves
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+IN_MEMORY = Path("/dev/shm")
+if IN_MEMORY.is_dir() and os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > 4 * 2**30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))  # ledgers wait for the disk at every charge
 
 settings.register_profile("here", deadline=None)  # a busy machine is no failure
 settings.register_profile("ci", deadline=None, derandomize=True)  # the same examples in every CI run: red means the change

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -58,11 +59,20 @@ def _rdp_total(
     mu: float, sampled: Counter[SecretSample], adjacency: Adjacency | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(orders, Renyi divergences) of everything; many different sampled events share a coarser grid of orders."""
-    orders = np.array(subsampled.ORDERS[:: 1 if len(sampled) <= 16 else 5])
+    stride = 1 if len(sampled) <= 16 else 5
+    orders = np.array(subsampled.ORDERS[::stride])
     total = orders * (mu * mu / 2)
     for sample, count in sampled.items():
-        total = total + count * secret_samples.rdp(sample, orders, adjacency)
+        total = total + count * _curve(sample, stride, adjacency)
     return orders, np.asarray(total, dtype=np.float64)
+
+
+@lru_cache(maxsize=4096)
+def _curve(sample: SecretSample, stride: int, adjacency: Adjacency | None) -> NDArray[np.float64]:
+    """Renyi divergences of one release, kept: calibration, statement and ledger ask for the same ones."""
+    curve = secret_samples.rdp(sample, np.array(subsampled.ORDERS[::stride]), adjacency)
+    curve.setflags(write=False)
+    return curve
 
 
 def _unsampled(mu: float, sampled: Counter[SecretSample]) -> float:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import fedveil.methods.base as base
 from fedveil.configuration.config import parse
+from fedveil.methods import calibration
 from fedveil.run.demo import demo_config
 from fedveil.run.run import run
 from fedveil.statement.certify import certify_config
@@ -18,13 +18,13 @@ from fedveil.studies.twin import twin_sensitivity
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The epsilons that were calibrated to."""
     found: list[float] = []
-    real = base.calibrate
+    real = calibration.calibrate
 
     def counted(epsilon: float, *arguments: object, **more: object) -> float:
         found.append(epsilon)
         return real(epsilon, *arguments, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(base, "calibrate", counted)
+    monkeypatch.setattr(calibration, "calibrate", counted)
     return found
 
 

@@ -20,6 +20,9 @@ def verify(
         Path | None, typer.Option(help="allowed_signers file of ssh-keygen: whose keys may have signed; needs --identity.")
     ] = None,
     identity: Annotated[str | None, typer.Option(help="Who is to have signed, as --signers names that person.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Folder of a client that took part (join --dir): hold its ledger against the run's.")
+    ] = None,
     trust_plugins: TrustPlugins = False,
     as_json: AsJson = False,
 ) -> None:
@@ -37,6 +40,10 @@ def verify(
     signer = None if signers is None or identity is None else Signer(identity, signers)
     with reading_progress() as progress:
         found = verification(run, pin=pin, signer=signer, trust_plugins=trust_plugins, on_step=progress)
+    if against is not None:
+        from fedveil.network.two_ledgers import compared
+
+        found = found._replace(findings=(*found.findings, *compared(run, against)))
     if as_json:
         print_json({"run": str(run), **verification_values(found)})
     else:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.round import ClientTask, Context, client_round
 from fedveil.flower.client_states import ClientStates, request_name
+from fedveil.flower.received_release import naming_its_bits
 from fedveil.flower.round_messages import (
     RefusalMessage,
     ReleaseMessage,
@@ -101,6 +102,6 @@ class ClientNode:
     def _let_out(self, release: SealedUpload | Contribution | None) -> tuple[Tensor | None, Tensor | None]:
         """What leaves, and the batch statistics with it; charged first where it leaves on its own."""
         if isinstance(release, SealedUpload):
-            (upload,) = self.context.door.release_uploads([release])
+            (upload,) = self.context.door.release_uploads([naming_its_bits(self.context.door, release)])
             return self.context.door.leaving(upload), upload.buffers
         return (None, None) if release is None else (release.sealed, release.buffers)

@@ -6,13 +6,16 @@ size that its own plan allows. Reads, reason, clip, noise and price come from th
 
 from __future__ import annotations
 
+import hashlib
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from fedveil.errors import UpdateRefused
+from fedveil.ledger.released_bits import naming_bits
 from fedveil.release.bare_release import lets_statistics_out
 from fedveil.release.cost import on_grid
 from fedveil.release.door import Door
@@ -38,7 +41,8 @@ def received_upload(door: Door, plan: Plan, message: ReleaseMessage) -> SealedUp
     task = message.task
     vector = _checked(door, plan, message.released, noised=plan.place == "upload")
     buffers = _statistics(plan, message.buffers)
-    return door.sealed(vector, plan, task.client, task.round, reason=plan.unproven, weight=task.weight, buffers=buffers)
+    sealed = door.sealed(vector, plan, task.client, task.round, reason=plan.unproven, weight=task.weight, buffers=buffers)
+    return naming_its_bits(door, sealed)
 
 
 def received_contribution(door: Door, plan: Plan, message: ReleaseMessage) -> Contribution:
@@ -51,6 +55,12 @@ def received_contribution(door: Door, plan: Plan, message: ReleaseMessage) -> Co
     vector = _checked(door, plan, message.released, noised=plan.place == "upload")
     buffers = _statistics(plan, message.buffers)
     return Contribution(task.client, (), plan.unproven, task.weight, vector, None, buffers)
+
+
+def naming_its_bits(door: Door, sealed: SealedUpload) -> SealedUpload:
+    """The upload by a row that says which bits leave: both ledgers name the same ones, and count them once when sent again."""
+    digest = hashlib.sha256(door.leaving(sealed.upload).numpy().tobytes()).hexdigest()
+    return replace(sealed, entry=naming_bits(sealed.entry, digest))
 
 
 def _checked(door: Door, plan: Plan, released: Tensor | None, *, noised: bool) -> Tensor:

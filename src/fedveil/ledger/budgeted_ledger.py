@@ -14,6 +14,7 @@ from fedveil.ledger.budget import Budgets
 from fedveil.ledger.entry import Entry
 from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.ledger_totals import charged_since
+from fedveil.ledger.released_bits import named_bits, naming_bits
 
 
 class BudgetedLedger:
@@ -25,7 +26,8 @@ class BudgetedLedger:
     Args:
         path: of an existing ledger. budgets: the caps, or None for a run that promises nothing.
         reproducible: noise is seeded, so that a round which is done again after an interruption releases the same vectors again
-            and tells nothing new: a release that the ledger holds is not charged twice. With secret noise it is.
+            and tells nothing new: a release that the ledger holds is not charged twice. With secret noise it is, unless its row
+            names its bits (`released_bits`) and they are the same.
         run, client: name and number under which releases are charged, or None for those of each entry.
         population: the ledger of a budget that other runs share, charged first, so that a crash between the two over-counts.
     """
@@ -54,9 +56,11 @@ class BudgetedLedger:
             BudgetExhausted: one would exceed its budget; nothing was written. LedgerError: they could not be written.
         """
         entries = [self._named(entry) for entry in entries]
-        if self.reproducible and entries:
-            held = self._held_rows(entries[0].run, min(entry.round for entry in entries))
-            entries = [entry for entry in entries if held.get((entry.round, entry.client)) != entry]
+        again = [entry for entry in entries if self.reproducible or named_bits(entry)]
+        if again:
+            held = self._held_rows(again[0].run, min(entry.round for entry in again))
+            same = {(entry.round, entry.client) for entry in again if held.get((entry.round, entry.client)) == entry}
+            entries = [entry for entry in entries if (entry.round, entry.client) not in same]
         if self.population is not None and entries:
             self._charge_population(entries, self.population.charge_all)
         self._charge(entries)
@@ -70,7 +74,7 @@ class BudgetedLedger:
         Raises:
             LedgerError: as `charge_all`; or other bits left in that round.
         """
-        entry = replace(self._named(entry), note=f"released sha256 {digest}")
+        entry = naming_bits(self._named(entry), digest)
         held = self._held_rows(entry.run, entry.round).get((entry.round, entry.client))
         if held is None:
             if (population := self.population) is not None:

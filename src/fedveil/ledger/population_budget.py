@@ -129,7 +129,7 @@ def open_budget(path: str | Path) -> PopulationBudget:
     path = Path(path)
     if not path.exists() and not head_path(path).exists():
         raise LedgerError(f"there is no budget at {path}: create it once with fedveil budget create {path} --epsilon E --delta D")
-    with Ledger.open(path) as ledger:
+    with Ledger.open(path, read_only=True) as ledger:
         meta = ledger.meta.get("budget")
     try:
         return PopulationBudget(path, *_read(meta))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from fedveil.errors import FedveilError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import ClientTask, Outcome
-from fedveil.flower.grid_engine import GridEngine
+from fedveil.flower.grid_engine import GridEngine, GridExchange
 from fedveil.flower.wire_format import Kind, WireMessage, decoded, encoded
 from fedveil.ledger.released_bits import named_bits
 from fedveil.methods.dp_fedavg import DPFedAvg
@@ -266,6 +267,32 @@ def test_a_contribution_above_its_clip_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(FedveilError, match=r"every client of round 0 failed.*allow"):
         finished(run, engine_of(run, tmp_path / "c", tamper=above))
+
+
+def test_a_client_that_does_not_answer_in_time_is_named_with_the_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, lines = job(RUNS["dp-fedavg-server"], tmp_path / "a"), list[str]()
+    nodes = Nodes(run.context, tmp_path / "c")
+
+    class Grid:
+        """Messages are (client, parts); client 2 never answers."""
+
+        def push_messages(self, messages: Iterable[Any]) -> list[str]:
+            self.there = {f"{client}": parts for client, parts in messages}
+            return list(self.there)
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Any]:
+            for client in message_ids:
+                if client != "2":
+                    answer = nodes.node(int(client)).answer(*self.there[client])
+                    yield SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=client), answer=answer)
+
+    monkeypatch.setattr("fedveil.flower.grid_engine.instruction", lambda node, parts: (node, parts))
+    monkeypatch.setattr("fedveil.flower.grid_engine.content_of", lambda message: message.answer)
+    exchange = GridExchange(Grid(), {client: client for client in range(6)}, timeout=0.05, poll=0.01)
+    progress = finished(run, GridEngine(run.context, run.context.door.run, exchange, lines.append))
+    late = [row["round"] for row in progress.history if 2 in row["failures"]]
+    assert late
+    assert lines == [f"round {number}: client 2 is left out: no answer within 0.05 seconds" for number in late]
 
 
 def fuzzed(messages: int, tmp_path: Path) -> int:

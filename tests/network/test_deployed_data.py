@@ -10,6 +10,7 @@ import pytest
 
 from fedveil.configuration.config import configure
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.network.consent import OwnData
 from fedveil.network.deployed_data import own_part, public_part
 from fedveil.run.run import run
 from fedveil.verify.check_run import verify_run
@@ -53,7 +54,7 @@ def test_nobody_has_all_data_and_the_model_is_that_of_all_together(tmp_path: Pat
     files(tmp_path)
     inline = run(configuration(tmp_path, "together.csv"), tmp_path / "inline")
     (tmp_path / "together.csv").unlink()
-    clients = {c: consent(0, data={"file": str(tmp_path / f"{c}.csv")}) for c in range(3)}
+    clients = {c: consent(0, data={"file": str(tmp_path / f"{c}.csv"), "columns": ["a", "b", "ill"]}) for c in range(3)}
     machines = Machines(tmp_path / "clients", clients)
     result, _ = served(configuration(tmp_path, "nowhere.csv"), tmp_path / "server", machines)
     assert result.model.vector.equal(inline.model.vector)
@@ -83,12 +84,26 @@ def test_weights_that_the_server_cannot_know_are_refused() -> None:
 def test_a_client_whose_file_does_not_fit_refuses_without_a_word_of_it(tmp_path: Path) -> None:
     files(tmp_path)
     (tmp_path / "1.csv").write_text("a,b,secret\n1,2,Smith\n")
-    clients = {c: consent(0, data={"file": str(tmp_path / f"{c}.csv")}) for c in range(3)}
+    clients = {c: consent(0, data={"file": str(tmp_path / f"{c}.csv"), "columns": ["a", "b", "ill"]}) for c in range(3)}
     machines = Machines(tmp_path / "clients", clients)
     result, lines = served(configuration(tmp_path, "nowhere.csv"), tmp_path / "server", machines)
     assert [row["participants"] for row in result.history] == [2, 2]
     assert lines == ["client 1 refused to take part: this client's data are not as the configuration says; its own log tells why"]
     assert any("secret" in line or "ill" in line for line in machines.lines)
+
+
+def test_columns_that_the_consent_does_not_name_are_not_read(tmp_path: Path) -> None:
+    files(tmp_path)
+    allowed = {0: ["a", "b", "ill"], 1: ["a", "b"], 2: ["a", "ill", "name"]}
+    (tmp_path / "1.csv").unlink()  # refused before it is opened
+    clients = {c: consent(0, data={"file": str(tmp_path / f"{c}.csv"), "columns": columns}) for c, columns in allowed.items()}
+    _, lines = served(configuration(tmp_path, "nowhere.csv"), tmp_path / "server", Machines(tmp_path / "clients", clients))
+    refused = "refused to take part: data.source: this client's consent does not allow the columns"
+    assert lines == [f"client 1 {refused} ill", f"client 2 {refused} b"]
+    with pytest.raises(ValueError, match=r"data\.columns: name the columns"):
+        OwnData(file="0.csv")
+    with pytest.raises(ValueError, match="leave it out without a file"):
+        OwnData(part=0, columns=("a",))
 
 
 def test_all_gone_is_an_error(tmp_path: Path) -> None:

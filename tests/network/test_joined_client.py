@@ -221,6 +221,7 @@ def test_the_client_certifies_what_the_server_states() -> None:
     [
         ("", "data: missing"),
         ("[data]\n[lifetime.server]\nepsilon=1\ndelta=1e-5", "give file"),
+        ('[data]\nfile="a.csv"\n[lifetime.server]\nepsilon=1\ndelta=1e-5', "data.columns: name the columns"),
         ("[data]\npart=0", "lifetime: missing"),
         ("[data]\npart=0\n[lifetime.trusted]\nepsilon=1\ndelta=1e-5", "lifetime.trusted"),
         ("[data]\npart=0\n[lifetime.server]\nepsilon=-1\ndelta=1e-5", "lifetime.server.epsilon = -1"),
@@ -235,6 +236,6 @@ def test_a_consent_that_says_too_little_or_something_else_is_refused(text: str, 
 
 
 def test_the_path_of_the_data_is_relative_to_the_consent(tmp_path: Path) -> None:
-    (tmp_path / "consent.toml").write_text('[data]\nfile = "a.csv"\n[lifetime.server]\nepsilon=1\ndelta=1e-5')
+    (tmp_path / "consent.toml").write_text('[data]\nfile = "a.csv"\ncolumns = ["a"]\n[lifetime.server]\nepsilon=1\ndelta=1e-5')
     found: Consent = read_consent_file(tmp_path / "consent.toml")
     assert found.data.file == str(tmp_path / "a.csv")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -101,10 +101,11 @@ class GridEngine:
 
     Args:
         context: of the server; nothing of its clients is looked at. run: the name of the run on the wire.
+        tell: called with a line for each client that is left out of a round.
     """
 
-    def __init__(self, context: Context, run: str, exchange: Exchange) -> None:
-        self.context, self.run, self.exchange = context, run, exchange
+    def __init__(self, context: Context, run: str, exchange: Exchange, tell: Callable[[str], None] = _log.warning) -> None:
+        self.context, self.run, self.exchange, self.tell = context, run, exchange, tell
 
     def __enter__(self) -> Self:
         self._threads = torch.get_num_threads()
@@ -135,7 +136,7 @@ class GridEngine:
                 message = self._message(answers[client], asked[client], names[client])
                 yield self._outcome(task, plan, message)
             except (WireError, UpdateRefused) as problem:
-                _log.warning("round %d, client %d left out: %s", task.released.round, client, problem)
+                self.tell(f"round {task.released.round}: client {client} is left out: {problem}")
                 yield Outcome(client, None, task.policy_state, {}, error=str(problem), remote=True)
 
     def _message(self, answer: bytes | str, asked: TaskMessage, plan: str) -> ReleaseMessage:

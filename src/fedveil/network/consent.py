@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.configuration.public_setting import calibrated_setting, population_of
 from fedveil.configuration.sections import PluginMethod, PluginTask
+from fedveil.data.own.data_source import TableSource
 from fedveil.errors import ConfigError, explain
 from fedveil.statement.certify import certify_config
 
@@ -49,9 +50,13 @@ class Lifetime(_Section):
 
 
 class OwnData(_Section):
-    """Where this client's data are: a file of its own, or (for demonstrations) a part of data that fedveil has itself."""
+    """Where this client's data are: a file of its own, or (for demonstrations) a part of data that fedveil has itself.
+
+    columns: of the file, those that runs may train on.
+    """
 
     file: str | None = None
+    columns: tuple[str, ...] = ()
     part: int | None = Field(None, ge=0)
 
     @model_validator(mode="after")
@@ -59,6 +64,10 @@ class OwnData(_Section):
         if (self.file is None) == (self.part is None):
             raise ConfigError(
                 "data: give file, the path of this client's table, or part, the number of a part of the configured data"
+            )
+        if bool(self.columns) != (self.file is not None):
+            raise ConfigError(
+                "data.columns: name the columns of data.file that runs may train on, and leave it out without a file"
             )
         return self
 
@@ -116,6 +125,7 @@ def judged(consent: Consent, config: Config) -> Judged:
     """
     scope = Scope(config.privacy.unit, config.privacy.adjacency, config.privacy.view)
     _refuse_code(config)
+    _refuse_columns(consent, config)
     if scope.view not in consent.lifetime:
         allowed = ", ".join(consent.lifetime)
         raise ConsentRefused(f"privacy.view = {str(scope.view)!r}: this client takes part in {allowed} only")
@@ -149,3 +159,14 @@ def _refuse_code(config: Config) -> None:
         raise ConsentRefused("data.handed_over: the server's program made the data, and this client has its own")
     if not config.model.plain:
         raise ConsentRefused("model: only networks of fedveil itself, built by name, are run here")
+
+
+def _refuse_columns(consent: Consent, config: Config) -> None:
+    """Nothing of the client's table is read but what it named."""
+    source = config.data.source
+    if consent.data.file is None or not isinstance(source, TableSource):
+        return
+    latest = [] if source.test is None or source.test.latest is None else [source.test.latest]
+    asked = dict.fromkeys([*source.features, *source.targets, *latest])
+    if others := [column for column in asked if column not in consent.data.columns]:
+        raise ConsentRefused(f"data.source: this client's consent does not allow the columns {', '.join(others)}")

@@ -84,7 +84,7 @@ def serve(config: Config, serving: Serving) -> Result:
             _wait_for(reach, min(serving.wait, prepared.population.clients), serving.tell)
             exchange = ConsentingClients(reach, job.context.door.run, config, serving.tell)
             exchange.offer(set(range(prepared.population.clients)))
-            return GridEngine(job.context, job.context.door.run, exchange)
+            return GridEngine(job.context, job.context.door.run, exchange, serving.tell)
 
         return run_prepared(config, prepared, serving.out, serving.on_round, resume=serving.resume, clients=clients)
 

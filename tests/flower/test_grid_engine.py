@@ -21,7 +21,7 @@ from fedveil.errors import FedveilError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import ClientTask, Outcome
-from fedveil.flower.grid_engine import GridEngine, GridExchange
+from fedveil.flower.grid_engine import GONE, GridEngine, GridExchange
 from fedveil.flower.wire_format import Kind, WireMessage, decoded, encoded
 from fedveil.ledger.released_bits import named_bits
 from fedveil.methods.dp_fedavg import DPFedAvg
@@ -269,30 +269,69 @@ def test_a_contribution_above_its_clip_is_refused(tmp_path: Path) -> None:
         finished(run, engine_of(run, tmp_path / "c", tamper=above))
 
 
-def test_a_client_that_does_not_answer_in_time_is_named_with_the_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, lines = job(RUNS["dp-fedavg-server"], tmp_path / "a"), list[str]()
-    nodes = Nodes(run.context, tmp_path / "c")
+class Grid:
+    """Of six clients, each on the node of its number; messages are (client, parts).
 
-    class Grid:
-        """Messages are (client, parts); client 2 never answers."""
+    Args:
+        silent: never answers. lost: goes away with the first message and is back when looked for so many times.
+    """
 
-        def push_messages(self, messages: Iterable[Any]) -> list[str]:
-            self.there = {f"{client}": parts for client, parts in messages}
-            return list(self.there)
+    def __init__(self, nodes: Nodes, silent: int = -1, lost: int = -1, back: int = 3) -> None:
+        self.nodes, self.silent, self.lost, self.back = nodes, silent, lost, back
+        self.sent: dict[str, tuple[int, Any]] = {}
+        self.gone = False
 
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Any]:
-            for client in message_ids:
-                if client != "2":
-                    answer = nodes.node(int(client)).answer(*self.there[client])
-                    yield SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=client), answer=answer)
+    def online(self) -> dict[int, int]:
+        self.back -= self.gone
+        self.gone = self.gone and self.back > 0
+        return {client: client for client in range(6) if not (self.gone and client == self.lost)}
 
+    def push_messages(self, messages: Iterable[Any]) -> list[str]:
+        ids = [f"m{len(self.sent) + i}" for i in range(len(list(messages)))]
+        self.sent.update(zip(ids, messages, strict=True))
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Any]:
+        for name in message_ids:
+            client, parts = self.sent[name]
+            failed = client == self.lost and self.back > 0
+            if client != self.silent:
+                answer = self.nodes.node(client).answer(*parts)  # if it is lost: before its answer got through
+                self.gone = self.gone or failed
+                error = SimpleNamespace(code=5, reason="")
+                meta = SimpleNamespace(reply_to_message_id=name)
+                yield SimpleNamespace(metadata=meta, answer=answer, has_error=lambda failed=failed: failed, error=error)
+
+
+@pytest.fixture
+def by_hand_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedveil.flower.grid_engine.instruction", lambda node, parts: (node, parts))
     monkeypatch.setattr("fedveil.flower.grid_engine.content_of", lambda message: message.answer)
-    exchange = GridExchange(Grid(), {client: client for client in range(6)}, timeout=0.05, poll=0.01)
+
+
+@pytest.mark.usefixtures("by_hand_messages")
+def test_a_client_that_does_not_answer_in_time_is_named_with_the_seconds(tmp_path: Path) -> None:
+    run, lines = job(RUNS["dp-fedavg-server"], tmp_path / "a"), list[str]()
+    grid = Grid(Nodes(run.context, tmp_path / "c"), silent=2)
+    exchange = GridExchange(grid, grid.online, timeout=0.05, poll=0.01)
     progress = finished(run, GridEngine(run.context, run.context.door.run, exchange, lines.append))
     late = [row["round"] for row in progress.history if 2 in row["failures"]]
     assert late
     assert lines == [f"round {number}: client 2 is left out: no answer within 0.05 seconds" for number in late]
+
+
+@pytest.mark.usefixtures("by_hand_messages")
+@pytest.mark.parametrize(("back", "absence"), [(3, 60.0), (10**9, 0.02)])
+def test_a_machine_that_is_lost_is_asked_again_when_it_is_back(back: int, absence: float, tmp_path: Path) -> None:
+    """Its first answer got lost: it comes again, to the bit. One that stays away is left out after a while."""
+    configuration = config({"name": "dp-fedavg"}, "server", training={"clients_per_round": 6})
+    run, calm, lines = job(configuration, tmp_path / "a"), job(configuration, tmp_path / "b"), list[str]()
+    grid = Grid(Nodes(run.context, tmp_path / "c"), lost=2, back=back)
+    exchange = GridExchange(grid, grid.online, timeout=60.0, poll=0.001, absence=absence)
+    progress = finished(run, GridEngine(run.context, run.context.door.run, exchange, lines.append))
+    reference = finished(calm, Inline(calm.context))
+    assert (bits(progress.model) == bits(reference.model)) == (back == 3)
+    assert lines == ([] if back == 3 else [f"round {t}: client 2 is left out: {GONE}" for t in range(3)])
 
 
 def fuzzed(messages: int, tmp_path: Path) -> int:

@@ -61,6 +61,6 @@ def served(config: Config, out: Path, machines: Machines, **more: Any) -> tuple[
 
     def clients(job: Federation) -> GridEngine:
         run = job.context.door.run
-        return GridEngine(job.context, run, ConsentingClients(lambda: machines, run, config, lines.append))
+        return GridEngine(job.context, run, ConsentingClients(machines, run, config, lines.append))
 
     return run_prepared(config, public_part(config), out, clients=clients, **more), lines

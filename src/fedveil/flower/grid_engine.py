@@ -59,41 +59,65 @@ class Exchange(Protocol):
         ...
 
 
+GONE = "no machine has joined as this client, or it was lost and did not come back in time"
+"""Why there is no answer of a client that has no node."""
+_LOST = 5
+"""Flower's code for a message whose node is no longer there."""
+
+
 @dataclass(frozen=True)
 class GridExchange:
     """Through a grid of Flower.
 
+    A client whose machine is lost is asked again when it is back: what it has on its disk it answers with the same bits.
+
     Args:
-        grid: of Flower. nodes: which node is which client. timeout: seconds after which an answer is not waited for, or None.
-        poll: seconds between two looks.
+        grid: of Flower. nodes: asked which node is which client now. timeout: seconds after which an answer is not waited for, or
+            None. poll: seconds between two looks. absence: seconds that a machine may be gone.
     """
 
     grid: MessageGrid
-    nodes: Mapping[int, int]
+    nodes: Callable[[], Mapping[int, int]]
     timeout: float | None = None
     poll: float = 0.05
+    absence: float = 120.0
 
     @property
     def online(self) -> Collection[int]:
         """Clients that have a node."""
-        return self.nodes.keys()
+        return self.nodes().keys()
 
     def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> dict[int, bytes | str]:
         """As `Exchange.answers`; the first answer to a message counts."""
-        there = {client: parts for client, parts in messages.items() if client in self.nodes}
-        found: dict[int, bytes | str] = dict.fromkeys(messages.keys() - there.keys(), "no machine has joined as this client")
-        pushed = self.grid.push_messages([instruction(self.nodes[c], parts) for c, parts in there.items()])
-        waiting = dict(zip(pushed, there, strict=True))
-        end = None if self.timeout is None else time.monotonic() + self.timeout
-        while waiting and (end is None or time.monotonic() < end):
+        begin = time.monotonic()
+        found: dict[int, bytes | str] = {}
+        waiting: dict[str, int] = {}
+        missed = dict.fromkeys(messages, begin)  # since when
+        while (waiting or missed) and (self.timeout is None or time.monotonic() < begin + self.timeout):
+            if missed:
+                waiting |= self._pushed(messages, missed)
             for answer in self.grid.pull_messages(list(waiting)):
                 client = waiting.pop(answer.metadata.reply_to_message_id, None)
-                if client is not None:
+                if client is not None and answer.has_error() and answer.error.code == _LOST:
+                    missed[client] = time.monotonic()
+                elif client is not None:
                     found[client] = content_of(answer)
-            if waiting:
+            for client in [c for c, since in missed.items() if time.monotonic() > since + self.absence]:
+                found[client] = GONE
+                del missed[client]
+            if waiting or missed:
                 time.sleep(self.poll)
         late = "" if self.timeout is None else f"no answer within {self.timeout:g} seconds"
-        return found | dict.fromkeys(waiting.values(), late)
+        return found | dict.fromkeys(waiting.values(), late) | dict.fromkeys(missed, GONE)
+
+    def _pushed(self, messages: Mapping[int, tuple[bytes, ...]], missed: dict[int, float]) -> dict[str, int]:
+        """Send what the clients have not got whose machines are there now."""
+        nodes = self.nodes()
+        there = [client for client in missed if client in nodes]
+        for client in there:
+            del missed[client]
+        pushed = self.grid.push_messages([instruction(nodes[client], messages[client]) for client in there]) if there else ()
+        return dict(zip(pushed, there, strict=True))
 
 
 class GridEngine:

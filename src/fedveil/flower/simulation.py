@@ -80,7 +80,7 @@ class FlowerSimulation:
         if isinstance(started, BaseException):
             raise FedveilError(f"the simulation of Flower did not start: {started}") from started
         nodes = dict(enumerate(sorted(started.get_node_ids())))
-        self._engine = GridEngine(self.context, self.context.door.run, GridExchange(started, nodes, self.timeout))
+        self._engine = GridEngine(self.context, self.context.door.run, GridExchange(started, lambda: nodes, self.timeout))
         self._engine.__enter__()
         return self
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from fedveil.flower.grid_engine import GONE
 from fedveil.flower.wire_format import WireError
 from fedveil.network.offers import offer_bytes, offer_of, read_consent
 
@@ -34,11 +35,11 @@ class ConsentingClients:
     by this server process.
 
     Args:
-        reach: how those who are online are reached now. run, config: what is offered.
+        reach: how those who are online are reached. run, config: what is offered.
         tell: called with a line for each thing that happens.
     """
 
-    reach: Callable[[], Reach]
+    reach: Reach
     run: str
     config: Config
     tell: Callable[[str], None]
@@ -50,13 +51,14 @@ class ConsentingClients:
         self.offer(set(messages) - self.consented - set(self.refused))
         asked = {client: parts for client, parts in messages.items() if client in self.consented}
         found: dict[int, bytes | str] = {c: self.refused.get(c, "it has not joined, or did not answer") for c in messages}
-        return found | dict(self.reach().answers(asked))
+        found |= self.reach.answers(asked)
+        self.consented -= {client for client, answer in found.items() if answer == GONE}  # offered again when they are back
+        return found
 
     def offer(self, clients: set[int]) -> None:
         """Offer the run to clients that have not consented."""
-        reached = self.reach()
-        offers = {c: offer_of(self.run, c, self.config) for c in sorted(clients & set(reached.online))}
-        for client, answer in reached.answers({c: (offer_bytes(offer),) for c, offer in offers.items()}).items():
+        offers = {c: offer_of(self.run, c, self.config) for c in sorted(clients & set(self.reach.online))}
+        for client, answer in self.reach.answers({c: (offer_bytes(offer),) for c, offer in offers.items()}).items():
             if isinstance(answer, str):
                 self.tell(f"client {client}: {answer}")
                 continue

@@ -75,10 +75,11 @@ def serve(config: Config, serving: Serving) -> Result:
         grid = stack.enter_context(_grid(endpoint, keys))
         timeout = config.training.client_timeout or PATIENCE
 
-        def reach() -> GridExchange:
+        def nodes() -> dict[int, int]:
             clients = {key: client for client, key in keys.items()}  # a node with another key is nobody
-            nodes = {clients[key]: node for node, key in node_keys(grid).items() if key in clients}
-            return GridExchange(grid, nodes, timeout, _POLL)
+            return {clients[key]: node for node, key in node_keys(grid).items() if key in clients}
+
+        reach = GridExchange(grid, nodes, timeout, _POLL)
 
         def clients(job: Federation) -> GridEngine:
             _wait_for(reach, min(serving.wait, prepared.population.clients), serving.tell)
@@ -116,10 +117,10 @@ def _grid(endpoint: Endpoint, keys: Mapping[int, bytes]) -> Any:
     return server_grid(endpoint, token)
 
 
-def _wait_for(reach: Callable[[], GridExchange], count: int, tell: Callable[[str], None]) -> None:
+def _wait_for(reach: GridExchange, count: int, tell: Callable[[str], None]) -> None:
     seen: Collection[int] = ()
     while len(seen) < count:
-        now = reach().online
+        now = reach.online
         if len(now) != len(seen):
             tell(f"{len(now)} clients are online, {count} are waited for")
         seen = now

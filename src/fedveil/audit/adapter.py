@@ -110,7 +110,9 @@ class Case:
         """The door, with fresh noise from `rng` for each release."""
         randomness = Randomness(int(rng.integers(2**62)), seeded_noise=True)
         extras = self.method.extras(self.setting)
-        return Door(self.setting.layout, self.setting.scope, "audit", NullLedger(), randomness, extras=extras)
+        return Door(
+            self.setting.layout, self.setting.scope, "audit", NullLedger(), randomness, extras=extras, bits=self.setting.grid_bits
+        )
 
     def released(self, round: int) -> Released:
         """What is public in that round; the global model wanders a little, for policies that watch it."""

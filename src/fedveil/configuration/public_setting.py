@@ -171,6 +171,7 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
         task=task,
         final_model=config.run.final_model,
         selection=None if p.selection is None else p.selection.spec(),
+        grid_bits=p.grid_bits,
     )
 
 

@@ -21,6 +21,7 @@ from fedveil.errors import ConfigError, nearest
 from fedveil.methods.base import MethodConfig
 from fedveil.methods.method_registry import METHODS, method_from
 from fedveil.methods.setting import FinalModel
+from fedveil.release.grid import MAX_BITS
 from fedveil.tasks.task import Task
 from fedveil.tasks.task_registry import TASKS, register_task, task_from
 from fedveil.training.local import Precision, Schedule
@@ -207,6 +208,7 @@ class PrivacySection(Section):
 
     budget: ledger of a lifetime budget that this run shares with others (`fedveil budget create`).
     selection: this run is the one that was chosen of several; the guarantee is then that of the whole search.
+    grid_bits: grid steps in one noise std, as a power of two; left out, the method's own. It costs no privacy.
     """
 
     epsilon: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -221,6 +223,7 @@ class PrivacySection(Section):
     max_participations: int | None = Field(None, ge=1)
     budget: str | None = Field(None, min_length=1)
     selection: SelectionSection | None = None
+    grid_bits: int | None = Field(None, ge=0, le=MAX_BITS)
 
     @field_validator("budget")
     @classmethod

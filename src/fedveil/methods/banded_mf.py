@@ -49,6 +49,8 @@ class BandedMF(MethodConfig):
                 "banded-mf has a participation rule of its own and releases every round: set training.sampling = 'fixed', and "
                 "leave privacy.min_survivors and privacy.max_participations out"
             )
+        if s.grid_bits is not None:
+            raise ConfigError(f"privacy.grid_bits = {s.grid_bits}: banded-mf has a grid of its own; leave it out")
         if s.clients < s.cohort * min(self.separation, s.rounds):
             raise ConfigError(
                 f"method.separation = {self.separation} rounds of training.clients_per_round = {s.cohort} need "

@@ -45,6 +45,7 @@ class Setting:
         task: what is learned, with its public constants.
         final_model: which model is handed over (see `fedveil.federation.final_model`).
         selection: how the run was chosen among others of equal price, or None for a run that stands alone.
+        grid_bits: of the grid of what leaves, where it is not that of the method's mechanism; it costs no privacy.
     """
 
     clients: int
@@ -68,6 +69,7 @@ class Setting:
     task: Task = field(default_factory=Classification)
     final_model: FinalModel = "last"
     selection: Selection | None = None
+    grid_bits: int | None = None
 
     def of(self, client: int) -> Setting:
         """The setting of one client: with the target and the noise of its group."""

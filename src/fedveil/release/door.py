@@ -54,6 +54,7 @@ class Door:
         max_norm: updates above this L2 norm do not leave.
         colluders: clients whose noise shares the adversary knows and can subtract.
         extras: shape of each extra of the method's releases. memory: secret state of correlated noise.
+        bits: of the grid, where it is not that of each plan's mechanism (see `ReleaseLayout`).
     """
 
     layout: Layout
@@ -66,11 +67,12 @@ class Door:
     colluders: int = 0
     extras: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     memory: NoiseMemory | None = None
+    bits: int | None = None
 
     @cached_property
     def parts(self) -> ReleaseLayout:
         """The release layout: update and extras."""
-        return ReleaseLayout(self.layout, self.extras)
+        return ReleaseLayout(self.layout, self.extras, self.bits)
 
     def admits(self, plan: Plan | Raw, client: int, round: int) -> bool:
         """Whether the client's budget has room for an upload under this plan; without a look at its data."""

@@ -35,7 +35,8 @@ class DrawnNoise:
         if plan.place == "upload" and min((s for s in steps if s), default=LEAST_SHARE) < LEAST_SHARE:
             raise ConfigError(
                 f"an upload's noise has a std of {min(s for s in steps if s):.3g} grid steps, and noise that is added up over "
-                f"uploads needs at least {LEAST_SHARE}: give the mechanism at least 2 bits, or the plan more noise"
+                f"uploads needs at least {LEAST_SHARE}: give the mechanism (or privacy.grid_bits) at least 2 bits, or the plan "
+                f"more noise"
             )
         if len(set(steps)) == 1 and plan.support is None:
             return self.randomness.integers(steps[0], parts.dimension, *self.name)

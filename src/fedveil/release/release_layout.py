@@ -24,10 +24,12 @@ class ReleaseLayout:
 
     Args:
         model: layout of the update. extras: shape of each extra by name; `()` is one number.
+        bits: grid steps in one noise std, as a power of two; None for those of each plan's mechanism.
     """
 
     model: Layout
     extras: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    bits: int | None = None
 
     @cached_property
     def dimension(self) -> int:
@@ -90,8 +92,8 @@ class ReleaseLayout:
 
         Where the clip is so many times the noise that it would not fit into 2^52 steps, the step is 2^-52 of the clip.
         """
-        parts = self.groups(plan)
-        exponents = [_exponent(std, min(clip, plan.clip), plan.mechanism.bits) if std else None for _, std, clip in parts]
+        parts, bits = self.groups(plan), plan.mechanism.bits if self.bits is None else self.bits
+        exponents = [_exponent(std, min(clip, plan.clip), bits) if std else None for _, std, clip in parts]
         known = [k for k in exponents if k is not None]
         silent = max(known, default=0)  # nothing is sent there
         return [(part, silent if k is None else k) for (part, _, _), k in zip(parts, exponents, strict=True)]

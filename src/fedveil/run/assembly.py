@@ -186,6 +186,7 @@ def federation(
         colluders=setting.colluders,
         extras=method.extras(setting),
         memory=NoiseMemory(ledger.with_name(STATE_FILE)),
+        bits=setting.grid_bits,
     )
     context = Context(
         model,

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+from fedveil.errors import FedveilError
 from fedveil.flower.flower_messages import parts_of, record
 from fedveil.flower.wire_format import WireError
 
@@ -74,7 +75,6 @@ class Endpoint:
     def client(self, *interceptors: Any) -> Any:
         """A client of the runtime interface."""
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-        from flwr.supercore.retry import make_simple_http_retry_invoker
         from flwr.supercore.runtime import RuntimeHttpClient
 
         return RuntimeHttpClient.from_server_address(
@@ -82,8 +82,22 @@ class Endpoint:
             insecure=self.authority is None,
             root_certificates=self.authority,
             interceptors=[RuntimeVersionHttpInterceptor(component_name="fedveil"), *interceptors],
-            retry_invoker=make_simple_http_retry_invoker(),
+            retry_invoker=_retries(),
         )
+
+
+def _retries() -> Any:
+    """Flower's retries, without its SIGINT to our own process where a token is no longer known, as after a restart."""
+    from flwr.supercore.retry import make_simple_http_retry_invoker
+
+    invoker = make_simple_http_retry_invoker()
+    otherwise = invoker.should_giveup
+    invoker.should_giveup = lambda problem: _unauthorized(problem) or bool(otherwise and otherwise(problem))
+    return invoker
+
+
+def _unauthorized(problem: Exception) -> bool:
+    return getattr(getattr(problem, "response", None), "status_code", None) == 401
 
 
 class TaskQueue:
@@ -111,14 +125,20 @@ class TaskQueue:
 
 @contextmanager
 def server_grid(endpoint: Endpoint, token: str) -> Iterator[Any]:
-    """The grid of a run whose server task was taken; when the block ends, the run has ended, too."""
+    """The grid of a run whose server task was taken; when the block ends, the run has ended, too.
+
+    Raises:
+        FedveilError: the SuperLink was away for so long that it has given the run up.
+    """
     from flwr.common.constant import SubStatus
     from flwr.common.serde import run_from_proto
     from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest
     from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+    from flwr.supercore.run import RunNotRunningException
     from flwr.superlink.grid import HttpGrid
 
     grid = HttpGrid(endpoint.address, endpoint.authority is None, endpoint.authority, token=token)
+    grid._retry_invoker = _retries()
     heart = HeartbeatSender(make_task_heartbeat_fn_http(grid._runtime_client))
     heart.start()
     status, details = SubStatus.FAILED, "the server ended before the run did"
@@ -128,10 +148,16 @@ def server_grid(endpoint: Endpoint, token: str) -> Iterator[Any]:
         grid.set_run(run_from_proto(found.run))
         yield grid
         status, details = SubStatus.COMPLETED, ""
+    except (RunNotRunningException, Exception) as problem:
+        if not (isinstance(problem, RunNotRunningException) or _unauthorized(problem)):
+            raise
+        raise FedveilError("Flower's SuperLink was away for too long and has given its run up: go on with --resume") from None
     finally:
-        heart.stop()
         grid._retry_invoker.max_tries = 1
-        grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
+        with suppress(RunNotRunningException, Exception):  # where the run has ended, nobody asks how
+            grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
+        with suppress(RuntimeError):
+            heart.stop()
         grid.close()
 
 
@@ -169,9 +195,12 @@ def answer_message(endpoint: Endpoint, token: str, expected_bundle: str, answer:
         push_message(client, reply, context)
         details = ""
     finally:
-        push_task_output(client, context, SubStatus.FAILED if details else SubStatus.COMPLETED, details)
-        heart.stop()
-        client.close()
+        try:
+            push_task_output(client, context, SubStatus.FAILED if details else SubStatus.COMPLETED, details)
+        finally:
+            with suppress(RuntimeError):  # it has ended: the SuperNode knows the task no more
+                heart.stop()
+            client.close()
 
 
 class Control:

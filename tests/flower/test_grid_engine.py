@@ -23,7 +23,7 @@ from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import ClientTask, Outcome
 from fedveil.flower.grid_engine import GONE, GridEngine, GridExchange
 from fedveil.flower.wire_format import Kind, WireMessage, decoded, encoded
-from fedveil.ledger.released_bits import named_bits
+from fedveil.ledger.named_bits import named_bits
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.release.sealed import SealedUpload

@@ -13,7 +13,7 @@ from fedveil.ledger.budget import Budgets, GdpFilter
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.entry import Entry
 from fedveil.ledger.ledger import Ledger
-from fedveil.ledger.released_bits import named_bits, naming_bits
+from fedveil.ledger.named_bits import named_bits, naming_bits
 
 SCOPE = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER)
 ONE = Entry("r", 0, 2, SCOPE.unit, SCOPE.adjacency, SCOPE.view, Gaussian(0.5), (1.0,), (2.0,), 10, 10, 1)

@@ -31,8 +31,18 @@ SECTIONS: dict[str, Any] = {
 }
 
 
-def settings(view: str = "server", **more: Any) -> Any:
-    return config({"name": "dp-fedavg"}, view, **{**SECTIONS, **more})
+METHODS: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
+    ({"name": "dp-fedavg"}, "server", {}),
+    ({"name": "dp-fedavg"}, "aggregate", {}),
+    ({"name": "fedanc", "variant": "proven", "pretraining_steps": 20}, "server", {}),
+    ({"name": "fedglp-adp", "variant": "proven"}, "server", {}),
+    ({"name": "adaptive-clipping"}, "aggregate", {}),
+    ({"name": "banded-mf", "separation": 2}, "aggregate", {"training": {"clients_per_round": 1, "local_steps": 1, "rounds": 3}}),
+]
+
+
+def settings(view: str = "server", method: dict[str, Any] | None = None, **more: Any) -> Any:
+    return config(method or {"name": "dp-fedavg"}, view, **{**SECTIONS, **more})
 
 
 def written(path: Path, **more: Any) -> Path:
@@ -40,14 +50,14 @@ def written(path: Path, **more: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("view", ["server", "aggregate"])
-def test_the_demonstration_equals_inline_verifies_and_leaves_nothing(view: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "view", "more"), METHODS)
+def test_the_demonstration_equals_inline_verifies_and_leaves_nothing(method: Any, view: str, more: Any, tmp_path: Path) -> None:
     lines: list[str] = []
     before = processes()
-    result = demo(settings(view), tmp_path / "demo", lines.append)
-    inline = run(settings(view), tmp_path / "inline")
+    result = demo(settings(view, method, **more), tmp_path / "demo", lines.append)
+    inline = run(settings(view, method, **more), tmp_path / "inline")
     assert result.model.vector.equal(inline.model.vector)
-    assert [row["participants"] for row in result.history] == [2, 2, 2]
+    assert [row["participants"] for row in result.history] == [row["participants"] for row in inline.history]
     assert verify_run(tmp_path / "demo").outcome == "verified"
     assert processes() == before
     assert not list(Path("/tmp").glob("fedveil-demo-*"))

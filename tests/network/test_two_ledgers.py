@@ -18,7 +18,7 @@ from fedveil.cli.app import app
 from fedveil.ledger.entry import Entry
 from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.ledger_head import head_path
-from fedveil.ledger.released_bits import named_bits
+from fedveil.ledger.named_bits import named_bits
 from fedveil.network.two_ledgers import compared
 from fedveil.verify import Finding
 from joined_clients import Machines, consent, served

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedveil.errors import UpdateRefused
-from fedveil.ledger.released_bits import naming_bits
+from fedveil.ledger.named_bits import naming_bits
 from fedveil.release.bare_release import lets_statistics_out
 from fedveil.release.cost import on_grid
 from fedveil.release.door import Door

@@ -14,7 +14,7 @@ from fedveil.ledger.budget import Budgets
 from fedveil.ledger.entry import Entry
 from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.ledger_totals import charged_since
-from fedveil.ledger.released_bits import named_bits, naming_bits
+from fedveil.ledger.named_bits import named_bits, naming_bits
 
 
 class BudgetedLedger:
@@ -27,7 +27,7 @@ class BudgetedLedger:
         path: of an existing ledger. budgets: the caps, or None for a run that promises nothing.
         reproducible: noise is seeded, so that a round which is done again after an interruption releases the same vectors again
             and tells nothing new: a release that the ledger holds is not charged twice. With secret noise it is, unless its row
-            names its bits (`released_bits`) and they are the same.
+            names its bits (`named_bits`) and they are the same.
         run, client: name and number under which releases are charged, or None for those of each entry.
         population: the ledger of a budget that other runs share, charged first, so that a crash between the two over-counts.
     """

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from fedveil.accounting.types import Unbounded, View
 from fedveil.errors import FedveilError
 from fedveil.ledger.ledger import AGGREGATE, Entry, Ledger
+from fedveil.ledger.named_bits import named_bits
 from fedveil.ledger.population_budget import open_budget, percent
-from fedveil.ledger.released_bits import named_bits
 from fedveil.methods.base import ROUNDING
 from fedveil.network.client_ledger import ITSELF, TRUSTS
 from fedveil.verify import Finding

@@ -1,0 +1,188 @@
+"""Server and clients as processes with TLS, each killed with SIGKILL again and again: python benchmarks/kills.py --kills 100.
+
+A run of a few rounds is repeated until there were so many kills: server and clients at each point of a round by their own hand
+(tests/support/kill_points.py), Flower's SuperLink and SuperNodes at random times. After each run the model must be that of the
+inline engine to the bit, the run verified, and each client's ledger hold each release of the server's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tomli_w
+
+from fedveil.configuration.config import Config, configure
+from fedveil.network.certificates import make_client_key
+from fedveil.network.network_folder import NetworkFolder, make_network
+from fedveil.network.programs import free_port
+from fedveil.network.two_ledgers import compared
+from fedveil.run.run import run
+from fedveil.verify import verify_run
+
+ROOT = Path(__file__).resolve().parents[1]
+SUPPORT = ROOT / "tests" / "support"
+sys.path.insert(0, str(SUPPORT))
+from kill_points import CARRIED, CLIENT, SERVER  # noqa: E402
+
+CLIENTS = 3
+FLOWER = ("flower-superlink", "flower-supernode")
+
+
+def configuration(rounds: int) -> Config:
+    """Small, with seeded noise, so that there is a model to compare with."""
+    return configure(
+        method={"name": "fedglp-adp", "variant": "proven"},
+        model={"name": "mlp", "hidden": [8]},
+        data={"name": "digits", "partition": {"kind": "iid", "clients": CLIENTS}},
+        training={"rounds": rounds, "clients_per_round": CLIENTS, "local_steps": 1, "batch_size": 16, "batch_clip": 1.0},
+        privacy={"epsilon": 8.0, "delta": 0.01, "view": "server"},
+        run={"seeded_noise": True, "seed": 3, "engine": "inline"},
+    )
+
+
+@dataclass
+class Episode:
+    """One run and its processes; `kills` counts by what was killed, and where."""
+
+    folder: Path
+    rounds: int
+    rng: random.Random
+    kills: Counter[str] = field(default_factory=Counter)
+    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    points: dict[int, str] = field(default_factory=dict)
+    network: NetworkFolder | None = None
+
+    def __post_init__(self) -> None:
+        self.network = make_network(self.folder / "network", "127.0.0.1", free_port())
+        inline = configuration(self.rounds)
+        plain = inline.model_dump(mode="json", exclude_none=True)
+        (self.folder / "c.toml").write_text(tomli_w.dumps(plain))
+        for number in range(CLIENTS):
+            make_client_key(self.folder / f"key{number}")
+            self.network.admit(self.folder / f"key{number}.pub")
+            consent = {"data": {"part": number}, "lifetime": {"server": {"epsilon": 8.001, "delta": 0.01}}}
+            (self.folder / f"consent{number}.toml").write_text(tomli_w.dumps(consent | {"seeded_noise": True}))
+
+    def start(self, who: int) -> None:
+        """Start the server (-1) or a client, with the next point at which it kills itself; the server goes on where it was."""
+        assert self.network is not None
+        points = SERVER if who < 0 else CLIENT | CARRIED
+        point, number = self.rng.choice(list(points)), self.rng.randint(1, 3)
+        self.points[who] = point
+        if who < 0:
+            begun = (self.folder / "run" / "ledger.sqlite").exists()
+            what = ["serve", "--resume", "run"] if begun else ["serve", "c.toml", "--out", "run"]
+            arguments = [*what, "--wait", str(CLIENTS), "--dir", str(self.network.path)]
+        else:
+            arguments = ["join", f"127.0.0.1:{self.network.port}", "--ca", str(self.network.authority), "--key", f"key{who}"]
+            arguments += ["--consent", f"consent{who}.toml", "--dir", f"client{who}"]
+        name = "server" if who < 0 else "client"
+        command = [sys.executable, str(SUPPORT / "killed_program.py"), name, point, str(number), *arguments]
+        path = os.pathsep.join([str(ROOT / "src"), str(SUPPORT)])
+        with open(self.folder / f"log{who}", "ab") as log:
+            environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+            self.processes[who] = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, env=environment)
+
+    def go(self, end: float) -> bool:
+        """Until the server has ended; returns whether it did, within the time."""
+        for who in range(-1, CLIENTS):
+            self.start(who)
+        next_child = time.monotonic() + self.rng.uniform(60, 180)
+        while time.monotonic() < end:
+            for who, process in list(self.processes.items()):
+                code = process.poll()
+                if code is None:
+                    continue
+                if who < 0 and code == 0:
+                    return True
+                if who < 0 and "go on with --resume" in (self.folder / "log-1").read_text(errors="replace")[-300:]:
+                    self.start(who)
+                    continue
+                if code != -signal.SIGKILL:
+                    said = (self.folder / f"log{who}").read_text(errors="replace")[-3000:]
+                    raise SystemExit(f"{'server' if who < 0 else f'client {who}'} ended with {code}: {said}")
+                self.kills[f"{'server' if who < 0 else 'client'}: {self.points[who]}"] += 1
+                self.start(who)
+            if time.monotonic() > next_child:
+                self.kill_child()
+                next_child = time.monotonic() + self.rng.uniform(60, 180)
+            time.sleep(0.2)
+        return False
+
+    def kill_child(self) -> None:
+        """Kill one of Flower's own programs that we started."""
+        name = self.rng.choice(FLOWER)
+        own = {process.pid for process in self.processes.values()}
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                parent = int(path.read_text().rsplit(")", 1)[1].split()[1])
+                command = (path.parent / "cmdline").read_bytes().decode(errors="replace")
+            except (OSError, ValueError):
+                continue
+            if parent in own and name in command:
+                os.kill(int(path.parent.name), signal.SIGKILL)
+                self.kills[name] += 1
+                return
+
+    def stop(self) -> None:
+        """End what is left."""
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            process.wait()
+
+    def checked(self) -> dict[str, object]:
+        """What the run is held against."""
+        out = self.folder / "run"
+        inline = run(configuration(self.rounds), self.folder / "inline")
+        same = (out / "model.safetensors").read_bytes() == (inline.path / "model.safetensors").read_bytes()
+        found = [finding for number in range(CLIENTS) for finding in compared(out, self.folder / f"client{number}")]
+        return {
+            "kills": dict(self.kills),
+            "same_model": same,
+            "verified": verify_run(out).outcome,
+            "ledgers": dict(Counter(finding.kind for finding in found)),
+            "differences": [finding.text for finding in found if finding.kind != "verified"],
+        }
+
+
+def main() -> None:
+    """Kill, count, check, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--minutes", type=float, default=120.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "kills.json")
+    asked = parser.parse_args()
+    begin, runs, killed = time.monotonic(), list[dict[str, object]](), Counter[str]()
+    end = begin + 60 * asked.minutes
+    while killed.total() < asked.kills and time.monotonic() < end:
+        with tempfile.TemporaryDirectory(prefix="fedveil-kills-") as folder:
+            episode = Episode(Path(folder), asked.rounds, random.Random(asked.seed + len(runs)))
+            try:
+                complete = episode.go(end)
+            finally:
+                episode.stop()
+            if not complete:
+                break
+            runs.append(episode.checked())
+            killed += episode.kills
+            print(json.dumps(runs[-1]), flush=True)
+        whole = {"kills": killed.total(), "by_point": dict(sorted(killed.items())), "minutes": (time.monotonic() - begin) / 60}
+        asked.out.write_text(json.dumps(whole | {"rounds_a_run": asked.rounds, "runs": runs}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""`python killed_program.py WHO POINT NUMBER fedveil-arguments...`: fedveil, which kills itself with SIGKILL at that point.
+
+It gets there for the NUMBER-th time (from 1); 0 is never. WHO is client or server.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+
+from fedveil.cli.app import main
+from kill_points import CARRIED, CLIENT, SERVER, kill_at
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    who, point, number, *arguments = sys.argv[1:]
+    if int(number):
+        points = SERVER if who == "server" else CLIENT | CARRIED
+        kill_at(pytest.MonkeyPatch(), points[point], int(number), kill)
+    sys.argv = ["fedveil", *arguments]
+    main()

@@ -53,11 +53,12 @@ def configuration(rounds: int) -> Config:
 
 @dataclass
 class Episode:
-    """One run and its processes; `kills` counts by what was killed, and where."""
+    """One run and its processes; `kills` counts by what was killed, and where. end: nothing is killed after it."""
 
     folder: Path
     rounds: int
     rng: random.Random
+    end: float
     kills: Counter[str] = field(default_factory=Counter)
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     points: dict[int, str] = field(default_factory=dict)
@@ -78,7 +79,7 @@ class Episode:
         """Start the server (-1) or a client, with the next point at which it kills itself; the server goes on where it was."""
         assert self.network is not None
         points = SERVER if who < 0 else CLIENT | CARRIED
-        point, number = self.rng.choice(list(points)), self.rng.randint(1, 3)
+        point, number = self.rng.choice(list(points)), self.rng.randint(1, 3) * (time.monotonic() < self.end)
         self.points[who] = point
         if who < 0:
             begun = (self.folder / "run" / "ledger.sqlite").exists()
@@ -94,12 +95,12 @@ class Episode:
             environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
             self.processes[who] = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, env=environment)
 
-    def go(self, end: float) -> bool:
-        """Until the server has ended; returns whether it did, within the time."""
+    def go(self) -> bool:
+        """Until the server has ended; returns whether it did, ten minutes after nothing is killed any more."""
         for who in range(-1, CLIENTS):
             self.start(who)
         next_child = time.monotonic() + self.rng.uniform(60, 180)
-        while time.monotonic() < end:
+        while time.monotonic() < self.end + 600:
             for who, process in list(self.processes.items()):
                 code = process.poll()
                 if code is None:
@@ -114,7 +115,7 @@ class Episode:
                     raise SystemExit(f"{'server' if who < 0 else f'client {who}'} ended with {code}: {said}")
                 self.kills[f"{'server' if who < 0 else 'client'}: {self.points[who]}"] += 1
                 self.start(who)
-            if time.monotonic() > next_child:
+            if next_child < time.monotonic() < self.end:
                 self.kill_child()
                 next_child = time.monotonic() + self.rng.uniform(60, 180)
             time.sleep(0.2)
@@ -170,9 +171,9 @@ def main() -> None:
     end = begin + 60 * asked.minutes
     while killed.total() < asked.kills and time.monotonic() < end:
         with tempfile.TemporaryDirectory(prefix="fedveil-kills-") as folder:
-            episode = Episode(Path(folder), asked.rounds, random.Random(asked.seed + len(runs)))
+            episode = Episode(Path(folder), asked.rounds, random.Random(asked.seed + len(runs)), end)
             try:
-                complete = episode.go(end)
+                complete = episode.go()
             finally:
                 episode.stop()
             if not complete:

@@ -1,0 +1,258 @@
+"""What Flower costs: python benchmarks/flower.py --only turns parts grids deployment.
+
+turns       a round of LeNet-5 (W1) inline, in Flower's simulation, and in plain Flower's simulation, in turns
+parts       where a round over messages goes, without Flower in between, by function
+grids       bytes of a release, part of its norm that is lost, and accuracy, for three grids (privacy.grid_bits)
+deployment  seconds a round and memory by process (PSS) of a server and `--nodes` clients with TLS on this machine
+
+Writes benchmarks/results/flower.json and docs/figures/flower.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedveil.configuration.config import Config, configure
+from fedveil.drawing.figure_style import blank, panels, quiet, style
+from fedveil.drawing.figure_style import save as save_figure
+from fedveil.engines.inline import Inline
+from fedveil.federation.fit import one_round
+from fedveil.federation.progress import start
+from fedveil.flower import client_node, client_states, grid_engine
+from fedveil.flower.client_node import ClientNode
+from fedveil.flower.client_states import ClientStates
+from fedveil.flower.grid_engine import GridEngine
+from fedveil.flower.simulation import ChargedByServer, FlowerSimulation
+from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.network.demo_network import demo
+from fedveil.run.run import run
+from sides import HERE, descendants, federation, loaded, ours, program, save, setting, together
+
+GRIDS = (8, 16, 24)
+NAMES = {"flower-superlink": "SuperLink", "flower-supernode": "SuperNode", "fedveil join": "client", "fedveil.join": "client"}
+
+
+def turns(rounds: int) -> None:
+    """Three sides, all of them open at once."""
+    plain = [sys.executable, HERE / "peers" / "flower_rounds.py", "--workload", "W1"]
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [federation("W1", DPFedAvg(), setting("W1")) for _ in range(2)]
+        simulated = FlowerSimulation(jobs[1].context, Path(folder))
+        sides = {
+            "inline": ours(jobs[0], Inline(jobs[0].context)),
+            "fedveil in Flower's simulation": ours(jobs[1], simulated),  # type: ignore[arg-type]
+            "plain Flower's simulation": program(plain),
+        }
+        found = together(sides, rounds)
+    table = {side: {"seconds": s, "ratio": found.ratio(side, "inline")} for side, s in found.seconds.items()}
+    for side in table:
+        print(f"{side:>32} {table[side]['ratio']:.2f} of inline, {statistics.median(found.seconds[side]):.3f} s (median)")
+    save("flower", {"turns": table})
+
+
+# --- where a round goes -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def timed(*functions: tuple[str, Any, str]) -> Iterator[dict[str, float]]:
+    """Seconds in each function, by the name that is given for it, as long as the block lasts; (name, owner, attribute)."""
+    spent: dict[str, float] = defaultdict(float)
+
+    def timer(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any, **named: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return function(*arguments, **named)
+            finally:
+                spent[name] += time.perf_counter() - begin
+
+        return called
+
+    with ExitStack() as stack:
+        for name, owner, attribute in functions:
+            stack.callback(setattr, owner, attribute, getattr(owner, attribute))
+            setattr(owner, attribute, timer(name, getattr(owner, attribute)))
+        yield spent
+
+
+class Here:
+    """An exchange with clients in this process; counts bytes both ways."""
+
+    def __init__(self, context: Any, folder: Path) -> None:
+        self.context, self.folder, self.down, self.up = context, folder, 0, 0
+
+    def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> Mapping[int, bytes | str]:
+        """Each client's."""
+        own = replace(self.context, door=replace(self.context.door, ledger=ChargedByServer(), memory=None))
+        found = {}
+        for client, parts in messages.items():
+            node = ClientNode(own, self.context.door.run, client, ClientStates(self.folder / str(client)), 2**62)
+            found[client] = node.answer(*parts)
+            self.down, self.up = self.down + sum(map(len, parts)), self.up + len(found[client])
+        return found
+
+
+def parts(rounds: int) -> None:
+    """One process, ten clients one after the other."""
+    torch.set_num_threads(1)
+    job = federation("W1", DPFedAvg(), setting("W1"))
+    with tempfile.TemporaryDirectory() as folder:
+        exchange, progress = Here(job.context, Path(folder)), start(job)
+        with GridEngine(job.context, job.context.door.run, exchange) as engine:
+            one_round(job, engine, progress)
+            exchange.down = exchange.up = 0
+            begin = time.perf_counter()
+            with timed(
+                ("training and door", client_node, "client_round"),
+                ("client reads the round", client_node, "read_round"),
+                ("client packs its answer", client_node, "reply_bytes"),
+                ("client's state to disk, synced", client_states.ClientStates, "keep"),
+                ("client's states from disk", client_states.ClientStates, "before"),
+                ("server reads answers", grid_engine, "read_reply"),
+                ("server checks releases", GridEngine, "_outcome"),
+            ) as spent:
+                for _ in range(rounds):
+                    one_round(job, engine, progress)
+            whole = time.perf_counter() - begin
+    table = {name: seconds / rounds for name, seconds in spent.items()} | {"whole round": whole / rounds}
+    bytes_a_round = {"down": exchange.down / rounds, "up": exchange.up / rounds, "clients": 10, "dimension": 61706}
+    for name, seconds in table.items():
+        print(f"{name:>32} {seconds * 1000:8.1f} ms")
+    save("flower", {"parts": table, "bytes": bytes_a_round})
+
+
+# --- grids --------------------------------------------------------------------------------------------------------------
+
+
+def digits(clients: int, rounds: int, bits: int | None = None, **run_section: Any) -> Config:
+    """Small enough that fifty clients train on one machine."""
+    return configure(
+        method={"name": "dp-fedavg", "clip": 1.0},
+        model={"name": "mlp", "hidden": [32]},
+        data={"name": "digits", "partition": {"kind": "iid", "clients": clients}},
+        training={"rounds": rounds, "clients_per_round": clients, "local_epochs": 2, "batch_size": 16, "optimizer": {"lr": 0.1}},
+        privacy={"noise_multiplier": 0.2, "delta": 0.001, "view": "server", **({} if bits is None else {"grid_bits": bits})},
+        run={"seeded_noise": True, "engine": "inline", **run_section},
+    )
+
+
+def grids() -> None:
+    """LeNet-5 on the wire; the digits for accuracy, three seeds."""
+    table: dict[str, Any] = {}
+    for bits in GRIDS:
+        job = federation("W1", DPFedAvg(), setting("W1"))
+        door = replace(job.context.door, bits=bits)
+        job = replace(job, context=replace(job.context, door=door))
+        plan = job.context.policy.plan(None, {})  # type: ignore[arg-type]
+        update = torch.randn(door.layout.dimension, generator=torch.Generator().manual_seed(1))
+        update *= plan.clip / float(update.norm())  # type: ignore[union-attr]
+        (_, exponent), *_ = door.parts.grid(plan)  # type: ignore[arg-type]
+        kept = float(np.linalg.norm(door.gridded(update, plan).astype(float))) * 2.0**exponent  # type: ignore[arg-type]
+        with tempfile.TemporaryDirectory() as folder:
+            exchange, progress = Here(job.context, Path(folder)), start(job)
+            with GridEngine(job.context, job.context.door.run, exchange) as engine:
+                one_round(job, engine, progress)
+        scores = []
+        for seed in range(3):
+            with tempfile.TemporaryDirectory() as folder:
+                scores.append(run(digits(10, 20, bits, seed=seed), Path(folder) / "run").history[-1]["test_accuracy"])
+        lost = 1 - kept / float(update.norm())
+        table[str(bits)] = {"bytes": exchange.up / 10, "norm_lost": lost, "accuracy": scores}
+        print(f"{bits} bits: {exchange.up / 10:.0f} bytes a release, {lost:.2%} of the norm lost, accuracy {scores}")
+    save("flower", {"grids": table})
+
+
+# --- deployment ---------------------------------------------------------------------------------------------------------
+
+
+def memory() -> dict[str, list[float]]:
+    """MB (PSS) of each process below this one, by what it is."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for number, pid in enumerate(descendants(os.getpid())):
+        with suppress(OSError, IndexError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            pss = next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+            name = "server" if not number else next((n for words, n in NAMES.items() if words in command), "other")
+            found[name].append(round(pss, 1))
+    return dict(found)
+
+
+def deployment(nodes: list[int], rounds: int) -> None:
+    """One network after the other, until one does not come up."""
+    for clients in nodes:
+        seen: list[dict[str, list[float]]] = []
+
+        def look(row: Any, seen: list[dict[str, list[float]]] = seen) -> None:
+            if row["round"] == 1:
+                seen.append(memory())
+
+        begin = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            result = demo(digits(clients, rounds), Path(folder) / "run", print, look)
+            inline = run(digits(clients, rounds), Path(folder) / "inline")
+        seconds, own = ([row["seconds"] for row in r.history] for r in (result, inline))
+        table = {
+            "seconds": seconds,
+            "inline": own,
+            "participants": [row["participants"] for row in result.history],
+            "whole": time.monotonic() - begin,
+            "memory": {name: {"processes": len(mb), "MB": sum(mb)} for name, mb in seen[0].items()},
+            "same_model": bool(result.model.vector.equal(inline.model.vector)),
+        }
+        print(clients, table)
+        save("flower", {f"deployment {clients}": table})
+
+
+def draw() -> None:
+    """Seconds a round and memory against the number of clients."""
+    held = {int(k.split()[1]): v for k, v in loaded("flower")["table"].items() if k.startswith("deployment")}
+    figure, counts = blank(7, 2.6), sorted(held)
+    left, right = panels(figure, 2, 2)
+    left.plot(counts, [statistics.median(held[n]["seconds"]) for n in counts], **style(0))
+    left.set(xlabel="clients", ylabel="seconds a round (median)", ylim=(0, None))
+    for i, name in enumerate(("client", "SuperNode", "SuperLink", "server")):
+        right.plot(counts, [held[n]["memory"].get(name, {"MB": 0})["MB"] / 1024 for n in counts], label=name, **style(i))
+    right.set(xlabel="clients", ylabel="GB in all (PSS)", ylim=(0, None))
+    right.legend(frameon=False, fontsize=8)
+    for axis in (left, right):
+        quiet(axis)
+    save_figure(figure, HERE.parent / "docs" / "figures" / "flower.svg")
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = ("turns", "parts", "grids", "deployment", "draw")
+    parser.add_argument("--only", nargs="+", choices=names, default=names)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[3, 10, 20, 50])
+    asked = parser.parse_args()
+    if "turns" in asked.only:
+        turns(asked.rounds)
+    if "parts" in asked.only:
+        parts(asked.rounds)
+    if "grids" in asked.only:
+        grids()
+    if "deployment" in asked.only:
+        deployment(asked.nodes, asked.rounds)
+    if "draw" in asked.only:
+        draw()
+
+
+if __name__ == "__main__":
+    main()

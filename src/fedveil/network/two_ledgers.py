@@ -19,7 +19,7 @@ from fedveil.errors import FedveilError
 from fedveil.ledger.ledger import AGGREGATE, Entry, Ledger
 from fedveil.ledger.named_bits import named_bits
 from fedveil.ledger.population_budget import open_budget, percent
-from fedveil.methods.base import ROUNDING
+from fedveil.methods.calibration import ROUNDING
 from fedveil.network.client_ledger import ITSELF, TRUSTS
 from fedveil.verify import Finding
 

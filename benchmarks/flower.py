@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedveil.accounting.types import View
 from fedveil.configuration.config import Config, configure
 from fedveil.drawing.figure_style import blank, panels, quiet, style
 from fedveil.drawing.figure_style import save as save_figure
@@ -39,6 +40,7 @@ from fedveil.flower.grid_engine import GridEngine
 from fedveil.flower.simulation import ChargedByServer, FlowerSimulation
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.network.demo_network import demo
+from fedveil.release.grid import exponent_for, to_grid
 from fedveil.run.run import run
 from sides import HERE, descendants, federation, loaded, ours, program, save, setting, together
 
@@ -109,7 +111,7 @@ class Here:
 def parts(rounds: int) -> None:
     """One process, ten clients one after the other."""
     torch.set_num_threads(1)
-    job = federation("W1", DPFedAvg(), setting("W1"))
+    job = federation("W1", DPFedAvg(), setting("W1", View.SERVER))
     with tempfile.TemporaryDirectory() as folder:
         exchange, progress = Here(job.context, Path(folder)), start(job)
         with GridEngine(job.context, job.context.door.run, exchange) as engine:
@@ -150,18 +152,22 @@ def digits(clients: int, rounds: int, bits: int | None = None, **run_section: An
     )
 
 
+def norm_lost(exponent: int, clip: float, dimension: int) -> float:
+    """Part of the norm that truncation takes of a random update as long as its clip."""
+    update = torch.randn(dimension, generator=torch.Generator().manual_seed(1))
+    integers = to_grid(update, [(slice(0, dimension), exponent)], clip)
+    return 1 - float(np.linalg.norm(integers.astype(float))) * 2.0**exponent / clip
+
+
 def grids() -> None:
     """LeNet-5 on the wire; the digits for accuracy, three seeds."""
     table: dict[str, Any] = {}
     for bits in GRIDS:
-        job = federation("W1", DPFedAvg(), setting("W1"))
+        job = federation("W1", DPFedAvg(), setting("W1", View.SERVER))
         door = replace(job.context.door, bits=bits)
         job = replace(job, context=replace(job.context, door=door))
         plan = job.context.policy.plan(None, {})  # type: ignore[arg-type]
-        update = torch.randn(door.layout.dimension, generator=torch.Generator().manual_seed(1))
-        update *= plan.clip / float(update.norm())  # type: ignore[union-attr]
-        (_, exponent), *_ = door.parts.grid(plan)  # type: ignore[arg-type]
-        kept = float(np.linalg.norm(door.gridded(update, plan).astype(float))) * 2.0**exponent  # type: ignore[arg-type]
+        lost = norm_lost(exponent_for(plan.noise_std, bits), plan.clip, door.layout.dimension)  # type: ignore[union-attr, arg-type]
         with tempfile.TemporaryDirectory() as folder:
             exchange, progress = Here(job.context, Path(folder)), start(job)
             with GridEngine(job.context, job.context.door.run, exchange) as engine:
@@ -170,9 +176,9 @@ def grids() -> None:
         for seed in range(3):
             with tempfile.TemporaryDirectory() as folder:
                 scores.append(run(digits(10, 20, bits, seed=seed), Path(folder) / "run").history[-1]["test_accuracy"])
-        lost = 1 - kept / float(update.norm())
-        table[str(bits)] = {"bytes": exchange.up / 10, "norm_lost": lost, "accuracy": scores}
-        print(f"{bits} bits: {exchange.up / 10:.0f} bytes a release, {lost:.2%} of the norm lost, accuracy {scores}")
+        small = norm_lost(exponent_for(0.2, bits), 1.0, 2410)
+        table[str(bits)] = {"bytes": exchange.up / 10, "norm_lost": lost, "accuracy": scores, "norm_lost_digits": small}
+        print(f"{bits} bits: {exchange.up / 10:.0f} bytes, {lost:.2%} of the norm lost ({small:.2%}), accuracy {scores}")
     save("flower", {"grids": table})
 
 

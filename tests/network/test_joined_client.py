@@ -12,6 +12,7 @@ import pytest
 from federation_runs import bits, config
 from fedveil.accounting.types import View
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.flower.grid_engine import GONE
 from fedveil.flower.wire_format import WireError
 from fedveil.ledger.ledger import Ledger
 from fedveil.network.client_ledger import TRUSTS
@@ -187,6 +188,19 @@ def test_a_client_that_was_off_joins_later(tmp_path: Path) -> None:
     result, _ = served(small(training={"rounds": 3}), tmp_path / "server", there, on_round=lambda row: there.off.clear())
     assert [row["participants"] for row in result.history] == [2, 3, 3]
     assert result.history[0]["failures"] == {2: "it has not joined, or did not answer"}
+
+
+def test_a_client_that_leaves_is_offered_the_run_again_when_it_is_back(tmp_path: Path) -> None:
+    there = machines(tmp_path / "clients")
+
+    def after(row: Any) -> None:
+        there.off = {2} if row["round"] == 0 else set()
+
+    result, _ = served(small(training={"rounds": 4}), tmp_path / "server", there, on_round=after)
+    assert [row["participants"] for row in result.history] == [3, 2, 3, 3]
+    assert result.history[1]["failures"] == {2: GONE}
+    assert sum("consented as client 2" in line for line in there.lines) == 2
+    assert sum("consented as client 1" in line for line in there.lines) == 1
 
 
 def test_a_lost_lifetime_or_another_cap_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedveil.configuration.config import Config
 from fedveil.federation.progress import Federation
-from fedveil.flower.grid_engine import GridEngine
+from fedveil.flower.grid_engine import GONE, GridEngine
 from fedveil.flower.wire_format import WireError
 from fedveil.network.consent import Consent
 from fedveil.network.consenting_clients import ConsentingClients
@@ -48,7 +48,7 @@ class Machines:
         found: dict[int, bytes | str] = {}
         for number, parts in messages.items():
             try:
-                found[number] = "off" if number in self.off else self.client(number).answer(list(parts))
+                found[number] = GONE if number in self.off else self.client(number).answer(list(parts))
             except WireError as problem:
                 found[number] = str(problem)
         return found

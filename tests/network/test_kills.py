@@ -24,6 +24,7 @@ from fedveil.run.run import run
 from joined_clients import Machines, consent, served
 from kill_points import CLIENT, SERVER, Point, kill_at
 
+pytestmark = pytest.mark.heavy
 ROUNDS = 3
 
 

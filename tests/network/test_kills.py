@@ -7,6 +7,8 @@ Here they die in this process, by an exception that nothing catches, and come up
 from __future__ import annotations
 
 import hashlib
+import itertools
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,10 +73,10 @@ class Mortal(Machines):
             self.sent.append((task.client, task.round, digest))
 
 
-def settings(method: dict[str, Any], view: str, seeded: bool) -> Any:
+def settings(method: dict[str, Any], view: str, seeded: bool, rounds: int = ROUNDS) -> Any:
     sections = {
         "data": {"partition": {"kind": "iid", "clients": 3}},
-        "training": {"clients_per_round": 3, "local_steps": 1, "rounds": ROUNDS},
+        "training": {"clients_per_round": 3, "local_steps": 1, "rounds": rounds},
         "run": {"seeded_noise": seeded},
     }
     return config(method, view, **sections)
@@ -86,7 +88,7 @@ def machines(folder: Path, seeded: bool) -> Mortal:
 
 def to_the_end(configuration: Any, folder: Path, there: Mortal) -> tuple[Result, int]:
     """The run, and how often its server was killed."""
-    for kills in range(10):
+    for kills in range(100):
         try:
             return served(configuration, folder, there, resume=kills > 0)[0], kills
         except Killed:
@@ -111,7 +113,7 @@ def test_a_client_that_is_killed_changes_no_bit(point: str, tmp_path: Path, monk
     there, method = machines(tmp_path / "clients", True), {"name": "fedglp-adp", "variant": "proven"}
     inline = run(settings(method, "server", True), tmp_path / "inline")
     number = 9 if CLIENT[point][1] == "answer" else 5  # of three clients, the second in its second round; offers are answers, too
-    kill_at(monkeypatch, CLIENT[point], number, kill, lambda: there.at_work)
+    kill_at(monkeypatch, CLIENT[point], {number}, kill, lambda: there.at_work)
     result, _ = to_the_end(settings(method, "server", True), tmp_path / "server", there)
     assert there.kills == 1
     assert bits(result.model.vector) == bits(inline.model.vector)
@@ -128,7 +130,7 @@ def test_a_server_that_is_killed_changes_no_bit(point: str, view: str, tmp_path:
     configuration = settings({"name": "dp-fedavg"}, view, True)
     inline = run(configuration, tmp_path / "inline")
     there = machines(tmp_path / "clients", True)
-    kill_at(monkeypatch, SERVER[point], 2, kill, lambda: not there.at_work)
+    kill_at(monkeypatch, SERVER[point], {2}, kill, lambda: not there.at_work)
     result, kills = to_the_end(configuration, tmp_path / "server", there)
     assert kills == 1
     assert bits(result.model.vector) == bits(inline.model.vector)
@@ -151,7 +153,7 @@ def test_with_secret_noise_no_release_misses_in_any_ledger(
     """A client that died after the charge and before its answer was on its disk releases anew: both charges count."""
     configuration, there = settings({"name": "dp-fedavg"}, "server", False), machines(tmp_path / "clients", False)
     number = 2 if not client else 9 if point[1] == "answer" else 5
-    kill_at(monkeypatch, point, number, kill, lambda: there.at_work == client)
+    kill_at(monkeypatch, point, {number}, kill, lambda: there.at_work == client)
     result, kills = to_the_end(configuration, tmp_path / "server", there)
     assert kills + there.kills == 1
     assert_no_release_is_missing(tmp_path / "server", there)
@@ -162,3 +164,25 @@ def test_with_secret_noise_no_release_misses_in_any_ledger(
     assert charges == [ROUNDS] * 3  # of the client that charged twice, the last round is refused: its budget is spent
     twice = name in ("between the charges of lifetime and run", "after the charge") and client
     assert [row["participants"] for row in result.history] == [3, 3, 2 if twice else 3]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_a_hundred_kills_lose_no_release_and_no_bit(tmp_path: Path) -> None:
+    """Everybody is killed at several points of each run, chosen at random, until there were a hundred kills."""
+    configuration, total, rng = settings({"name": "fedglp-adp", "variant": "proven"}, "server", True, 6), 0, random.Random(0)
+    inline = run(configuration, tmp_path / "inline")
+    for number in itertools.count():
+        there = machines(tmp_path / f"clients{number}", True)
+        with pytest.MonkeyPatch.context() as patch:
+            for point in rng.sample(list(CLIENT.values()), 4):
+                kill_at(patch, point, set(rng.sample(range(1, 19), 3)), kill, lambda there=there: there.at_work)
+            for point in rng.sample(list(SERVER.values()), 2):
+                kill_at(patch, point, set(rng.sample(range(1, 7), 2)), kill, lambda there=there: not there.at_work)
+            result, kills = to_the_end(configuration, tmp_path / f"server{number}", there)
+        total += kills + there.kills
+        assert bits(result.model.vector) == bits(inline.model.vector)
+        assert_no_release_is_missing(tmp_path / f"server{number}", there)
+        if total >= 100:
+            break
+    print(f"{total} kills in {number + 1} runs")

@@ -5,7 +5,7 @@ In-process tests raise `Killed` there; `killed_program.py` sends its own process
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import wraps
 from pydoc import locate
 from typing import Any, Literal
@@ -41,9 +41,13 @@ SERVER: dict[str, Point] = {
 
 
 def kill_at(
-    patch: pytest.MonkeyPatch, point: Point, number: int, kill: Callable[[], Any], ours: Callable[[], bool] = lambda: True
+    patch: pytest.MonkeyPatch,
+    point: Point,
+    numbers: Container[int],
+    kill: Callable[[], Any],
+    ours: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Call `kill` when the point is reached for that time (from 1), counting those calls that are `ours`."""
+    """Call `kill` when the point is reached for one of these times (from 1), counting those calls that are `ours`."""
     where, name, when = point
     owner: Any = locate(where)
     function, reached = getattr(owner, name), [0]
@@ -52,7 +56,7 @@ def kill_at(
     def called(*arguments: Any, **named: Any) -> Any:
         counted = ours()
         reached[0] += counted
-        now = counted and reached[0] == number
+        now = counted and reached[0] in numbers
         if now and when == "before":
             kill()
         result = function(*arguments, **named)

@@ -23,6 +23,6 @@ if __name__ == "__main__":
     who, point, number, *arguments = sys.argv[1:]
     if int(number):
         points = SERVER if who == "server" else CLIENT | CARRIED
-        kill_at(pytest.MonkeyPatch(), points[point], int(number), kill)
+        kill_at(pytest.MonkeyPatch(), points[point], {int(number)}, kill)
     sys.argv = ["fedveil", *arguments]
     main()

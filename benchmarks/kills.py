@@ -53,12 +53,17 @@ def configuration(rounds: int) -> Config:
 
 @dataclass
 class Episode:
-    """One run and its processes; `kills` counts by what was killed, and where. end: nothing is killed after it."""
+    """One run and its processes.
+
+    Args:
+        end: nothing is killed after it. kills: counted by what was killed, and where; before: those of earlier runs.
+    """
 
     folder: Path
     rounds: int
     rng: random.Random
     end: float
+    before: Counter[str]
     kills: Counter[str] = field(default_factory=Counter)
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     points: dict[int, str] = field(default_factory=dict)
@@ -78,8 +83,10 @@ class Episode:
     def start(self, who: int) -> None:
         """Start the server (-1) or a client, with the next point at which it kills itself; the server goes on where it was."""
         assert self.network is not None
-        points = SERVER if who < 0 else CLIENT | CARRIED
-        point, number = self.rng.choice(list(points)), self.rng.randint(1, 3) * (time.monotonic() < self.end)
+        name, points = ("server", list(SERVER)) if who < 0 else ("client", list(CLIENT | CARRIED))
+        self.rng.shuffle(points)
+        point = min(points, key=lambda p: (self.before + self.kills)[f"{name}: {p}"])
+        number = self.rng.randint(1, 3) * (time.monotonic() < self.end)
         self.points[who] = point
         if who < 0:
             begun = (self.folder / "run" / "ledger.sqlite").exists()
@@ -88,7 +95,6 @@ class Episode:
         else:
             arguments = ["join", f"127.0.0.1:{self.network.port}", "--ca", str(self.network.authority), "--key", f"key{who}"]
             arguments += ["--consent", f"consent{who}.toml", "--dir", f"client{who}"]
-        name = "server" if who < 0 else "client"
         command = [sys.executable, str(SUPPORT / "killed_program.py"), name, point, str(number), *arguments]
         path = os.pathsep.join([str(ROOT / "src"), str(SUPPORT)])
         with open(self.folder / f"log{who}", "ab") as log:
@@ -171,7 +177,7 @@ def main() -> None:
     end = begin + 60 * asked.minutes
     while killed.total() < asked.kills and time.monotonic() < end:
         with tempfile.TemporaryDirectory(prefix="fedveil-kills-") as folder:
-            episode = Episode(Path(folder), asked.rounds, random.Random(asked.seed + len(runs)), end)
+            episode = Episode(Path(folder), asked.rounds, random.Random(asked.seed + len(runs)), end, killed.copy())
             try:
                 complete = episode.go()
             finally:

@@ -10,6 +10,7 @@ Written against flwr 1.41; `tests/network` runs it against the installed version
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from typing import Any, Literal
 from fedveil.errors import FedveilError
 from fedveil.flower.flower_messages import parts_of, record
 from fedveil.flower.wire_format import WireError
+
+_log = logging.getLogger(__name__)
 
 PUBLISHER, NAME = "fedveil", "fedveil"
 _BUNDLE = {
@@ -114,7 +117,11 @@ class TaskQueue:
         """The token of the oldest task, which is ours from now on, or None; with `run`, tasks of other runs are dropped."""
         from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
-        found = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[self._kind]))
+        try:
+            found = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[self._kind]))
+        except Exception as problem:  # of the connection, such as a request that a busy machine carried too late
+            _log.warning("tasks cannot be asked for now: %s", str(problem).splitlines()[0])
+            return None
         there = found.HasField("task") and found.token
         return str(found.token) if there and run in (None, found.task.run_id) else None
 

@@ -1,0 +1,50 @@
+"""What a connection that fails does to the process that waits for tasks: nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedveil.network.flower_api import Endpoint, TaskQueue, _retries
+
+pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
+
+
+class Unauthorized(Exception):
+    response = SimpleNamespace(status_code=401)
+
+
+class Refusing:
+    """A connection whose requests are not authorised, once."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def AcquireTask(self, request: Any) -> Any:
+        self.asked += 1
+        if self.asked == 1:
+            raise Unauthorized("401\nmore")
+        return SimpleNamespace(HasField=lambda name: True, token="t", task=SimpleNamespace(run_id=3))
+
+
+def test_a_request_that_is_refused_is_made_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(Endpoint, "client", lambda self, *interceptors: Refusing())
+    queue = TaskQueue(Endpoint("127.0.0.1:1", None, b"s"), "flwr-clientapp")
+    assert queue.take() is None
+    assert "tasks cannot be asked for now: 401" in caplog.text
+    assert queue.take() == "t"
+
+
+def test_a_token_that_is_no_longer_known_does_not_end_our_process() -> None:
+    invoker, asked = _retries(), []
+    invoker.recoverable_exceptions = (Unauthorized,)
+
+    def ask() -> None:
+        asked.append(1)
+        raise Unauthorized("401")
+
+    with pytest.raises(Unauthorized):  # and no SIGINT, which would end the test run
+        invoker.invoke(ask)
+    assert asked == [1]

@@ -32,8 +32,8 @@ slow: $(STAMP)
 
 # The JavaScript is checked where `npm ci` has been run; nothing is fetched here.
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks docs/figures examples
-	$(BIN)/ruff format --check src tests benchmarks docs/figures examples
+	$(BIN)/ruff check src tests benchmarks docs/figures docs/site docs/notebooks examples .ci
+	$(BIN)/ruff format --check src tests benchmarks docs/figures docs/site docs/notebooks examples .ci
 	@if [ -x node_modules/.bin/eslint ]; then npm run --silent lint; else echo "JavaScript not checked: run npm ci first"; fi
 
 types: $(STAMP)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.integrate import trapezoid
 from scipy.special import ndtr
 
 from fedveil.accounting import truncated
@@ -226,7 +227,7 @@ def test_aldp_fl_one_dimensional_delta_by_integration(std: float, bound: float, 
     scale = 1 / (mass * std * math.sqrt(2 * math.pi))
     q = np.where(np.abs(x) <= bound, np.exp(-(x**2) / (2 * std**2)), 0) * scale
     p = np.where(np.abs(x - shift) <= bound, np.exp(-((x - shift) ** 2) / (2 * std**2)), 0) * scale
-    exact = float(np.trapezoid(np.maximum(p - math.exp(epsilon) * q, 0), x))
+    exact = float(trapezoid(np.maximum(p - math.exp(epsilon) * q, 0), x))
     ours = truncated.delta_1d(std, bound, shift, epsilon)
     assert ours == pytest.approx(exact, abs=3e-4)
     floor = truncated.delta_floor(std, bound, shift)

@@ -1,0 +1,53 @@
+"""What `fedveil/__init__.py` loads when first used, for type checkers and editors."""
+
+from fedveil.configuration.config import configure as configure
+from fedveil.configuration.config_files import load_config as load_config
+from fedveil.configuration.replace import replace as replace
+from fedveil.data.dataset import Dataset as Dataset
+from fedveil.data.load import load as load
+from fedveil.data.own.arrays import from_arrays as from_arrays
+from fedveil.data.own.frames import from_frame as from_frame
+from fedveil.data.own.huggingface import from_huggingface as from_huggingface
+from fedveil.data.own.torch_data import from_torch as from_torch
+from fedveil.data.partition import partition as partition
+from fedveil.methods.adap_dp_fl import AdapDPFL as AdapDPFL
+from fedveil.methods.adapldp import AdapLDP as AdapLDP
+from fedveil.methods.adaptive_clipping import AdaptiveClipping as AdaptiveClipping
+from fedveil.methods.aldp_fl import ALDPFL as ALDPFL
+from fedveil.methods.banded_mf import BandedMF as BandedMF
+from fedveil.methods.blur_lus import BlurLus as BlurLus
+from fedveil.methods.censor import Censor as Censor
+from fedveil.methods.dp_fedavg import DPFedAvg as DPFedAvg
+from fedveil.methods.dp_scaffold import DPScaffold as DPScaffold
+from fedveil.methods.dpa_ldp import DPALDP as DPALDP
+from fedveil.methods.fed_addp import FedADDP as FedADDP
+from fedveil.methods.fed_dpa import FedDPA as FedDPA
+from fedveil.methods.fed_smp import FedSMP as FedSMP
+from fedveil.methods.fedanc import FedANC as FedANC
+from fedveil.methods.fedavg import FedAvg as FedAvg
+from fedveil.methods.fedglp_adp import FedGLPADP as FedGLPADP
+from fedveil.methods.gfl_aldpa import GFLALDPA as GFLALDPA
+from fedveil.methods.gradient_compression import GradientCompression as GradientCompression
+from fedveil.methods.ladp_fl import LaDPFL as LaDPFL
+from fedveil.methods.ldp_fed import LDPFed as LDPFed
+from fedveil.methods.nbafl import NbAFL as NbAFL
+from fedveil.methods.noisy_fedavg import NoisyFedAvg as NoisyFedAvg
+from fedveil.methods.noisy_fedprox import NoisyFedProx as NoisyFedProx
+from fedveil.methods.sensitive_dp import SensitiveDP as SensitiveDP
+from fedveil.methods.soteria import Soteria as Soteria
+from fedveil.methods.time_varying_dp import TimeVaryingDP as TimeVaryingDP
+from fedveil.models.adapter_files import save_adapter as save_adapter
+from fedveil.models.embed import embed as embed
+from fedveil.models.own_models import register_model as register_model
+from fedveil.run.published_copy import publish as publish
+from fedveil.run.run import run
+from fedveil.run.verification import verification as verification
+from fedveil.statement.certify import certify_config
+from fedveil.statement.statement_markdown import to_markdown as to_markdown
+from fedveil.tasks.column import Column as Column
+from fedveil.tasks.task import Task as Task
+from fedveil.tasks.task_registry import register_task as register_task
+
+__version__: str
+certify = certify_config
+train = run

@@ -6,13 +6,13 @@ STAMP := $(VENV)/.installed
 # Two processes, each with whole files, in the order of the folders.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test lint types fast slow docs clean
+.PHONY: demo test lint types fast slow site clean
 
 $(STAMP): pyproject.toml constraints.txt examples/requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q -c constraints.txt torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,flower]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,flower,docs]'
 	$(BIN)/python -m pip install -q --no-deps -r examples/requirements.txt
 	@touch $(STAMP)
 
@@ -27,6 +27,10 @@ CORE := accounting papers ledger data tasks training release models methods fede
 fast: $(STAMP)
 	$(PYTEST) -x -m 'not slow and not heavy' tests/test_*.py $(CORE:%=tests/%) tests/run/test_run_budget.py
 
+# The documentation as a site in build/site, which opens from disk.
+site: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
 
@@ -40,4 +44,4 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) node_modules runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) node_modules build dist runs .pytest_cache .mypy_cache .ruff_cache

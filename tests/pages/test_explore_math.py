@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from fedveil.accounting import accountant, gaussian, last_iterate, subsampled, truncated
+from fedveil.accounting.learnability import HALF, HARDLY, LEARNS, POWER, expected_share, gathered_ratio, verdict_of
 from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.methods.method_registry import METHODS, method_from
 from fedveil.methods.setting import Setting
@@ -357,6 +358,33 @@ def test_noise_norm_and_remedy(ask: Ask) -> None:
         assert ask(f"F.noiseRatio({setting(view=view, cohort=remedy['cohort'] - 1)})") > 1
         if remedy["dim"]:
             assert ask(f"F.noiseRatio({setting(view=view, dim=remedy['dim'])})") <= 1 + 1e-12
+
+
+@pytest.mark.parametrize(("family", "unit"), [("dp-fedavg", "client"), ("silo-dp-sgd", "record")])
+def test_can_it_learn_is_answered_as_certify_does(ask: Ask, family: str, unit: str) -> None:
+    """Over four orders of magnitude of noise, from yes to no, and at the edges of the rule."""
+    seen = set()
+    edge = [HALF * (1 / level - 1) ** (1 / POWER) * (1 + side) for level in (LEARNS, HARDLY) for side in (-1e-9, 1e-9)]
+    for rounds, steps, view in product((1, 7, 300), (1, 6), ("server", "aggregate")):
+        over = rounds * steps if unit == "record" else rounds
+        shown = ask(f"F.noiseRatio({setting(family=family, unit=unit, noise=1.0, steps=steps, view=view)})")
+        for gathered in (*(10 ** (k / 3) for k in range(-6, 7)), *edge):
+            changes = {"noise": gathered * math.sqrt(over) / shown, "rounds": rounds, "steps": steps, "view": view}
+            p = setting(family=family, unit=unit, **changes)
+            ratio, together, share, verdict = ask(
+                f"[F.noiseRatio({p}), F.gatheredRatio({p}), F.expectedShare(F.gatheredRatio({p})), F.verdict({p})]"
+            )
+            close(together, gathered_ratio(ratio, over))
+            close(share, expected_share(together))
+            assert verdict == verdict_of(ratio, over)
+            seen.add(verdict)
+    assert seen == {"yes", "perhaps", "no"}
+
+
+def test_a_claim_of_another_view_is_not_beside_the_proof(ask: Ask) -> None:
+    assert ask(f"F.sameView({setting(family='noisy-fedavg', view='final')})")
+    assert not ask(f"F.sameView({setting(family='noisy-fedavg', view='aggregate')})")
+    assert ask(f"F.sameView({setting(family='dp-fedavg')})"), "there is no claim"
 
 
 def test_trade_off_of_sampled_releases_lies_between_guessing_and_the_unsampled_curve(ask: Ask) -> None:

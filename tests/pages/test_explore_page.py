@@ -136,14 +136,17 @@ def test_every_family_speaks_in_every_view_unit_and_sampling(page: Page) -> None
 
 @pytest.mark.browser
 def test_a_claim_for_another_view_is_never_set_beside_the_proof(page: Page) -> None:
-    assert page.run("return document.getElementById('view').value") == "aggregate"
-    assert "claim of ε = 0.752 is for another view (final, not aggregate): it does not stand" in page.text("sentence")
-    assert page.text("claimed-title") == "Claimed, final view"
-    assert page.run("return document.getElementById('strip').textContent").startswith("claimed (final) 0.752proven")
-    page.move("view", "final")
-    assert "another" not in page.text("sentence")
+    keys = "return [...document.querySelectorAll('.veil-key')].map((b) => b.textContent).filter((t) => t.startsWith('claimed'))"
+    assert page.run("return document.getElementById('view').value") == "final"
     assert re.search(r"claim of ε = 0\.752 is [\d.]+ times smaller", page.text("sentence"))
-    assert page.text("claimed-title") == "Claimed"
+    assert page.text("claimed") == "ε = 0.752"
+    assert len(page.run(keys)) == 3
+    page.move("view", "aggregate")
+    assert "claim of ε = 0.752 is for another view (final, not aggregate): it does not stand" in page.text("sentence")
+    assert page.text("claimed") == "another view"
+    assert "0.752" not in page.text("claimed-scope")
+    assert page.run("return document.getElementById('strip').textContent").startswith("claimed another viewproven")
+    assert page.run(keys) == []
 
 
 @pytest.mark.browser
@@ -168,7 +171,7 @@ def test_published_form_without_a_bound_is_drawn_as_such(page: Page) -> None:
 
 @pytest.mark.browser
 def test_legend_toggles_a_series_by_mouse_and_keyboard(page: Page) -> None:
-    key = "return [...document.querySelectorAll('#chart-rounds .veil-key')].find((b) => b.textContent === 'claimed, final view')"
+    key = "return [...document.querySelectorAll('#chart-rounds .veil-key')].find((b) => b.textContent === 'claimed')"
     button = page.run(key)
     before = page.paths("chart-rounds")
     assert button.get_attribute("aria-pressed") == "true"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedveil.accounting.float_sensitivity import norm_excess
+from fedveil.accounting.learnability import HALF, HARDLY, LEARNS, POWER
 from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unbounded, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.methods.method import Method
@@ -39,7 +40,8 @@ FORMS = {"sum": "dp-fedavg", "shares": "noisy-fedavg"}
 def explorer_values() -> dict[str, Any]:
     """Everything that the explorer's page takes from Python."""
     rounding = {"bits": DEFAULT_BITS, "excess": norm_excess(1, "float64")}
-    return {"methods": explorer_methods(), "rounding": rounding}
+    learning = {"half": HALF, "power": POWER, "learns": LEARNS, "hardly": HARDLY}
+    return {"methods": explorer_methods(), "rounding": rounding, "learning": learning}
 
 
 def explorer_methods() -> dict[str, dict[str, Any]]:

@@ -28,7 +28,7 @@
     ["density", "local", "Share of coordinates", "γ", 0.01, 1, 0.5, false, false],
     ["eta", "local", "Bound parameter", "η′", -0.95, 0.95, 0.5, false, false],
   ].map(([key, group, label, symbol, low, high, start, whole, log]) => ({ key, group, label, symbol, low, high, start, whole, log }));
-  const CHOICES = { family: "noisy-fedavg", view: "aggregate", scope: "client:replace_one", sampling: "fixed", schedule: "constant", project: "no" };
+  const CHOICES = { family: "noisy-fedavg", view: "final", scope: "client:replace_one", sampling: "fixed", schedule: "constant", project: "no" };
   const STEPS = 1000;
 
   const values = {};
@@ -142,21 +142,12 @@
   const RATES = Array.from({ length: 61 }, (_, i) => (i / 60) ** 2);
   const LOWEST = 1e-5; // log axes start here
 
-  /** The claim in a legend, with its view where that is another. */
-  const claimedName = (p) =>
-    [
-      "claimed",
-      ...F.differences(p)
-        .filter(([kind]) => kind === "view")
-        .map(([, theirs]) => `${theirs} view`),
-    ].join(", ");
-
   /** The lines over rounds or over noise: `at(kind)` gives epsilon at each x. */
   function epsilonSeries(p, xs, place) {
     const family = F.familyOf(p);
     const line = (name, color, of) => ({ name, color, points: xs.map((x) => [x, of(...place(x))]) });
     const series = [line(family.unbounded ? "proven, repaired" : "proven", 0, (t, z) => F.proven(p, t, p.view, z))];
-    if (family.claim) series.push(line(claimedName(p), 1, (t, z) => F.claim(p, t, z).epsilon));
+    if (family.claim && F.sameView(p)) series.push(line("claimed", 1, (t, z) => F.claim(p, t, z).epsilon));
     if (family.unbounded) series.push(line("published form", 3, () => Infinity));
     if (F.isAttained(p)) {
       const some = xs.filter((_, i) => i % Math.ceil(xs.length / 8) === 3 || i === xs.length - 1);
@@ -190,11 +181,11 @@
     });
     const curve = F.provenTradeoff(p, RATES);
     const claimed =
-      claim && !Number.isNaN(claim.epsilon)
+      claim && F.sameView(p) && !Number.isNaN(claim.epsilon)
         ? RATES.map((a) => [a, claim.mu === undefined ? V.tprOfPair(claim.epsilon, claim.delta, a) : V.tpr(claim.mu, a)])
         : null;
     const trade = [{ name: F.familyOf(p).unbounded ? "proven, repaired" : "proven", color: 0, points: RATES.map((a, i) => [a, curve[i]]) }];
-    if (claimed) trade.push({ name: claimedName(p), color: 1, points: claimed });
+    if (claimed) trade.push({ name: "claimed", color: 1, points: claimed });
     trade.push({
       name: "guessing",
       color: 7,

@@ -8,7 +8,7 @@
 globalThis.veilFamilies = (() => {
   const V = globalThis.veilPrivacy;
   const { CLAIMS, FLOORS, localRate } = globalThis.veilClaims;
-  const { methods: FAMILIES, rounding: ROUNDING } = globalThis.veilPage.data;
+  const { methods: FAMILIES, rounding: ROUNDING, learning: LEARNING } = globalThis.veilPage.data;
   const VIEWS = ["server", "aggregate", "final"];
 
   const familyOf = (p) => FAMILIES[p.family];
@@ -127,6 +127,9 @@ globalThis.veilFamilies = (() => {
     return claimed ? ["view", "unit", "adjacency"].filter((kind) => claimed[kind] !== p[kind]).map((kind) => [kind, claimed[kind], p[kind]]) : [];
   }
 
+  /** Whether the claim speaks of the view that the proof speaks of: else neither chart nor card has both. */
+  const sameView = (p) => !differences(p).some(([kind]) => kind === "view");
+
   const floor = (p) => FLOORS[p.family]?.(p, noiseOf(p)) ?? null;
 
   // --- noise against signal ------------------------------------------------------------------------------------------------------------
@@ -138,6 +141,21 @@ globalThis.veilFamilies = (() => {
   function noiseRatio(p, view = p.view, size = isSgd(p) ? p.batch : p.cohort) {
     if (isSgd(p)) return (p.noise * Math.sqrt(p.dim)) / size;
     return view === "server" ? p.noise * Math.sqrt(sent(p) / size) : (p.noise * Math.sqrt(sent(p))) / size;
+  }
+
+  /** Rounds, or local steps of all rounds under DP-SGD: what the noise averages out over. */
+  const turns = (p) => p.rounds * (isSgd(p) ? p.steps : 1);
+
+  /** The noise gathered over the whole run against the signal: see fedveil.accounting.learnability. */
+  const gatheredRatio = (p, ratio = noiseRatio(p)) => ratio / Math.sqrt(turns(p));
+
+  /** The share of the accuracy above chance that measured runs kept at such a ratio: a rule of thumb. */
+  const expectedShare = (gathered) => 1 / (1 + (gathered / LEARNING.half) ** LEARNING.power);
+
+  /** Can it learn? "yes", "perhaps" or "no", as `fedveil certify` says. */
+  function verdict(p) {
+    const share = expectedShare(gatheredRatio(p));
+    return share >= LEARNING.learns ? "yes" : share >= LEARNING.hardly ? "perhaps" : "no";
   }
 
   /** What would bring that norm down to one clip, at the same noise multiplier. */
@@ -165,9 +183,11 @@ globalThis.veilFamilies = (() => {
     claim,
     differences,
     event,
+    expectedShare,
     factor,
     familyOf,
     floor,
+    gatheredRatio,
     isAttained,
     isNoisy,
     isProjected,
@@ -183,6 +203,9 @@ globalThis.veilFamilies = (() => {
     proven,
     provenTradeoff,
     remedy,
+    sameView,
     sent,
+    turns,
+    verdict,
   };
 })();

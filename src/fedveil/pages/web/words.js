@@ -36,14 +36,13 @@ globalThis.veilWords = (() => {
     return `μ = ${format(F.plainMu(p, e, p.rounds))} over ${times}${view === "final" ? "; hiding the earlier models adds no proof here" : ""}`;
   }
 
-  function verdict(ratio, rounds) {
-    if (ratio <= 1) return ["there is room to learn", "The noise is smaller than the largest signal a round can carry."];
-    if (ratio <= Math.sqrt(rounds))
-      return [
-        "slow at best",
-        `A round is mostly noise; at best ${format(rounds)} rounds that agree shrink it to ${format(ratio / Math.sqrt(rounds))} × the signal.`,
-      ];
-    return ["no room to learn", `Even ${format(rounds)} rounds in perfect agreement stay below the noise.`];
+  const VERDICTS = { yes: "it can learn, as far as noise goes", perhaps: "perhaps it can learn", no: "it can hardly learn" };
+
+  /** What the noise means over the whole run, as `fedveil certify` says it. */
+  function gathered(p) {
+    const [over, share] = [F.gatheredRatio(p), F.expectedShare(F.gatheredRatio(p))];
+    const kept = `Linear models kept about ${Math.round(100 * share)} % of their accuracy above chance at that level.`;
+    return `Over ${format(F.turns(p))} ${F.isSgd(p) ? "local steps" : "rounds"} it is ${format(over, 2)} × the signal. ${kept}`;
   }
 
   /** What the headline says of the claim: beside the proof only where both speak of the same. */
@@ -70,21 +69,21 @@ globalThis.veilWords = (() => {
     if (eps !== Infinity && F.familyOf(p).unbounded) parts.push("That holds for the repaired variant; the published form has no bound. ");
     if (claim && Number.isFinite(claim.epsilon)) parts.push(besideProof(p, eps, claim));
     const unit = F.isSgd(p) ? "the mean gradient of a step" : "the mean update";
-    parts.push(`The noise on ${unit} is `, bold(`${format(ratio, 2)} × the clip norm`), `: ${verdict(ratio, p.rounds * (F.isSgd(p) ? p.steps : 1))[0]}.`);
+    parts.push(`The noise on ${unit} is `, bold(`${format(ratio, 2)} × the clip norm`), `: ${VERDICTS[F.verdict(p)]}.`);
     $("sentence").replaceChildren(...parts);
   }
 
   function cards(p, eps, claim, ratio) {
     const family = F.familyOf(p);
-    const elsewhere = F.differences(p).find(([kind]) => kind === "view");
-    const claimedView = elsewhere ? `, ${elsewhere[1]} view` : "";
     const number = (value) => (value === Infinity ? "no bound" : Number.isNaN(value) ? "–" : `ε = ${format(value)}`);
-    $("claimed-title").textContent = `Claimed${claimedView}`;
-    $("claimed").textContent = claim ? number(claim.epsilon) : "no claim";
-    $("claimed").dataset.value = claim ? claim.epsilon : "";
-    $("claimed-scope").textContent = claim
-      ? (claim.why ?? `${family.source}. Scope: ${claimScope(p, claim)}; δ\u00a0=\u00a0${format(p.delta)}.`)
-      : "The method's own accounting is the proof; there is no separate claim.";
+    const beside = claim && F.sameView(p);
+    $("claimed").textContent = beside ? number(claim.epsilon) : claim ? "another view" : "no claim";
+    $("claimed").dataset.value = beside ? claim.epsilon : "";
+    if (claim && !beside) $("claimed-scope").textContent = `The claim is for the ${family.claim.view} view: choose that view to see it beside its proof.`;
+    else
+      $("claimed-scope").textContent = claim
+        ? (claim.why ?? `${family.source}. Scope: ${claimScope(p, claim)}; δ\u00a0=\u00a0${format(p.delta)}.`)
+        : "The method's own accounting is the proof; there is no separate claim.";
     $("proven-title").textContent = family.unbounded ? "Proven, repaired variant" : "Proven";
     $("proven").textContent = number(eps);
     $("proven").dataset.value = eps;
@@ -97,14 +96,16 @@ globalThis.veilWords = (() => {
     const remedy = F.remedy(p);
     const what = F.isSgd(p) ? "a batch of" : "";
     const who = F.isSgd(p) ? "" : " clients a round";
-    const steps = p.rounds * (F.isSgd(p) ? p.steps : 1);
     const way = remedy.dim >= 2 ? `, or at most ${format(remedy.dim)} parameters` : "";
     $("ratio-scope").textContent =
-      `${verdict(ratio, steps)[1]} ${ratio > 1 ? `Equal at ${what} ${format(remedy.cohort)}${who}${way}, with the same z.` : ""}`.replace(/ +/g, " ");
+      `${gathered(p)} ${ratio > 1 && F.verdict(p) !== "yes" ? `Noise and signal of one ${F.isSgd(p) ? "step" : "round"} are equal at ${what} ${format(remedy.cohort)}${who}${way}, with the same z.` : ""}`.replace(
+        / +/g,
+        " ",
+      );
     const row = (name, value) => el("div", {}, el("span", {}, `${name} `), bold(value));
     const bare = (value) => number(value).replace("ε = ", "");
     $("strip").replaceChildren(
-      row(`claimed${elsewhere ? ` (${elsewhere[1]})` : ""}`, claim ? bare(claim.epsilon) : "–"),
+      row("claimed", beside ? bare(claim.epsilon) : claim ? "another view" : "–"),
       row("proven", bare(eps)),
       row("noise", `${format(ratio, 2)} ×`),
     );
@@ -190,7 +191,7 @@ globalThis.veilWords = (() => {
   }
 
   function captions(p) {
-    const claim = F.familyOf(p).claim ? ` Claimed: ${claimScope(p)}.` : "";
+    const claim = F.familyOf(p).claim && F.sameView(p) ? ` Claimed: ${claimScope(p)}.` : "";
     $("rounds-scope").textContent = `Proven: ${scopeText(p)}; z = ${format(p.noise)}.${claim}`;
     $("noise-scope").textContent = `After ${format(p.rounds)} rounds; ${scopeText(p)}.`;
     $("tradeoff-scope").textContent =
@@ -200,5 +201,5 @@ globalThis.veilWords = (() => {
       : `z = ${format(p.noise)}, ${format(F.sent(p))} noised coordinates. At equal ε without sampling both views need the same z.`;
   }
 
-  return { accountant, assumptions, besideProof, captions, cards, sentence, verdict, viewTable, warning };
+  return { accountant, assumptions, besideProof, captions, cards, sentence, viewTable, warning };
 })();

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 import fedveil
 from fedveil.cli.machine_commands import _OPTIONAL
@@ -47,3 +51,13 @@ def test_every_extra_is_explained_and_doctor_knows_those_of_a_user() -> None:
     table = (ROOT / "docs" / "install.md").read_text()
     assert [name for name in PROJECT["optional-dependencies"] if f"| `{name}` |" not in table] == []
     assert set(_OPTIONAL) == set(PROJECT["optional-dependencies"]) - {"dev", "docs"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_wheel_works_with_the_lowest_and_the_newest_dependencies() -> None:
+    command = [sys.executable, str(ROOT / ".ci" / "packages.py")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=3500)
+    assert done.returncode == 0, done.stderr
+    for line in ("lowest: works", "newest: works", "pipx run: works"):
+        assert line in done.stdout.splitlines()

@@ -203,6 +203,20 @@ def test_dark_colours_keep_text_readable(open_page: Callable[..., Any], single: 
         assert abs(sum(ink) - sum(ground)) > 3 * 140
 
 
+def test_on_a_phone_the_links_follow_what_is_read(open_page: Callable[..., Any], single: Path) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser = open_page(single, width=390)
+    marked = "return [...document.querySelectorAll('#jump [aria-current]')].map((a) => [a.hash, a.getBoundingClientRect().left])"
+    last = browser.execute_script("return [...document.querySelectorAll('#jump a')].at(-1).hash")
+    browser.execute_script("document.querySelector(arguments[0]).scrollIntoView({behavior: 'instant'})", last)
+    WebDriverWait(browser, 20).until(lambda b: b.execute_script(marked) and b.execute_script(marked)[0][0] == last)
+    WebDriverWait(browser, 20).until(lambda b: 0 <= b.execute_script(marked)[0][1] <= 360)
+    assert len(browser.execute_script(marked)) == 1
+    browser.execute_script("scrollTo({top: 0, behavior: 'instant'})")
+    WebDriverWait(browser, 20).until(lambda b: b.execute_script(marked)[0][0] != last)
+
+
 def test_printing_opens_what_is_folded(open_page: Callable[..., Any], single: Path) -> None:
     browser = open_page(single)
     pdf = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"])

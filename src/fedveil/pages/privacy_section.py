@@ -89,7 +89,7 @@ def _proven(s: Statement) -> Values:
 def _audited(s: Statement) -> Values:
     audit: Audit | None = max((v.audited for v in s.views if v.audited), key=lambda a: (a.rigorous, a.epsilon), default=None)
     if audit is None:
-        return card_of("Audited ε", "–", None, "No attack on this configuration is on record in the run directory.")
+        return card_of("Audited ε", "–", None, "No attack on this configuration is on record: fedveil audit RUN adds one.")
     sign, how = ("≥", "at least") if audit.rigorous else ("≈", "estimated")
     value = f"{sign} {epsilon(audit.epsilon, '∞')}"
     return card_of("Audited ε", value, audit.epsilon, f"delta = {audit.delta:g}, {audit.scope}", f"{how}, {audit.how}")

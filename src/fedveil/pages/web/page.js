@@ -56,11 +56,26 @@ globalThis.veilPage = (() => {
     ];
     const wrong = found.contradictions;
     return [
-      el("details.findings", {}, el("summary", {}, badge), found.runs.map(run)),
+      el(found.runs.length > 1 ? "details.findings.many" : "details.findings", {}, el("summary", {}, badge), found.runs.map(run)),
       wrong.length ? el("div.warning.refuted", {}, el("b", {}, "Do not rely on the numbers of this page: a run contradicts itself."), list(wrong)) : "",
     ];
   }
 
-  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => (d.open = true)));
+  /** The link of the section that is read, kept in sight where the links do not fit. */
+  function follow() {
+    const links = [...document.querySelectorAll("#jump a")];
+    const atEnd = window.innerHeight + window.scrollY >= document.documentElement.scrollHeight - 2;
+    const begun = links.findLast((link) => document.querySelector(link.hash).getBoundingClientRect().top <= 80);
+    const read = atEnd ? links.at(-1) : (begun ?? links[0]);
+    for (const link of links) {
+      if (link === read && !link.hasAttribute("aria-current")) link.parentElement.parentElement.scrollTo({ left: link.offsetLeft - 60 });
+      if (link === read) link.setAttribute("aria-current", "true");
+      else link.removeAttribute("aria-current");
+    }
+  }
+  if (document.getElementById("jump")) addEventListener("scroll", follow, { passive: true });
+
+  // On paper folds are open, except the checks of many runs, which are longer than all else; what is contradicted stands below them.
+  addEventListener("beforeprint", () => document.querySelectorAll("details:not(.many)").forEach((d) => (d.open = true)));
   return { cell, data: JSON.parse(document.getElementById("data").textContent), el, fold, head, list, section, table, verification };
 })();

@@ -61,7 +61,7 @@ def ran(*command: str | Path, cwd: Path) -> str:
 
 def junk(names: dict[str, int]) -> list[str]:
     """What a reader of the sdist has no use for."""
-    bad = re.compile(r"__pycache__|\.pyc$|node_modules|\.sqlite-shm$|/runs/|/site/|\.mypy_cache|\.DS_Store")
+    bad = re.compile(r"__pycache__|\.pyc$|node_modules|\.sqlite-shm$|^runs/|^build/|\.mypy_cache|\.DS_Store")
     return sorted(name for name, size in names.items() if bad.search(name) or size > LARGEST)
 
 

@@ -33,6 +33,7 @@ PARTS = {
     "training": ("Training and statement", {"run", "statement"}),
     "models": ("Models and tasks", {"models", "tasks"}),
     "methods": ("Methods", {"methods"}),
+    "flower": ("Inside Flower", {"flower", "network"}),
 }
 """Pages of the reference: title, and the rooms whose public names they list."""
 

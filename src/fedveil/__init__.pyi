@@ -10,6 +10,7 @@ from fedveil.data.own.frames import from_frame as from_frame
 from fedveil.data.own.huggingface import from_huggingface as from_huggingface
 from fedveil.data.own.torch_data import from_torch as from_torch
 from fedveil.data.partition import partition as partition
+from fedveil.flower.dp_mod import dp_mod as dp_mod
 from fedveil.methods.adap_dp_fl import AdapDPFL as AdapDPFL
 from fedveil.methods.adapldp import AdapLDP as AdapLDP
 from fedveil.methods.adaptive_clipping import AdaptiveClipping as AdaptiveClipping
@@ -39,6 +40,7 @@ from fedveil.methods.time_varying_dp import TimeVaryingDP as TimeVaryingDP
 from fedveil.models.adapter_files import save_adapter as save_adapter
 from fedveil.models.embed import embed as embed
 from fedveil.models.own_models import register_model as register_model
+from fedveil.network.central_dp import CentralDP as CentralDP
 from fedveil.run.published_copy import publish as publish
 from fedveil.run.run import run
 from fedveil.run.verification import verification as verification

@@ -31,14 +31,18 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+COMMANDS = ("report", "verify", "certify", "ledger", "plot")
+
+
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one command a text", "all"])
 @pytest.mark.parametrize("name", FILES)
 def test_every_command_says_it_in_a_line(
-    name: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, every: bool, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(finished, tmp_path / "run")
-    for text in ODD:
+    for i, text in enumerate(ODD):
         (tmp_path / "run" / name).write_text(text)
-        for command in ("report", "verify", "certify", "ledger", "plot"):
+        for command in COMMANDS if every else (COMMANDS[(i + FILES.index(name)) % len(COMMANDS)],):
             monkeypatch.setattr(sys, "argv", ["fedveil", command, str(tmp_path / "run")])
             with pytest.raises(SystemExit) as stop:
                 main()

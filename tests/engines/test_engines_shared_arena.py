@@ -121,7 +121,7 @@ def test_models_of_clients_stay_out_of_the_pipes(method: str, tmp_path: Path, mo
     assert_same(progress, finished(reference, Inline(reference.context)))
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_large_states_equal_inline_and_keep_no_files_open(start: str, tmp_path: Path) -> None:
     configuration = config({"name": "fedglp-adp", "variant": "published"}, "server", **LARGE)
     one, two = job(configuration, tmp_path / "inline"), job(configuration, tmp_path / "pool")

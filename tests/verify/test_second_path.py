@@ -45,9 +45,10 @@ def test_gaussian_releases_agree_to_nine_digits(mu: float, delta: float) -> None
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize("spread", [SPREAD[::3], pytest.param(SPREAD, marks=pytest.mark.slow)], ids=["some", "all"])
 @pytest.mark.parametrize("adjacency", list(Adjacency))
-def test_sampled_releases_agree_with_the_accountant(adjacency: Adjacency) -> None:
-    for q, z, rounds, delta in SPREAD:
+def test_sampled_releases_agree_with_the_accountant(adjacency: Adjacency, spread: list[tuple[float, float, int, float]]) -> None:
+    for q, z, rounds, delta in spread:
         expected, _ = bound([SampledGaussian(q, z, rounds)], delta, accountant="pld", adjacency=adjacency)
         found = sampled(q, z, rounds, delta, adjacency).epsilon
         assert found == pytest.approx(expected, rel=1e-3, abs=1e-6), (q, z, rounds, delta)

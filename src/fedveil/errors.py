@@ -48,6 +48,12 @@ def plugin_fault(error: BaseException) -> str:
     return f"the plugin {places[-1].filename}, line {places[-1].lineno}, in {places[-1].name}: {words}"
 
 
+def one_line(text: str, longest: int = 2000) -> str:
+    """A message as one line of printable characters: others as their escapes, a long one without its middle."""
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return line if len(line) <= longest else f"{line[: longest // 2]} ... {line[-longest // 2 :]}"
+
+
 def nearest(word: str, among: Iterable[str]) -> str:
     """The hint " (did you mean 'x'?)" with the closest of the allowed words, or an empty string."""
     close = difflib.get_close_matches(word, list(among), n=1)

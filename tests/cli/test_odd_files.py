@@ -10,7 +10,11 @@ import pytest
 
 from fedveil.cli.app import main
 from fedveil.configuration.config import parse
+from fedveil.errors import LedgerError
 from fedveil.run.run import run
+from full_disk import FullDisk
+from fuzzed_cases import program
+from resumed_runs import case, go, interrupted
 
 ODD = ['[1, "x"]', '{"a":', "null", "7", '{"counts": [[1], [1, 2]]}', '{"counts": [["x"]]}', '{"counts": [[1]], "format": 3}']
 FILES = ["summary.json", "private/partition.json", "statement.json", "data.json", "versions.json"]
@@ -64,3 +68,68 @@ def test_numbers_that_no_float_holds_are_refused(
     assert stop.value.code == 2
     assert setting.split("=")[0] in (error := capsys.readouterr().err)
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\xff\xfe[data]", "is not valid TOML, which is text in UTF-8"),
+        (b'[data]\n"a\\n\\u001b[31m" = 1', "data.a\\n\\x1b[31m = 1: unknown key"),
+        (b'[data]\nname = "' + b"x" * 100_000 + b'"', " ... "),
+        (b"[public]\ndata = [[]]", "public.data"),
+        (b"[model]\ntrainable = 1", "model.trainable"),
+    ],
+)
+def test_an_odd_configuration_is_a_readable_line(content: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_bytes(content)
+    done = program("certify", tmp_path / "c.toml")
+    assert (done.status, done.fault()) == (2, "")
+    assert words in done.err
+    assert len(done.err) < 2100
+
+
+def test_rounds_and_places_that_are_out_of_the_way(finished: Path, tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text((finished / "config.toml").read_text().replace("rounds = 1", "rounds = 9223372036854775807"))
+    done = program("certify", config)
+    assert (done.status, done.fault()) in ((0, ""), (2, ""))
+    place = tmp_path / "a[" / "b]"
+    done = program("run", finished / "config.toml", "--quiet", "--out", place)
+    assert (done.status, done.err) == (0, "")
+    assert str(place) in done.out
+    assert (place / "report.html").is_file()
+
+
+def test_a_run_is_not_resumed_on_files_that_are_not_its_own(tmp_path: Path) -> None:
+    configuration = case("dp-fedavg aggregate", training={"rounds": 3})
+    interrupted(configuration, tmp_path / "r", 2)
+    (tmp_path / "r" / "statement.json").write_text("[" * 3000)
+    before = (tmp_path / "r" / "ledger.sqlite").read_bytes()
+    with pytest.raises(LedgerError, match=r"statement.json changed or gone since its start.*put back"):
+        go(configuration, tmp_path / "r", resume=True)
+    assert (tmp_path / "r" / "ledger.sqlite").read_bytes() == before
+
+
+@pytest.mark.parametrize("file", ["curves.png", "report.html"])
+def test_a_run_whose_pictures_have_no_room_is_complete(file: str, finished: Path, tmp_path: Path) -> None:
+    with FullDisk(tmp_path / "calm") as disk:
+        program("run", finished / "config.toml", "--quiet", "--out", tmp_path / "calm")
+    number = next(i for i, point in enumerate(disk.points) if point == f"write {file}")
+    with FullDisk(tmp_path / "full", fails=number):
+        done = program("run", finished / "config.toml", "--quiet", "--out", tmp_path / "full")
+    assert (done.status, done.err) == (0, "")
+    assert "Without curves and report" in done.out
+    assert "No space left on device" in done.out
+    assert "Closing digest" in done.out
+    assert program("verify", tmp_path / "full").status == 0
+
+
+def test_a_copy_for_which_there_is_no_room_leaves_nothing(finished: Path, tmp_path: Path) -> None:
+    with FullDisk(tmp_path) as disk:
+        assert program("publish", finished, tmp_path / "copy").status == 0
+    shutil.rmtree(tmp_path / "copy")
+    for number in range(0, len(disk.points), 3):
+        with FullDisk(tmp_path, fails=number):
+            done = program("publish", finished, tmp_path / "copy")
+        assert (done.status, done.fault()) == (2, ""), disk.points[number]
+        assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from fedveil.adversary.attack_options import KNOWS, AttackOptions, AttackOutcome
 from fedveil.attacks.pictures import save_comparison
 from fedveil.configuration.sections import given_keys
 from fedveil.errors import ConfigError
-from fedveil.ledger.owner_only import owner_only
+from fedveil.federation.plain_state import write_whole
 from fedveil.run import run_directory as rundir
 
 if TYPE_CHECKING:
@@ -77,8 +76,7 @@ def write(folder: Path, name: str, record: dict[str, Any], outcome: AttackOutcom
     files = [folder / f"{name}.json"]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(files[0], "w", encoding="utf-8", opener=owner_only) as file:
-            json.dump(rundir.plain(record), file, indent=2, allow_nan=False)
+        write_whole(files[0], rundir.json_text(record).encode())
         if outcome.originals is not None:
             files.append(save_comparison(folder / f"{name}.png", outcome.originals, outcome.rows, _title(record), outcome.paired))
     except OSError as error:

@@ -22,7 +22,7 @@ from fedveil.cli import (
 from fedveil.cli.command_options import flag
 from fedveil.cli.patient_stream import patient
 from fedveil.engines.interrupts import end_alike
-from fedveil.errors import FedveilError, plugin_fault
+from fedveil.errors import FedveilError, one_line, plugin_fault
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # parallelism is by processes; threads inside operators only get in their way
 
@@ -77,7 +77,7 @@ def main() -> None:
             line = _in_a_line(error)
             if not line or "--debug" in sys.argv:
                 raise
-            typer.echo(f"fedveil: {line}", err=True)
+            typer.echo(f"fedveil: {one_line(line)}", err=True)
             sys.exit(2)
 
 

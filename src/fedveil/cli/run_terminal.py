@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from fedveil.cli.statement_terminal import render_brief, render_verdict
 from fedveil.configuration.public_setting import task_of
-from fedveil.errors import FedveilError
+from fedveil.errors import FedveilError, one_line
 from fedveil.run.result import Result
 from fedveil.run.run import run
 from fedveil.studies.twin import twin_directory
@@ -130,8 +130,12 @@ def _drawn(result: Result) -> list[str]:
     from fedveil.pages.figures.run_figures import plot_curves
     from fedveil.pages.report import write_report
 
-    picture = plot_curves(result.history, result.columns, result.path / "curves.png")
-    report = write_report([result.path])
+    try:
+        picture = plot_curves(result.history, result.columns, result.path / "curves.png")
+        report = write_report([result.path])
+    except (FedveilError, OSError) as problem:
+        again = f"the run is complete, and `fedveil report {result.path}` draws it anew"
+        return [f"Without curves and report ({one_line(str(problem))}): {again}"]
     return [f"Learning curve: {picture}", f"Report: {report} (open it in a browser; it needs no network)"]
 
 

@@ -77,9 +77,11 @@ def import_recorded(target: Path) -> None:
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """As `load_config`, for reading only: whether its plugins may run is not asked."""
     try:
-        text = Path(path).read_text()
+        text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML, which is text in UTF-8: {error}") from None
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

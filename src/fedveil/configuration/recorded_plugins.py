@@ -51,7 +51,7 @@ def _recorded(run: Path) -> dict[str, str]:
     try:
         found = json.loads((run / "versions.json").read_text(encoding="utf-8"))
         return {str(name): str(text) for name, text in found.items()}
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"run.plugins: {run / 'versions.json'}, which records the plugins' digests, cannot be read: {error}"
         ) from None

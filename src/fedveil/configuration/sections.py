@@ -106,7 +106,7 @@ class PublicSection(Section):
         """One name stands for a list of one."""
         names = [data] if isinstance(data, str) else data
         for name in names if isinstance(names, list | tuple) else ():
-            if name != SHAPES and name not in CATALOGUE:
+            if name != SHAPES and (not isinstance(name, str) or name not in CATALOGUE):
                 raise ConfigError(
                     f"public.data = {name!r}: unknown data set{nearest(str(name), [SHAPES, *CATALOGUE])}; there are {SHAPES}, "
                     f"{', '.join(CATALOGUE)}"

@@ -45,7 +45,7 @@ class Parts(BaseModel):
     @field_validator("trainable", mode="before")
     @classmethod
     def _some(cls, patterns: Any) -> Any:
-        if patterns is not None and not isinstance(patterns, str) and not len(patterns):
+        if isinstance(patterns, list | tuple) and not patterns:
             raise ConfigError('model.trainable = [] trains nothing: name parameters, such as ["head.*"], or leave the key out')
         return patterns
 

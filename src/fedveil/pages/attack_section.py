@@ -35,7 +35,7 @@ def _record(path: Path) -> Values:
     """The headline and the assumptions that `fedveil attack` wrote; of another file its single figures."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {"figures": [["not readable", path.name]], "assumptions": []}
     if isinstance(value, dict) and isinstance(value.get("figures"), dict):
         return {"figures": [[k, str(v)] for k, v in value["figures"].items()], "assumptions": value.get("assumptions", [])}

@@ -40,6 +40,21 @@ def opening(run: Path, method: str) -> dict[str, Any]:
     return {"method": method, "files": digests_of(run)}
 
 
+def check_opening(run: Path) -> None:
+    """Whether what was written at the opening is still there, before anything is added that can only be verified with it.
+
+    Raises:
+        LedgerError: a file is gone or changed; the message names it.
+    """
+    with Ledger.open(run / "ledger.sqlite") as ledger:
+        opened, there = ledger.meta.get("files", {}), digests_of(run)
+    if wrong := [name for name, digest in opened.items() if there.get(name) != digest]:
+        raise LedgerError(
+            f"{run} is not as the run left it: {', '.join(wrong)} changed or gone since its start, so nothing that it released "
+            f"could be verified; put back what was there, then resume"
+        )
+
+
 def conclude(run: Path, rounds: int, ended: str, last: Mapping[str, bytes]) -> str:
     """Close the ledger over everything that lies there since its opening; returns the closing digest, 64 hex digits.
 

@@ -155,7 +155,7 @@ def check_data(path: Path, prepared: Prepared) -> None:
     try:
         kept = json.loads((path / CARD).read_text(encoding="utf-8"))["digests"]
         salt = (path / PRIVATE / SALT).read_bytes()
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RecursionError) as error:
         raise ConfigError(
             f"cannot check the data against {path} ({error}): it needs {CARD} and {PRIVATE}/{SALT}, so use the run directory "
             f"itself, not a published copy"

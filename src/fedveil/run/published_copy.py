@@ -79,5 +79,5 @@ def _bounds(path: Path) -> list[Any]:
         return [audit for audit in json.loads(path.read_text(encoding="utf-8")) if audit["rigorous"]]
     except FileNotFoundError:
         return []
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error!r}; the file is damaged") from None

@@ -183,7 +183,7 @@ def _read(path: Path, parse: Callable[[str], T], absent: T) -> T:
         return absent
     try:
         return parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}; the file is damaged or of another version") from None
 
 

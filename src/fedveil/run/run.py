@@ -24,7 +24,7 @@ from fedveil.flower.simulation import FlowerSimulation
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.assembly import Prepared, checked_model, federation, new_run_id, prepare
-from fedveil.run.binding import conclude, opening
+from fedveil.run.binding import check_opening, conclude, opening
 from fedveil.run.data_card import HandedOver, check_data, how_to_resume, recorded, same_handed_over, write_card
 from fedveil.run.history_files import append_history, write_history
 from fedveil.run.result import Result
@@ -120,6 +120,7 @@ def run_prepared(
         if resume:
             resumable(path)
             check_data(path, prepared)
+            check_opening(path)
             run_id = run_id_of(path)
             if shared is not None:
                 check_plan(shared, method, setting, run_name(config, run_id))

@@ -20,6 +20,7 @@ import tomli_w
 
 from fedveil import __version__
 from fedveil.errors import ConfigError
+from fedveil.ledger.ledger_head import head_path, read_head
 from fedveil.ledger.owner_only import owner_only, owner_only_folder
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ def create(path: Path) -> Path:
 def _unbegun(path: Path) -> bool:
     """Whether a run that writes _FIRST in this order left them, whole or as drafts; a user's own config.toml alone is none."""
     known = _names(path)
+    head, ledger = head_path(path / "ledger.sqlite"), path / "ledger.sqlite"
+    if head.is_file() and not ledger.exists() and not read_head(ledger)[0]:  # the ledger's head comes first, and says: none
+        known.discard(head.name)
     return known <= set(_FIRST) and (not known or _FIRST[0] in known) and _names(path / PRIVATE) <= set(_FIRST_PRIVATE)
 
 

@@ -69,6 +69,6 @@ def _json(path: Path) -> dict[str, Any]:
         if isinstance(value, dict):
             return value
         problem = "not an object"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         problem = str(error)
     raise ConfigError(f"{path} cannot be read ({problem}): give a run directory as `fedveil run` left it")

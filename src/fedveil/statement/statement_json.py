@@ -63,7 +63,7 @@ def read_statement(run: Path) -> Statement:
             return statement
         views = tuple(replace(numbers, audits=()) for numbers in statement.views)
         return replace(statement, views=views).with_audits(_build(Audit, audit, "audits") for audit in made)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"{run} is not a run directory with a readable statement.json ({error}): give one that `fedveil run` left"
         ) from None

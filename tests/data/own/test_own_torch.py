@@ -108,3 +108,28 @@ def test_a_third_part_that_nobody_asked_for_is_refused() -> None:
     with pytest.raises(DataError, match=r"have 4 parts, and \(input, target, client\) would be read"):
         fv.from_torch(TensorDataset(x, y, c, c), client=2)
     assert fv.from_torch(TensorDataset(x, y, c), client=2).users_train is not None
+
+
+class Units(torch.Tensor):
+    """A subclass that means more than its numbers."""
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (lambda x: x.as_subclass(Units), "is a Units, a subclass of Tensor"),
+        (lambda x: x.to_sparse(), "is no plain dense tensor"),
+        (lambda x: x.to(torch.complex64).conj(), "is no plain dense tensor"),
+        (lambda x: np.ma.masked_array(x.numpy(), mask=x.numpy() > 0), "x has masked values"),
+    ],
+)
+def test_tensors_that_mean_more_than_their_numbers_are_refused(odd: Any, words: str) -> None:
+    x = torch.arange(20.0).reshape(10, 2)
+    y = torch.arange(10) % 2
+    with pytest.raises(DataError, match=words) as error:
+        fv.from_arrays(odd(x), y)
+    assert "\n" not in str(error.value)
+    if not isinstance(odd(x), np.ndarray):
+        with pytest.raises(DataError, match=words.removeprefix("x ")):
+            fv.from_torch([(odd(x[[i]]), int(y[i])) for i in range(10)])
+    assert fv.from_arrays(torch.nn.Parameter(x), y).x_train.shape[1:] == (2,)

@@ -140,6 +140,11 @@ def _write(path: Path, train: NDArray[np.float32], test: NDArray[np.float32]) ->
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     owner_only_folder(path.parent)
     draft = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with open(draft, "wb", opener=owner_only) as file:
-        np.savez(file, x_train=train, x_test=test)
-    draft.replace(path)
+    try:
+        with open(draft, "wb", opener=owner_only) as file:
+            np.savez(file, x_train=train, x_test=test)
+        draft.replace(path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink()
+        raise

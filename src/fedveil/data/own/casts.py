@@ -44,9 +44,9 @@ def array_of(values: Any, what: str) -> Array:
         DataError: it holds anything else; the message says what to do.
     """
     if hasattr(values, "detach"):
-        values = values.detach().cpu()
-        values = values.float() if str(values.dtype) == "torch.bfloat16" else values
-        values = values.numpy()
+        values = _of_tensor(values.detach().cpu(), what)
+    elif isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        raise DataError(f"{what} has masked values: put a public constant in their place, as {what}.filled(0) does")
     elif hasattr(values, "to_numpy"):
         values = values.to_numpy()
     try:
@@ -56,6 +56,20 @@ def array_of(values: Any, what: str) -> Array:
     if array.dtype.kind in "OMmc" or array.dtype.kind not in "biufUST":
         raise DataError(f"{what}: {_FIXES.get(array.dtype.kind, f'{array.dtype}: give numbers')}")
     return array
+
+
+def _of_tensor(tensor: Any, what: str) -> Any:
+    """A plain tensor's numbers. Subclasses may mean more than these (masks, units, shards); those of torchvision do not."""
+    kind = type(tensor)
+    if (kind.__module__, kind.__name__) != ("torch", "Tensor") and not kind.__module__.startswith("torchvision."):
+        raise DataError(
+            f"{what} is a {kind.__name__}, a subclass of Tensor, which may mean more than its numbers: give a plain tensor, as "
+            f"{what}.as_subclass(torch.Tensor) does, or an array"
+        )
+    try:
+        return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    except (TypeError, RuntimeError) as problem:  # sparse, quantised, or with a conjugation still to be done
+        raise DataError(f"{what} is no plain dense tensor ({str(problem).splitlines()[0]}): give one, or an array") from None
 
 
 def as_inputs(x: Array, vocabulary: int = 0) -> tuple[Array, tuple[str, ...]]:

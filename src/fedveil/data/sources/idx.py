@@ -41,6 +41,8 @@ def parse(content: bytes, name: str) -> Array:
     """The uint8 array in an idx file's uncompressed content; DataError if header and length do not agree."""
     shape, start = _header(content, name)
     size = math.prod(shape)
+    if not size:
+        raise DataError(f"{name}: the header says that its shape is {shape}, so it holds nothing")
     if len(content) - start != size:
         raise DataError(f"{name}: the header promises {size} bytes for shape {shape}, the file holds {len(content) - start}")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)

@@ -1,0 +1,149 @@
+"""Damaged configurations, data files and run directories: every command ends with a documented status and one line, and what
+was there before a command that failed is there after it, to the byte."""
+
+from __future__ import annotations
+
+import random
+import resource
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from fedveil.configuration.config import parse
+from fedveil.data import catalogue, remote
+from fedveil.errors import DataError
+from fedveil.run.run import run
+from fuzzed_cases import config_text, contents, damage_file, odd_config, program, small_config, write_data
+
+READING = (
+    "report",
+    "verify",
+    "ledger",
+    "certify",
+    "plot",
+    "publish",
+    "resume",
+    "report --out",
+    "verify --json",
+    "certify --json",
+)
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A finished run and an interrupted one."""
+    folder = tmp_path_factory.mktemp("runs")
+    sections = small_config(random.Random(0)) | {"method": {"name": "dp-fedavg"}}
+    sections["training"] |= {"rounds": 2}
+    sections["data"] |= {"client_test_fraction": 0.2}
+    run(parse(sections), folder / "finished")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        import fedveil.run.run as module
+
+        real = module.Checkpoints.save
+
+        def save(self: object, progress: object) -> None:
+            if getattr(progress, "round", 0) == 1:
+                raise KeyboardInterrupt
+            real(self, progress)  # type: ignore[arg-type]
+
+        patch.setattr(module.Checkpoints, "save", save)
+        run(parse(sections), folder / "interrupted")
+    return {name: folder / name for name in ("finished", "interrupted")}
+
+
+@pytest.fixture(autouse=True)
+def small_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No network, an MNIST of 60 pictures, and no more than 8 GiB beyond what the process has."""
+
+    def fetch(info: catalogue.Info) -> Path:
+        raise DataError("no network in tests")
+
+    monkeypatch.setattr(remote, "fetch", fetch)
+    monkeypatch.delenv("FEDVEIL_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    small = replace(catalogue.CATALOGUE["mnist"], train_size=40, test_size=20)
+    monkeypatch.setitem(catalogue.CATALOGUE, "mnist", small)  # type: ignore[arg-type]
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() if Path("/proc").is_dir() else 0
+    if used:
+        resource.setrlimit(resource.RLIMIT_AS, (used + 8 * 2**30, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def config_case(dice: random.Random, folder: Path, directories: dict[str, Path]) -> tuple[str, str]:
+    """One configuration, certified or run; the case in words, and what is wrong."""
+    config = odd_config(dice)
+    (folder / "c.toml").write_bytes(config_text(dice, config))
+    words = dice.choice((("certify",), ("run", "--quiet", "--out", folder / "r"), ("certify", "--json"), ("plan",)))
+    done = program(words[0], folder / "c.toml", *words[1:])
+    return f"config {words[0]}", done.fault()
+
+
+def data_case(dice: random.Random, folder: Path, directories: dict[str, Path]) -> tuple[str, str]:
+    config = small_config(dice) | write_data(dice, folder)
+    config["method"] = {"name": "dp-fedavg"}
+    config["privacy"]["view"] = "aggregate"
+    config["training"]["clients_per_round"] = 3
+    (folder / "c.toml").write_text(tomli_w.dumps(config))
+    before = contents(folder)
+    done = program("run", folder / "c.toml", "--quiet", "--out", folder / "r")
+    after = contents(folder)
+    lost = [name for name, digest in before.items() if after.get(name) != digest]
+    return f"data {config['data'].get('name', 'csv')}", done.fault() or (f"changed: {lost}" if lost else "")
+
+
+def directory_case(dice: random.Random, folder: Path, directories: dict[str, Path]) -> tuple[str, str]:
+    command = dice.choice(READING)
+    kind = "interrupted" if command == "resume" or dice.random() < 0.25 else "finished"
+    target = folder / "r"
+    shutil.copytree(directories[kind], target)
+    files = [file for file in sorted(target.rglob("*")) if file.is_file() and not file.name.endswith("-shm")]
+    done_to = []
+    for file in dice.sample(files, dice.choice((1, 1, 1, 2))):
+        done_to.append(f"{file.relative_to(target)} {damage_file(dice, file)}")
+    before = contents(target)
+    words: dict[str, tuple[object, ...]] = {
+        "resume": ("run", "--quiet", "--resume", target),
+        "publish": ("publish", target, folder / "copy"),
+        "report --out": ("report", target, directories["finished"], "--out", folder / "page.html"),
+        "verify --json": ("verify", target, "--json"),
+        "certify --json": ("certify", target, "--json"),
+    }
+    done = program(*words.get(command, (command, target)))
+    after = contents(target)
+    lost = [name for name, digest in before.items() if after.get(name) != digest] if done.status == 2 else []
+    said = f"directory {command} ({kind}; {', '.join(done_to)})"
+    return said, done.fault() or (f"changed: {lost} by {done.err}" if lost else "")
+
+
+CASES = {"config": config_case, "data": data_case, "directory": directory_case}
+
+
+def fuzzed(first: int, cases: int, folder: Path, directories: dict[str, Path]) -> list[str]:
+    """What is wrong with each of so many cases, of which a third is of each kind."""
+    wrong = []
+    for number in range(first, first + cases):
+        place = folder / str(number)
+        place.mkdir()
+        case = list(CASES.values())[number % 3]
+        said, fault = case(random.Random(number), place, directories)
+        if fault:
+            wrong.append(f"case {number}: {said}: {fault}")
+        shutil.rmtree(place)
+    return wrong
+
+
+def test_sixty_damaged_inputs(tmp_path: Path, directories: dict[str, Path]) -> None:
+    assert fuzzed(0, 60, tmp_path, directories) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 3000, 250))
+def test_two_thousand_damaged_inputs(first: int, tmp_path: Path, directories: dict[str, Path]) -> None:
+    assert fuzzed(first, 250, tmp_path, directories) == []

@@ -18,7 +18,7 @@ import pytest
 
 from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError, FedveilError
-from resumed_runs import case, entries, go, interrupted
+from resumed_runs import case, go, interrupted, same_end
 
 BIG = {"model": {"hidden": [512]}}  # 38,000 parameters: checkpoints larger than the ledger
 
@@ -44,20 +44,6 @@ def in_a_child(work: Callable[[], object]) -> str:
         answer = pipe.read()
     os.waitpid(child, 0)
     return answer
-
-
-def same_end(path: Path, calm: Path) -> None:
-    """Model, history and ledger are those of a run that nothing disturbed."""
-    assert (path / "model.safetensors").read_bytes() == (calm / "model.safetensors").read_bytes()
-    tables = sorted(table.relative_to(calm) for table in calm.rglob("*.csv"))
-    assert tables == sorted(table.relative_to(path) for table in path.rglob("*.csv"))
-    assert {"history.csv", "layers.csv"} <= {table.name for table in tables}
-    for table in tables:
-        assert len((path / table).read_text().splitlines()) == len((calm / table).read_text().splitlines())
-        assert table.name != "layers.csv" or (path / table).read_bytes() == (calm / table).read_bytes()
-    one, other = ([{**e.__dict__, "run": ""} for e in entries(p)] for p in (path, calm))
-    assert one == other
-    assert not list(path.rglob("*.part"))
 
 
 @pytest.mark.parametrize(

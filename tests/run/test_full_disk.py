@@ -8,12 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from test_experiment_disk import same_end
 
 from fedveil.configuration.config import Config
 from fedveil.errors import FedveilError
 from full_disk import FullDisk
-from resumed_runs import case, go
+from resumed_runs import case, go, same_end
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="follows descriptors in /proc")
 

@@ -58,3 +58,17 @@ def interrupted(configuration: Config, path: Path, at: int) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(module.Checkpoints, "save", save)
         go(configuration, path)
+
+
+def same_end(path: Path, calm: Path) -> None:
+    """Model, history and ledger are those of a run that nothing disturbed."""
+    assert (path / "model.safetensors").read_bytes() == (calm / "model.safetensors").read_bytes()
+    tables = sorted(table.relative_to(calm) for table in calm.rglob("*.csv"))
+    assert tables == sorted(table.relative_to(path) for table in path.rglob("*.csv"))
+    assert {"history.csv", "layers.csv"} <= {table.name for table in tables}
+    for table in tables:
+        assert len((path / table).read_text().splitlines()) == len((calm / table).read_text().splitlines())
+        assert table.name != "layers.csv" or (path / table).read_bytes() == (calm / table).read_bytes()
+    one, other = ([{**e.__dict__, "run": ""} for e in entries(p)] for p in (path, calm))
+    assert one == other
+    assert not list(path.rglob("*.part"))

@@ -17,6 +17,8 @@ from fedveil.flower.wire_format import WireError
 from fedveil.ledger.ledger import Ledger
 from fedveil.network.client_ledger import TRUSTS
 from fedveil.network.consent import Consent, judged, read_consent_file
+from fedveil.network.consenting_clients import ConsentingClients
+from fedveil.network.join import Joining, join
 from fedveil.network.joined_client import JoinedClient
 from fedveil.network.offers import Offer, offer_bytes, offer_of, read_consent, read_offer
 from fedveil.run.run import run
@@ -188,6 +190,47 @@ def test_a_client_that_was_off_joins_later(tmp_path: Path) -> None:
     result, _ = served(small(training={"rounds": 3}), tmp_path / "server", there, on_round=lambda row: there.off.clear())
     assert [row["participants"] for row in result.history] == [2, 3, 3]
     assert result.history[0]["failures"] == {2: "it has not joined, or did not answer"}
+
+
+def test_who_only_looks_is_not_counted_and_may_come_back(tmp_path: Path) -> None:
+    """`join --check`: the server goes on waiting, offers the run again, and nothing is charged or remembered of the look."""
+    there = machines(tmp_path / "clients")
+    there.restarts = False
+    looker = JoinedClient(tmp_path / "looker", consent(0), there.lines.append, check=True)
+    there._running[0] = looker
+    lines: list[str] = []
+    asked = ConsentingClients(there, "r", small(), lines.append)
+    waits = 0
+
+    def wait() -> None:
+        nonlocal waits
+        waits += 1
+        assert (asked.consented, asked.refused) == ({1, 2}, {})
+        there.off = {0} if waits == 1 else set()
+        del there._running[0]
+        there.client(0)
+        assert waits < 3
+
+    asked.gather({0, 1, 2}, 3, wait)
+    assert waits == 2
+    assert asked.consented == {0, 1, 2}
+    assert looker.has_looked
+    assert not (tmp_path / "looker" / "runs").exists()
+    assert any("within this client's consent" in line for line in there.lines)
+    assert lines == [
+        "client 0: this client only looks at what is offered (--check)",
+        "2 clients have answered the offer, 3 are waited for; 1 only looked",
+        "2 clients have answered the offer, 3 are waited for",
+        "3 clients have answered the offer, 3 are waited for",
+    ]
+
+
+@pytest.mark.parametrize("server", ["192.0.2.7", "192.0.2.7:", ":9700", "host:port", "host:99999"])
+def test_a_server_without_a_port_is_refused_at_once(server: str, tmp_path: Path) -> None:
+    for name in ("ca.pem", "key"):
+        (tmp_path / name).write_text("-")
+    with pytest.raises(ConfigError, match="named as host:port"):
+        join(consent(0), Joining(server, tmp_path / "ca.pem", tmp_path / "key", tmp_path / "client"))
 
 
 def test_a_client_that_leaves_is_offered_the_run_again_when_it_is_back(tmp_path: Path) -> None:

@@ -114,8 +114,8 @@ def join(
         take_part(agreed, Joining(server, ca, private, folder, check, typer.echo))
     except KeyboardInterrupt:
         typer.echo("left; ledgers and states are on the disk")
-        sys.stdout.flush()
-        os._exit(0)  # threads of Flower that wait for a message which never arrives would hold the process
+    sys.stdout.flush()
+    os._exit(0)  # threads of Flower that wait for a message which never arrives would hold the process
 
 
 def _row(record: Record) -> None:

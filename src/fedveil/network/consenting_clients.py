@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fedveil.flower.grid_engine import GONE
 from fedveil.flower.wire_format import WireError
-from fedveil.network.offers import offer_bytes, offer_of, read_consent
+from fedveil.network.offers import ONLY_LOOKS, offer_bytes, offer_of, read_consent
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
@@ -32,7 +32,7 @@ class ConsentingClients:
     """An `Exchange` with those clients that were admitted, are online, and have consented.
 
     A client that has not been asked yet is offered the run first. One that refuses is named with its reason, and asked no more
-    by this server process.
+    by this server process. One that only looks (`fedveil join --check`) is offered it again when it comes back.
 
     Args:
         reach: how those who are online are reached. run, config: what is offered.
@@ -45,6 +45,7 @@ class ConsentingClients:
     tell: Callable[[str], None]
     refused: dict[int, str] = field(default_factory=dict)
     consented: set[int] = field(default_factory=set)
+    looked: set[int] = field(default_factory=set)
 
     def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> dict[int, bytes | str]:
         """As `Exchange.answers`."""
@@ -54,6 +55,26 @@ class ConsentingClients:
         found |= self.reach.answers(asked)
         self.consented -= {client for client, answer in found.items() if answer == GONE}  # offered again when they are back
         return found
+
+    def gather(self, clients: set[int], count: int, wait: Callable[[], None]) -> None:
+        """Offer the run to clients as they come, until so many of those online have answered; who only looks does not count.
+
+        Args:
+            wait: called between two looks at who is online.
+        """
+        shown = (-1, -1)
+        while True:
+            online = set(self.reach.online)
+            self.looked &= online
+            self.offer(clients - self.consented - set(self.refused) - self.looked)
+            there = online & (self.consented | set(self.refused))
+            if shown != (now := (len(there), len(self.looked))):
+                only = f"; {now[1]} only looked" if now[1] else ""
+                self.tell(f"{now[0]} clients have answered the offer, {count} are waited for{only}")
+                shown = now
+            if len(there) >= count:
+                return
+            wait()
 
     def offer(self, clients: set[int]) -> None:
         """Offer the run to clients that have not consented."""
@@ -66,7 +87,10 @@ class ConsentingClients:
                 reason = read_consent(answer, offers[client])
             except WireError as problem:
                 reason = str(problem)
-            if reason:
+            if reason == ONLY_LOOKS:
+                self.looked.add(client)
+                self.tell(f"client {client}: {reason}")
+            elif reason:
                 self.refused[client] = f"refused to take part: {reason}"
                 self.tell(f"client {client} {self.refused[client]}")
             else:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -29,6 +31,8 @@ from fedveil.network.programs import Program, ended_by_signal, free_port, runnin
 
 _POLL = 0.2
 _RETRY = 10.0
+_FAREWELL = 5.0
+"""Seconds that an answer has to leave after which the client ends."""
 _log = logging.getLogger(__name__)
 
 
@@ -60,6 +64,9 @@ def join(consent: Consent, joining: Joining) -> None:
     for what, path in (("--ca", joining.authority), ("--key", joining.key)):
         if not path.is_file():
             raise ConfigError(f"{what} {path}: there is no such file")
+    host, _, port_of_server = joining.server.rpartition(":")
+    if not (host and port_of_server.isdecimal() and 0 < int(port_of_server) < 65536):
+        raise ConfigError(f"the server is named as host:port, such as 192.0.2.7:9700, got {joining.server!r}")
     require_flower()
     import torch
 
@@ -81,13 +88,17 @@ def join(consent: Consent, joining: Joining) -> None:
             except Exception as problem:  # of the connection: the message is lost, the client stays
                 _log.warning("a message was lost: %s", problem)
 
+        joining.tell(f"waiting for what {joining.server} offers, once it runs and this key is admitted")
         try:
-            while not joining.until():
+            end = math.inf
+            while not joining.until() and time.monotonic() < end:
                 token = queue.take()
                 if token is not None:
                     threading.Thread(target=carry, args=(token,), daemon=True).start()
                 with suppress(Empty):
                     _answer(client, *asked.get(timeout=_POLL))
+                if client.has_looked:
+                    end = min(end, time.monotonic() + _FAREWELL)
         finally:
             queue.close()
 

@@ -25,7 +25,7 @@ from fedveil.ledger.owner_only import owner_only_folder
 from fedveil.network.client_ledger import ClientLedger
 from fedveil.network.consent import Consent, ConsentRefused, judged
 from fedveil.network.deployed_data import own_part
-from fedveil.network.offers import Offer, consent_bytes, read_offer, refusal_bytes
+from fedveil.network.offers import ONLY_LOOKS, Offer, consent_bytes, read_offer, refusal_bytes
 from fedveil.run.assembly import federation
 from fedveil.statement.statement_markdown import to_markdown
 
@@ -45,6 +45,7 @@ class JoinedClient:
     ) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         self.folder, self.consent, self.tell, self.check = owner_only_folder(folder), consent, tell, check
+        self.has_looked = False
         self.ledger = ClientLedger(folder, consent)
         self._nodes: dict[str, ClientNode] = {}
 
@@ -76,7 +77,7 @@ class JoinedClient:
         accepted = judged(self.consent, config)
         if self.check:
             self.tell(to_markdown(accepted.statement))
-            raise ConsentRefused("this client only looks at what is offered (--check); it would be within its consent")
+            raise ConsentRefused("it is within this client's consent, which only looks at it (--check)")
         if offer.client >= accepted.setting.clients:
             raise ConsentRefused(f"client {offer.client} of {accepted.setting.clients}: there is no such number")
         if self.consent.data.part is not None and self.consent.data.part != offer.client:
@@ -96,8 +97,9 @@ class JoinedClient:
         try:
             epsilon = self.consented(offer)
         except FedveilError as problem:
-            self.tell(f"run {offer.run}: refused: {problem}")
-            return refusal_bytes(offer, str(problem))
+            self.tell(f"run {offer.run}: {'' if self.check else 'refused: '}{problem}")
+            self.has_looked = self.check
+            return refusal_bytes(offer, ONLY_LOOKS if self.check else str(problem))
         except Exception:  # whose words may tell of the data
             _log.exception("the offer of run %s", offer.run)
             return refusal_bytes(offer, "an error at the client, which its own log describes")

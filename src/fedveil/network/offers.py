@@ -18,6 +18,8 @@ from fedveil.flower.wire_format import Kind, WireError, WireMessage, decoded, en
 
 LEFT_OUT = {"run": ("engine", "track", "name", "clients_at_once"), "data": ("data_dir", "download"), "privacy": ("budget",)}
 """Keys of a configuration that concern one machine alone, and are not offered."""
+ONLY_LOOKS = "this client only looks at what is offered (--check)"
+"""Its reason to refuse: it is no refusal of the run, and the client may come back."""
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,9 +83,9 @@ def serve(config: Config, serving: Serving) -> Result:
         reach = GridExchange(grid, nodes, timeout, _POLL)
 
         def clients(job: Federation) -> GridEngine:
-            _wait_for(reach, min(serving.wait, prepared.population.clients), serving.tell)
             exchange = ConsentingClients(reach, job.context.door.run, config, serving.tell)
-            exchange.offer(set(range(prepared.population.clients)))
+            number = prepared.population.clients
+            exchange.gather(set(range(number)), min(serving.wait, number), partial(time.sleep, 1))
             return GridEngine(job.context, job.context.door.run, exchange, serving.tell)
 
         return run_prepared(config, prepared, serving.out, serving.on_round, resume=serving.resume, clients=clients)
@@ -115,14 +116,3 @@ def _grid(endpoint: Endpoint, keys: Mapping[int, bytes]) -> Any:
         control.close()
         queue.close()
     return server_grid(endpoint, token)
-
-
-def _wait_for(reach: GridExchange, count: int, tell: Callable[[str], None]) -> None:
-    seen: Collection[int] = ()
-    while len(seen) < count:
-        now = reach.online
-        if len(now) != len(seen):
-            tell(f"{len(now)} clients are online, {count} are waited for")
-        seen = now
-        if len(seen) < count:
-            time.sleep(1)

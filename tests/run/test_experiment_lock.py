@@ -139,10 +139,13 @@ def test_an_older_ledger_is_refused_and_a_newer_one_is_counted(name: str, tmp_pa
     assert len(entries(path)) == 4 * releases
 
 
-def test_a_ledger_with_other_releases_is_refused_however_long_it_is(tmp_path: Path) -> None:
+def test_a_ledger_with_other_releases_is_refused_however_long_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configuration = case("dp-fedavg aggregate", training={"rounds": 3})
     interrupted(configuration, tmp_path / "a", 2)
     go(configuration, tmp_path / "b")
     copied(tmp_path / "b", tmp_path / "a")
+    with pytest.raises(LedgerError, match="is not as the run left it"):
+        go(configuration, tmp_path / "a", resume=True)
+    monkeypatch.setattr("fedveil.run.run.check_opening", lambda path: None)  # a ledger that opened beside the same files
     with pytest.raises(LedgerError, match="behind its checkpoint: it holds 3 releases, and not the one with number 1"):
         go(configuration, tmp_path / "a", resume=True)

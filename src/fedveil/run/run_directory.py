@@ -19,7 +19,7 @@ import numpy as np
 import tomli_w
 
 from fedveil import __version__
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, LedgerError
 from fedveil.ledger.ledger_head import head_path, read_head
 from fedveil.ledger.owner_only import owner_only, owner_only_folder
 
@@ -53,12 +53,20 @@ def create(path: Path) -> Path:
     return path
 
 
+def _says_none(ledger: Path) -> bool:
+    """Whether a ledger's head is there, and of a ledger without releases."""
+    try:
+        return head_path(ledger).is_file() and not read_head(ledger)[0]
+    except LedgerError:  # somebody else's file
+        return False
+
+
 def _unbegun(path: Path) -> bool:
     """Whether a run that writes _FIRST in this order left them, whole or as drafts; a user's own config.toml alone is none."""
     known = _names(path)
-    head, ledger = head_path(path / "ledger.sqlite"), path / "ledger.sqlite"
-    if head.is_file() and not ledger.exists() and not read_head(ledger)[0]:  # the ledger's head comes first, and says: none
-        known.discard(head.name)
+    ledger = path / "ledger.sqlite"
+    if not ledger.exists() and _says_none(ledger):  # the ledger's head comes first
+        known.discard(head_path(ledger).name)
     return known <= set(_FIRST) and (not known or _FIRST[0] in known) and _names(path / PRIVATE) <= set(_FIRST_PRIVATE)
 
 

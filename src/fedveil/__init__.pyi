@@ -19,6 +19,7 @@ from fedveil.methods.banded_mf import BandedMF as BandedMF
 from fedveil.methods.blur_lus import BlurLus as BlurLus
 from fedveil.methods.censor import Censor as Censor
 from fedveil.methods.dp_fedavg import DPFedAvg as DPFedAvg
+from fedveil.methods.dp_fedsam import DPFedSAM as DPFedSAM
 from fedveil.methods.dp_scaffold import DPScaffold as DPScaffold
 from fedveil.methods.dpa_ldp import DPALDP as DPALDP
 from fedveil.methods.fed_addp import FedADDP as FedADDP

@@ -43,6 +43,7 @@ PROVEN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("dp-fedavg", {}, {}),
     ("adaptive-clipping", {}, {}),
     ("dp-scaffold", {}, {}),
+    ("dp-fedsam", {}, {}),
     ("banded-mf", {}, {}),
     ("fedglp-adp", {}, {}),
     ("fedanc", {}, {}),

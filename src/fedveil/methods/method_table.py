@@ -5,6 +5,7 @@ METHOD_TABLE = {
     "dp-fedavg": "fedveil.methods.dp_fedavg:DPFedAvg",
     "adaptive-clipping": "fedveil.methods.adaptive_clipping:AdaptiveClipping",
     "dp-scaffold": "fedveil.methods.dp_scaffold:DPScaffold",
+    "dp-fedsam": "fedveil.methods.dp_fedsam:DPFedSAM",
     "banded-mf": "fedveil.methods.banded_mf:BandedMF",
     "fedglp-adp": "fedveil.methods.fedglp_adp:FedGLPADP",
     "fedanc": "fedveil.methods.fedanc:FedANC",

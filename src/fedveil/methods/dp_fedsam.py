@@ -1,0 +1,92 @@
+"""DP-FedSAM (Shi et al. 2023): clients look for flat minima by sharpness-aware minimisation; then DP-FedAvg's clip and noise.
+
+Only local training differs from DP-FedAvg, so its proof holds as it stands. Which coordinates `keep` leaves is a client's own
+secret: the clipped rest leaves under dense noise, so nothing of the choice shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from fedveil.errors import ConfigError
+from fedveil.methods.base import MethodConfig, Setting, calibrated, gaussian_plan
+from fedveil.release.plan import Fixed, Policy
+from fedveil.training.local import Local, Objective, Plain
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class DPFedSAM(MethodConfig):
+    """DP-FedAvg with sharpness-aware local training (Shi et al. 2023, "Make Landscape Flatter").
+
+    Args:
+        clip: C, L2 bound on each client's update.
+        rho: length of the way uphill, to the point at which a step takes its gradient; 0 for plain local training.
+        adaptive: measure that way relative to the size of each weight (ASAM), as the authors' program does.
+        keep: share of the update's coordinates, the largest, that are kept before the clip (DP-FedSAM-top_k); 1 for all.
+    """
+
+    name: Literal["dp-fedsam"] = "dp-fedsam"
+    reconstructed: ClassVar[str] = (
+        "how DP-FedSAM-top_k keeps coordinates: the largest of the whole update, before the clip, under noise on all"
+    )
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+    rho: float = Field(0.05, ge=0, allow_inf_nan=False)
+    adaptive: bool = False
+    keep: float = Field(1.0, gt=0, le=1)
+
+    def calibrate(self, s: Setting) -> Setting:
+        """Noise for the configured epsilon; DP-SGD has no price for a second gradient of the same batch."""
+        if s.example_clip is not None:
+            raise ConfigError(
+                "dp-fedsam takes two gradients of each batch, and the first, which says where the second is taken, would leave "
+                "without noise: DP-SGD has no price for that; set training.local = 'sgd'"
+            )
+        return calibrated(self, s)
+
+    def policy(self, s: Setting) -> Policy:
+        """The same clip and noise in every round."""
+        return Fixed(gaussian_plan(s, self.clip))
+
+    def objective(self, s: Setting) -> Objective:
+        return SharpnessAware(rho=self.rho, adaptive=self.adaptive, keep=self.keep)
+
+
+@dataclass(frozen=True)
+class SharpnessAware(Plain):
+    """Steps along the gradient at w + rho g / ||g||, g that at w (Foret et al. 2021; adaptive: ASAM, Kwon et al. 2021)."""
+
+    rho: float = 0.05
+    adaptive: bool = False
+    keep: float = 1.0
+
+    def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        """Two gradients of one batch; batch statistics follow the model itself, not the point uphill."""
+        loss = local.gradient(local, x, y)
+        if self.rho:
+            model = local.model
+            before, statistics = model.vector.clone(), model.buffers()
+            model.vector.add_(self._uphill(before, model.grad))
+            local.gradient(local, x, y)
+            model.vector.copy_(before)
+            model.load_buffers(statistics)
+        local.descend()
+        return loss
+
+    def finish(self, local: Local) -> Tensor:
+        """The update, without its smallest coordinates."""
+        update = super().finish(local)
+        dropped = len(update) - max(1, round(self.keep * len(update)))
+        update[update.abs().topk(dropped, largest=False).indices] = 0.0
+        return update
+
+    def _uphill(self, weights: Tensor, gradient: Tensor) -> Tensor:
+        """The way of length rho uphill [d]; relative to the weights it is rho w^2 g / ||w g||. Zero where the gradient is."""
+        scaled = weights * gradient if self.adaptive else gradient
+        way = weights * scaled if self.adaptive else scaled
+        uphill: Tensor = way * (self.rho / scaled.norm().clamp_min(1e-12))
+        return uphill

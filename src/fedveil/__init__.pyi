@@ -37,6 +37,7 @@ from fedveil.methods.noisy_fedavg import NoisyFedAvg as NoisyFedAvg
 from fedveil.methods.noisy_fedprox import NoisyFedProx as NoisyFedProx
 from fedveil.methods.sensitive_dp import SensitiveDP as SensitiveDP
 from fedveil.methods.soteria import Soteria as Soteria
+from fedveil.methods.time_adaptive import TimeAdaptive as TimeAdaptive
 from fedveil.methods.time_varying_dp import TimeVaryingDP as TimeVaryingDP
 from fedveil.models.adapter_files import save_adapter as save_adapter
 from fedveil.models.embed import embed as embed

@@ -44,6 +44,8 @@ PROVEN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("adaptive-clipping", {}, {}),
     ("dp-scaffold", {}, {}),
     ("dp-fedsam", {}, {}),
+    ("time-adaptive", DP_SGD, RECORD),
+    ("time-adaptive", {}, {}),
     ("banded-mf", {}, {}),
     ("fedglp-adp", {}, {}),
     ("fedanc", {}, {}),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedveil.accounting.accountant import calibrate
+from fedveil.accounting.accountant import AccountantName, calibrate
 from fedveil.accounting.selection import needed_noise_multiplier
 from fedveil.accounting.types import Event, View
 from fedveil.errors import ConfigError
@@ -18,7 +18,7 @@ ROUNDING = 1e-6
 """Relative slack between a calibrated noise and what a budget admits: noise levels are float32, budgets exact."""
 
 
-def calibrated(method: Method, s: Setting) -> Setting:
+def calibrated(method: Method, s: Setting, accountant: AccountantName = "auto") -> Setting:
     """The setting with the smallest noise multiplier whose proven epsilon, in the run's view, is at most the target.
 
     Clients with caps of their own each get the noise multiplier of theirs.
@@ -33,7 +33,7 @@ def calibrated(method: Method, s: Setting) -> Setting:
         if s.selection is not None and (law := s.selection.law) is not None:
             pair = s.scope.adjacency
             return needed_noise_multiplier(law, planned, epsilon, s.delta, adjacency=pair) * (1 + 2 * ROUNDING)
-        return calibrate(epsilon, s.delta, planned, adjacency=s.scope.adjacency) * (1 + 2 * ROUNDING)
+        return calibrate(epsilon, s.delta, planned, accountant=accountant, adjacency=s.scope.adjacency) * (1 + 2 * ROUNDING)
 
     caps = _client_caps(method, s)
     groups = [BudgetGroup(e, frozenset(c for c, cap in enumerate(caps) if cap == e), noise(e)) for e in sorted(set(caps))]

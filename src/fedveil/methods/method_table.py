@@ -6,6 +6,7 @@ METHOD_TABLE = {
     "adaptive-clipping": "fedveil.methods.adaptive_clipping:AdaptiveClipping",
     "dp-scaffold": "fedveil.methods.dp_scaffold:DPScaffold",
     "dp-fedsam": "fedveil.methods.dp_fedsam:DPFedSAM",
+    "time-adaptive": "fedveil.methods.time_adaptive:TimeAdaptive",
     "banded-mf": "fedveil.methods.banded_mf:BandedMF",
     "fedglp-adp": "fedveil.methods.fedglp_adp:FedGLPADP",
     "fedanc": "fedveil.methods.fedanc:FedANC",

@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedveil.accounting.accountant import calibrate
 from fedveil.accounting.types import Event, View
 from fedveil.methods.adaptive import refuse_dp_sgd
 from fedveil.methods.base import Method, Setting, calibrated, gaussian_plan, gaussian_releases
-from fedveil.methods.calibration import ROUNDING
-from fedveil.methods.run_cost import releases_to
 from fedveil.release.cost import event_of
 from fedveil.release.plan import Plan, Released, Upload
 from fedveil.training.local import State
@@ -60,11 +57,4 @@ def scheduled_releases(policy: Scheduled, s: Setting, view: View) -> list[Event]
 def calibrated_schedule(method: Method, s: Setting) -> Setting:
     """The noise for the configured epsilon; where sampling amplifies, by Renyi accounting, as the budget of unequal rounds is."""
     refuse_dp_sgd(s, method.name)
-    if not s.amplified or s.scope.view is View.SERVER or s.noise_multiplier is not None or s.epsilon is None:
-        return calibrated(method, s)
-
-    def planned(z: float) -> list[Event]:
-        return releases_to(method, replace(s, noise_multiplier=z), s.scope.view)
-
-    z = calibrate(s.epsilon, s.delta, planned, accountant="rdp", adjacency=s.scope.adjacency)
-    return replace(s, noise_multiplier=z * (1 + 2 * ROUNDING))
+    return calibrated(method, s, accountant="rdp" if s.amplified and s.scope.view is not View.SERVER else "auto")

@@ -1,0 +1,126 @@
+"""Time-adaptive spending (Kiani et al. 2025): clients save privacy in early rounds, each within an epsilon of its own.
+
+Which round costs which client what is fixed before the data are touched, so the proof is composition along a known plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedveil.accounting.types import Event, View
+from fedveil.methods.base import MethodConfig, Setting, calibrated, gaussian_plan, planned_releases
+from fedveil.release.plan import Plan, Policy, Released, Upload
+from fedveil.training.local import State
+
+
+class TimeAdaptive(MethodConfig):
+    """DP-FedAvg, or DP-SGD inside the clients, which spends less in its first rounds; groups of clients have caps of their own.
+
+    Args:
+        clip: C, L2 bound on an update; where caps differ, smaller for strict clients and larger for others. Not for DP-SGD.
+        epsilons: the cap of each group, the largest equal to privacy.epsilon (server view); empty: all clients have that one.
+        shares: of the clients in each group, by client number from 0 on; empty: equal shares.
+        save_until: the part of the rounds in which a group saves; one number for all groups, or one for each.
+        saving: what a saving round spends: mu of an upload, or the sampling rate of records (DP-SGD), times this.
+    """
+
+    name: Literal["time-adaptive"] = "time-adaptive"
+    reconstructed: ClassVar[str] = (
+        "all but what notes about the paper say; the paper samples clients less often in saving rounds and hides who took part, "
+        "here uploads have more noise, or records are sampled less often; the defaults are guesses"
+    )
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+    epsilons: tuple[float, ...] = ()
+    shares: tuple[float, ...] = ()
+    save_until: tuple[float, ...] = (0.25,)
+    saving: float = Field(0.5, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _fit(self) -> Self:
+        groups = max(1, len(self.epsilons))
+        if len(set(self.epsilons)) < len(self.epsilons) or not all(e > 0 for e in self.epsilons):
+            raise ValueError(f"method.epsilons = {list(self.epsilons)}: give each group another epsilon > 0")
+        if self.shares and (len(self.shares) != groups or min(self.shares) <= 0 or abs(sum(self.shares) - 1) > 1e-9):
+            raise ValueError(f"method.shares = {list(self.shares)}: give {groups} numbers > 0, one for each epsilon, of sum 1")
+        if len(self.save_until) not in (1, groups) or not all(0 <= part <= 1 for part in self.save_until):
+            raise ValueError(
+                f"method.save_until = {list(self.save_until)}: give one number from 0 to 1, or one for each of method.epsilons"
+            )
+        return self
+
+    def client_epsilons(self, s: Setting) -> Sequence[float]:
+        """The caps of the groups, one group after the other."""
+        if not self.epsilons:
+            return ()
+        shares = self.shares or (1 / len(self.epsilons),) * len(self.epsilons)
+        ends = [round(sum(shares[: i + 1]) * s.clients) for i in range(len(shares))]
+        sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        return [epsilon for epsilon, size in zip(self.epsilons, sizes, strict=True) for _ in range(size)]
+
+    def calibrate(self, s: Setting) -> Setting:
+        """Noise for each cap; where sampling amplifies by Renyi accounting, as the budget of unequal rounds is."""
+        sampled = s.example_clip is not None or (s.amplified and s.scope.view is not View.SERVER)
+        return calibrated(self, s, accountant="rdp" if sampled and self.saving < 1 and any(self.save_until) else "auto")
+
+    def policy(self, s: Setting) -> Policy:
+        return SavedAndSpent(self, s)
+
+    def releases(self, s: Setting, view: View) -> list[Event]:
+        """The saving rounds and the others, of one client as many as it may be in, the dear ones first."""
+        spending = min(s.participations, s.rounds - self.saving_rounds(s))
+        kinds = ((self.plan(s, saves=False), spending), (self.plan(s, saves=True), s.participations - spending))
+        return [e for plan, rounds in kinds if rounds for e in planned_releases(plan, replace(s, rounds=rounds), view)]
+
+    def saving_rounds(self, s: Setting) -> int:
+        """How many of the first rounds clients with this setting's cap save in."""
+        group = self.epsilons.index(s.epsilon) if s.epsilon in self.epsilons else 0
+        return round(self.save_until[min(group, len(self.save_until) - 1)] * s.rounds) if self.saving < 1 else 0
+
+    def multiplier(self, s: Setting, *, saves: bool) -> float:
+        """z of an upload."""
+        return s.z / self.saving if saves else s.z
+
+    def plan(self, s: Setting, *, saves: bool) -> Plan:
+        """A round's plan where all clients have the setting's noise."""
+        step = s.dp_sgd()
+        if step is None:
+            return gaussian_plan(replace(s, noise_multiplier=self.multiplier(s, saves=saves)), self.clip)
+        part = self.saving if saves else 1.0
+        return Plan(dp_sgd=replace(step, rate=part * step.rate, expected=part * step.expected))
+
+
+@dataclass(frozen=True)
+class SavedAndSpent:
+    """Each client by its own noise and its own saving rounds, which are known beforehand."""
+
+    method: TimeAdaptive
+    setting: Setting
+
+    def start(self) -> State:
+        return {}
+
+    def plan(self, released: Released, state: State) -> Plan:
+        """c_n = C h / z_n with noise C h, h the harmonic mean of all clients' z_n: all uploads carry the same noise."""
+        one = self.setting.of(released.client)
+        plan = self.method.plan(one, saves=self._saves(one, released.round))
+        if not self.setting.groups or plan.dp_sgd is not None:
+            return plan
+        shrunk = self._harmonic(released.round) / self._multiplier(one, released.round)
+        return replace(plan, clip=plan.clip * shrunk, noise_std=plan.noise_std * shrunk)
+
+    def observe(self, state: State, upload: Upload) -> State:
+        return state
+
+    def _saves(self, one: Setting, round: int) -> bool:
+        return round < self.method.saving_rounds(one)
+
+    def _multiplier(self, one: Setting, round: int) -> float:
+        return self.method.multiplier(one, saves=self._saves(one, round))
+
+    def _harmonic(self, round: int) -> float:
+        s = self.setting
+        return s.clients / sum(len(g.clients) / self._multiplier(s.of_group(g), round) for g in s.groups)

@@ -109,6 +109,14 @@ def test_refused_coefficients(coefficients: tuple[float, ...]) -> None:
         banded(coefficients)
 
 
+def test_a_band_above_the_separation_is_priced_with_its_overlaps_or_not_at_all() -> None:
+    """T = 4, rounds 0 and 2: columns (1, 1/2, 3/8, 0) and (0, 0, 1, 1/2) overlap in round 2; signs could make them cancel."""
+    wide = banded(rounds=4, rule=Participation(2, 2))
+    assert wide.sensitivity == pytest.approx(math.sqrt(1 + 0.25 + 1.375**2 + 0.25), rel=1e-15)
+    with pytest.raises(ConfigError, match="needs coefficients >= 0 that never grow"):
+        banded((1.0, -0.5, 0.25), rounds=4, rule=Participation(2, 2)).price(1.0, None, 0)
+
+
 def test_the_run_is_charged_once() -> None:
     """Its sensitivity by hand: two rounds of a client, three apart, whose columns do not overlap."""
     mechanism = banded((1.0, 0.5), rounds=6)
@@ -116,11 +124,6 @@ def test_the_run_is_charged_once() -> None:
     assert mechanism.price(0.5, None, 0) == Gaussian(0.5 * mechanism.sensitivity)
     assert mechanism.price(0.5, 0.1, 0) == Gaussian(0.5 * mechanism.sensitivity)  # sampling earns nothing
     assert {mechanism.price(0.5, None, t) for t in (1, 2, 99)} == {Gaussian(0.0)}
-
-
-def test_a_band_above_the_separation_has_no_price() -> None:
-    with pytest.raises(ConfigError, match="above the separation of 3 rounds"):
-        banded((1.0, 0.5, 0.5, 0.25)).price(0.5, None, 0)
 
 
 @pytest.mark.parametrize("round", [-1, 6, 7])

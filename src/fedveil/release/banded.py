@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from fedveil.accounting.matrix_factorisation import banded_sensitivity
+from fedveil.accounting.matrix_factorisation import banded_sensitivity, toeplitz_sensitivity
 from fedveil.accounting.types import Event, Gaussian
 from fedveil.errors import ConfigError, LedgerError
 from fedveil.release.noise_mechanism import Participation
@@ -37,7 +37,8 @@ class Banded:
     """The mechanism. It is charged once, in round 0, for all rounds, whose plans must be the same (`NoiseMemory.hold_to`).
 
     Args:
-        coefficients: c_0 = 1, c_1, ..., each a multiple of 2^-10; as many as the band is wide, at most the separation.
+        coefficients: c_0 = 1, c_1, ..., each a multiple of 2^-10; as many as the band is wide. A client's columns overlap in a
+            band above the separation: then they must be >= 0 and never grow.
         rounds: T, after which nothing is released. participation: what the sampler enforces.
     """
 
@@ -58,7 +59,9 @@ class Banded:
     @cached_property
     def sensitivity(self) -> float:
         """Of C X to one client under `participation`, for updates of norm 1."""
-        return banded_sensitivity(self.coefficients, self.rounds, self.participation.separation, self.participation.times)
+        times, separation = self.participation.times, self.participation.separation
+        of = banded_sensitivity if len(self.coefficients) <= separation else toeplitz_sensitivity
+        return of(self.coefficients, self.rounds, separation, times)
 
     def price(self, mu: float, rate: float | None, round: int) -> Event:
         """One Gaussian of the run's sensitivity in round 0, nothing afterwards; sampling earns nothing."""

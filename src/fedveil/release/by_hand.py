@@ -89,7 +89,7 @@ def _slopes(each: Tensor, taps: list[Tap], parameters: Iterable[Tensor]) -> list
     if not each.requires_grad:
         return [None] * len(taps)
     behind = [*(tap.output for tap in taps), *parameters]
-    found = torch.autograd.grad(each.sum(), behind, allow_unused=True)
+    found = torch.autograd.grad(each, behind, torch.ones_like(each), allow_unused=True)
     if any(slope is not None for slope in found[len(taps) :]):
         raise NotByHand
     return list(found[: len(taps)])

@@ -6,6 +6,7 @@ sums in float64 err by no more than is charged for (docs/exact-release.md), howe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -152,8 +153,8 @@ def clipped_sum(blocks: Sequence[Block], clip: float) -> Tensor:
     An example whose gradient is not finite counts as zero.
     """
     size = norms(blocks)
-    finite = size.isfinite()
-    if not bool(finite.all()):
-        blocks = [block.without(~finite) for block in blocks]
-    factors = (clip / size.clamp_min(1e-300)).clamp_max(1.0).where(finite, size.new_zeros(()))
-    return weighted_sum(blocks, factors)
+    if not math.isfinite(float(size.max())):  # NaN where one is
+        wrong = ~size.isfinite()
+        blocks = [block.without(wrong) for block in blocks]
+        size = size.masked_fill(wrong, math.inf)
+    return weighted_sum(blocks, (clip / size.clamp_min(1e-300)).clamp_max(1.0))

@@ -48,10 +48,8 @@ class Examples:
 
     def first(self, values: Tensor) -> Tensor:
         """The values with the examples as first dimension, [n, ...]; what is folded comes next to where they were."""
-        if self.dim == 0 and self.fold == 1:
-            return values
-        parts = torch.unflatten(values, self.dim, (self.n, self.fold)).movedim(self.dim, 0)
-        return parts.squeeze(self.dim + 1) if self.fold == 1 else parts
+        parts = values if self.fold == 1 else torch.unflatten(values, self.dim, (self.n, self.fold))
+        return parts.movedim(self.dim, 0)
 
     def places(self, values: Tensor) -> Tensor:
         """The values [..., k] as [n, places, k]."""

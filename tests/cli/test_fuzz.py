@@ -44,14 +44,14 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         import fedveil.run.run as module
 
-        real = module.Checkpoints.save
+        real = module.Checkpoints.begin
 
         def save(self: object, progress: object) -> None:
             if getattr(progress, "round", 0) == 1:
                 raise KeyboardInterrupt
             real(self, progress)  # type: ignore[arg-type]
 
-        patch.setattr(module.Checkpoints, "save", save)
+        patch.setattr(module.Checkpoints, "begin", save)
         run(parse(sections), folder / "interrupted")
     return {name: folder / name for name in ("finished", "interrupted")}
 

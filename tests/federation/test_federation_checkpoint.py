@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import SafetensorError
 
 from federation_runs import assert_same, bits, charged, config, every_method, job
@@ -107,6 +108,43 @@ def test_states_are_rewritten_only_when_they_change(tmp_path: Path) -> None:
     one = bits(progress.privates[next(iter(progress.privates))]["window"])
     assert len(progress.privates) > 2
     assert max(sizes) < 2 * len(one) + 3000
+
+
+def test_a_model_is_written_once(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    last = until(RUNS["fedavg-aggregate"], tmp_path / "a", 2, Checkpoints(folder, ME))
+    assert sorted(path.name for path in folder.glob("global-*")) == ["global-1.safetensors", "global-2.safetensors"]
+    assert (folder / "global-2.safetensors").stat().st_size < 1.5 * last.model.nbytes
+    loaded = Checkpoints(folder, ME).load()
+    assert loaded is not None
+    assert_same(loaded, last)
+
+
+def test_a_model_that_was_changed_in_place_is_written_again(tmp_path: Path) -> None:
+    saved = Checkpoints(tmp_path / "saved", ME)
+    last = until(RUNS["fedavg-aggregate"], tmp_path / "a", 1, saved)
+    last.round, last.previous, last.model = 2, last.model, last.model.clone()
+    last.previous.add_(1)
+    last.history.append({"round": 1})
+    saved.save(last)
+    loaded = Checkpoints(tmp_path / "saved", ME).load()
+    assert loaded is not None
+    assert loaded.previous is not None
+    assert loaded.previous.equal(last.previous)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.bool, torch.uint8, torch.int16])
+def test_any_tensor_comes_back_as_it_was(dtype: torch.dtype, tmp_path: Path) -> None:
+    odd = torch.arange(6).remainder(2).to(dtype)
+    tree = {"a": odd, "b": torch.arange(12.0).view(3, 4).t(), "c": [torch.tensor(7), torch.zeros(0)], "d": (odd[1:4], {3: "x"})}
+    plain_state.write_whole(tmp_path / "tree", plain_state.tree_parts(tree))
+    found = plain_state.read_tree(tmp_path / "tree")
+    assert list(found) == list(tree)
+    for one, other in ((found["a"], odd), (found["b"], tree["b"]), (found["c"][0], torch.tensor(7)), (found["d"][0], odd[1:4])):
+        assert one.dtype == other.dtype
+        assert one.equal(other)
+    assert found["c"][1].shape == (0,)
+    assert found["d"][1] == {3: "x"}
 
 
 def test_a_foreign_or_damaged_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_a_resumed_run_leaves_out_the_same(tmp_path: Path, monkeypatch: pytest.M
 
     configuration = config("training.clients_per_round=4", haste=2.0)
     whole = run(configuration, tmp_path / "whole")
-    real = module.Checkpoints.save
+    real = module.Checkpoints.begin
 
     def save(self: Any, progress: Any) -> None:
         if progress.round == 6:
@@ -196,7 +196,7 @@ def test_a_resumed_run_leaves_out_the_same(tmp_path: Path, monkeypatch: pytest.M
         real(self, progress)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(module.Checkpoints, "save", save)
+        patch.setattr(module.Checkpoints, "begin", save)
         run(configuration, tmp_path / "cut")
     again = run(configuration, tmp_path / "cut", resume=True)
     assert torch.equal(again.model.vector, whole.model.vector)

@@ -113,14 +113,14 @@ def test_an_older_ledger_is_refused_and_a_newer_one_is_counted(name: str, tmp_pa
     with pytest.MonkeyPatch.context() as patch:
         import fedveil.run.run as module
 
-        real = module.Checkpoints.save
+        real = module.Checkpoints.begin
 
         def save(self: module.Checkpoints, progress: module.Progress) -> None:
             real(self, progress)
             if progress.round == 3:
                 raise KeyboardInterrupt
 
-        patch.setattr(module.Checkpoints, "save", save)
+        patch.setattr(module.Checkpoints, "begin", save)
         with pytest.raises(KeyboardInterrupt):
             go(configuration, path, resume=True)
     copied(path, tmp_path / "new")

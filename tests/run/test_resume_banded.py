@@ -75,14 +75,14 @@ def before_the_server(at: int, patch: pytest.MonkeyPatch) -> None:
 
 def before_the_checkpoint(at: int, patch: pytest.MonkeyPatch) -> None:
     """Killed when the release had left and the model had moved."""
-    real = module.Checkpoints.save
+    real = module.Checkpoints.begin
 
     def save(self: Any, progress: Any) -> None:
         if progress.round == at + 1:
             die()
         real(self, progress)
 
-    patch.setattr(module.Checkpoints, "save", save)
+    patch.setattr(module.Checkpoints, "begin", save)
 
 
 MOMENTS: list[Callable[[int, pytest.MonkeyPatch], None]] = [

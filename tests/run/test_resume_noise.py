@@ -20,7 +20,7 @@ ROUNDS, KILLED = 4, 1
 def released(configuration: Any, path: Path, kept: Path, *, resume: bool = False, kill: bool = False) -> None:
     """Run, keep what each round released, and perhaps die by SIGKILL before round `KILLED` is saved."""
     kept.mkdir()
-    step, save = fitting._step, module.Checkpoints.save
+    step, save = fitting._step, module.Checkpoints.begin
 
     def keeping(federation: Any, progress: Any, uploads: Any) -> None:
         torch.save([u.vector.clone() for u in uploads], kept / str(progress.round))
@@ -34,7 +34,7 @@ def released(configuration: Any, path: Path, kept: Path, *, resume: bool = False
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fitting, "_step", keeping)
         if kill:
-            patch.setattr(module.Checkpoints, "save", dying)
+            patch.setattr(module.Checkpoints, "begin", dying)
         go(configuration, path, resume=resume)
 
 

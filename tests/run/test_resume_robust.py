@@ -33,7 +33,7 @@ def test_clients_of_an_interrupted_round_count_as_having_taken_part(most: int, a
     for _ in range(2):  # the second time before anything more is saved
         if (tmp_path / "a").exists():
             with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-                patch.setattr(module.Checkpoints, "save", _interrupt)
+                patch.setattr(module.Checkpoints, "begin", _interrupt)
                 go(configuration, tmp_path / "a", resume=True)
         else:
             interrupted(configuration, tmp_path / "a", at)

@@ -133,7 +133,7 @@ def test_the_cap_holds_release_by_release_when_another_run_is_faster(tmp_path: P
 
 def interrupted(configuration: Config, path: Path) -> None:
     """A run that ends between the charges of its second round and the checkpoint."""
-    real = module.Checkpoints.save
+    real = module.Checkpoints.begin
 
     def save(self: Any, progress: Any) -> None:
         if progress.round == 2:
@@ -141,7 +141,7 @@ def interrupted(configuration: Config, path: Path) -> None:
         real(self, progress)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(module.Checkpoints, "save", save)
+        patch.setattr(module.Checkpoints, "begin", save)
         run(configuration, path)
 
 

@@ -48,15 +48,15 @@ def interrupted(configuration: Config, path: Path, at: int) -> None:
     """A run that ends between the charge of round `at` and its checkpoint."""
     import fedveil.run.run as module
 
-    real = module.Checkpoints.save
+    real = module.Checkpoints.begin
 
-    def save(self: Any, progress: Any) -> None:
+    def begin(self: Any, progress: Any) -> None:
         if progress.round == at:
             raise KeyboardInterrupt
         real(self, progress)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(module.Checkpoints, "save", save)
+        patch.setattr(module.Checkpoints, "begin", begin)
         go(configuration, path)
 
 

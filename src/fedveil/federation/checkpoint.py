@@ -2,11 +2,13 @@
 
     head.json            the run, the round, digests of what to read, the ledger's position: replaced last, by renaming
     journal.jsonl        one line a round: the history's row, who took part, whose cap is spent; the length in the head counts
-    global-R.safetensors models, buffers, server optimiser and common policy state after round R
+    global-R.safetensors model, buffers, server optimiser and common policy state after round R; that of the round before is
+                         kept for its model, which is the model before the last step
     states-R.safetensors states of the clients whose states changed in round R, kept while one of them is still current
 
 They hold private states, so they are for their owner alone (modes 700 and 600).
-What a round did not change is not written again, so a round costs the same with any number of clients.
+What a round did not change is not written again, so a round costs the same with any number of clients, and a model is written
+once. `begin` writes beside whatever else is done, in a thread; nothing may be released before `finish`.
 """
 
 from __future__ import annotations
@@ -14,14 +16,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.federation.plain_state import decode, encode, read_tree, sync, sync_folder, tree_bytes, write_whole
+from fedveil.federation.plain_state import decode, encode, own_copy, read_tree, sync, sync_folder, tree_parts, write_whole
 from fedveil.federation.progress import Progress
+from fedveil.federation.unsaved_round import RoundWriter, SavedModel, UnsavedRound
 from fedveil.ledger.ledger_head import read_head
 from fedveil.ledger.owner_only import owner_only, owner_only_folder
 
@@ -45,11 +49,18 @@ class Checkpoints:
         self._current: dict[int, int] = {}
         self._seen: dict[int, int] = {}
         self._spent: set[int] = set()
+        self._models: list[SavedModel] = []
+        self._writer: RoundWriter | None = None
 
     @property
     def rounds(self) -> int:
         """Rounds that are saved."""
         return self._round
+
+    @property
+    def writing(self) -> bool:
+        """Whether a round is on its way to the disk."""
+        return self._writer is not None and self._writer.is_alive()
 
     def save(self, progress: Progress) -> None:
         """Write what the last round changed; when this returns, the run can go on from here, whatever happens.
@@ -57,13 +68,37 @@ class Checkpoints:
         Raises:
             FedveilError: the disk is full or may not be written; what was saved before is untouched.
         """
-        try:
-            self._save(progress)
-        except OSError as problem:
+        self.begin(progress)
+        self.finish()
+
+    def begin(self, progress: Progress) -> None:
+        """Begin to write what the last round changed, beside whatever else is done before `finish`.
+
+        Until then nothing may be released, or a crash would repeat more than one round; and the models, the server's state and
+        the batch statistics of `progress` may be replaced, but not changed in place.
+        """
+        self.finish()
+        done = self._changes(progress)
+        self._writer = RoundWriter(progress.round, lambda: self._write(done))
+        self._writer.start()
+
+    def finish(self) -> None:
+        """Wait until the round that was begun is saved.
+
+        Raises:
+            FedveilError: the disk is full or may not be written; what was saved before is untouched.
+        """
+        if (writer := self._writer) is None:
+            return
+        writer.join()
+        self._writer = None
+        if isinstance(problem := writer.problem, OSError):
             raise FedveilError(
-                f"cannot save round {progress.round} in {self.folder}: {problem.strerror or problem}; the {self._round} rounds "
+                f"cannot save round {writer.round} in {self.folder}: {problem.strerror or problem}; the {self._round} rounds "
                 f"before are safe: make room or give permission, then resume the run"
             ) from problem
+        if problem is not None:
+            raise problem
 
     def load(self) -> Progress | None:
         """The saved progress, or None when no round was finished.
@@ -88,37 +123,52 @@ class Checkpoints:
 
     # --- writing ---
 
-    def _save(self, progress: Progress) -> None:
-        owner_only_folder(self.folder)
-        took_part = [c for c, k in progress.seen.items() if self._seen.get(c) != k]
-        changed = [c for c in took_part if c in progress.policies or c in progress.privates]
+    def _changes(self, progress: Progress) -> UnsavedRound:
         r = progress.round
+        took_part = {c: k for c, k in progress.seen.items() if self._seen.get(c) != k}
+        changed = [c for c in took_part if c in progress.policies or c in progress.privates]
         current = self._current | dict.fromkeys(changed, r)
         changed = [*changed, *self._crowded(current)]
         current.update(dict.fromkeys(changed, r))
-        if changed:
-            self._write_tree(
-                f"states-{r}",
-                {str(c): {"policy": progress.policies.get(c), "private": progress.privates.get(c)} for c in changed},
-            )
-        parts = ("model", "previous", "buffers", "common", "server", "average")
-        self._write_tree(f"global-{r}", {part: getattr(progress, part) for part in parts})
+        states = {str(c): {"policy": own_copy(progress.policies.get(c)), "private": progress.privates.get(c)} for c in changed}
+        parts = {part: getattr(progress, part) for part in ("model", "buffers", "server", "average")}
+        parts["common"] = own_copy(progress.common)
+        before = progress.previous
+        previous = next((saved.file for saved in self._models if before is not None and saved.holds(before)), None)
+        if before is not None and previous is None:
+            parts["previous"] = before
         spent = sorted(progress.spent - self._spent)
-        rows = [] if not r else [{"record": progress.history[-1], "seen": took_part, "states": changed, "spent": spent}]
-        lines = "".join(json.dumps(encode(row, {}, "")) + "\n" for row in rows).encode()
-        length = self._append(lines)
+        rows = [] if not r else [{"record": progress.history[-1], "seen": [*took_part], "states": changed, "spent": spent}]
+        line = "".join(json.dumps(encode(row, {}, "")) + "\n" for row in rows).encode()
+        position = None if self.ledger is None else read_head(self.ledger)
+        return UnsavedRound(r, took_part, states, current, parts, previous, line, spent, position)
+
+    def _write(self, done: UnsavedRound) -> None:
+        owner_only_folder(self.folder)
+        r, name = done.number, f"global-{done.number}"
+        if done.states:
+            self._write_tree(f"states-{r}", done.states)
+        self._write_tree(name, done.parts)
+        length = self._append(done.line)
         sync_folder(self.folder)  # what the head names is there before the head
         written = self._written.copy()
-        written.update(lines)
-        keep = [f"global-{r}", *(f"states-{k}" for k in sorted(set(current.values())))]
-        digests = {_JOURNAL: written.hexdigest(), **{name: self._digests[name] for name in keep}}
-        position = None if self.ledger is None else read_head(self.ledger)
-        head = {"identity": self.identity, "round": r, "journal": length, "sha256": digests, "ledger": position}
+        written.update(done.line)
+        keep = {name, done.previous or name, *(f"states-{k}" for k in done.current.values())}
+        digests = {_JOURNAL: written.hexdigest(), **{file: self._digests[file] for file in sorted(keep)}}
+        head = {
+            "identity": self.identity,
+            "round": r,
+            "journal": length,
+            "previous": done.previous,
+            "sha256": digests,
+            "ledger": done.position,
+        }
         write_whole(self.folder / _HEAD, json.dumps(head).encode())
         sync_folder(self.folder)
-        self._round, self._length, self._written, self._digests, self._current = r, length, written, digests, current
-        self._seen.update({c: progress.seen[c] for c in took_part})
-        self._spent.update(spent)
+        self._round, self._length, self._written, self._digests, self._current = r, length, written, digests, done.current
+        self._seen.update(done.took_part)
+        self._spent.update(done.spent)
+        self._models = [SavedModel.of(name, done.parts["model"]), *(m for m in self._models if m.file == done.previous)]
         self._sweep()
 
     def _crowded(self, current: dict[int, int]) -> list[int]:
@@ -140,9 +190,15 @@ class Checkpoints:
             return file.tell()
 
     def _write_tree(self, name: str, tree: dict[str, Any]) -> None:
-        content = tree_bytes(tree)
-        self._digests[name] = hashlib.sha256(content).hexdigest()
-        write_whole(self.folder / f"{name}.safetensors", content)
+        digest = hashlib.sha256()
+
+        def hashed() -> Iterator[bytes | memoryview]:
+            for part in tree_parts(tree):
+                digest.update(part)
+                yield part
+
+        write_whole(self.folder / f"{name}.safetensors", hashed())
+        self._digests[name] = digest.hexdigest()
 
     def _sweep(self) -> None:
         keep = {_HEAD, _JOURNAL, *(f"{name}.safetensors" for name in self._digests)}
@@ -161,7 +217,11 @@ class Checkpoints:
         if written.hexdigest() != self._digests[_JOURNAL]:
             raise ValueError(f"{_JOURNAL} is not as it was written")
         rows = [decode(json.loads(line), {}) for line in journal.splitlines()]
-        whole = self._read_tree(f"global-{head['round']}")
+        whole = self._read_tree(name := f"global-{head['round']}")
+        models = [SavedModel.of(name, whole["model"])]
+        if head["previous"] is not None:
+            whole["previous"] = self._read_tree(head["previous"])["model"]
+            models.append(SavedModel.of(head["previous"], whole["previous"]))
         progress = Progress(head["round"], **whole, history=[row["record"] for row in rows])
         current: dict[int, int] = {}
         for number, row in enumerate(rows, start=1):
@@ -179,6 +239,7 @@ class Checkpoints:
                             kept[c] = state
         self._round, self._length, self._written = head["round"], head["journal"], written
         self._current, self._seen, self._spent = current, dict(progress.seen), set(progress.spent)
+        self._models = models
         return progress
 
     def _read_tree(self, name: str) -> dict[str, Any]:

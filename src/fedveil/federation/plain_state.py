@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,25 +17,50 @@ from fedveil.errors import FedveilError
 from fedveil.ledger.owner_only import owner_only
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 _sync = os.fsync
 
 
-def tree_bytes(tree: dict[str, Any]) -> bytes:
-    """A tree of plain values as a safetensors file, the tree in its metadata.
+def tree_parts(tree: dict[str, Any]) -> Iterator[bytes | memoryview]:
+    """A tree of plain values as the parts of a safetensors file: the tree in its metadata, and the tensors as they lie there.
 
     Raises:
         FedveilError: it holds a value that is not plain.
     """
     tensors: dict[str, Tensor] = {}
-    text = json.dumps(encode(tree, tensors, ""))
-    own = {key: value.detach().clone().contiguous() for key, value in tensors.items()}
-    return save(own, {"tree": text})
+    head: dict[str, Any] = {"__metadata__": {"tree": json.dumps(encode(tree, tensors, ""))}}
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)  # so that each lies at a multiple of its items' size
+    end = 0
+    for key, value in ordered:
+        start, end = end, end + value.nbytes
+        head[key] = {"dtype": _kind(value.dtype), "shape": list(value.shape), "data_offsets": [start, end]}
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for _, value in ordered:
+        yield _memory(value)
+
+
+def _memory(tensor: Tensor) -> memoryview:
+    import torch
+
+    return tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+@cache
+def _kind(dtype: torch.dtype) -> str:
+    """Its name in the format, as the library writes it."""
+    import torch
+
+    file = save({"x": torch.empty(0, dtype=dtype)})
+    name: str = json.loads(file[8 : 8 + int.from_bytes(file[:8], "little")])["x"]["dtype"]
+    return name
 
 
 def read_tree(path: Path) -> dict[str, Any]:
-    """The tree that `tree_bytes` made the file of."""
+    """The tree that `tree_parts` made the file of."""
     with safe_open(path, "pt") as file:
         tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
         tree: dict[str, Any] = decode(json.loads(file.metadata()["tree"]), tensors)
@@ -75,12 +102,28 @@ def decode(value: Any, tensors: dict[str, Tensor]) -> Any:
     return items if kind == "list" else tuple(items)
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Plain state with each tensor changed."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: mapped(change, part) for key, part in value.items()}
+    return type(value)(mapped(change, part) for part in value) if type(value) in (list, tuple) else value
+
+
+def own_copy(value: Any) -> Any:
+    """Plain state with tensors of its own."""
+    return mapped(lambda tensor: tensor.detach().clone(), value)
+
+
+def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
     """Write a file for its owner alone, synced, by renaming: either all of it is there, or what was there before."""
     draft = path.with_name(path.name + ".part")
     try:
         with open(draft, "wb", opener=owner_only) as file:
-            file.write(content)
+            file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
             sync(file.fileno())
         draft.replace(path)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fedveil.errors import ConfigError, UpdateRefused
+from fedveil.federation.plain_state import mapped
 from fedveil.release.cost import promises
 from fedveil.release.dpsgd import PerExampleGradient, step_noise
 from fedveil.release.per_example import per_example_gradients
@@ -214,7 +215,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
         context.randomness.generator("batches", t, task.client),
         round=t,
         support=None if executed is None else executed.support,
-        state=_mapped(lambda tensor: tensor.to(device), task.private),
+        state=mapped(lambda tensor: tensor.to(device, copy=True), task.private),  # the old one may be on its way to the disk
         normal=_Normals(context.randomness, (t, task.client), device),
         client=task.client,
         plan=executed,
@@ -267,16 +268,7 @@ def _kept(model: FlatModel, value: Any) -> Any:
     def own(tensor: Tensor) -> Tensor:
         return tensor.to("cpu", copy=_dense(tensor) and tensor.untyped_storage().data_ptr() in memory)
 
-    return _mapped(own, value)
-
-
-def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Plain state with each tensor changed."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: _mapped(change, part) for key, part in value.items()}
-    return type(value)(_mapped(change, part) for part in value) if type(value) in (list, tuple) else value
+    return mapped(own, value)
 
 
 class _Normals:

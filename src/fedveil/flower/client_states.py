@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 
 from fedveil.errors import FedveilError
-from fedveil.federation.plain_state import read_tree, sync_folder, tree_bytes, write_whole
+from fedveil.federation.plain_state import read_tree, sync_folder, tree_parts, write_whole
 from fedveil.ledger.owner_only import owner_only_folder
 from fedveil.training.local import State
 
@@ -82,7 +82,7 @@ class ClientStates:
         for folder in (self.folder.parent, self.folder):
             owner_only_folder(folder)
         tree = {**vars(generation), "answer": torch.frombuffer(bytearray(generation.answer), dtype=torch.uint8)}
-        write_whole(self._path(round), tree_bytes(tree))
+        write_whole(self._path(round), tree_parts(tree))
         sync_folder(self.folder)
         stay = [r for r in self._rounds() if r <= round][-2:]
         for other in set(self._rounds()) - set(stay):

@@ -30,6 +30,7 @@ from fedveil.run.history_files import append_history, write_history
 from fedveil.run.result import Result
 from fedveil.run.resume import count_spent, identity, resumable, run_id_of, same_run
 from fedveil.run.run_lock import claimed
+from fedveil.run.saving import SavedRounds, SavingEngine
 from fedveil.run.shared_budget import check_plan, run_name, shared_budget
 from fedveil.run.spending import spending_of
 from fedveil.run.tracked_values import Begun
@@ -138,7 +139,7 @@ def run_prepared(
         begun = Begun(run_id, path, config, statement, setting.layout.names, history, columns)
         with following(trackers, begun) as tracked:
             listeners = [tracked] if on_round is None else [tracked, on_round]
-            return _train(job, begun, checkpoints, progress, listeners, clients or _configured(config, path))
+            return _train(job, begun, checkpoints, progress, listeners, clients)
 
 
 def refuse_secret_search(config: Config) -> None:
@@ -169,11 +170,12 @@ def _train(
     saved: Checkpoints,
     progress: Progress | None,
     listeners: Sequence[Callable[[Record], None]],
-    clients: Callable[[Federation], Engine],
+    clients: Callable[[Federation], Engine] | None,
 ) -> Result:
     """Train to the end, save and report each round, and write the rest of the run directory."""
     config, path = begun.config, begun.path
-    runner = clients(job)
+    runner = (clients or _configured(config, path))(job)
+    beside = clients is None and config.run.engine != "flower"  # there clients charge and send while others train
     progress = progress or start(job)
     if config.privacy.max_participations is not None and not config.run.seeded_noise:
         count_spent(progress, path)
@@ -182,16 +184,23 @@ def _train(
         write_history(path, progress.history, layout, columns)
     note_spent = spending_of(job, begun.statement)
 
-    def after(progress: Progress) -> None:
-        note_spent(progress.history[-1])
-        saved.save(progress)
+    def report() -> None:
         with _safe(begun):
             append_history(path, progress.history, layout, columns)
         for listener in listeners:
             listener(progress.history[-1])
 
+    rounds = SavedRounds(saved, report, beside=beside)
+
+    def after(progress: Progress) -> None:
+        note_spent(progress.history[-1])
+        rounds.save(progress)
+
     try:
-        ended = fit(job, runner, progress, after)
+        try:
+            ended = fit(job, SavingEngine(runner, rounds), progress, after)
+        finally:
+            rounds.finish()
         score = release_score(job, progress)
     except KeyboardInterrupt as stop:
         stop.add_note(f"interrupted; {saved.rounds} rounds are saved: {how_to_resume(path, config)} goes on from there")

@@ -355,8 +355,13 @@ class AsOftenAsNeeded(Door):
 class BySurvivors(Door):
     """Divides by the number of clients that have something to say."""
 
+    def seal(self, *args: Any, **more: Any) -> Contribution:
+        sealed = super().seal(*args, **more)
+        SEEN["survivors"] = SEEN.get("survivors", 0) + bool(sealed.sealed.any())
+        return sealed
+
     def release_sum(self, contributions: Any, plan: Any, round: int, denominator: float) -> Upload:
-        return super().release_sum(contributions, plan, round, float(sum(bool(c.sealed.any()) for c in contributions)))
+        return super().release_sum(contributions, plan, round, float(SEEN.pop("survivors")))
 
 
 class ByPrivateSize(Door):
@@ -365,11 +370,11 @@ class ByPrivateSize(Door):
 
 
 class Generous(Door):
-    """Adds the last client's update to the sum once more."""
+    """Adds the clients' updates to the sum once more."""
 
     def release_sum(self, contributions: Any, plan: Any, round: int, denominator: float) -> Upload:
-        last: Contribution = contributions[-1]
-        return super().release_sum([*contributions[:-1], replace(last, sealed=2 * last.sealed)], plan, round, denominator)
+        twice = [replace(c, sealed=2 * c.sealed) for c in contributions]
+        return super().release_sum(twice, plan, round, denominator)
 
 
 class NoiseFromData(Door):

@@ -93,7 +93,7 @@ class ReplayDoor(Door):
         self._note(UPLOADS, sent, {**vars(sent), "vector": _form(sent.vector), "integers": _form(sent.integers), "extras": None})
         if sent.integers is not None and isinstance(sent.plan.mechanism, Independent):
             noise = self._drawn(sent.plan, AGGREGATE, round, noisy=sent.plan.place == "sum")
-            expected = noise + sum(c.sealed.numpy() for c in contributions)
+            expected = noise + sum(c.sealed.numpy() for c in contributions if len(c.sealed))
             odd = int((sent.integers.numpy() != expected).sum())
             self.diary.verdict(ADDED, round, AGGREGATE, f"{odd} of {len(noise)} numbers are something else" if odd else "")
         return self._replayed(sent)

@@ -37,7 +37,7 @@ class RecordedRandomness:
 
     def integers(self, std: float | NDArray[np.float64], n: int, *name: object) -> NDArray[np.int64]:
         noise = self.own.integers(std, n, *name)
-        self.drawn.append((np.broadcast_to(std, n), noise))
+        self.drawn.append((np.broadcast_to(std, n), noise.copy()))
         return noise
 
     def secret(self, *key: object) -> np.random.Generator:

@@ -1,18 +1,20 @@
 """Engine `pool`: one warm worker process per core, one thread each, data and global model in shared memory.
 
-Workers run the same `client_round` as the inline engine and outcomes come back in the order of the tasks, so the result is
-equal to the bit for any number of workers. The global model and what clients release lie in shared memory, one row of the model's
-size for each client of the largest round, and so does what clients keep (`slots.py`). A few hundred bytes a client go through
-pipes.
+Workers run the same `client_round` as the inline engine, so the result is equal to the bit for any number of workers. The global
+model and what clients release lie in shared memory, and so does what clients keep (`shared_arena.py`). A row of what is released
+is free for the next client as soon as nobody holds it, so a sum takes a few rows and not one a client. A few hundred bytes a
+client go through pipes.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import multiprocessing as mp
 import os
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -22,6 +24,7 @@ from multiprocessing.process import BaseProcess
 from pickle import PicklingError
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from fedveil.engines.interrupts import ends_on_interrupt, put_off
@@ -92,6 +95,8 @@ class ProcessPool:
         self._forks = start == "fork"
         self._models = shared_zeros(2, context.door.layout.dimension, inherited=self._forks)
         self._rows = torch.zeros(0, context.door.parts.dimension, dtype=torch.int64)
+        self._free_rows: list[int] = []
+        self._row_of: dict[int, int] = {}
         self._workers: list[_Worker] = []
         self._came_up = False
         if not self._forks:
@@ -112,7 +117,7 @@ class ProcessPool:
         torch.set_num_threads(self._threads)
 
     def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
-        """Run the tasks, longest client first, and give the outcomes in the order of the tasks.
+        """Run the tasks, longest client first, and give each outcome as it comes.
 
         A worker that dies is replaced and its client tried once more; a client that outlasts the time-out is given up.
         """
@@ -134,20 +139,22 @@ class ProcessPool:
         clients = self.context.clients
         waiting = deque(sorted(range(len(todo)), key=lambda i: -clients.size(todo[i].client)))
         tries = [0] * len(todo)
-        done: dict[int, Outcome] = {}
-        upcoming = 0
-        while upcoming < len(todo):
+        self._free_rows, self._row_of = list(reversed(range(len(self._rows)))), {}
+        left = len(todo)
+        while left:
             self._hand_out(todo, waiting, tries)
+            done: list[Outcome] = []
             for index, answer in self._collect(tries):
                 if answer is None:
                     waiting.appendleft(index)
                 elif isinstance(answer, BaseException):
                     raise answer
                 else:
-                    done[index] = self._completed(answer, todo[index], index)
-            while upcoming in done:
-                yield done.pop(upcoming)
-                upcoming += 1
+                    done.append(self._completed(answer, todo[index], index))
+            left -= len(done)
+            self._hand_out(todo, waiting, tries)  # what is done with an outcome keeps no worker waiting
+            while done:
+                yield done.pop()
 
     def _publish(self, released: Released, tasks: int) -> None:
         """Write the global models where the workers read them, and make room for the answers."""
@@ -184,8 +191,11 @@ class ProcessPool:
             task = replace(task, released=slim)
             if self.context.summed:
                 task = self._with_common_plan(task, known=worker.planned == slim.round)
+            if waiting[0] not in self._row_of:
+                self._row_of[waiting[0]] = self._free_rows.pop()
+            row = self._row_of[waiting[0]]
             worker.slot = self._slots.lend()
-            message = pack((waiting[0], task, worker.slot), self._slots.place)
+            message = pack((row, task, worker.slot), self._slots.place)
             try:
                 worker.pipe.send_bytes(message)
             except OSError:
@@ -193,7 +203,7 @@ class ProcessPool:
                 worker.slot = self._slots.lend()
                 if self.context.summed:
                     task = self._with_common_plan(replace(todo[waiting[0]], released=slim), known=False)
-                message = pack((waiting[0], task, worker.slot), self._slots.place)
+                message = pack((row, task, worker.slot), self._slots.place)
                 with suppress(OSError):  # dead again: `_collect` sees it
                     worker.pipe.send_bytes(message)
             worker.planned = slim.round if self.context.summed else -1
@@ -282,13 +292,20 @@ class ProcessPool:
             if outcome.error.startswith(_DIED):
                 return lost
             return sealed_outcome(self.context, task, Failure(planned(self.context, task), outcome.error), time.perf_counter())
-        release = outcome.release
+        release, row = outcome.release, self._filled(self._row_of[index])
         if isinstance(release, SealedUpload):
-            release = replace(release, upload=self._opened_upload(release.upload, self._rows[index]))
+            release = replace(release, upload=self._opened_upload(release.upload, row))
         elif isinstance(release, Contribution):
-            release = replace(release, sealed=in_row(self._rows[index], release.sealed.dtype, self.context))
+            release = replace(release, sealed=in_row(row, release.sealed.dtype, self.context))
         state = task.policy_state if self.context.summed else outcome.policy_state
         return replace(outcome, release=release, policy_state=state)
+
+    def _filled(self, row: int) -> torch.Tensor:
+        """A row [D] that a worker has written; another client may have it when nobody holds this tensor, or a view of it."""
+        lent = self._rows[row].numpy().data
+        memory = (ctypes.c_char * lent.nbytes).from_buffer(lent)
+        weakref.finalize(memory, self._free_rows.append, row).atexit = False
+        return torch.from_numpy(np.frombuffer(memoryview(memory), np.int64))
 
     def _opened_upload(self, upload: Upload, row: torch.Tensor) -> Upload:
         if upload.integers is None:

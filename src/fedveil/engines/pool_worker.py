@@ -36,7 +36,7 @@ _PR_SET_PDEATHSIG = 1
 class SharedMemory:
     """What the parent and its workers share.
 
-    models: the global model and the one before it [2, d]. rows: one per task of a round [n, d]. handle: of the slots.
+    models: the global model and the one before it [2, d]. rows: lent to the tasks of a round [n, d]. handle: of the slots.
     """
 
     models: torch.Tensor
@@ -63,7 +63,7 @@ def work(
     try:
         pipe.send_bytes(reply(None))
         while _next(pipe):
-            index, task, slot = unpack(pipe.recv_bytes(), WorkerArena(shared.handle, None).there)
+            row, task, slot = unpack(pipe.recv_bytes(), WorkerArena(shared.handle, None).there)
             arena = WorkerArena(shared.handle, slot)
             previous = None if task.released.previous is None else shared.models[1]
             task = replace(task, released=replace(task.released, model=shared.models[0], previous=previous))
@@ -74,7 +74,7 @@ def work(
                         made = task.common or context.policy.plan(task.released, task.policy_state)
                         planned = task.released.round, made
                     task = replace(task, common=planned[1], policy_state={})
-                answer = _slim(client_round(context, task), shared.rows[index], context)
+                answer = _slim(client_round(context, task), shared.rows[row], context)
             except (Exception, SystemExit) as error:
                 answer = error if isinstance(error, FedveilError) else _known(error)
             try:

@@ -12,7 +12,7 @@ class Engine(Protocol):
     """Runs client rounds; a context manager, because workers must end with the run."""
 
     def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
-        """The outcomes, in the order of the tasks."""
+        """One outcome of each task, in any order."""
         ...
 
     def __enter__(self) -> Self: ...

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,7 @@ from fedveil.federation.round import ClientTask, Outcome, observed, planned
 from fedveil.federation.server_step import server_direction
 from fedveil.methods.method import weighting_of
 from fedveil.release.plan import Plan, Raw, Released, ServerPolicy, Upload
-from fedveil.release.sealed import Contribution, SealedUpload
+from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -79,7 +80,7 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     plan = context.policy.plan(released, progress.common) if context.summed else None
     _check_rule(federation, plan)
     tasks = _tasks(federation, progress, released, chosen, plan)
-    outcomes = list(engine.map(_affordable(federation, progress, tasks) if federation.setting.groups else tasks))
+    outcomes = _gathered(engine.map(_affordable(federation, progress, tasks) if federation.setting.groups else tasks))
     failed = {o.client: o.error for o in outcomes if o.error}
     present = [o.client for o in outcomes if o.release is not None]  # whether one of them failed is its secret
     if not present and len(outcomes) > 1 and federation.setting.min_survivors is None:
@@ -170,6 +171,15 @@ def _affordable(federation: Federation, progress: Progress, tasks: Iterable[Clie
         else:
             progress.spent.add(task.client)
     return kept
+
+
+def _gathered(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """The outcomes by client, the contributions to one sum added up as they come."""
+    total, gathered = RunningSum(), []
+    for o in outcomes:
+        gathered.append(replace(o, release=total.add(o.release)) if isinstance(o.release, Contribution) else o)
+        del o  # its vector, before the next one comes
+    return sorted(gathered, key=lambda o: o.client)
 
 
 def _remember(progress: Progress, outcome: Outcome, *, always: bool) -> None:

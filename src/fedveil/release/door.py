@@ -169,7 +169,7 @@ class Door:
         vector = self._decoded(integers.numpy(), plan, upload.round)
         if plan.clamp is not None:
             vector[: self.layout.dimension].clamp_(-plan.clamp, plan.clamp)
-        update, extras = self.parts.parted(vector if denominator == 1 else vector / denominator)
+        update, extras = self.parts.parted(vector if denominator == 1 else vector.div_(denominator))
         return replace(upload, integers=integers, vector=update, extras=extras)
 
     def seal(
@@ -233,9 +233,7 @@ class Door:
             if reason
             else event_of(executed, self.layout, self.scope, rate=self.rate, noisy_uploads=shares, round=round)
         )
-        total = torch.zeros(self.parts.dimension, dtype=kind)
-        for contribution in contributions:
-            total += contribution.sealed
+        total = self._added_up(contributions, kind)
         if exact and executed.place == "sum":
             if executed.mechanism.stateful and self.memory is not None:
                 self.memory.hold_to(plan_digest(executed, self.layout))
@@ -252,12 +250,23 @@ class Door:
         stds = torch.tensor(per_layer(executed.noise_std, self.layout)) / denominator
         if executed.place == "upload":
             stds = stds * math.sqrt(n)
-        update, extras = self.parts.parted(total / denominator)
         buffers = mean_statistics(contributions)
-        upload = Upload(AGGREGATE, round, update, stds, executed, executed.support, 1.0, buffers, extras=extras)
-        return self.opened(upload, total, executed, denominator) if exact else upload
+        if exact:
+            upload = Upload(AGGREGATE, round, torch.empty(0), stds, executed, executed.support, 1.0, buffers)
+            return self.opened(upload, total, executed, denominator)
+        update, extras = self.parts.parted(total / denominator)
+        return Upload(AGGREGATE, round, update, stds, executed, executed.support, 1.0, buffers, extras=extras)
 
     # --- the steps ---
+
+    def _added_up(self, contributions: Sequence[Contribution], kind: torch.dtype) -> Tensor:
+        vectors = [c.sealed for c in contributions if len(c.sealed)]
+        if len(vectors) == 1 and kind == torch.int64:  # the sum of all
+            return vectors[0]
+        total = torch.zeros(self.parts.dimension, dtype=kind)
+        for vector in vectors:
+            total += vector
+        return total
 
     def _settled(
         self, update: Tensor | None, plan: Plan | Raw, extras: Mapping[str, Tensor]

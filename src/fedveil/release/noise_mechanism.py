@@ -91,7 +91,9 @@ class Independent:
 
     def execute(self, data: Integers, noise: Callable[[], Integers], round: int, memory: NoiseMemory | None) -> Integers:
         """Data + noise."""
-        return data + noise()
+        noisy = noise()
+        noisy += data
+        return noisy
 
     def decode(self, released: Integers, round: int, memory: NoiseMemory | None) -> Integers:
         """As it is."""

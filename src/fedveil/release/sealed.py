@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import torch
 
 from fedveil.ledger.ledger import Entry
 from fedveil.release.plan import Plan, Upload
@@ -19,7 +21,7 @@ AGGREGATE = -1
 class Contribution:
     """One client's clipped vector on its way into a sum. Sealed: nothing but `Door.release_sum` reads it.
 
-    `sealed`: int64 [D] on the plan's grid, or float32 [D] under a plan that promises nothing.
+    `sealed`: int64 [D] on the plan's grid, or float32 [D] under a plan that promises nothing; [0] where it is in another's sum.
     """
 
     client: int
@@ -45,3 +47,23 @@ class SealedUpload:
     def weight(self) -> float:
         """Public weight in the mean."""
         return self.upload.weight
+
+
+class RunningSum:
+    """Adds contributions up as they come, so that a round holds one sum and not one vector a client.
+
+    Only integers: their sum is the same in any order, that of floats is not.
+    """
+
+    def __init__(self) -> None:
+        self._total: Tensor | None = None
+
+    def add(self, contribution: Contribution) -> Contribution:
+        """The contribution without its vector; the first one keeps the sum of all."""
+        if contribution.sealed.dtype != torch.int64:
+            return contribution
+        if self._total is None:
+            self._total = contribution.sealed.clone()
+            return replace(contribution, sealed=self._total)
+        self._total += contribution.sealed
+        return replace(contribution, sealed=contribution.sealed.new_empty(0))

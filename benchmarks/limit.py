@@ -55,7 +55,11 @@ WORKLOADS = {
     "W2": Workload("lenet5", (1, 28, 28), 10, 600, 128, 5, 0.05),
     "W3": Workload("resnet18", (3, 32, 32), 10, 100, 50, 1, 0.05),
     "many": Workload("linear", (1, 28, 28), 400, 32, 32, 1, 0.05),
+    "cohort100": Workload("resnet18", (3, 32, 32), 100, 50, 50, 1, 0.05),
+    "mlp100m": Workload("mlp100m", (1, 28, 28), 4, 64, 32, 1, 0.05),
 }
+WIDTH = 9610
+"""Of both hidden layers of mlp100m."""
 
 
 class LeNet5(nn.Module):
@@ -105,6 +109,9 @@ def network(name: str, pool_first: bool) -> nn.Module:
     """The model of a workload."""
     if name == "linear":
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    if name == "mlp100m":  # 100,011,279 parameters
+        hidden = (nn.Linear(784, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU())
+        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(WIDTH, 10))
     return LeNet5(pool_first) if name == "lenet5" else resnet18()
 
 

@@ -1,0 +1,234 @@
+"""Large models as users run them, beside the limit program: memory by client, and where the seconds go.
+
+    python benchmarks/large.py                                  # W3, ResNet-18 with 100 clients, 100 million parameters
+    python benchmarks/large.py --workloads mlp100m --rounds 4
+    python benchmarks/large.py --whole mlp100m aggregate        # one run, one line of JSON
+
+Writes benchmarks/results/large.json. Everything is on: secret noise, budget, ledger, checkpoint, tables. Whole runs and the
+limit take turns, each in processes of its own; ratios are of the fastest rounds. The first round, which starts workers, and the
+last one do not count. `memory` is what the run's processes hold at most together, shared pages counted once (Linux); it is
+measured in runs of tiny clients, 2 examples each, with 2 to 100 of them a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedveil.configuration.config import Config, configure
+from fedveil.data.catalogue import info
+from fedveil.data.dataset import Dataset
+from fedveil.engines.pool import ProcessPool
+from fedveil.federation import fit
+from fedveil.federation.checkpoint import Checkpoints
+from fedveil.ledger.budgeted_ledger import BudgetedLedger
+from fedveil.release import noise
+from fedveil.release.door import Door
+from fedveil.run.run import run
+from limit import WIDTH, WORKLOADS, Workload
+from sides import HERE, descendants, save
+
+ROUNDS = {"W3": 3, "cohort100": 2, "mlp100m": 6}
+TURNS = 2
+TINY = {"cohort100": (10, 50, 100), "mlp100m": (2, 4, 8)}
+"""Clients a round of the runs whose memory is compared."""
+PHASES: dict[str, tuple[Any, str]] = {
+    "clients": (ProcessPool, "_collect"),
+    "noise": (noise, "rounded_normal"),
+    "door": (Door, "release_sum"),
+    "ledger": (BudgetedLedger, "charge_all"),
+    "server step": (fit, "_step"),
+    "checkpoint": (Checkpoints, "save"),
+}
+"""Functions of the main process whose time is told apart; what one of them spends in another counts for the other."""
+
+
+class Clock:
+    """Seconds that the main thread spends in each phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._open: list[str] = []
+        self._since = time.perf_counter()
+
+    def _turn(self) -> None:
+        now = time.perf_counter()
+        self.seconds[self._open[-1] if self._open else "rest"] += now - self._since
+        self._since = now
+
+    def __call__(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, timed."""
+
+        def timed(*args: Any, **more: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                return function(*args, **more)
+            self._turn()
+            self._open.append(phase)
+            try:
+                return function(*args, **more)
+            finally:
+                self._turn()
+                self._open.pop()
+
+        return timed
+
+    def read(self) -> dict[str, float]:
+        """Seconds of each phase since the last reading."""
+        self._turn()
+        found, self.seconds = dict(self.seconds), defaultdict(float)
+        return found
+
+
+def whole(work: Workload, view: str, rounds: int) -> dict[str, Any]:
+    """Seconds of each round of one run, and of each phase of each."""
+    clock = Clock()
+    for phase, (owner, name) in PHASES.items():
+        setattr(owner, name, clock(phase, getattr(owner, name)))
+    data = examples(work)
+    ticks: list[float] = []
+    phases: list[dict[str, float]] = []
+
+    def row(_: Any) -> None:
+        ticks.append(time.perf_counter())
+        phases.append(clock.read())
+
+    with tempfile.TemporaryDirectory() as folder:
+        run(configuration(work, view, rounds + 2), Path(folder) / "run", row, data=data)
+    return {"seconds": [after - before for before, after in pairwise(ticks[:-1])], "phases": phases[1:-1]}
+
+
+def memory(work: Workload, view: str) -> float:
+    """Megabytes that a run of this workload takes at most."""
+    tiny = replace(work, examples=2, batch=2)
+    with tempfile.TemporaryDirectory() as folder, memory_of_all() as held:
+        run(configuration(tiny, view, 3), Path(folder) / "run", data=examples(tiny))
+    return max(held) / 2**20
+
+
+def configuration(work: Workload, view: str, rounds: int) -> Config:
+    """The workload as users configure it."""
+    mlp = work.model.startswith("mlp")
+    return configure(
+        data={"name": "mnist" if mlp else "cifar10", "partition": {"kind": "iid", "clients": work.clients}},
+        model={"name": "mlp", "hidden": [WIDTH, WIDTH]} if mlp else {"name": work.model},
+        method={"name": "dp-fedavg"},
+        training={
+            "rounds": rounds,
+            "clients_per_round": work.clients,
+            "sampling": "fixed",
+            "local_epochs": work.epochs,
+            "batch_size": work.batch,
+            "optimizer": {"name": "sgd", "lr": work.lr},
+            "evaluate_every": rounds,
+        },
+        privacy={"noise_multiplier": 1.0, "delta": 0.05 / work.clients, "view": view},
+        run={"engine": "pool"},
+    )
+
+
+def examples(work: Workload) -> Dataset:
+    """Random images."""
+    about, draw = info("mnist" if work.shape[0] == 1 else "cifar10"), np.random.default_rng(0)
+    total = work.clients * work.examples
+    x = draw.integers(0, 256, (total, *about.input_shape)).astype(np.uint8)
+    y = draw.integers(0, 10, total)
+    return Dataset(about, x, y, x[:10], y[:10])
+
+
+@contextmanager
+def memory_of_all() -> Iterator[list[int]]:
+    """Bytes that this process and all below it hold, a shared page counted once, twice a second."""
+    found, stop = [0], threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(0.5):
+            total = 0
+            for pid in descendants(os.getpid()):
+                with suppress(OSError):
+                    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+                    total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024
+            found.append(total)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        stop.set()
+        thread.join()
+
+
+# --- both --------------------------------------------------------------------------------------------------------------
+
+
+def program(script: str, *arguments: object) -> dict[str, Any]:
+    """The last line of JSON that a program prints."""
+    command = [sys.executable, str(HERE / script), *map(str, arguments)]
+    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def compare(workload: str, view: str, rounds: int) -> dict[str, Any]:
+    """Whole runs and the limit program in turns."""
+    ours: list[dict[str, Any]] = []
+    limit: list[float] = []
+    for _ in range(TURNS):
+        limit += program("limit.py", "--workload", workload, "--rounds", rounds)["rounds"]
+        ours.append(program("large.py", "--whole", workload, view, "--rounds", rounds))
+    seconds = [s for turn in ours for s in turn["seconds"]]
+    rows = [row for turn in ours for row in turn["phases"]]
+    best = rows[seconds.index(min(seconds))]
+    memory = {str(n): program("large.py", "--memory", workload, view, n)["mb"] for n in TINY.get(workload, ())}
+    return {
+        "ratio": min(seconds) / min(limit),
+        "seconds": seconds,
+        "limit": limit,
+        "phases": best,
+        "memory_by_clients_mb": memory,
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", nargs="+", choices=list(ROUNDS), default=list(ROUNDS))
+    parser.add_argument("--views", nargs="+", choices=["aggregate", "server"], default=["aggregate"])
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--whole", nargs=2, metavar=("WORKLOAD", "VIEW"))
+    parser.add_argument("--memory", nargs=3, metavar=("WORKLOAD", "VIEW", "CLIENTS"))
+    options = parser.parse_args()
+    if options.whole:
+        name, view = options.whole
+        print(json.dumps(whole(WORKLOADS[name], view, options.rounds or ROUNDS[name])))
+        return
+    if options.memory:
+        name, view, clients = options.memory
+        print(json.dumps({"mb": memory(replace(WORKLOADS[name], clients=int(clients)), view)}))
+        return
+    for name in options.workloads:
+        for view in options.views:
+            found = compare(name, view, options.rounds or ROUNDS[name])
+            save("large", {f"{name} {view}": found})
+            phases = ", ".join(f"{phase} {s:.2f}" for phase, s in sorted(found["phases"].items(), key=lambda item: -item[1]))
+            print(f"{name} {view}: {found['ratio']:.2f} of the limit, {min(found['seconds']):.2f} s ({phases})")
+            print(f"  MB by clients a round: {found['memory_by_clients_mb']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -117,7 +117,15 @@ def bound(
     if _unbounded(events):
         return math.inf, "none"
     mu, sampled = secret_samples.split(events)
-    tail = min(1e-3, 1e-5 * delta)
+    return _bound(mu, tuple(sampled.items()), delta, accountant, adjacency)
+
+
+@lru_cache(maxsize=1024)
+def _bound(
+    mu: float, counts: tuple[tuple[SecretSample, int], ...], delta: float, accountant: AccountantName, adjacency: Adjacency | None
+) -> tuple[float, str]:
+    """`bound`, kept: calibration, statement, budget and advice ask for the same ones."""
+    tail, sampled = min(1e-3, 1e-5 * delta), Counter(dict(counts))
 
     def by_rdp() -> float:
         if mu == 0 and not sampled:

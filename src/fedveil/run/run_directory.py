@@ -11,6 +11,7 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,8 +119,11 @@ def json_text(value: Any) -> str:
 def write_versions(path: Path, plugins: Mapping[str, str] | None = None) -> None:
     """Versions of what decides a result (`versions.json`), and the SHA-256 of each plugin."""
     own = {f"plugin {name}": f"sha256 {digest}" for name, digest in (plugins or {}).items()}
-    known = {"fedveil": __version__, **{p: version(p) for p in PACKAGES}}
+    known = {"fedveil": __version__, **{p: _version(p) for p in PACKAGES}}
     write_json(path, {"python": sys.version.split()[0], "platform": platform.platform(), **known, **own})
+
+
+_version = cache(version)  # each call parses the package's whole description
 
 
 def write_partition(path: Path, partition: Partition, labels: NDArray[np.int64], classes: int) -> None:

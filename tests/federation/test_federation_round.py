@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -76,6 +77,22 @@ def test_a_run_spares_older_objects_the_garbage_collector_and_thaws_them_unless_
         assert gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()
+
+
+def test_garbage_from_before_a_run_and_of_the_run_is_gone_after_it() -> None:
+    """Else it would pile up over many short runs."""
+    seen: list[weakref.ref[Progress]] = []
+
+    def leave_a_cycle(progress: Progress) -> None:
+        lost = start(job)
+        lost.common["itself"] = lost
+        seen.append(weakref.ref(lost))
+
+    job = federation(FedAvg(), [ONE, TWO])
+    leave_a_cycle(progress := start(job))
+    fit(job, Inline(job.context), progress, leave_a_cycle)
+    assert len(seen) == 1 + job.setting.rounds
+    assert [one() for one in seen] == [None] * len(seen)
 
 
 def stop(progress: Progress) -> None:

@@ -56,15 +56,18 @@ def fit(federation: Federation, engine: Engine, progress: Progress, after_round:
 def _older_objects_kept() -> Iterator[None]:
     """Spare the garbage collector, while a run lasts, the objects from before it, a few hundred thousand with torch.
 
-    Nothing is changed where somebody else froze objects: they are not ours to thaw.
+    What is garbage goes first: thawed objects count as old, and in a process of many short runs the collector never gets to
+    those. Nothing is changed where somebody else froze objects: they are not ours to thaw.
     """
     ours = not gc.get_freeze_count()
     if ours:
+        gc.collect(1)  # since the last run
         gc.freeze()
     try:
         yield
     finally:
         if ours:
+            gc.collect()  # of this run
             gc.unfreeze()
 
 

@@ -22,7 +22,7 @@ import torch
 
 from by_hand import ONE
 from by_hand import federation as by_hand
-from federation_runs import assert_same, charged, config, every_method, job, same_state
+from federation_runs import assert_same, charged, config, every_method, in_each_view, job, same_state
 from fedveil.accounting.types import Gaussian
 from fedveil.engines import pool
 from fedveil.engines.inline import Inline
@@ -332,7 +332,7 @@ def test_without_a_number_of_survivors_a_round_without_clients_ends_the_run(tmp_
     assert progress.round == 1
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", in_each_view(RUNS))
 def test_a_client_that_fails_keeps_its_state(name: str, tmp_path: Path) -> None:
     """It trained and went wrong at the end: what it had is untouched, and both engines go on alike.
 

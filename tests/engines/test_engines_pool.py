@@ -19,7 +19,7 @@ import torch
 import fedveil.engines.pool as pool_module
 from by_hand import ONE
 from by_hand import federation as by_hand
-from federation_runs import assert_same, charged, config, every_method, finished, gone, job
+from federation_runs import assert_same, charged, config, every_method, finished, gone, in_each_view, job
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import ProcessPool, a_fork_can_train
 from fedveil.engines.pool_worker import work
@@ -43,7 +43,7 @@ def test_every_method_is_covered_in_some_view() -> None:
     assert {configuration.privacy.view.value for configuration in RUNS.values()} >= {"server", "aggregate"}
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", in_each_view(RUNS))
 def test_pool_equals_inline_to_the_bit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedveil.engines.pool_worker.LEAST", 1)  # as if the network were large: all tensors lie in slots
     reference_job = job(RUNS[name], tmp_path / "inline")

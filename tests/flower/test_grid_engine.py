@@ -15,7 +15,7 @@ import torch
 
 from by_hand import ONE
 from by_hand import federation as by_hand
-from federation_runs import bits, charged, config, every_method, finished, job, same_state
+from federation_runs import bits, charged, config, every_method, finished, in_each_view, job, same_state
 from fedveil.engines.inline import Inline
 from fedveil.errors import FedveilError
 from fedveil.federation.fit import fit
@@ -58,7 +58,7 @@ def unnamed(folder: Path) -> list[Any]:
     return [row if row.client < 0 else replace(row, note=row.note.partition("released")[0].removesuffix("; ")) for row in rows]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", in_each_view(RUNS))
 def test_messages_equal_inline_to_the_bit(name: str, tmp_path: Path) -> None:
     reference_job = job(RUNS[name], tmp_path / "inline")
     reference = finished(reference_job, Inline(reference_job.context))

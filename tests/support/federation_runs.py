@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from fedveil.accounting.types import View
@@ -84,6 +85,12 @@ def every_method() -> Iterator[tuple[str, Config]]:
                 except ConfigError:
                     continue
                 yield "-".join(filter(None, (name, variant, view))), configuration
+
+
+def in_each_view(names: Iterable[str]) -> list[Any]:
+    """The names as parameters. Engines and checkpoints see in the final view what they see in the aggregate one: few are fast."""
+    slow = [name for name in names if name.endswith("final") and not name.startswith(("dp-fedavg", "noisy-fed"))]
+    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
 
 
 _PREPARED: dict[str, Prepared] = {}

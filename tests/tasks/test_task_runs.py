@@ -38,10 +38,19 @@ def trained(name: str, view: str, level: str, on: str, folder: Path) -> Progress
     return finished(job, engine(on, job.context))
 
 
-@pytest.mark.parametrize("view", ["aggregate", "server"])
-@pytest.mark.parametrize(("name", "level"), LEVELS)
+VIEWS = [(name, level, view) for name, level in LEVELS for view in ("aggregate", "server")]
+USUAL = {"client": "aggregate", "record": "server"}
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "view"),
+    [
+        one if one[0] == "classification" or one[2] == USUAL[one[1]] else pytest.param(*one, marks=pytest.mark.slow)
+        for one in VIEWS
+    ],
+)
 def test_engines_agree(name: str, level: str, view: str, tmp_path: Path) -> None:
-    """The pool to the bit, stacked clients to rounding."""
+    """The pool to the bit, stacked clients to rounding; a task knows nothing of views, so one task in both of them is fast."""
     inline, pool, batched = (trained(name, view, level, on, tmp_path) for on in ("inline", "pool", "batched"))
     assert_same(inline, pool)
     assert inline.history[-1]["failures"] == {}

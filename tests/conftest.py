@@ -13,6 +13,8 @@ import torch
 from hypothesis import settings
 
 import fedveil.engines.select_engine
+import fedveil.studies.worker_pool
+from forked_workers import FORKING
 from skips import refused
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so are programs started in the background; tests interrupt themselves
@@ -46,6 +48,18 @@ def one_core() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fedveil.engines.select_engine, "available_cores", lambda: 1)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def forked_workers() -> Iterator[None]:
+    """Workers of studies are forked from this process, not started as programs that import torch for seconds.
+
+    `test_worker_pool` and a test of a grid whose worker dies start the programs.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if hasattr(os, "fork"):
+            patch.setattr(fedveil.studies.worker_pool, "subprocess", FORKING)
         yield
 
 

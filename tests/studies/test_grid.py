@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import fedveil.studies.grid.grid_directory as grid
 from fedveil.errors import ConfigError
 from fedveil.run.run import run
+from fedveil.studies import worker_pool
 from fedveil.studies.grid.cell import Cell, CellState, Listener, state_of
 from fedveil.studies.grid.run_grid import run_grid
 from fedveil.studies.grid.schedule import Pace
@@ -140,7 +142,9 @@ def test_a_failed_cell_has_its_reason_and_stops_no_other(tmp_path: Path) -> None
     assert state_of(repaired, tmp_path).state == "waiting"
 
 
-def test_a_worker_that_dies_fails_its_cell_only(tmp_path: Path) -> None:
+def test_a_worker_that_dies_fails_its_cell_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "subprocess", subprocess)  # the program itself
+
     def kill(changed: CellState) -> None:
         if changed.cell.name == long.name and changed.rounds == 1 and changed.state == "running":
             workers = [int(p) for p in children() if "fedveil.studies.worker_program" in Path(f"/proc/{p}/cmdline").read_text()]

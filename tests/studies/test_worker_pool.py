@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from fedveil.studies import worker_pool
 from fedveil.studies.worker_pool import Job, Message, Workers
+
+
+@pytest.fixture(autouse=True)
+def programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "subprocess", subprocess)
 
 
 def outcomes(jobs: Sequence[Job], log: Path, count: int = 1) -> list[tuple[str, Message]]:

@@ -15,7 +15,7 @@ from fedveil.configuration.config import configure
 from fedveil.configuration.public_setting import method_of, setting_of
 from fedveil.engines.select_engine import engine
 from fedveil.errors import ConfigError
-from fedveil.federation.evaluate import evidence
+from fedveil.federation.evidence import evidence
 from fedveil.federation.progress import Progress
 from fedveil.pages.figures.run_figures import plot_run
 from fedveil.pages.report import write_report

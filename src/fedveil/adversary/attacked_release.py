@@ -177,5 +177,5 @@ def _denominator(snapshot: Snapshot, sealed: Sequence[Contribution]) -> float:
 
 
 def _common(snapshot: Snapshot) -> release.Plan | release.Raw:
-    policy = snapshot.federation.context.policy
-    return policy.plan(snapshot.released, snapshot.progress.common or policy.start())
+    context = snapshot.federation.context
+    return context.plan(snapshot.released, snapshot.progress.common or context.policy.start())

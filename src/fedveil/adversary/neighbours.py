@@ -50,11 +50,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """Clients of whom one, `client`, differs from the run's own by `change`."""
+    """Clients of whom one, `client`, differs from the run's own by `change`, and its own `tests` where counts of these leave."""
 
     change: Change
     client: int
     clients: Clients
+    tests: Clients | None = None
 
     def __str__(self) -> str:
         return f"client {self.client}: {self.change.name}"
@@ -86,17 +87,23 @@ def neighbours(job: Federation, changes: Sequence[Change], among: Sequence[int])
     holders = [c for c in among if clients.size(c)]
     if not holders:
         raise ConfigError("no client with examples took part in the replayed rounds: replay more of them (--rounds)")
-    return [_neighbour(clients, change, holders[i % len(holders)], job.setting.classes) for i, change in enumerate(changes)]
+    pairs = [(change, holders[i % len(holders)]) for i, change in enumerate(changes)]
+    classes, tests = job.setting.classes, job.context.tests
+
+    def others(of: Clients | None, change: Change, client: int) -> Clients | None:
+        return of if of is None or not of.size(client) else _changed(of, change, client, classes)
+
+    return [Neighbour(change, c, _changed(clients, change, c, classes), others(tests, change, c)) for change, c in pairs]
 
 
-def _neighbour(clients: Clients, change: Change, client: int, classes: int) -> Neighbour:
+def _changed(clients: Clients, change: Change, client: int, classes: int) -> Clients:
     x, y = (part.clone() for part in clients.examples(client))
     x, y = change.make(x, y, classes)
     low, high = int(clients.offsets[client]), int(clients.offsets[client + 1])
     grown = len(y) - (high - low)
     offsets = np.where(np.arange(len(clients.offsets)) > client, clients.offsets + grown, clients.offsets)
     whole_x, whole_y = (torch.cat([a[:low], b, a[high:]]) for a, b in ((clients.x, x), (clients.y, y)))
-    return Neighbour(change, client, Clients(whole_x, whole_y, offsets))
+    return Clients(whole_x, whole_y, offsets)
 
 
 def _first(x: Tensor, value: float) -> Tensor:

@@ -146,7 +146,7 @@ def replay_federation(
             tell(number + 1, len(changes) + 1, str(neighbour))
             folder = Path(place) / f"neighbour-{number}"
             second = made(folder)
-            world = play(second, folder, rounds=rounds, engine_name=engine, clients=neighbour.clients, first=first.releases)
+            world = play(second, folder, rounds=rounds, engine_name=engine, neighbour=neighbour, first=first.releases)
             others.append((neighbour, world))
     return Replayed(
         job.method.name,

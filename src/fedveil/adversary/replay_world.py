@@ -23,7 +23,7 @@ from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
 
 if TYPE_CHECKING:
-    from fedveil.federation.clients import Clients
+    from fedveil.adversary.neighbours import Neighbour
     from fedveil.federation.engine import Engine
     from fedveil.federation.history import Columns
     from fedveil.federation.progress import Federation, Progress
@@ -66,12 +66,19 @@ class World:
 
 
 def play(
-    job: Federation, folder: Path, *, rounds: int, engine_name: str, clients: Clients | None = None, first: Releases | None = None
+    job: Federation,
+    folder: Path,
+    *,
+    rounds: int,
+    engine_name: str,
+    neighbour: Neighbour | None = None,
+    first: Releases | None = None,
 ) -> World:
     """Play the first rounds of a fresh federation.
 
     Args:
-        folder: an empty one, for notes and rows. clients: other data than the run's. first: what the first world released.
+        folder: an empty one, for notes and rows. neighbour: whose data take the place of the run's.
+        first: what the first world released.
     """
     diary, releases = Diary(folder), first or {}
     context = job.context
@@ -82,7 +89,9 @@ def play(
     def recorded(source: GradientSource) -> GradientSource:
         return recorded_source(make(source), job.setting.scope.adjacency, diary, releases)
 
-    context = replace(context, door=door, gradients=recorded, clients=clients or context.clients)
+    context = replace(context, door=door, gradients=recorded)
+    if neighbour is not None:
+        context = replace(context, clients=neighbour.clients, tests=neighbour.tests)
     job, progress = replace(job, context=context), start(job)
     columns, ended = declared(context.task, context.objective, context.policy), ""
     try:

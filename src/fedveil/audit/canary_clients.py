@@ -151,7 +151,7 @@ def check(federation: Federation, k: int) -> None:
         raise ConfigError(f"from 2 to {s.clients} of this run's {s.clients} clients can be canaries, got {k}")
     if s.scope.unit is not Unit.CLIENT:
         raise ConfigError("client canaries estimate what protects clients: set privacy.unit = 'client', or leave --canaries out")
-    plan = context.policy.plan(Released(0, context.model.vector.cpu(), None, 0.5), context.policy.start())
+    plan = context.plan(Released(0, context.model.vector.cpu(), None, 0.5), context.policy.start())
     if not isinstance(plan, Plan) or plan.dp_sgd is not None or not (math.isfinite(plan.clip) or plan.layer_clip is not None):
         raise ConfigError(
             f"client canaries upload at the clip; {federation.method.name} fixes no clip before it sees the update: "

@@ -120,6 +120,6 @@ def join(
 
 def _row(record: Record) -> None:
     """One line of a round."""
-    scores = "  ".join(f"{k} {v:.4g}" for k, v in record.items() if k.startswith("test_") and isinstance(v, float))
+    scores = "  ".join(f"{k} {v:.4g}" for k, v in record.items() if k.startswith(("test_", "noisy_")) and isinstance(v, float))
     spent = f"  epsilon {record['epsilon_spent']:.4g}" if "epsilon_spent" in record else ""
     typer.echo(f"round {record['round']}: {record['participants']} clients  {scores}{spent}  {record['seconds']:.1f} s")

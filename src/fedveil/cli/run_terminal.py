@@ -110,6 +110,8 @@ def _summary(result: Result, console: Console) -> None:
         console.print(f"[bold yellow]The budget is spent:[/] {result.ended}")
     if curve:
         console.print(f"\n[bold]{main.words} {main.text(curve[-1])}[/] after {len(result.history)} rounds   {sparkline(curve)}")
+    if noisy := result.columns.noisy_text(result.history):
+        console.print(f"{result.columns.noisy.words}: {noisy} in the last round that shows it, of the model before that round")
     failed = sum(int(r["failed"]) for r in result.history)
     if failed:
         console.print(f"{failed} client updates were left out; see {result.path / 'private' / 'failures.csv'}")

@@ -21,6 +21,7 @@ from fedveil.errors import ConfigError, nearest
 from fedveil.methods.base import MethodConfig
 from fedveil.methods.method_registry import METHODS, method_from
 from fedveil.methods.setting import FinalModel
+from fedveil.release.evaluation_counts import EvaluationCounts
 from fedveil.release.grid import MAX_BITS
 from fedveil.tasks.task import Task
 from fedveil.tasks.task_registry import TASKS, register_task, task_from
@@ -203,12 +204,27 @@ class SelectionSection(Section):
         return Selection(**self.model_dump())
 
 
+class EvaluationSection(Section):
+    """Counts of right and wrong answers of the global model on each client's own test examples, in its release.
+
+    share: of each release's mu squared, that they get. examples: most examples of a client that count, a public number.
+    """
+
+    share: float = Field(gt=0, lt=1)
+    examples: int = Field(ge=1, le=10**9)
+
+    def spec(self) -> EvaluationCounts:
+        """Section and specification have the same names."""
+        return EvaluationCounts(**self.model_dump())
+
+
 class PrivacySection(Section):
     """The promise. Give epsilon (the noise is calibrated) or noise_multiplier (epsilon is the result), not both.
 
     budget: ledger of a lifetime budget that this run shares with others (`fedveil budget create`).
     selection: this run is the one that was chosen of several; the guarantee is then that of the whole search.
     grid_bits: grid steps in one noise std, as a power of two; left out, the method's own. It costs no privacy.
+    evaluation: clients say with noise how the global model does on examples that they keep from training.
     """
 
     epsilon: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -224,6 +240,7 @@ class PrivacySection(Section):
     budget: str | None = Field(None, min_length=1)
     selection: SelectionSection | None = None
     grid_bits: int | None = Field(None, ge=0, le=MAX_BITS)
+    evaluation: EvaluationSection | None = None
 
     @field_validator("budget")
     @classmethod

@@ -71,7 +71,7 @@ def work(
             try:
                 if context.summed:
                     if planned is None or planned[0] != task.released.round:
-                        made = task.common or context.policy.plan(task.released, task.policy_state)
+                        made = task.common or context.plan(task.released, task.policy_state)
                         planned = task.released.round, made
                     task = replace(task, common=planned[1], policy_state={})
                 answer = _slim(client_round(context, task), shared.rows[row], context)

@@ -51,6 +51,11 @@ class Clients:
         """Examples of one client."""
         return int(self.offsets[client + 1] - self.offsets[client])
 
+    def alone(self, client: int) -> Clients:
+        """The same clients, of whom all but one have nothing."""
+        x, y = self.examples(client)
+        return Clients(x.clone(), y.clone(), len(y) * (np.arange(len(self) + 1) > client))
+
     @cached_property
     def largest(self) -> int:
         """Examples of the largest client, at least 1."""

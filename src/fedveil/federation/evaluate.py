@@ -8,56 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedveil.errors import ConfigError, FedveilError
+from fedveil.errors import FedveilError
+from fedveil.federation.evidence import evidence
 from fedveil.federation.final_model import final_model
 from fedveil.training.local import HasPersonalModel
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fedveil.federation.clients import Clients
     from fedveil.federation.history import Record
     from fedveil.federation.progress import Federation, Progress
     from fedveil.tasks.task import Evidence, Task
     from fedveil.training.params import FlatModel
-
-_BATCH = 1000
-"""Examples at once."""
-_NUMBERS = 2**24
-"""Of the network's output at once, where an example has many: a score for each symbol at each place."""
-
-
-def evidence(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistics: bool = False) -> Evidence:
-    """What the task keeps of the examples [n, ...] and targets [n, ...] of a test, on the CPU.
-
-    With `batch_statistics`, batch normalisation uses each batch's own (buffers stay).
-
-    Raises:
-        ConfigError: the module wrote into what is constant: figures would show what it kept of a client's examples.
-    """
-    model.require_constants()
-    kept, device = model.buffers(), model.vector.device
-    model.eval(batch_statistics)
-    with torch.inference_mode():
-        size = _BATCH if y.dim() == 1 else _fitting(model, x[:2].to(device))
-        parts = zip(torch.split(x, size), torch.split(y, size), strict=True)
-        found = [task.evidence(_output(model, bx.to(device)).cpu(), by) for bx, by in parts]
-    model.train()
-    if kept.numel():
-        model.load_buffers(kept)
-    return tuple(torch.cat(part) for part in zip(*found, strict=True))
-
-
-def _output(model: FlatModel, x: Tensor) -> Tensor:
-    try:
-        output: Tensor = model.module(x)
-    except Exception as error:
-        reason = (str(error) or "-").splitlines()[0]
-        raise ConfigError(
-            f"model: {type(model.module).__name__} fails on a test batch of {len(x)} examples: {type(error).__name__}: {reason}; "
-            f"it has to take batches of any size"
-        ) from error
-    return output
 
 
 def _require_finite(task: Task, model: FlatModel, found: Evidence, loss: float) -> None:
@@ -74,12 +35,6 @@ def _require_finite(task: Task, model: FlatModel, found: Evidence, loss: float) 
             f"task.name = {task.name!r}: the loss on the test set is NaN, and all outputs of {name} are finite: look for a "
             f"logarithm, or a division by zero, in the task"
         )
-
-
-def _fitting(model: FlatModel, two: Tensor) -> int:
-    """How many examples at once, by the output of two."""
-    numbers = _output(model, two).numel() // len(two)
-    return min(_BATCH, max(2, _NUMBERS // numbers))
 
 
 def global_model(federation: Federation, progress: Progress) -> FlatModel:

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError
-from fedveil.federation.evaluate import evaluate, evidence, global_model
+from fedveil.federation.evaluate import evaluate, global_model
+from fedveil.federation.evidence import evidence
 from fedveil.federation.final_model import average_in
 from fedveil.federation.history import Record
-from fedveil.federation.measures import method_measures, release_measures
+from fedveil.federation.measures import evaluation_figures, method_measures, release_measures
 from fedveil.federation.progress import Federation, Progress
-from fedveil.federation.round import ClientTask, Outcome, observed, planned
+from fedveil.federation.round import ClientTask, Outcome, planned
 from fedveil.federation.server_step import server_direction
 from fedveil.methods.method import weighting_of
 from fedveil.release.plan import Plan, Raw, Released, ServerPolicy, Upload
@@ -80,7 +81,7 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     released = Released(t, progress.model, progress.previous, _public_loss(federation, progress), server=server)
     if context.summed and not progress.common:
         progress.common = context.policy.start()
-    plan = context.policy.plan(released, progress.common) if context.summed else None
+    plan = context.plan(released, progress.common) if context.summed else None
     _check_rule(federation, plan)
     tasks = _tasks(federation, progress, released, chosen, plan)
     outcomes = _gathered(engine.map(_affordable(federation, progress, tasks) if federation.setting.groups else tasks))
@@ -97,6 +98,7 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     if uploads:
         moved = _step(federation, progress, uploads)
         record.update(release_measures(federation, uploads, outcomes), update_norm=moved)
+        record.update(evaluation_figures(federation, uploads))
     average_in(federation, progress)
     record.update(method_measures(federation, progress, present))
     before = progress.history[-1].get("cumulative_noise_norm") if progress.history else 0.0
@@ -214,14 +216,14 @@ def _uploads(
         return []
     if plan is None:
         if isinstance(context.policy, ServerPolicy):
-            progress.common = context.policy.observe_all(progress.common, [observed(u, released) for u in uploads])
+            progress.common = context.policy.observe_all(progress.common, [context.observed(u, released) for u in uploads])
         return uploads
     sealed = [c for c in releases if isinstance(c, Contribution)]
     denominator = float(s.cohort) if weighting_of(federation.method) == "uniform" else sum(c.weight for c in sealed)
     if not denominator:
         return []
     upload = context.door.release_sum(sealed, plan, progress.round, denominator)
-    progress.common = context.policy.observe(progress.common, observed(upload, released))
+    progress.common = context.policy.observe(progress.common, context.observed(upload, released))
     return [upload]
 
 

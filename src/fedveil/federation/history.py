@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,7 @@ COLUMNS = (
 
 def of_task(task: Task) -> tuple[Column, ...]:
     """What is measured of a task: losses, metrics on the test set, and the main metric by client."""
-    main = task.main
+    main, noisy = task.main, f"noisy_{task.main.name}"
     test = [Column("test_loss", "Test loss", task.loss_unit, "lower", public=True, main=not task.metrics)]
     for metric in task.metrics:
         title = f"Test {main.phrase}" if metric is main else metric.title
@@ -63,6 +63,9 @@ def of_task(task: Task) -> tuple[Column, ...]:
         replace(main, name=f"client_{main.name}", title=f"{main.words} by client", kind="client"),
         replace(main, name=f"personal_{main.name}", title=f"{main.words} of the personal models by client", kind="client"),
         replace(main, name=f"mean_personal_{main.name}", title=f"{main.words} of the personal models"),
+        replace(main, name=noisy, title=f"{main.words} on clients' own examples, with noise", public=True),
+        Column(f"{noisy}_std", "Standard deviation of that noise", main.unit, "lower", share=main.share, public=True),
+        Column("noisy_examples", "Clients' own examples that were counted, with noise", "examples", public=True),
     )
 
 
@@ -105,6 +108,17 @@ class Columns(Mapping[str, Column]):
         return self[f"mean_personal_{_metric(self.main)}"]
 
     @property
+    def noisy(self) -> Column:
+        """The same on the clients' own examples, with noise."""
+        return self[f"noisy_{_metric(self.main)}"]
+
+    def noisy_text(self, history: Sequence[Mapping[str, Any]]) -> str:
+        """Its last value with the standard deviation of its noise, or nothing."""
+        name = self.noisy.name
+        found = [(row[name], row[f"{name}_std"]) for row in history if row.get(name) is not None]
+        return self.noisy.text(*found[-1]) if found else ""
+
+    @property
     def comparable(self) -> list[str]:
         """By which runs can be compared: the main metric, the other scores of the task, the main metric of personal models."""
         scores = [c.name for c in self._known.values() if c.name.startswith("test_") and c.better and c is not self.main]
@@ -119,7 +133,10 @@ class Columns(Mapping[str, Column]):
         scores = [c for c in others if c.share and c not in beside]
         apart = [c for c in others if not c.share and c not in beside]
         charts = {
-            _metric(main): (replace(main, title=main.words.removeprefix("Test ")).words, (main, self.personal, *beside)),
+            _metric(main): (
+                replace(main, title=main.words.removeprefix("Test ")).words,
+                (main, self.personal, self.noisy, *beside),
+            ),
             "loss": ("Loss", (self["test_loss"], self["train_loss"])),
             "update": ("The released update and its noise", (self["update_norm"], self["noise_norm"])),
             "scores": ("Other scores", scores),

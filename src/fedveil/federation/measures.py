@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from fedveil.methods.method import weighting_of
 from fedveil.release.cost import per_layer
+from fedveil.release.evaluation_counts import COUNTS
 from fedveil.training.local import HasMetrics
 
 if TYPE_CHECKING:
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     from fedveil.federation.round import Outcome
     from fedveil.release.plan import Upload
     from fedveil.training.params import Layout
+
+
+_CLEAR = 3.0
+"""A noisy number of examples below so many standard deviations of its noise says nothing."""
 
 
 def release_measures(federation: Federation, uploads: list[Upload], outcomes: list[Outcome]) -> Record:
@@ -85,6 +91,27 @@ def _noise(variances: list[Tensor], uploads: list[Upload], layout: Layout, *, by
         "noise_norm": float(noise_power.sum().sqrt()),
         "layer_noise_std": (noise_power / reached.clamp_min(1.0)).sqrt().tolist(),
     }
+
+
+def evaluation_figures(federation: Federation, uploads: Sequence[Upload]) -> Record:
+    """What the counts of a round say of the model with which it began: post-processing of what was released.
+
+    `noisy_METRIC` with the standard deviation of its noise, and `noisy_examples`; nothing where these drown in the noise.
+    """
+    s = federation.setting
+    if s.evaluation is None or not uploads:
+        return {}
+    summed = uploads[0].client < 0
+    counts = torch.stack([u.extras[COUNTS] for u in uploads]).double().sum(0)
+    shares = s.cohort if summed and uploads[0].plan.place == "upload" else 1  # noise in shares, as many as are planned
+    noise = math.sqrt(shares * sum(u.plan.extras[COUNTS].noise_std ** 2 for u in uploads))
+    right, wrong = (counts * (s.cohort if summed else 1)).tolist()
+    total = right + wrong
+    if not total >= _CLEAR * math.sqrt(2) * noise:
+        return {}
+    share, metric = right / total, f"noisy_{s.task.main.name}"
+    deviation = noise * math.hypot(share, 1 - share) / total
+    return {metric: min(max(share, 0.0), 1.0), f"{metric}_std": deviation, "noisy_examples": total}
 
 
 def method_measures(federation: Federation, progress: Progress, clients: list[int]) -> Record:

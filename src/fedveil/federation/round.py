@@ -13,9 +13,11 @@ import numpy as np
 import torch
 
 from fedveil.errors import ConfigError, UpdateRefused
+from fedveil.federation.evidence import evaluation_counts
 from fedveil.federation.plain_state import mapped
 from fedveil.release.cost import promises
 from fedveil.release.dpsgd import PerExampleGradient, step_noise
+from fedveil.release.evaluation_counts import COUNTS, EvaluationCounts
 from fedveil.release.per_example import per_example_gradients
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload, copied
 from fedveil.release.sealed import Contribution, SealedUpload
@@ -44,7 +46,8 @@ class Context:
 
     `summed`: uploads are added before anyone sees them (aggregate and final view). `buffers`: the initial batch statistics.
     `gradients`: what an engine makes of each client's source of gradients. `task`: what is learned; `kept`: what its own code
-    keeps, if it is the user's. Training happens where `model` and `clients` are; plans, door and all states stay on the CPU.
+    keeps, if it is the user's. `evaluation`: counts on the clients' own `tests` that leave beside each update.
+    Training happens where `model` and `clients` are; plans, door, tests and all states stay on the CPU.
     """
 
     model: FlatModel
@@ -59,6 +62,18 @@ class Context:
     gradients: Callable[[GradientSource], GradientSource] = _itself
     task: Task = field(default_factory=Classification)
     kept: KeptState | None = None
+    evaluation: EvaluationCounts | None = None
+    tests: Clients | None = None
+
+    def plan(self, released: Released, state: State) -> Plan | Raw:
+        """The plan that the policy makes of what was released, with the counts of an evaluation beside the update."""
+        plan = self.policy.plan(released, state)
+        return plan if self.evaluation is None else self.evaluation.beside(plan, self.door.layout)
+
+    def observed(self, upload: Upload, released: Released) -> Upload:
+        """What the policy observes: the upload under its own plan, whose price it knows, beside what was public then."""
+        plan = upload.plan if self.evaluation is None else self.evaluation.alone(upload.plan)
+        return observed(replace(upload, plan=plan), released)
 
     def require_constants(self) -> None:
         """Refuse what the code of the model or the task kept of a client's examples.
@@ -147,7 +162,7 @@ def planned(context: Context, task: ClientTask) -> Plan | Raw:
     """The plan of the coming release, made before the data are touched."""
     if task.common is not None:
         return task.common
-    return context.policy.plan(replace(task.released, client=task.client), task.policy_state)
+    return context.plan(replace(task.released, client=task.client), task.policy_state)
 
 
 def attempted(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
@@ -178,7 +193,7 @@ def sealed_outcome(context: Context, task: ClientTask, work: Work | Failure, sta
             problem = str(refused)
     state = task.policy_state
     if isinstance(release, SealedUpload):
-        state = context.policy.observe(state, observed(release.upload, task.released))
+        state = context.policy.observe(state, context.observed(release.upload, task.released))
     seconds = time.perf_counter() - start
     if isinstance(work, Failure) or problem:
         return Outcome(task.client, release, state, task.private, seconds=seconds, error=problem)
@@ -200,6 +215,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
     t = task.released.round
     model, device = context.model, context.model.vector.device
     model.load_buffers(task.buffers if task.buffers is not None else task.private.get("buffers", context.buffers))
+    counts = _evaluated(context, task)
     executed = copied(plan, device) if isinstance(plan, Plan) else None
     source: GradientSource = BatchGradient(context.task)
     dp_sgd = None if executed is None else executed.dp_sgd
@@ -233,9 +249,18 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
         noise_power = step_noise(dp_sgd, context.spec, model.layout, t)
     elif noise_power is not None and _promising(plan, context.door):
         noise_power = None
-    update, state, noise_power, extras = _kept(model, (update, local.state, noise_power, local.extras))
+    update, state, noise_power, extras = _kept(model, (update, local.state, noise_power, local.extras | counts))
     _check_kept(state, noise_power, len(model.layout))
     return Work(plan, update, loss, state, buffers.to("cpu"), len(y), noise_power, extras)
+
+
+def _evaluated(context: Context, task: ClientTask) -> dict[str, Tensor]:
+    """The counts of the client's own test examples, in runs that have them; the global model is loaded for that."""
+    if context.evaluation is None or context.tests is None:
+        return {}
+    x, y = (part[: context.evaluation.examples] for part in context.tests.examples(task.client))
+    context.model.load(task.released.model)
+    return {COUNTS: evaluation_counts(context.task, context.model, x, y, task.buffers is None)}
 
 
 def _check_kept(state: Any, noise_power: Any, layers: int) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedveil.errors import ConfigError
-from fedveil.federation.evaluate import evidence, global_model
+from fedveil.federation.evaluate import global_model
+from fedveil.federation.evidence import evidence
 from fedveil.federation.final_model import final_model
 from fedveil.release.plan import Plan
 from fedveil.training.params import Layout

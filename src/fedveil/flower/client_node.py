@@ -97,7 +97,7 @@ class ClientNode:
 
     def _plan(self, told: RoundMessage, state: State) -> Plan | Raw:
         client = told.released.client if self.context.summed else self.client
-        return self.context.policy.plan(replace(told.released, client=client), state)
+        return self.context.plan(replace(told.released, client=client), state)
 
     def _let_out(self, release: SealedUpload | Contribution | None) -> tuple[Tensor | None, Tensor | None]:
         """What leaves, and the batch statistics with it; charged first where it leaves on its own."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import torch
 
 from fedveil.errors import UpdateRefused
-from fedveil.federation.round import ClientTask, Context, Outcome, observed, planned
+from fedveil.federation.round import ClientTask, Context, Outcome, planned
 from fedveil.flower.flower_messages import content_of, instruction
 from fedveil.flower.received_release import received_contribution, received_upload
 from fedveil.flower.round_messages import (
@@ -179,7 +179,7 @@ class GridEngine:
             contribution = received_contribution(door, plan, message)
             return Outcome(task.client, contribution, state, {}, remote=True, noise_power=self._training_noise(plan, task))
         upload = received_upload(door, plan, message)
-        state = self.context.policy.observe(state, observed(upload.upload, task.released))
+        state = self.context.policy.observe(state, self.context.observed(upload.upload, task.released))
         return Outcome(task.client, upload, state, {}, remote=True, noise_power=self._training_noise(plan, task))
 
     def _training_noise(self, plan: Plan, task: ClientTask) -> Tensor | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from fedveil.accounting.types import Claim, Event, View
 from fedveil.methods.setting import Setting
+from fedveil.release.evaluation_counts import COUNTS
 from fedveil.release.noise_mechanism import Participation
 from fedveil.release.plan import Policy, Upload
 from fedveil.training.local import Objective
@@ -74,6 +75,11 @@ class Method(Protocol):
     def assumptions(self, s: Setting) -> tuple[str, ...]:
         """What the proven bound rests on beyond what every run rests on."""
         ...
+
+
+def extras_of(method: Method, s: Setting) -> dict[str, tuple[int, ...]]:
+    """The shape of each extra of a release: those of the method, and the counts of an evaluation."""
+    return {**method.extras(s), **({} if s.evaluation is None else {COUNTS: (2,)})}
 
 
 def weighting_of(method: Method) -> Weighting:

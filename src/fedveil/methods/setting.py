@@ -8,6 +8,7 @@ from typing import Literal
 from fedveil.accounting.chosen_run import Selection
 from fedveil.accounting.types import Scope
 from fedveil.errors import ConfigError
+from fedveil.release.evaluation_counts import EvaluationCounts
 from fedveil.release.plan import DpSgd
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task
@@ -46,6 +47,7 @@ class Setting:
         final_model: which model is handed over (see `fedveil.federation.final_model`).
         selection: how the run was chosen among others of equal price, or None for a run that stands alone.
         grid_bits: of the grid of what leaves, where it is not that of the method's mechanism; it costs no privacy.
+        evaluation: counts that leave beside each update, or None without.
     """
 
     clients: int
@@ -70,6 +72,7 @@ class Setting:
     final_model: FinalModel = "last"
     selection: Selection | None = None
     grid_bits: int | None = None
+    evaluation: EvaluationCounts | None = None
 
     def of(self, client: int) -> Setting:
         """The setting of one client: with the target and the noise of its group."""
@@ -88,6 +91,11 @@ class Setting:
     def participations(self) -> int:
         """The most rounds one client can be in."""
         return min(self.rounds, self.max_participations or self.rounds)
+
+    @property
+    def update_noise(self) -> float:
+        """What z is multiplied by in the noise of updates: more than 1 where part of each release goes to counts."""
+        return 1.0 if self.evaluation is None else (1 - self.evaluation.share) ** -0.5
 
     @property
     def tail_rounds(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ from fedveil.configuration.public_setting import method_of, population_of
 from fedveil.data.load import load
 from fedveil.data.own.data_source import TableSource
 from fedveil.data.partition import ClientIndices, Partition
+from fedveil.data.split import client_test_split
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
 from fedveil.methods.method import weighting_of
@@ -63,9 +65,15 @@ def own_part(config: Config, client: int, file: str | None) -> Prepared:
     """
     if file is None:
         whole = prepare(config)
-        return _prepared(config, whole.dataset, {client: whole.partition.clients[client]})
-    dataset = _only(config, file)
-    return _prepared(config, dataset, {client: np.arange(len(dataset.y_train))})
+        tests = None if whole.client_tests is None else whole.client_tests.alone(client)
+        return replace(_prepared(config, whole.dataset, {client: whole.partition.clients[client]}), client_tests=tests)
+    dataset, fraction = _only(config, file), config.data.client_test_fraction
+    alone = _prepared(config, dataset, {client: np.arange(len(dataset.y_train))})
+    if not fraction:
+        return alone
+    rest, own = client_test_split(alone.partition, fraction, seed=config.run.seed)
+    tests = Clients.of(dataset.standardise(dataset.x_train), dataset.y_train, own)
+    return replace(_prepared(config, dataset, {client: rest.clients[client]}), client_tests=tests)
 
 
 def _prepared(config: Config, dataset: Dataset, parts: dict[int, NDArray[np.int64]]) -> Prepared:

@@ -110,7 +110,10 @@ def _score(runs: list[RunData], score: dict[str, float] | None) -> dict[str, Any
     if score and score["n"] > 1:
         among = f"{main.text(score['min'])} to {main.text(score['max'])} over {score['n']} seeds"
     order = -main.sign * score["mean"] if score else None
-    return card_of(main.words, _mean(main, score), order, among, f"personal models: {_mean(main, personal)}" if personal else "")
+    beside = [f"personal models: {_mean(main, personal)}"] if personal else []
+    noisy = [declared.noisy_text(run.history) for run in runs]
+    beside += [f"on clients' own examples, with noise: {text}" for text in noisy if text]
+    return card_of(main.words, _mean(main, score), order, among, "; ".join(beside))
 
 
 def _mean(column: Column, score: dict[str, float] | None) -> str:

@@ -39,7 +39,7 @@ from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilt
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.methods.calibration import ROUNDING
 from fedveil.methods.declared_cost import check_declared
-from fedveil.methods.method import Method
+from fedveil.methods.method import Method, extras_of
 from fedveil.methods.run_cost import releases_to, run_releases
 from fedveil.methods.setting import Setting
 from fedveil.models.mixing import drawn_elsewhere, mixing_layer
@@ -184,7 +184,7 @@ def federation(
         rate=setting.rate if setting.amplified else None,
         max_norm=config.training.max_update_norm,
         colluders=setting.colluders,
-        extras=method.extras(setting),
+        extras=extras_of(method, setting),
         memory=NoiseMemory(ledger.with_name(STATE_FILE)),
         bits=setting.grid_bits,
     )
@@ -199,6 +199,8 @@ def federation(
         setting.scope.view is not View.SERVER,
         model.buffers(),
         task=setting.task,
+        evaluation=setting.evaluation,
+        tests=prepared.client_tests,
         kept=KeptState(f"task.name = {setting.task.name!r}", setting.task) if setting.task.own else None,
     )
     return Federation(

@@ -88,7 +88,7 @@ def _batch(s: Setting) -> float:
 
 
 def _level(s: Setting, clip: float, view: View, z: float) -> Level:
-    norm = noise_norm(z * clip / _batch(s), s.layout.dimension, s.cohort, on_sum=_on_sum(s, view))
+    norm = noise_norm(z * s.update_noise * clip / _batch(s), s.layout.dimension, s.cohort, on_sum=_on_sum(s, view))
     return Level(view, z, norm, norm / clip)
 
 
@@ -126,7 +126,7 @@ def _quick(events: list[Event]) -> AccountantName:
 
 def _affordable(method: Method, s: Setting, epsilon: float) -> bool:
     """Whether `s`, with the noise that meets the target ratio, costs at most epsilon."""
-    z = multiplier_for(TARGET_RATIO, s.layout.dimension, s.cohort, on_sum=_on_sum(s, s.scope.view)) * _batch(s)
+    z = multiplier_for(TARGET_RATIO, s.layout.dimension, s.cohort, on_sum=_on_sum(s, s.scope.view)) * _batch(s) / s.update_noise
     try:
         events = method.releases(replace(s, noise_multiplier=z), s.scope.view)
         return bound(events, s.delta, accountant=_quick(events), adjacency=_pair(s))[0] <= epsilon
@@ -173,7 +173,7 @@ def _rounds(method: Method, s: Setting, epsilon: float) -> Advice:
 
 def _dimension(s: Setting, ratio: float) -> Advice:
     d = s.layout.dimension
-    z = (s.noise_multiplier or 0.0) / _batch(s)
+    z = (s.noise_multiplier or 0.0) * s.update_noise / _batch(s)
     most = dimension_for(TARGET_RATIO, z, s.cohort, on_sum=_on_sum(s, s.scope.view))
     if most < 1:
         return Advice("dimension", d, None, s.clients, "not even a single coordinate would be enough by itself")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fedveil.accounting.secret_samples import is_amplified
 from fedveil.accounting.types import Adjacency, FixedSampleGaussian, Guarantee, SeenCountGaussian, Unit, View
 from fedveil.methods.method import weighting_of
+from fedveil.statement.evaluation_notes import evaluation_note
 from fedveil.statement.public_values import LOOKED_AT
 from fedveil.statement.sampler_error import run_variation, sampler_line
 from fedveil.statement.sampling_notes import sampling_notes
@@ -211,7 +212,12 @@ def notes(method: Method, s: Setting, proven: Guarantee, events: list[Event]) ->
     if math.isinf(proven.epsilon):
         return ()
     found = selection_note(method, s, proven.epsilon, events)
-    found += [*_averaged(s), *sampling_notes(method, s, events), sampler_line(run_variation(method, s), proven.epsilon, s.delta)]
+    found += [
+        *evaluation_note(s),
+        *_averaged(s),
+        *sampling_notes(method, s, events),
+        sampler_line(run_variation(method, s), proven.epsilon, s.delta),
+    ]
     if s.scope.unit is Unit.RECORD and s.example_clip is None:
         found.insert(
             0,

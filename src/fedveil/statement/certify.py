@@ -16,6 +16,7 @@ from fedveil.methods.one_price import check_selection
 from fedveil.methods.run_cost import run_releases
 from fedveil.statement import caveats, scope_checks
 from fedveil.statement.advice import learnability
+from fedveil.statement.evaluation_notes import check_evaluation
 from fedveil.statement.public_values import public_values
 from fedveil.statement.sampler_error import charged_bound, ideal_noise, run_variation
 from fedveil.statement.sampling_notes import seen_count_epsilon
@@ -88,6 +89,7 @@ def certify(
     released = {view: _releases(method, s, view) for view in VIEWS}
     views, accountants = _numbers(method, s, released)
     own = views[VIEWS.index(s.scope.view)].proven
+    check_evaluation(method, s, own)
     if variant == "proven" and own.epsilon < math.inf:
         scope_checks.check_delta(s.delta, caveats.units(s), s.scope.unit, allow_vacuous_delta=allow_vacuous_delta)
     assumed = [a for v in views for a in _assumptions(method, s, v.view, released[v.view], v.proven.epsilon)]

@@ -10,6 +10,7 @@ from fedveil.accounting import accountant
 from fedveil.accounting.sampler_variation import sampler_delta, total_variation
 from fedveil.accounting.types import Adjacency, Event
 from fedveil.errors import ConfigError
+from fedveil.methods.method import extras_of
 from fedveil.statement.statement import Assumption
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def run_variation(method: Method, s: Setting) -> float:
     """
     clients = s.cohort if s.sampling == "fixed" else s.clients
     draws = clients * s.rounds * (1 if s.example_clip is None else s.steps)
-    extras = sum(math.prod(shape) for shape in method.extras(s).values())
+    extras = sum(math.prod(shape) for shape in extras_of(method, s).values())
     one = draws * total_variation(s.layout.dimension + extras)
     if s.selection is not None:
         one = s.selection.runs * (one + total_variation(1))

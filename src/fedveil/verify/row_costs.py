@@ -13,15 +13,15 @@ _curve = lru_cache(maxsize=64)(Curve)
 
 
 class Expected(NamedTuple):
-    """What every row is to be; kinds: events with their rates; plan: clip, noise std and mechanism, if all have the same."""
+    """What every row is to be; kinds: events with their rates; plan: what is checked of every row."""
 
     scope: tuple[str, ...] = ()
     clients: int = 0
     colluders: int = 0
     steps: bool = False
     kinds: frozenset[tuple[str, float | None]] = frozenset()
-    plan: tuple[float, float, str] | None = None
-    score: tuple[int, tuple[float, float, str] | None] = (-1, None)  # the round, and the plan, of the score that chose the run
+    plan: tuple[Any, ...] | None = None  # clip, most examples of the counts beside it or 0, noises, mechanism: if always the same
+    score: tuple[int, tuple[Any, ...] | None] = (-1, None)  # the round, and the plan, of the score that chose the run
     runs: int = 1  # that were looked at
     search: Search = None
 
@@ -32,8 +32,7 @@ class RowCosts:
     def __init__(self, expected: Expected | None = None, releases: Iterable[Mapping[str, Any]] = ()) -> None:
         self.expected, self.wrong, self.participants = expected or Expected(), "", dict[int, float]()
         self.dimension, self.extras = 0, False
-        self.squares: dict[int, float] = defaultdict(float)
-        self.sampled: dict[int, Counter[Release]] = defaultdict(Counter)
+        self.squares, self.sampled = defaultdict[int, float](float), defaultdict[int, Counter[Release]](Counter)
         for release in releases:
             self.count(-1, release)
 
@@ -85,10 +84,11 @@ class RowCosts:
         plan = x.score[1] if row["round"] == x.score[0] else x.plan
         if not right or plan is None:
             return "" if right else f"charges mu = {charged:.9g}, and its clip, noise and coordinates give {alone:.9g}"
-        clip, std, mechanism = plan
+        clip, most, noises, mechanism = plan
         found = (row["whole_clip"], clips, row["mechanism"], row["extras"], row["coordinates"])
-        right = found == (clip, {clip}, mechanism, "[]", row["dimension"]) and stds == {float(f"{std:.9g}")}
-        return "" if right else f"has not the clip {clip:.9g} and the {mechanism} noise {std:.9g} of the configuration throughout"
+        wanted = (clip, {clip, most or clip}, mechanism, '["evaluation"]' if most else "[]", row["dimension"])
+        right = found == wanted and stds == {float(f"{std:.9g}") for std in noises if std}
+        return "" if right else f"has not the clip {clip:.9g} and the {mechanism} noise {noises} of the configuration throughout"
 
     def curve(self, delta: float, adjacency: str) -> Curve:
         """What the releases of one client tell, of whom most is told; raises ValueError as `Curve`."""

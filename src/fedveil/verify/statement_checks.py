@@ -11,23 +11,24 @@ from fedveil.verify.row_costs import Expected, RowCosts
 EXACT, NUMERIC = 1e-6, 1e-3  # relative agreement of epsilons in closed form, and of those by loss distributions on two grids
 _VIEWS = ("server", "aggregate", "final")
 _MECHANISMS = {"dp-fedavg": "independent", "noisy-fedavg": "independent", "noisy-fedprox": "independent", "banded-mf": "banded"}
-"""Of the methods whose releases all have one clip and one noise."""
 Json = Mapping[str, Any]
 
 
 def expected(statement: Json, config: Json) -> Expected:
-    """What every row of the ledger has to be."""
+    """What every row of the ledger has to be; its plan too, where all releases of a method have one clip and one noise."""
     privacy, steps, method = config["privacy"], config["training"]["local"] == "dp-sgd", statement["method"]
     clip, z, shares = (statement["learnability"] or {}).get("clip") or 0.0, statement["noise_multiplier"] or 0.0, 1
     scope = tuple(statement["scope"][name] for name in ("unit", "adjacency", "view"))
     if method.startswith("noisy-") and scope[2] != "server":  # each upload carries its share of the noise
         shares = privacy.get("min_survivors", statement["cohort"]) - privacy["colluders"]
-    plan = (clip, z * clip / math.sqrt(shares), _MECHANISMS[method]) if method in _MECHANISMS and clip * z and not steps else None
+    part, most = (privacy.get("evaluation", {}).get(key, 0) for key in ("share", "examples"))  # of counts beside each update
+    noises = (z * clip / math.sqrt(shares * (1 - part)), most * z / math.sqrt(shares * part or 1))
+    plan = (clip, most, noises, _MECHANISMS[method]) if method in _MECHANISMS and clip * z and not steps else None
     kinds = frozenset((r["event"], r["rate"]) for r in statement["views"][min(_VIEWS.index(scope[2]), 1)]["releases"])
-    chosen = privacy.get("selection", {"runs": 1})
-    search = (chosen["runs"], chosen["shape"]) if "shape" in chosen else None
-    score = (statement["rounds"], (0.5, 0.5 * chosen["score_noise"], "independent")) if "score_noise" in chosen else (-1, None)
-    runs = 1 if search else int(chosen["runs"])
+    best = privacy.get("selection", {"runs": 1})
+    search = (best["runs"], best["shape"]) if "shape" in best else None
+    score = (statement["rounds"], (0.5, 0, (0.5 * best["score_noise"],), "independent")) if "score_noise" in best else (-1, None)
+    runs = 1 if search else int(best["runs"])
     return Expected(scope, statement["clients"], privacy["colluders"], steps, kinds, plan, score, runs, search)
 
 
@@ -76,9 +77,8 @@ def check_statement(findings: Findings, statement: Json, page: str, x: Expected 
 def check_rows(findings: Findings, spent: RowCosts, statement: Json, complete: bool, last: list[Json]) -> None:
     """The rows; their sum beside the proven epsilon, which in a complete run of sums it is, and beside the history's last."""
     findings.check(not spent.wrong, "rows", "scope, costs and plan as they follow", spent.wrong or "each as it should be")
-    place, target = _VIEWS.index(view := statement["scope"]["view"]), statement["target_epsilon"]
-    own, subject = statement["views"][min(place, 1)], f"epsilon spent ({view} view)"
-    delta, pair = statement["delta"], _pair(statement)
+    place, target, delta = _VIEWS.index(view := statement["scope"]["view"]), statement["target_epsilon"], statement["delta"]
+    own, subject, pair = statement["views"][min(place, 1)], f"epsilon spent ({view} view)", _pair(statement)
     curve, plan = spent.curve(delta, pair), RowCosts(spent.expected, own["releases"]).curve(delta, pair)
     epsilon, tolerance = curve.epsilon, EXACT if curve.exact else NUMERIC
     least = plan.epsilon if complete and view != "server" and math.isfinite(plan.epsilon) else 0.0

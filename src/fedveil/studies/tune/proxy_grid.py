@@ -97,7 +97,7 @@ def proxy_sections(config: Config, proxy: str) -> dict[str, Any]:
         partition = {"kind": "iid", "clients": clients, "examples_per_client": records}
     sections["data"] |= {"name": proxy, "source": None, "partition": partition, "handed_over": [], "client_test_fraction": 0.0}
     sections["public"]["data"] = [name for name in config.public.data if name != proxy]
-    sections["privacy"]["budget"] = None
+    sections["privacy"] |= {"budget": None, "evaluation": None}
     sections["training"]["evaluate_every"] = config.training.rounds
     sections["run"] |= {"seeded_noise": True, "track": []}
     return sections

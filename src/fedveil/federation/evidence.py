@@ -1,0 +1,75 @@
+"""What a task keeps of a model's answers to examples, batch by batch, and how many of a client's own it counts as right."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fedveil.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.tasks.task import Evidence, Task
+    from fedveil.training.params import FlatModel
+
+_BATCH = 1000
+"""Examples at once."""
+_NUMBERS = 2**24
+"""Of the network's output at once, where an example has many: a score for each symbol at each place."""
+
+
+def evidence(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistics: bool = False) -> Evidence:
+    """What the task keeps of the examples [n, ...] and targets [n, ...] of a test, on the CPU.
+
+    With `batch_statistics`, batch normalisation uses each batch's own (buffers stay).
+
+    Raises:
+        ConfigError: the module wrote into what is constant: figures would show what it kept of a client's examples.
+    """
+    model.require_constants()
+    kept, device = model.buffers(), model.vector.device
+    model.eval(batch_statistics)
+    with torch.inference_mode():
+        size = _BATCH if y.dim() == 1 else _fitting(model, x[:2].to(device))
+        parts = zip(torch.split(x, size), torch.split(y, size), strict=True)
+        found = [task.evidence(_output(model, bx.to(device)).cpu(), by) for bx, by in parts]
+    model.train()
+    if kept.numel():
+        model.load_buffers(kept)
+    return tuple(torch.cat(part) for part in zip(*found, strict=True))
+
+
+def _output(model: FlatModel, x: Tensor) -> Tensor:
+    try:
+        output: Tensor = model.module(x)
+    except Exception as error:
+        reason = (str(error) or "-").splitlines()[0]
+        raise ConfigError(
+            f"model: {type(model.module).__name__} fails on a test batch of {len(x)} examples: {type(error).__name__}: {reason}; "
+            f"it has to take batches of any size"
+        ) from error
+    return output
+
+
+def _fitting(model: FlatModel, two: Tensor) -> int:
+    """How many examples at once, by the output of two."""
+    numbers = _output(model, two).numel() // len(two)
+    return min(_BATCH, max(2, _NUMBERS // numbers))
+
+
+def evaluation_counts(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistics: bool) -> Tensor:
+    """How many of a client's examples the model gets right and wrong [2], private; zeros without examples.
+
+    Where the task's main metric is no accuracy, it divides the number of examples in its own proportion.
+    """
+    if not len(y):
+        return torch.zeros(2)
+    (score,) = task.client_scores(np.array([0, len(y)]), *evidence(task, model, x, y, batch_statistics))
+    if score is None or math.isnan(score):
+        return torch.zeros(2)
+    right = len(y) * min(max(score, 0.0), 1.0)
+    return torch.tensor([right, len(y) - right])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,7 @@ def demo(config: Config, out: Path, tell: Callable[[str], None], on_round: Calla
             (Path(folder) / f"client-{number}").mkdir(mode=0o700)
             make_client_key(Path(folder) / f"client-{number}" / "key")
             network.admit(Path(folder) / f"client-{number}" / "key.pub")
-        with _joined(network, config, clients):
+        with _joined(network, config, clients, tell):
             return serve(config, Serving(network, out, wait=clients, tell=tell, on_round=on_round))
 
 
@@ -60,9 +61,9 @@ def with_clients(config: Config, clients: int | None) -> Config:
 
 
 @contextmanager
-def _joined(network: NetworkFolder, config: Config, clients: int) -> Iterator[None]:
-    """The clients' processes, each with a consent to just what is configured."""
-    processes = []
+def _joined(network: NetworkFolder, config: Config, clients: int, tell: Callable[[str], None]) -> Iterator[None]:
+    """The clients' processes, each with a consent to just what is configured; `tell` hears of those that ended too early."""
+    processes: list[subprocess.Popen[bytes]] = []
     try:
         for number in range(clients):
             folder = network.path.parent / f"client-{number}"
@@ -74,10 +75,19 @@ def _joined(network: NetworkFolder, config: Config, clients: int) -> Iterator[No
                 processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
         yield
     finally:
-        for process in processes:
+        for number, process in enumerate(processes):
+            if process.poll() is not None:
+                tell(ended_early(number, process.returncode, network.path.parent / f"client-{number}" / "log"))
             process.terminate()
         for process in processes:
             process.wait()
+
+
+def ended_early(number: int, status: int, log: Path) -> str:
+    """What is said of a client's process that has ended before it was told to: how, and the end of what it printed."""
+    how = f"by signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"with exit status {status}"
+    said = " | ".join(line.strip() for line in log.read_text(errors="replace").splitlines()[-3:])
+    return f"client {number} ended {how} before the run did: {said or 'it printed nothing'}"
 
 
 def _consent(config: Config, number: int) -> dict[str, object]:

@@ -64,14 +64,21 @@ BY_RECORD = "adap-dp-fl"
 """Adapts DP-SGD inside the clients."""
 
 
+VIEWS = [
+    (name, view)
+    for name in METHODS
+    for view in ("server", "aggregate")
+    if name not in DEFENCES and (name, view) != (ONLY_SUMS, "server")
+]
+IN_BOTH = ("fedavg", "dp-fedavg", "dpa-ldp", "adapldp")
+SUMS = (ONLY_SUMS, "noisy-fedavg", "noisy-fedprox", "dp-scaffold", "adaptive-clipping", "time-varying-dp", "nbafl")
+USUAL = [(name, view) for name, view in VIEWS if name in IN_BOTH or (view == "aggregate") == (name in SUMS)]
+"""A few in both views, the others in one; the rest is slow."""
+
+
 @pytest.mark.parametrize(
     ("name", "view"),
-    [
-        (name, view)
-        for name in METHODS
-        for view in ("server", "aggregate")
-        if name not in DEFENCES and (name, view) != (ONLY_SUMS, "server")
-    ],
+    [one if one in USUAL else pytest.param(*one, marks=pytest.mark.slow) for one in VIEWS],
 )
 def test_no_proven_number_is_exceeded(name: str, view: str) -> None:
     method: dict[str, Any] = {"name": name}

@@ -17,7 +17,9 @@ from fedveil.cli.app import app, main
 from fedveil.configuration.config_files import load_config
 from fedveil.engines.interrupts import end_alike
 from fedveil.run.run import run
+from kill_points import SERVER, kill_at
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SMALL = ["--set", "training.rounds=2", "--set", "run.engine=inline"]
 
 
@@ -124,8 +126,23 @@ def test_a_result_is_short_in_a_terminal_and_a_table_in_a_notebook(config: Path,
     assert "<i>" not in page
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_each_signal_ends_a_run_that_says_how_to_go_on(number: signal.Signals, config: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", SIGNALS)
+def test_each_signal_interrupts_the_command(
+    number: signal.Signals, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, after its second round was saved."""
+    monkeypatch.setattr(sys, "argv", ["fedveil", "run", str(config), "--out", str(tmp_path / "r"), "--set", "training.rounds=9"])
+    kill_at(monkeypatch, SERVER["after the checkpoint"], {2}, lambda: signal.raise_signal(number))
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 128 + number
+    error = capsys.readouterr().err
+    assert re.search(r"interrupted; 2 rounds are saved: fedveil run --resume \S+ goes on from there", error)
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("number", [pytest.param(n, marks=[pytest.mark.slow] * (n != signal.SIGTERM)) for n in SIGNALS])
+def test_each_signal_ends_a_program_that_says_how_to_go_on(number: signal.Signals, config: Path, tmp_path: Path) -> None:
     out = tmp_path / "r"
     command = [sys.executable, "-m", "fedveil", "run", str(config), "--out", str(out), "--set", "training.rounds=100000"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as program:

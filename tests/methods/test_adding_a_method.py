@@ -69,11 +69,14 @@ def test_its_ledger_adds_up_to_the_configured_epsilon_and_its_clip_adapts(view: 
 
 
 @pytest.mark.heavy
-def test_it_learns() -> None:
+@pytest.mark.parametrize(
+    ("seeds", "above"), [((2,), 0.5), pytest.param((1, 2, 3, 4), 0.6, marks=pytest.mark.slow)], ids=["one seed", "four seeds"]
+)
+def test_it_learns(seeds: tuple[int, ...], above: float) -> None:
     many = ('data.partition={kind="iid", clients=180}', "training.clients_per_round=60", "training.sampling=poisson")
     accuracies = []
-    for seed in range(1, 5):
+    for seed in seeds:
         local = ("training.batch_size=8", "training.local_epochs=2", f"run.seed={seed}")
         job = h.job_of(h.at_epsilon_8({"name": "following-clip"}, *many, *local, rounds=20))
         accuracies.append(h.trained(replace(job, evaluate_every=20)).history[-1]["test_accuracy"])
-    assert sum(accuracies) / 4 > 0.6  # 0.58 to 0.66
+    assert sum(accuracies) / len(seeds) > above  # 0.58 to 0.66

@@ -78,9 +78,15 @@ def test_each_client_of_the_server_view_follows_its_own_norm() -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("quantile", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("clip", [0.2, 8.0])
-def test_the_clip_converges_to_the_configured_quantile_of_the_norms(quantile: float, clip: float) -> None:
+@pytest.mark.parametrize(
+    ("clip", "quantile"),
+    [
+        (8.0, 0.1),
+        (0.2, 0.9),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((0.2, 0.1), (0.2, 0.5), (8.0, 0.5), (8.0, 0.9))),
+    ],
+)
+def test_the_clip_converges_to_the_configured_quantile_of_the_norms(clip: float, quantile: float) -> None:
     """Forty norms, log-normal; under noise of z = 1 on a count of forty with a tenth of the price."""
     norms = np.exp(np.random.default_rng(3).normal(0.0, 0.8, 40))
     found = clips(norms.tolist(), 100, View.AGGREGATE, 1.0, clip=clip, quantile=quantile, count_share=0.1, rate=0.5)

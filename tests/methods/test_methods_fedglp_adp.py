@@ -398,9 +398,12 @@ def label_skewed(**method: Any) -> dict[str, Any]:
 
 
 @pytest.mark.heavy
-def test_learns_and_personal_models_serve_skewed_clients_better(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("seeds", "above"), [((2,), 0.25), pytest.param((0, 1, 2), 0.3, marks=pytest.mark.slow)], ids=["one seed", "three seeds"]
+)
+def test_learns_and_personal_models_serve_skewed_clients_better(seeds: tuple[int, ...], above: float, tmp_path: Path) -> None:
     accuracies = []
-    for seed in range(3):
+    for seed in seeds:
         configuration = label_skewed(personal_model="combined")
         configuration["run"] = {"seeded_noise": True, "seed": seed}
         result = run(configure(**configuration), tmp_path / str(seed))
@@ -409,7 +412,7 @@ def test_learns_and_personal_models_serve_skewed_clients_better(tmp_path: Path) 
         accuracies.append(result.accuracy)
         assert own > 0.55
         assert own > sum(common) / len(common) + 0.1
-    assert sum(accuracies) / 3 > 0.3  # of one run 0.29 to 0.5
+    assert sum(accuracies) / len(seeds) > above  # of one run 0.29 to 0.5
     with (tmp_path / "2" / "private" / "clients.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [r["personal"] for r in rows[:3]] == ["" if a is None else str(a) for a in last["personal_accuracy"][:3]]

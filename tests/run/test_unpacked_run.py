@@ -29,7 +29,7 @@ def reason(path: Path) -> str:
 def test_a_zip_of_a_run_verifies_and_is_unpacked_once(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = Path(shutil.make_archive(str(tmp_path / "run"), "zip", made(tmp_path_factory)["server"]))
+    archive = Path(shutil.make_archive(str(tmp_path / "run"), "zip", made(tmp_path_factory, "server")))
     times = []
     whole = zipfile.ZipFile.extractall
     monkeypatch.setattr(zipfile.ZipFile, "extractall", lambda self, *more: times.append(1) or whole(self, *more))
@@ -94,9 +94,9 @@ def test_links_and_pipes_are_named_and_not_read(
     what: str, name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     run = tmp_path / "run"
-    shutil.copytree(made(tmp_path_factory)["server"], run)
+    shutil.copytree(made(tmp_path_factory, "server"), run)
     (run / name).unlink(missing_ok=True)
-    targets = {"link": made(tmp_path_factory)["server"] / name, "link to a folder": tmp_path, "endless device": Path("/dev/zero")}
+    targets = {"link": made(tmp_path_factory, "server") / name, "link to a folder": tmp_path, "endless device": Path("/dev/zero")}
     if what == "pipe":
         os.mkfifo(run / name)
     else:
@@ -106,7 +106,7 @@ def test_links_and_pipes_are_named_and_not_read(
 
 def test_a_ledger_s_neighbours_by_name_are_named_as_not_covered(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     run = tmp_path / "run"
-    shutil.copytree(made(tmp_path_factory)["server"], run)
+    shutil.copytree(made(tmp_path_factory, "server"), run)
     (run / "ledger.sqlite-report.html").write_text("epsilon = 0.01")
     (found,) = (f for f in verification(run).findings if f.subject == "other files")
     assert "ledger.sqlite-report.html" in found.text
@@ -114,6 +114,6 @@ def test_a_ledger_s_neighbours_by_name_are_named_as_not_covered(tmp_path: Path, 
 
 def test_deep_nesting_is_a_finding_and_no_traceback(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     run = tmp_path / "run"
-    shutil.copytree(made(tmp_path_factory)["server"], run)
+    shutil.copytree(made(tmp_path_factory, "server"), run)
     (run / "data.json").write_text("[" * 200_000)
     assert verification(run).exit_status == 1

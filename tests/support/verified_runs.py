@@ -30,14 +30,14 @@ def small_run(configuration: Config, path: Path) -> Path:
     return run(earnest, path, data=small_digits(), partition=prepared(earnest).partition).path
 
 
-def made(factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run directory of each kind; never to be changed."""
-    return _made(factory.getbasetemp())
+def made(factory: pytest.TempPathFactory, kind: str) -> Path:
+    """A run directory of that kind; never to be changed."""
+    return _made(factory.getbasetemp(), kind)
 
 
 @functools.cache
-def _made(folder: Path) -> dict[str, Path]:
-    return {name: small_run(_config(name), folder / f"verified-{name}") for name in KINDS}
+def _made(folder: Path, kind: str) -> Path:
+    return small_run(_config(kind), folder / f"verified-{kind}")
 
 
 def _config(name: str) -> Config:

@@ -66,7 +66,7 @@ def test_rows_of_releases_that_would_have_leaked(name: str, tmp_path: Path, tmp_
     kind, forge = FORGED[name]
     records = {"unit": "record", "delta": 1e-5}
     steps = config({"name": "dp-fedavg"}, "server", training={"local": "dp-sgd"}, privacy=records)
-    source = small_run(steps, tmp_path / "source") if kind == "steps" else made(tmp_path_factory)[kind]
+    source = small_run(steps, tmp_path / "source") if kind == "steps" else made(tmp_path_factory, kind)
     assert verify_run(source).exit_status == 0
     assert forged(source, tmp_path / "run", forge) != 0
 
@@ -89,7 +89,7 @@ def forged(source: Path, run: Path, forge: Forge) -> int:
 
 def test_the_history_notes_no_less_than_was_spent(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     run = tmp_path / "run"
-    shutil.copytree(made(tmp_path_factory)["server"], run)
+    shutil.copytree(made(tmp_path_factory, "server"), run)
     header, *rows = (run / "history.csv").read_text().splitlines()
     place = header.split(",").index("epsilon_spent")
     cells = [row.split(",") for row in rows]
@@ -103,7 +103,7 @@ def test_the_history_notes_no_less_than_was_spent(tmp_path: Path, tmp_path_facto
 @pytest.mark.parametrize("file", ["statement.json", "data.json"])
 def test_json_with_a_key_twice_is_contradicted(file: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     run = tmp_path / "run"
-    shutil.copytree(made(tmp_path_factory)["server"], run)
+    shutil.copytree(made(tmp_path_factory, "server"), run)
     key = "delta" if file == "statement.json" else "clients"
     (run / file).write_text(f'{{"{key}": 1,{(run / file).read_text().strip()[1:]}')
     bound(run)

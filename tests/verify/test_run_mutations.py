@@ -9,7 +9,7 @@ import pytest
 
 from fedveil.verify import verify_run
 from run_mutations import Mutation, applied, changed, mutations
-from verified_runs import made
+from verified_runs import KINDS, made
 
 ONLY_A_PIN_CATCHES = {
     "closing, rewritten": ("ended",),
@@ -98,7 +98,7 @@ def tried(chosen: list[Mutation], runs: dict[str, Path], folder: Path) -> tuple[
 
 @pytest.mark.heavy
 def test_a_choice_of_all_kinds_of_changes_is_caught(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    runs = made(tmp_path_factory)
+    runs = {kind: made(tmp_path_factory, kind) for kind in KINDS}
     shuffled = mutations(runs)
     random.Random(7).shuffle(shuffled)
     first = {mutation.way: mutation for mutation in reversed(shuffled)}
@@ -110,7 +110,7 @@ def test_a_choice_of_all_kinds_of_changes_is_caught(tmp_path: Path, tmp_path_fac
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_change_is_caught(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    runs = made(tmp_path_factory)
+    runs = {kind: made(tmp_path_factory, kind) for kind in KINDS}
     slipped, real = tried(mutations(runs), runs, tmp_path)
     assert real > 4000
     assert slipped == DECLARED, "a change that is caught by now is still listed"

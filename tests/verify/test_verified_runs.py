@@ -34,7 +34,7 @@ def wrong(run: Path, pin: str | None = None) -> list[str]:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_run_of_each_kind_verifies(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    run = made(tmp_path_factory)[name]
+    run = made(tmp_path_factory, name)
     assert wrong(run) == []
     with Ledger.open(run / "ledger.sqlite") as ledger:
         assert ledger.closing is not None
@@ -70,7 +70,7 @@ def test_steps_of_dp_sgd_verify_and_steps_with_too_low_a_cost_do_not(view: str, 
 
 
 def test_a_published_copy_verifies(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    source = made(tmp_path_factory)["poisson"]
+    source = made(tmp_path_factory, "poisson")
     copy = publish(source, tmp_path / "copy")
     assert wrong(copy) == []
     assert verify_run(copy).closing == verify_run(source).closing

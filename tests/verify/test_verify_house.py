@@ -35,7 +35,7 @@ def test_it_imports_the_standard_library_numpy_scipy_special_and_itself() -> Non
 
 @pytest.mark.heavy
 def test_no_torch_and_nothing_else_of_fedveil_is_loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
-    run = made(tmp_path_factory)["server"]
+    run = made(tmp_path_factory, "server")
     code = (
         "import sys; from fedveil.verify import verify_run; assert verify_run(sys.argv[1]).exit_status == 0; "
         "print(*sorted(m for m in sys.modules if m.split('.')[0] in ('fedveil', 'torch')))"
@@ -49,7 +49,7 @@ def test_no_torch_and_nothing_else_of_fedveil_is_loaded(tmp_path_factory: pytest
 @pytest.mark.parametrize("mode", [0o755, 0o555])
 def test_it_changes_nothing_of_the_run(mode: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     run = tmp_path / "run"
-    shutil.copytree(made(tmp_path_factory)["poisson"], run)
+    shutil.copytree(made(tmp_path_factory, "poisson"), run)
     before = state(run)
     try:
         run.chmod(mode)

@@ -66,7 +66,10 @@ def test_no_user_in_the_plane_costs_more_than_one_whose_records_pull_together() 
         assert np.maximum(base - math.exp(epsilon) * mixed, 0).sum() * cell <= added + 1e-6
 
 
-@pytest.mark.parametrize(("records", "rate", "z", "rounds"), [(2, 0.01, 1.0, 1000), (4, 0.01, 1.0, 1000), (3, 0.1, 1.5, 60)])
+@pytest.mark.parametrize(
+    ("records", "rate", "z", "rounds"),
+    [(2, 0.01, 1.0, 1000), pytest.param(4, 0.01, 1.0, 1000, marks=pytest.mark.slow), (3, 0.1, 1.5, 60)],
+)
 @pytest.mark.heavy
 def test_composition_agrees_with_a_second_library(records: int, rate: float, z: float, rounds: int) -> None:
     j = np.arange(records + 1)

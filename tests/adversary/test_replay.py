@@ -68,6 +68,13 @@ PROVEN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+CLIENTS_NOISE = (
+    *("fedglp-adp", "fedanc", "ladp-fl", "aldp-fl", "ldp-fed", "gfl-aldpa", "adap-dp-fl", "dpa-ldp", "sensitive-dp"),
+    *("blur-lus", "fed-dpa", "fed-addp", "fed-smp"),
+)
+"""Their papers add noise to each client's upload: the sums of these are slow."""
+
+
 def config_of(name: str, view: str, training: dict[str, Any], privacy: dict[str, Any]) -> Any:
     method = {"name": name, **({"pretraining_steps": 20} if name == "fedanc" else {})}
     privacy = {"epsilon": 8.0, "view": view, **privacy}
@@ -81,8 +88,14 @@ def test_every_method_is_replayed() -> None:
     assert {name for name, _, _ in PROVEN} == set(METHODS) - DEFENCES
 
 
-@pytest.mark.parametrize("view", ["server", "aggregate"])
-@pytest.mark.parametrize(("name", "training", "privacy"), PROVEN)
+@pytest.mark.parametrize(
+    ("name", "training", "privacy", "view"),
+    [
+        pytest.param(*one, view, marks=[pytest.mark.slow] * (view == "aggregate" and one[0] in CLIENTS_NOISE))
+        for one in PROVEN
+        for view in ("server", "aggregate")
+    ],
+)
 def test_no_proven_method_raises_an_alarm(name: str, training: dict[str, Any], privacy: dict[str, Any], view: str) -> None:
     if (name, view) == ("banded-mf", "server"):
         view = "final"  # its noise is on sums only

@@ -44,7 +44,7 @@ def _run(
     return config.run([sent], lambda: net, net.state_dict(), knowledge, BOUNDS, torch.Generator().manual_seed(seed), **more)
 
 
-@pytest.mark.parametrize(("kind", "images"), [("dlg", 2), ("idlg", 1)])
+@pytest.mark.parametrize(("kind", "images"), [("dlg", 1), ("idlg", 1), pytest.param("dlg", 2, marks=pytest.mark.slow)])
 def test_dlg_on_a_sigmoid_network(
     kind: str, images: int, digits: Digits, sigmoid_lenet: nn.Sequential, make_upload: Make
 ) -> None:

@@ -163,7 +163,9 @@ def test_the_first_layer_that_mixes(module: nn.Module, named: str) -> None:
     assert not any(layer._forward_hooks for layer in module.modules())
 
 
-@pytest.mark.parametrize("name", sorted(set(MODELS) - {"cnn-lstm"}))
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "resnet152")) for n in sorted(set(MODELS) - {"cnn-lstm"})]
+)
 @pytest.mark.heavy
 def test_no_network_of_ours_mixes_examples(name: str) -> None:
     side = 8 if name.startswith("resnet") else 28

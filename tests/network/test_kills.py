@@ -124,8 +124,17 @@ def test_a_client_that_is_killed_changes_no_bit(point: str, tmp_path: Path, monk
             assert len(lifetime) == ROUNDS
 
 
-@pytest.mark.parametrize("view", ["server", "aggregate"])
-@pytest.mark.parametrize("point", SERVER)
+SUMS = ("after the answers", "after the charge", "the checkpoint's head written")
+"""Where a server of sums is killed; its other points are slow."""
+
+
+@pytest.mark.parametrize(
+    ("point", "view"),
+    [
+        *((point, "server") for point in SERVER),
+        *(pytest.param(point, "aggregate", marks=[pytest.mark.slow] * (point not in SUMS)) for point in SERVER),
+    ],
+)
 def test_a_server_that_is_killed_changes_no_bit(point: str, view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configuration = settings({"name": "dp-fedavg"}, view, True)
     inline = run(configuration, tmp_path / "inline")

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from federation_runs import config, every_method
-from fedveil.configuration.config import Config
+from federation_runs import config, every_method, in_each_view
 from fedveil.configuration.config_files import load_config
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.demo import demo_config
@@ -43,9 +42,12 @@ def test_a_run_of_each_kind_verifies(name: str, tmp_path_factory: pytest.TempPat
     assert wrong(run, pin="0" * 64) != []
 
 
-@pytest.mark.parametrize(("name", "configuration"), [pytest.param(*one, id=one[0]) for one in every_method()])
-def test_every_method_verifies(name: str, configuration: Config, tmp_path: Path) -> None:
-    assert wrong(small_run(configuration, tmp_path / "run")) == []
+RUNS = dict(every_method())
+
+
+@pytest.mark.parametrize("name", in_each_view(RUNS))
+def test_every_method_verifies(name: str, tmp_path: Path) -> None:
+    assert wrong(small_run(RUNS[name], tmp_path / "run")) == []
 
 
 @pytest.mark.parametrize("name", ["dp-fedavg aggregate", "noisy-fedavg", "banded-mf"])
@@ -92,5 +94,9 @@ def test_the_page_of_an_honest_statement_has_its_numbers(file: Path) -> None:
     assert [finding for finding in findings if finding.kind != "verified"] == []
 
 
-def test_the_first_run_of_a_newcomer_verifies(tmp_path: Path) -> None:
-    assert wrong(train(demo_config(), tmp_path / "run").path) == []
+@pytest.mark.parametrize("rounds", [2, pytest.param(40, marks=pytest.mark.slow)])
+def test_the_first_run_of_a_newcomer_verifies(rounds: int, tmp_path: Path) -> None:
+    demo = demo_config()
+    assert demo.training.rounds == 40
+    shorter = demo.model_copy(update={"training": demo.training.model_copy(update={"rounds": rounds})})
+    assert wrong(train(shorter, tmp_path / "run").path) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from fedveil.ledger.ledger import Ledger
 from fedveil.network.client_ledger import TRUSTS
 from fedveil.network.consent import Consent, judged, read_consent_file
 from fedveil.network.consenting_clients import ConsentingClients
-from fedveil.network.join import Joining, join
+from fedveil.network.join import Joining, advice, join
 from fedveil.network.joined_client import JoinedClient
 from fedveil.network.offers import Offer, offer_bytes, offer_of, read_consent, read_offer
 from fedveil.run.run import run
@@ -130,18 +131,68 @@ def test_what_goes_beyond_the_consent_is_refused_with_its_reason_and_costs_nothi
     except WireError as problem:
         reason = str(problem)
     assert reason
-    assert __import__("re").search(said, reason), reason
+    assert re.search(said, reason), reason
     nothing_charged(tmp_path / "client")
 
 
-def test_one_that_refuses_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+STRICTER: dict[str, tuple[dict[str, Any], str]] = {
+    "epsilon": ({"lifetime": {"server": {"epsilon": 1.0, "delta": 0.01}}}, "this client's lifetime is 1"),
+    "least noise": ({"least_noise": 99.0}, "the noise multiplier is .* this client asks for 99"),
+    "seeded noise": ({"seeded_noise": False}, "run.seeded_noise = true: the server could compute the noise"),
+    "view": ({"lifetime": {"aggregate": {"epsilon": 9.0, "delta": 0.01}}}, "takes part in aggregate only"),
+    "unit": ({"unit": "record"}, "this client's caps of record level"),
+}
+
+
+@pytest.mark.parametrize("name", STRICTER)
+def test_one_that_refuses_is_named_and_the_others_go_on(name: str, tmp_path: Path) -> None:
+    changes, said = STRICTER[name]
     there = machines(tmp_path / "clients")
-    there.consents[1] = consent(1, least_noise=99.0)
+    there.consents[1] = consent(1, **changes)
     result, lines = served(small(), tmp_path / "server", there)
     assert [row["participants"] for row in result.history] == [2, 2]
     assert lines == [f"client 1 refused to take part: {result.history[0]['failures'][1].split(': ', 1)[1]}"]
-    assert "noise multiplier" in lines[0]
+    assert re.search(said, lines[0])
     nothing_charged(tmp_path / "clients/1")
+
+
+def test_one_whose_lifetime_is_spent_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    there = machines(tmp_path / "clients")
+    for number in (0, 2):
+        there.consents[number] = consent(number, lifetime={"server": {"epsilon": 30.0, "delta": 0.01}})
+    served(small(), tmp_path / "one", there)
+    before = {path: rows(path) for path in (tmp_path / "clients/1").rglob("*.sqlite")}
+    result, lines = served(small(), tmp_path / "two", there)
+    assert [row["participants"] for row in result.history] == [2, 2]
+    assert len(lines) == 1
+    assert re.match(r"client 1 refused to take part: .* of the budget", lines[0])
+    assert {path: rows(path) for path in (tmp_path / "clients/1").rglob("*.sqlite")} == before
+
+
+@pytest.mark.parametrize(
+    "change", [{"privacy": {"epsilon": 7.0}}, {"run": {"plugins": ["/srv/theirs.py"]}}, {"training": {"rounds": 9}}]
+)
+def test_a_configuration_that_changes_during_the_run_is_refused_and_the_run_goes_on(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    there, said = machines(tmp_path / "clients"), []
+
+    def after(row: Any) -> None:
+        (name,) = (path.name for path in (tmp_path / "clients/1/runs").iterdir())
+        other, before = offer_of(name, 1, small()), everything(tmp_path / "clients/1")
+        edited(**change)(other.config)
+        said.append(read_consent(there.client(1).answer([offer_bytes(other)]), other))
+        assert everything(tmp_path / "clients/1") == before
+
+    result, lines = served(small(), tmp_path / "server", there, on_round=after)
+    assert [row["participants"] for row in result.history] == [3, 3]
+    assert (len(said), lines) == (2, [])
+    assert all("has changed since this client consented to it" in reason for reason in said)
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    """Each file of a client's folder."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])
@@ -223,6 +274,24 @@ def test_who_only_looks_is_not_counted_and_may_come_back(tmp_path: Path) -> None
         "2 clients have answered the offer, 3 are waited for",
         "3 clients have answered the offer, 3 are waited for",
     ]
+
+
+@pytest.mark.parametrize(
+    ("flower", "said"),
+    [
+        (
+            "exit 305, SuperNode authentication is enabled. All SuperNodes must be registered via the CLI.",
+            "alice.pub to the server",
+        ),
+        ("exit 305, [code 2004] Failed to activate SuperNode.", "for up to a minute"),
+        ("SSLError: CERTIFICATE_VERIFY_FAILED", "not of the authority in ca.pem"),
+        ("exit 1, something else", ""),
+    ],
+)
+def test_what_flower_says_without_a_cause_is_explained(flower: str, said: str) -> None:
+    found = advice(flower, Joining("fl.example.org:9700", Path("ca.pem"), Path("alice"), Path("state")))
+    assert said in found
+    assert bool(found) == bool(said)
 
 
 @pytest.mark.parametrize("server", ["192.0.2.7", "192.0.2.7:", ":9700", "host:port", "host:99999"])

@@ -9,6 +9,7 @@ import pytest
 
 from fedveil.errors import ConfigError
 from fedveil.network.certificates import make_client_key, public_key_of
+from fedveil.network.demo_network import ended_early
 from fedveil.network.network_folder import NetworkFolder, make_network, open_network
 from fedveil.network.programs import Program
 
@@ -54,8 +55,21 @@ def test_what_is_secret_is_for_its_owner_alone(tmp_path: Path) -> None:
         make_network(tmp_path / "net", "localhost", 9700)
     with pytest.raises(ConfigError, match="holds no network"):
         open_network(tmp_path)
-    with pytest.raises(FileExistsError):
+
+
+@pytest.mark.parametrize("there", ["alice", "alice.pub"])
+def test_a_key_is_never_overwritten(there: str, tmp_path: Path) -> None:
+    (tmp_path / there).write_text("a key")
+    with pytest.raises(ConfigError, match=rf"{there} exists, .* join with --key .*alice as it is, or give another name"):
         make_client_key(tmp_path / "alice")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(there, "a key")]
+
+
+def test_how_a_client_ended_is_said_with_what_it_printed_last(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("a\nb\nc\nMemoryError\n")
+    assert ended_early(3, 7, tmp_path / "log") == "client 3 ended with exit status 7 before the run did: b | c | MemoryError"
+    (tmp_path / "log").write_text("")
+    assert ended_early(0, -9, tmp_path / "log") == "client 0 ended by signal 9 (SIGKILL) before the run did: it printed nothing"
 
 
 def test_a_number_belongs_to_its_key(tmp_path: Path) -> None:

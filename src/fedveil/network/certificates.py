@@ -58,12 +58,22 @@ def make_server(folder: Path, host: str) -> None:
 
 
 def make_client_key(path: Path) -> None:
-    """Write a key pair as Flower wants them: the private one at `path`, the public one beside it with the ending .pub."""
+    """Write a key pair as Flower wants them: the private one at `path`, the public one beside it with the ending .pub.
+
+    Raises:
+        ConfigError: there is one already.
+    """
+    public_path = path.with_name(path.name + ".pub")
+    if there := next((p for p in (path, public_path) if p.exists()), None):
+        raise ConfigError(
+            f"{there} exists, and a key is never overwritten, for the server knows its client by it: join with --key {path} as "
+            f"it is, or give another name"
+        )
     key = ec.generate_private_key(ec.SECP384R1())
     with open(path, "xb", opener=owner_only) as file:
         file.write(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    path.with_name(path.name + ".pub").write_bytes(public + b" " + path.name.encode() + b"\n")
+    public_path.write_bytes(public + b" " + path.name.encode() + b"\n")
 
 
 def public_key_of(path: Path) -> bytes:

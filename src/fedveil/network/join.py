@@ -77,7 +77,11 @@ def join(consent: Consent, joining: Joining) -> None:
     write_whole(secret, secrets.token_bytes(32))
     expected = hashlib.sha256(bundle()).hexdigest()
     endpoint = Endpoint(f"127.0.0.1:{port}", None, secret.read_bytes())
-    with ended_by_signal(), running(_supernode(joining, port, secret), joining.tell, _RETRY):
+
+    def tell(line: str) -> None:
+        joining.tell(line + advice(line, joining))
+
+    with ended_by_signal(), running(_supernode(joining, port, secret), tell, _RETRY):
         queue = TaskQueue(endpoint, "flwr-clientapp")
         asked: Queue[tuple[list[bytes], Future[bytes]]] = Queue()
 
@@ -101,6 +105,19 @@ def join(consent: Consent, joining: Joining) -> None:
                     end = min(end, time.monotonic() + _FAREWELL)
         finally:
             queue.close()
+
+
+def advice(line: str, joining: Joining) -> str:
+    """What to do where Flower's own words name no cause, or nothing."""
+    found = {
+        "must be registered": f"this key is not admitted: send {joining.key}.pub to the server's operator, who runs `fedveil net "
+        f"admit` and starts the server again; this client tries again every {_RETRY:g} seconds",
+        "activate SuperNode": "the server counts an earlier connection with this key for up to a minute; this client tries "
+        "again. If that goes on, another process joins with the same key, and each client needs its own",
+        "CERTIFICATE_VERIFY_FAILED": f"the certificate at {joining.server} is not of the authority in {joining.authority}: ask "
+        f"the server's operator for its ca.pem, and for the name that it was made for (fedveil net init --host)",
+    }
+    return next((f" ({said})" for words, said in found.items() if words in line), "")
 
 
 def _through(asked: Queue[tuple[list[bytes], Future[bytes]]], parts: list[bytes]) -> bytes:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fedveil.network.flower_api import Endpoint, TaskQueue, _retries
+from fedveil.flower.wire_format import WireError
+from fedveil.network.flower_api import Endpoint, TaskQueue, _heart, _retries
+from fedveil.network.join import _answer
 
 pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
 
@@ -48,3 +52,36 @@ def test_a_token_that_is_no_longer_known_does_not_end_our_process() -> None:
     with pytest.raises(Unauthorized):  # and no SIGINT, which would end the test run
         invoker.invoke(ask)
     assert asked == [1]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_task_that_flower_has_given_up_does_not_end_our_process(known: bool) -> None:
+    """Flower's own heartbeat sends this process SIGINT, so that a client whose heartbeat was late ended without a reason."""
+    beats: list[int] = []
+
+    class Runtime:
+        def SendTaskHeartbeat(self, request: Any) -> Any:
+            beats.append(1)
+            if not known:
+                raise Unauthorized("401")
+            return SimpleNamespace(success=False)
+
+    heart = _heart(Runtime())
+    heart.start()
+    end = time.monotonic() + 10
+    while len(beats) < (1 if known else 2) and time.monotonic() < end:
+        time.sleep(0.01)
+    heart.stop()
+    assert len(beats) >= (1 if known else 2)
+
+
+def test_a_message_that_fails_does_not_end_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing:
+        def answer(self, parts: list[bytes]) -> bytes:
+            raise OSError("No space left on device: alice.csv")
+
+    answer: Future[bytes] = Future()
+    _answer(Failing(), [b""], answer)  # type: ignore[arg-type]
+    with pytest.raises(WireError, match="an error at the client, which its own log describes"):
+        answer.result(0)
+    assert "alice.csv" in caplog.text

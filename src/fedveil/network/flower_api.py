@@ -99,6 +99,25 @@ def _retries() -> Any:
     return invoker
 
 
+def _heart(client: Any) -> Any:
+    """Flower's heartbeat of a task, without its SIGINT to our own process where the task is given up, as after a late one.
+
+    Whoever waits for the task hears of it by its own requests.
+    """
+    from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
+    from flwr.supercore.heartbeat import HeartbeatSender
+
+    def beat() -> bool:
+        try:
+            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        except Exception as problem:  # of the connection: the next one is sooner
+            _log.info("a heartbeat was lost: %s", problem)
+            return False
+        return True
+
+    return HeartbeatSender(beat)
+
+
 def _unauthorized(problem: Exception) -> bool:
     return getattr(getattr(problem, "response", None), "status_code", None) == 401
 
@@ -140,13 +159,12 @@ def server_grid(endpoint: Endpoint, token: str) -> Iterator[Any]:
     from flwr.common.constant import SubStatus
     from flwr.common.serde import run_from_proto
     from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest
-    from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
     from flwr.supercore.run import RunNotRunningException
     from flwr.superlink.grid import HttpGrid
 
     grid = HttpGrid(endpoint.address, endpoint.authority is None, endpoint.authority, token=token)
     grid._retry_invoker = _retries()
-    heart = HeartbeatSender(make_task_heartbeat_fn_http(grid._runtime_client))
+    heart = _heart(grid._runtime_client)
     heart.start()
     status, details = SubStatus.FAILED, "the server ended before the run did"
     try:
@@ -181,12 +199,11 @@ def answer_message(endpoint: Endpoint, token: str, expected_bundle: str, answer:
     """
     from flwr.app import Error, Message
     from flwr.common.constant import ErrorCode, SubStatus
-    from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
     from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
     from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
     client = endpoint.client(RuntimeTokenHttpInterceptor(token))
-    heart = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    heart = _heart(client)
     heart.start()
     context, details = None, "no answer"
     try:

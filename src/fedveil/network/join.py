@@ -132,6 +132,9 @@ def _answer(client: JoinedClient, parts: list[bytes], answer: Future[bytes]) -> 
         answer.set_result(client.answer(parts))
     except WireError as problem:
         answer.set_exception(problem)
+    except Exception:  # whose words may tell of the data
+        _log.exception("a message was not answered")
+        answer.set_exception(WireError("an error at the client, which its own log describes"))
 
 
 def _supernode(joining: Joining, port: int, secret: Path) -> Program:

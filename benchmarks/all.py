@@ -62,12 +62,13 @@ def least(values: Sequence[float]) -> str:
 
 
 def engine(held: Held) -> str:
-    """Pool beside the limit."""
+    """Pool, and `stacked` where it was measured, beside the limit."""
     rows = []
     for name, sides in held["table"].items():
-        shown = [least(sides[side]["seconds"]) if idle(held, name) else "busy" for side in ("pool", "limit")]
-        rows.append([name, cell(held, name, sides["pool"]), *shown, f"{len(sides['pool']['seconds'])}"])
-    return markdown(["workload", "pool / limit", "pool, s", "limit, s", "rounds"], rows)
+        for engine in [side for side in ("pool", "stacked") if side in sides]:
+            shown = [least(sides[side]["seconds"]) if idle(held, name) else "busy" for side in (engine, "limit")]
+            rows.append([name, engine, cell(held, name, sides[engine]), *shown, f"{len(sides[engine]['seconds'])}"])
+    return markdown(["workload", "engine", "/ limit", "its round, s", "limit, s", "rounds"], rows)
 
 
 def whole_run(held: Held) -> str:

@@ -1,4 +1,4 @@
-"""Engine `pool` beside the limit program, round by round in turns.
+"""Engine `pool`, and `stacked` where `auto` chooses it, beside the limit program, round by round in turns.
 
     python benchmarks/run.py --workloads W0 W1 --rounds 10
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from fedveil.engines.pool import ProcessPool
+from fedveil.engines.select_engine import settled
 from fedveil.methods.dp_fedavg import DPFedAvg
 from limit import WORKLOADS
 from sides import HERE, Turns, federation, ours, program, save, setting, together
@@ -22,7 +24,10 @@ def compare(workload: str, rounds: int) -> Turns:
     """Rounds of both."""
     limit = [sys.executable, HERE / "limit.py", "--lines", "--workload", workload]
     job = federation(workload, DPFedAvg(), setting(workload))
-    return together({"limit": program(limit), "pool": ours(job)}, rounds)
+    sides = {"limit": program(limit), "pool": ours(job)}
+    if settled("auto", job.context.model, job.context.objective, job.setting) == "stacked":
+        sides["stacked"] = ours(job, ProcessPool(job.context, 2, stacked=True))
+    return together(sides, rounds)
 
 
 def main() -> None:
@@ -34,7 +39,8 @@ def main() -> None:
     for name in options.workloads:
         turns = compare(name, options.rounds or ROUNDS[name])
         save("engine", {name: turns.table("limit")})
-        print(f"{name:>5}{turns.line('pool', 'limit')}", flush=True)
+        for side in list(turns.seconds)[1:]:
+            print(f"{name:>5}{turns.line(side, 'limit')}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A round as a user's run does it: secret noise, the budget checked, the ledger charged, a checkpoint and the tables written.
 
-    python benchmarks/whole_run.py                                          # W0 and many, both views, pool and inline
+    python benchmarks/whole_run.py                                          # W0 and many, both views, three engines
     python benchmarks/whole_run.py --workloads W0 --views server --engines pool --profile
 
 Writes benchmarks/results/whole_run.json. The other programs measure the engine alone (see `sides.py`); here a round lasts from
@@ -30,6 +30,7 @@ from limit import WORKLOADS
 from sides import save
 
 ROUNDS = {"W0": 100, "many": 8}
+ENGINES = ["pool", "inline", "stacked"]
 
 
 def measure(workload: str, view: str, engine: str, rounds: int) -> list[float]:
@@ -65,7 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", choices=list(ROUNDS), default=list(ROUNDS))
     parser.add_argument("--views", nargs="+", choices=["aggregate", "server"], default=["aggregate", "server"])
-    parser.add_argument("--engines", nargs="+", choices=["pool", "inline"], default=["pool", "inline"])
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()

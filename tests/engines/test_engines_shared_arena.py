@@ -88,7 +88,7 @@ def test_models_of_clients_stay_out_of_the_pipes(method: str, tmp_path: Path, mo
 
     def packed(value: Any, place: Any) -> bytes:
         message = pack(value, place)
-        sizes.append((value[1].released.round, len(message)))
+        sizes.append((value[1][0].released.round, len(message)))
         return message
 
     def opened(message: bytes, there: Any) -> Any:

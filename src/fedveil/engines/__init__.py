@@ -1,1 +1,1 @@
-"""Engines run the clients of a round: inline, pool, batched, cuda."""
+"""Engines run the clients of a round: inline, pool, stacked, batched, cuda."""

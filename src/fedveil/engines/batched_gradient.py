@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from fedveil.training.local import LocalSpec
     from fedveil.training.params import FlatModel, Layout
 
+    Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
+    """From the parameters [n, ...] of each layer and examples [n, b, ...] to outputs [n, b, ...]."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -35,7 +38,7 @@ class Stack:
     """
 
     def __init__(self, model: FlatModel, spec: LocalSpec, n: int, task: Task) -> None:
-        self.module, self.layout, self.spec, self.task = model.module, model.layout, spec, task
+        self._forward, self.layout, self.spec, self.task = vectorised(model.module), model.layout, spec, task
         self.vectors = model.vector.new_zeros(n, model.layout.dimension)
         self.grads = torch.zeros_like(self.vectors)
         self.models = [model.another(*rows) for rows in zip(self.vectors, self.grads, strict=True)]
@@ -77,7 +80,7 @@ class Stack:
         x, y, weights = padded([r.x for r in part], [r.y for r in part])
         rows = _on_device(tuple(r.row for r in part), self.vectors.device)
         vectors = self.vectors if len(part) == len(self.vectors) else self.vectors[rows]
-        losses, grads = gradients((self.module, self.layout, self.task), self.spec, vectors, x, y, weights)
+        losses, grads = gradients((self._forward, self.layout, self.task), self.spec, vectors, x, y, weights)
         self.grads.index_copy_(0, rows, grads)
         for request, loss in zip(part, losses.unbind(), strict=True):
             request.answer = loss
@@ -121,26 +124,31 @@ def _filled(part: Tensor, length: int) -> Tensor:
     return part if not missing else torch.cat([part, part[:1].expand(missing, *part.shape[1:])])
 
 
+def vectorised(module: nn.Module) -> Forward:
+    """The forward pass of any network, vectorised over models."""
+
+    def output_of(parameters: dict[str, Tensor], batch: Tensor) -> Tensor:
+        out: Tensor = functional_call(module, parameters, (batch,))
+        return out
+
+    return vmap(output_of, randomness="different")
+
+
 def gradients(
-    learned: tuple[nn.Module, Layout, Task], spec: LocalSpec, vectors: Tensor, x: Tensor, y: Tensor, weights: Tensor
+    learned: tuple[Forward, Layout, Task], spec: LocalSpec, vectors: Tensor, x: Tensor, y: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The loss [n] and the gradient [n, d] of each model on its own batch, clipped to V row by row when the spec says so.
 
     Args:
-        learned: the network, its layers, and the task.
+        learned: the forward pass, the layers of the network, and the task.
         vectors: parameters [n, d]. x, y, weights: as `padded` gives them.
     """
-    module, layout, task = learned
+    forward, layout, task = learned
     leaf = vectors.detach().requires_grad_()
     parts = zip(layout.names, layout.shapes, torch.split(leaf, layout.sizes, 1), strict=True)
     parameters = {name: part.view(-1, *shape) for name, shape, part in parts}
-
-    def output_of(own: dict[str, Tensor], batch: Tensor) -> Tensor:
-        out: Tensor = functional_call(module, own, (batch,))
-        return out
-
     with forward_precision(spec, x.device):
-        output = vmap(output_of, randomness="different")(parameters, x)
+        output = forward(parameters, x)
     each = task.losses(output.to(vectors.dtype).flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2])
     losses = (each * weights).sum(1)
     (grads,) = torch.autograd.grad(losses.sum(), leaf)

@@ -3,7 +3,8 @@
 Workers run the same `client_round` as the inline engine, so the result is equal to the bit for any number of workers. The global
 model and what clients release lie in shared memory, and so does what clients keep (`shared_arena.py`). A row of what is released
 is free for the next client as soon as nobody holds it, so a sum takes a few rows and not one a client. A few hundred bytes a
-client go through pipes.
+client go through pipes. Clients that train in stacks go to a worker several at a time; their bits do not depend on how they are
+put together.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pickle import PicklingError
@@ -31,6 +33,7 @@ from fedveil.engines.interrupts import ends_on_interrupt, put_off
 from fedveil.engines.memory import keep_freed_memory, shared, shared_zeros
 from fedveil.engines.pool_worker import EMPTY, SharedMemory, in_row, pack, read_reply, work
 from fedveil.engines.shared_arena import SharedArena, Slot
+from fedveil.engines.stacked import MOST_ROWS
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.round import ClientTask, Context, Failure, Outcome, planned, sealed_outcome
 from fedveil.release.plan import Plan, Released, Upload
@@ -46,14 +49,14 @@ _DIED = "its worker process died"
 
 @dataclass
 class _Worker:
-    """`index`: of the task it works on, or -1. `since`: when it began. `planned`: the last round whose common plan it knows.
+    """`tasks`: the numbers of those it works on. `since`: when it began. `planned`: the last round whose common plan it knows.
 
     `ready`: it has reported that it is up; a client's time counts from then on. `slot`: where it may write what its client keeps.
     """
 
     process: BaseProcess
     pipe: Connection
-    index: int = -1
+    tasks: Sequence[int] = ()
     since: float = 0.0
     planned: int = -1
     ready: bool = False
@@ -81,14 +84,21 @@ class ProcessPool:
         context: shared by all clients; its data are inherited by forked workers and shared with spawned ones.
         start: `fork` or `spawn`; by default fork on Linux where a forked process can train, else spawn.
         timeout: seconds after which a client is given up and its worker replaced, or None.
+        stacked: train clients in stacks, whose bits are other ones (see `stacked.py`).
     """
 
     def __init__(
-        self, context: Context, workers: int | None = None, start: str | None = None, timeout: float | None = None
+        self,
+        context: Context,
+        workers: int | None = None,
+        start: str | None = None,
+        timeout: float | None = None,
+        *,
+        stacked: bool = False,
     ) -> None:
         if timeout is not None and not timeout > 0:
             raise ConfigError(f"training.client_timeout must be > 0 seconds, got {timeout}")
-        self.context, self.timeout = context, timeout
+        self.context, self.timeout, self.stacked = context, timeout, stacked
         self.count = workers or available_cores()
         start = start or ("fork" if sys.platform.startswith("linux") and a_fork_can_train() else "spawn")
         self.mp = mp.get_context(start)
@@ -172,7 +182,7 @@ class ProcessPool:
         ours, theirs = self.mp.Pipe()
         foreign = [ours, *(w.pipe for w in self._workers)] if self._forks else []
         parent = os.getpid(), self._ends_on_interrupt, foreign
-        arguments = (self.context, SharedMemory(self._models, self._rows, self._slots.handle), theirs, *parent)
+        arguments = (self.context, SharedMemory(self._models, self._rows, self._slots.handle), theirs, *parent, self.stacked)
         process = self.mp.Process(target=work, args=arguments, daemon=True)  # type: ignore[attr-defined]
         try:
             process.start()
@@ -184,41 +194,50 @@ class ProcessPool:
 
     def _hand_out(self, todo: list[ClientTask], waiting: deque[int], tries: list[int]) -> None:
         for place, worker in enumerate(self._workers):
-            if worker.index >= 0 or not waiting:
+            if worker.tasks or not waiting:
                 continue
-            task = todo[waiting[0]]
-            slim = replace(task.released, model=EMPTY, previous=None if task.released.previous is None else EMPTY)
-            task = replace(task, released=slim)
-            if self.context.summed:
-                task = self._with_common_plan(task, known=worker.planned == slim.round)
-            if waiting[0] not in self._row_of:
-                self._row_of[waiting[0]] = self._free_rows.pop()
-            row = self._row_of[waiting[0]]
-            worker.slot = self._slots.lend()
-            message = pack((row, task, worker.slot), self._slots.place)
+            numbers = [waiting.popleft() for _ in range(self._at_once(waiting, tries))]
             try:
-                worker.pipe.send_bytes(message)
+                worker.pipe.send_bytes(self._message(worker, numbers, todo))
             except OSError:
                 worker = self._renewed(place)
-                worker.slot = self._slots.lend()
-                if self.context.summed:
-                    task = self._with_common_plan(replace(todo[waiting[0]], released=slim), known=False)
-                message = pack((row, task, worker.slot), self._slots.place)
                 with suppress(OSError):  # dead again: `_collect` sees it
-                    worker.pipe.send_bytes(message)
-            worker.planned = slim.round if self.context.summed else -1
-            worker.index, worker.since = waiting.popleft(), time.monotonic()
-            tries[worker.index] += 1
+                    worker.pipe.send_bytes(self._message(worker, numbers, todo))
+            worker.planned = todo[numbers[0]].released.round if self.context.summed else -1
+            worker.tasks, worker.since = numbers, time.monotonic()
+            for number in numbers:
+                tries[number] += 1
 
-    def _with_common_plan(self, task: ClientTask, known: bool) -> ClientTask:
+    def _at_once(self, waiting: deque[int], tries: list[int]) -> int:
+        """How many of those that wait a worker gets: one; in stacks, as many as one holds, and a fair share of the last."""
+        if not self.stacked or tries[waiting[0]]:
+            return 1
+        share = min(MOST_ROWS, -(-len(waiting) // len(self._workers)))
+        return next((n for n, number in enumerate(islice(waiting, share)) if tries[number]), share)
+
+    def _message(self, worker: _Worker, numbers: list[int], todo: list[ClientTask]) -> bytes:
+        """What a worker gets: its tasks without the models, which it reads in shared memory."""
+        released = todo[numbers[0]].released
+        slim = replace(released, model=EMPTY, previous=None if released.previous is None else EMPTY)
+        changes: dict[str, Any] = {"released": slim}
+        if self.context.summed:
+            changes |= self._common_plan(todo[numbers[0]], known=worker.planned == slim.round)
+        tasks = [replace(todo[number], **changes) for number in numbers]
+        for number in numbers:
+            if number not in self._row_of:
+                self._row_of[number] = self._free_rows.pop()
+        worker.slot = self._slots.lend()
+        return pack(([self._row_of[number] for number in numbers], tasks, worker.slot), self._slots.place)
+
+    def _common_plan(self, task: ClientTask, known: bool) -> dict[str, Any]:
         """What a worker needs for the plan of the round: it travels once a round; a raw one is made by the worker."""
         if known:
-            return replace(task, common=None, policy_state={})
-        return replace(task, policy_state={}) if isinstance(task.common, Plan) else replace(task, common=None)
+            return {"common": None, "policy_state": {}}
+        return {"policy_state": {}} if isinstance(task.common, Plan) else {"common": None}
 
     def _collect(self, tries: list[int]) -> list[tuple[int, Any]]:
         """What came back: an outcome, an error that ends the run, or None for a client that must be tried again."""
-        busy = [w for w in self._workers if w.index >= 0]
+        busy = [w for w in self._workers if w.tasks]
         ready = set(wait([w.pipe for w in busy] + [w.process.sentinel for w in busy], timeout=self._patience(busy)))
         answers: list[tuple[int, Any]] = []
         for worker in busy:
@@ -226,20 +245,21 @@ class ProcessPool:
                 try:
                     message = worker.pipe.recv_bytes()
                 except (EOFError, OSError):
-                    answers.append(self._replace(worker, tries, _DIED))
+                    answers += self._replace(worker, tries, _DIED)
                     continue
                 answer = self._opened(worker, message)
                 if answer is None:
                     worker.ready = self._came_up = True
                     worker.since = time.monotonic()
                 else:
-                    answers.append((worker.index, answer))
-                    worker.index = -1
+                    each = answer if isinstance(answer, list) else [answer] * len(worker.tasks)
+                    answers += zip(worker.tasks, each, strict=True)
+                    worker.tasks = ()
             elif worker.process.sentinel in ready:
-                answers.append(self._replace(worker, tries, _DIED))
+                answers += self._replace(worker, tries, _DIED)
             elif time.monotonic() > self._deadline(worker):
-                tries[worker.index] = _TRIES
-                answers.append(self._replace(worker, tries, f"no answer within {self.timeout:g} seconds"))
+                tries[worker.tasks[0]] = _TRIES
+                answers += self._replace(worker, tries, f"no answer within {self.timeout:g} seconds")
         return answers
 
     def _opened(self, worker: _Worker, message: bytes) -> Any:
@@ -260,18 +280,18 @@ class ProcessPool:
         """When the client that this worker has is given up."""
         return math.inf if self.timeout is None else worker.since + self.timeout + (0.0 if worker.ready else _START)
 
-    def _replace(self, worker: _Worker, tries: list[int], why: str) -> tuple[int, Any]:
-        index = worker.index
-        if tries[index] == _TRIES and not self._came_up:
+    def _replace(self, worker: _Worker, tries: list[int], why: str) -> list[tuple[int, Any]]:
+        if tries[worker.tasks[0]] == _TRIES and not self._came_up:
             raise FedveilError(
                 "worker processes do not come up (see above): a script must start its run under "
                 "`if __name__ == '__main__':`, classes defined in a notebook or in `python -c` must be put in a module, "
                 "and there must be memory for the workers; or set run.engine = 'inline'"
             )
         self._renewed(self._workers.index(worker))
-        if tries[index] < _TRIES:
-            return index, None
-        return index, Outcome(-1, None, {}, {}, error=f"{why} (tried {tries[index]} times)" if why == _DIED else why)
+        if tries[worker.tasks[0]] < _TRIES:
+            return [(number, None) for number in worker.tasks]
+        lost = Outcome(-1, None, {}, {}, error=f"{why} (tried {_TRIES} times)" if why == _DIED else why)
+        return [(number, lost) for number in worker.tasks]
 
     def _renewed(self, place: int) -> _Worker:
         """A new worker in place of one that is of no use any more."""

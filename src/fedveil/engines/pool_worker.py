@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import parent_process
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from fedveil.engines.interrupts import begin_worker
 from fedveil.engines.memory import keep_freed_memory
 from fedveil.engines.shared_arena import LEAST, Array, Handle, There, WorkerArena
+from fedveil.engines.stacked import StackedClients
 from fedveil.errors import FedveilError, plugin_fault
 from fedveil.federation.round import Context, Outcome, client_round
 from fedveil.release.plan import Plan, Raw
@@ -45,13 +46,19 @@ class SharedMemory:
 
 
 def work(
-    context: Context, shared: SharedMemory, pipe: Connection, parent: int, ends_on_interrupt: bool, foreign: list[Connection]
+    context: Context,
+    shared: SharedMemory,
+    pipe: Connection,
+    parent: int,
+    ends_on_interrupt: bool,
+    foreign: list[Connection],
+    stacked: bool = False,
 ) -> None:
-    """A worker's life: wait for a task, run it, write the vector into its row, answer; end when the parent has.
+    """A worker's life: wait for tasks, run them, write each vector into its row, answer; end when the parent has.
 
     Args:
         parent: its process id. ends_on_interrupt: whether Ctrl-C ends the parent's work, and so this worker.
-        foreign: the parent's ends of pipes, which a forked worker must not hold open.
+        foreign: the parent's ends of pipes, which a forked worker must not hold open. stacked: see `ProcessPool`.
     """
     begin_worker(ends_on_interrupt)
     for connection in foreign:
@@ -59,22 +66,22 @@ def work(
     _die_with(parent)
     torch.set_num_threads(1)
     keep_freed_memory()
+    run = StackedClients(context).outcomes if stacked else partial(map, partial(client_round, context))
     planned: tuple[int, Plan | Raw] | None = None
     try:
         pipe.send_bytes(reply(None))
         while _next(pipe):
-            row, task, slot = unpack(pipe.recv_bytes(), WorkerArena(shared.handle, None).there)
+            rows, tasks, slot = unpack(pipe.recv_bytes(), WorkerArena(shared.handle, None).there)
             arena = WorkerArena(shared.handle, slot)
-            previous = None if task.released.previous is None else shared.models[1]
-            task = replace(task, released=replace(task.released, model=shared.models[0], previous=previous))
-            answer: Outcome | Exception
+            slim = tasks[0].released
+            released = replace(slim, model=shared.models[0], previous=None if slim.previous is None else shared.models[1])
+            answer: list[Outcome] | Exception
             try:
-                if context.summed:
-                    if planned is None or planned[0] != task.released.round:
-                        made = task.common or context.plan(task.released, task.policy_state)
-                        planned = task.released.round, made
-                    task = replace(task, common=planned[1], policy_state={})
-                answer = _slim(client_round(context, task), shared.rows[row], context)
+                if context.summed and (planned is None or planned[0] != slim.round):
+                    planned = slim.round, tasks[0].common or context.plan(released, tasks[0].policy_state)
+                changes: dict[str, Any] = {"common": planned[1], "policy_state": {}} if planned is not None else {}
+                found = run([replace(task, released=released, **changes) for task in tasks])
+                answer = [_slim(one, shared.rows[row], context) for row, one in zip(rows, found, strict=True)]
             except (Exception, SystemExit) as error:
                 answer = error if isinstance(error, FedveilError) else _known(error)
             try:
@@ -145,7 +152,7 @@ def unpack(message: bytes, there: There) -> Any:
     return _Unpickler(message, there).load()
 
 
-def reply(answer: Outcome | Exception | None, arena: WorkerArena | None = None) -> bytes:
+def reply(answer: list[Outcome] | Outcome | Exception | None, arena: WorkerArena | None = None) -> bytes:
     """A worker's message: the size of what it has, or would have, put into its slot [8 bytes], and the answer."""
     packed = pack(answer, arena.place if arena is not None else None)
     return (arena.needed if arena is not None else 0).to_bytes(8, "little") + packed

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from multiprocessing import current_process
+from typing import TYPE_CHECKING
 
 from fedveil.engines.batched import Batched
+from fedveil.engines.dense_stack import obstacle, worthwhile
 from fedveil.engines.device import GPU, gpu_in_machine, gpu_problem
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import ProcessPool, available_cores
@@ -13,7 +15,12 @@ from fedveil.errors import ConfigError, unknown
 from fedveil.federation.engine import Engine
 from fedveil.federation.round import Context
 
-ENGINES = ("inline", "pool", "batched", "cuda", "flower")
+if TYPE_CHECKING:
+    from fedveil.methods.setting import Setting
+    from fedveil.training.local import Objective
+    from fedveil.training.params import FlatModel
+
+ENGINES = ("inline", "pool", "stacked", "batched", "cuda", "flower")
 _log = logging.getLogger(__name__)
 
 
@@ -51,21 +58,31 @@ def engine(
 
     `auto` is `cuda` when the model is on a GPU, else the pool when there is more than one core and more than one client, and
     this process may start others. `flower` is that, too: a run itself reaches its clients through Flower (`fedveil.flower`), and
-    what is computed of it afterwards needs no messages.
+    what is computed of it afterwards needs no messages. `stacked` uses the pool likewise.
 
     Args:
         timeout: seconds after which a client is given up, or None; needs the pool, because a process cannot leave itself.
         at_once, deterministic: see `Batched`.
     """
     _check(name, timeout)
-    if name in ("auto", "flower"):
+    stacked = name == "stacked"
+    if name in ("auto", "flower", "stacked"):
         many = available_cores() > 1 and len(context.clients) > 1 and not current_process().daemon
-        worthwhile = timeout is not None or many
         on_gpu = context.model.vector.device.type == "cuda"
-        name = "cuda" if on_gpu else "pool" if worthwhile else "inline"
+        name = "cuda" if on_gpu else "pool" if timeout is not None or many else "inline"
     if name == "pool":
-        return ProcessPool(context, timeout=timeout)
-    return Inline(context) if name == "inline" else Batched(context, at_once, deterministic)
+        return ProcessPool(context, timeout=timeout, stacked=stacked)
+    return Inline(context, stacked=stacked) if name == "inline" else Batched(context, at_once, deterministic)
+
+
+def settled(name: str, model: FlatModel, objective: Objective, s: Setting, timeout: float | None = None) -> str:
+    """The engine that a new run records where `name` is `auto`: `stacked` for many small clients, whose bits are other ones.
+
+    A run that is resumed goes on with what it recorded.
+    """
+    if name != "auto" or timeout is not None or not worthwhile(model, s.local, s.cohort) or s.example_clip is not None:
+        return name
+    return name if obstacle(model, s.local, objective, s.task) else "stacked"
 
 
 def _check(name: str, timeout: float | None) -> None:

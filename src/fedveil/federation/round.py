@@ -75,6 +75,11 @@ class Context:
         plan = upload.plan if self.evaluation is None else self.evaluation.alone(upload.plan)
         return observed(replace(upload, plan=plan), released)
 
+    @property
+    def followed(self) -> bool:
+        """Whether an engine, or a replay, steps in wherever a client asks for a gradient."""
+        return self.gradients is not _itself
+
     def require_constants(self) -> None:
         """Refuse what the code of the model or the task kept of a client's examples.
 
@@ -215,7 +220,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
     t = task.released.round
     model, device = context.model, context.model.vector.device
     model.load_buffers(task.buffers if task.buffers is not None else task.private.get("buffers", context.buffers))
-    counts = _evaluated(context, task)
+    counts = evaluated(context, task)
     executed = copied(plan, device) if isinstance(plan, Plan) else None
     source: GradientSource = BatchGradient(context.task)
     dp_sgd = None if executed is None else executed.dp_sgd
@@ -237,7 +242,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
         plan=executed,
         data=None if dp_sgd is not None else (x, y),
     )
-    in_turns = context.gradients is not _itself  # with other clients: their engine seeds what layers draw
+    in_turns = context.followed  # with other clients: their engine seeds what layers draw
     with nullcontext() if in_turns else context.randomness.forward(t, task.client):
         update, loss = train(local, x, y, context.objective)
     context.require_constants()
@@ -254,7 +259,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
     return Work(plan, update, loss, state, buffers.to("cpu"), len(y), noise_power, extras)
 
 
-def _evaluated(context: Context, task: ClientTask) -> dict[str, Tensor]:
+def evaluated(context: Context, task: ClientTask) -> dict[str, Tensor]:
     """The counts of the client's own test examples, in runs that have them; the global model is loaded for that."""
     if context.evaluation is None or context.tests is None:
         return {}

@@ -12,7 +12,7 @@ import fedveil.run.run_directory as rundir
 from fedveil.configuration.plugins import digests
 from fedveil.configuration.public_setting import calibrated_setting, described
 from fedveil.data.dataset import strata
-from fedveil.engines.select_engine import engine, place
+from fedveil.engines.select_engine import engine, place, settled
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.final_model import final_model
@@ -23,7 +23,7 @@ from fedveil.federation.selection_score import release_score
 from fedveil.flower.simulation import FlowerSimulation
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import Prepared, checked_model, federation, new_run_id, prepare
+from fedveil.run.assembly import Prepared, checked_model, federation, new_run_id, objective, prepare
 from fedveil.run.binding import check_opening, conclude, opening
 from fedveil.run.data_card import HandedOver, check_data, how_to_resume, recorded, same_handed_over, write_card
 from fedveil.run.history_files import append_history, write_history
@@ -100,6 +100,8 @@ def run_prepared(
         clients: the engine that reaches the clients; left out, the configured one.
     """
     trackers = [*track, *(tracker_named(name) for name in config.run.track)]
+    if resume and out is not None and config.run.engine == "auto" and resumable(Path(out)).run.engine == "stacked":
+        config = _with_engine(config, "stacked")
     device = place(config.run.engine, config.training.client_timeout)
     config = described(config, prepared.dataset.info)
     if resume and out is not None:
@@ -110,6 +112,9 @@ def run_prepared(
     public = public_values(config, prepared.dataset.info)
     statement = certify(method, setting, seeded_noise=seeded, allow_vacuous_delta=vacuous, batch_norm=batch_norm, public=public)
     model = checked_model(config, prepared, setting).to(device)
+    if not resume:
+        own, timeout = objective(config, method, setting), config.training.client_timeout
+        config = _with_engine(config, settled(config.run.engine, model, own, setting, timeout))
     run_id, shared = new_run_id(), shared_budget(config, setting)
     if shared is not None and not resume:
         check_plan(shared, method, setting, run_name(config, run_id))
@@ -140,6 +145,10 @@ def run_prepared(
         with following(trackers, begun) as tracked:
             listeners = [tracked] if on_round is None else [tracked, on_round]
             return _train(job, begun, checkpoints, progress, listeners, clients)
+
+
+def _with_engine(config: Config, name: str) -> Config:
+    return config.model_copy(update={"run": config.run.model_copy(update={"engine": name})})
 
 
 def refuse_secret_search(config: Config) -> None:

@@ -7,7 +7,7 @@ A method brings an `Objective`; the loop brings batches, learning-rate schedules
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -326,14 +326,22 @@ def train(local: Local, x: Tensor, y: Tensor, objective: Objective) -> tuple[Ten
     """
     if len(x) != len(y):
         raise ConfigError(f"as many targets as examples are needed, got {len(x)} examples and {len(y)} targets")
-    local.model.load(local.start)
     local.examples = len(y)
     local.steps = getattr(local.gradient, "steps", None) or local.spec.steps_for(len(y))
+    update, total = follow(local, local.gradient.batches(local, x, y), objective)
+    own = getattr(local.gradient, "losses", None)
+    return update, float(total) / max(local.steps, 1) if own is None else sum(own) / max(len(own), 1)
+
+
+def follow(local: Local, batches: Iterable[tuple[Tensor, Tensor]], objective: Objective) -> tuple[Tensor, Tensor]:
+    """The loop of local training: the update [d], and the sum of the batches' losses.
+
+    A model of n stacked clients gives updates [n, d] and sums [n].
+    """
+    local.model.load(local.start)
     objective.begin(local)
     total = local.start.new_zeros(())
-    for step, (bx, by) in enumerate(local.gradient.batches(local, x, y)):
+    for step, (x, y) in enumerate(batches):
         local.step = step
-        total += objective.step(local, bx, by)
-    own = getattr(local.gradient, "losses", None)
-    loss = float(total) / max(local.steps, 1) if own is None else sum(own) / max(len(own), 1)
-    return objective.finish(local), loss
+        total = total + objective.step(local, x, y)
+    return objective.finish(local), total

@@ -2,6 +2,7 @@
 
     python benchmarks/scale.py                                  # 10^2 to 10^6: table and figure
     python benchmarks/scale.py --clients 1000000 --rounds 20    # one line of JSON
+    python benchmarks/scale.py --clients 1000000 --a-round 10000 --view server --rounds 4
 
 `rss_mb` is the largest resident size of the main process, `workers_mb` that of its largest worker (which counts memory shared
 with the main process again). Several numbers run one after the other, each in a process of its own, and are written to
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +38,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[10**k for k in range(2, 7)])
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--a-round", type=int, default=100, help="clients a round, on average; of one number of clients only")
+    parser.add_argument("--view", choices=["aggregate", "server"], default="aggregate")
+    parser.add_argument("--engine", default="pool")
     options = parser.parse_args()
     if len(options.clients) == 1:
-        print(json.dumps(measure(options.clients[0], options.rounds)))
+        print(json.dumps(measure(options.clients[0], options.rounds, options.a_round, options.view, options.engine)))
         return
     table: dict[str, Any] = {}
     for n in options.clients:
@@ -70,8 +75,8 @@ def draw(rows: list[dict[str, Any]]) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def measure(n: int, rounds: int) -> dict[str, Any]:
-    """One run with n clients."""
+def measure(n: int, rounds: int, a_round: int = 100, view: str = "aggregate", engine: str = "pool") -> dict[str, Any]:
+    """One run with n clients; a round lasts from one row of the history to the next, with its charges and its checkpoint."""
     random, digits = np.random.default_rng(0), info("digits")
     x = random.integers(0, 17, (n, *digits.input_shape)).astype(np.uint8)
     y = random.integers(0, 10, n)
@@ -80,15 +85,16 @@ def measure(n: int, rounds: int) -> dict[str, Any]:
         data={"name": "digits", "partition": {"kind": "iid", "clients": n}},
         model={"name": "linear"},
         method={"name": "dp-fedavg"},
-        training={"rounds": rounds, "clients_per_round": min(100, n), "evaluate_every": rounds},
-        privacy={"noise_multiplier": 1.0, "delta": 0.1 / n},
-        run={"engine": "pool"},
+        training={"rounds": rounds, "clients_per_round": min(a_round, n), "evaluate_every": rounds},
+        privacy={"noise_multiplier": 1.0, "delta": 0.1 / n, "view": view},
+        run={"engine": engine},
     )
     partition = from_options(checked_options({"kind": "iid", "clients": n}), y, seed=0)
-    start = time.perf_counter()
+    start, ticks = time.perf_counter(), list[float]()
     with tempfile.TemporaryDirectory() as folder:
-        result = run(config, Path(folder) / "run", data=data, partition=partition)
+        result = run(config, Path(folder) / "run", lambda _: ticks.append(time.perf_counter()), data=data, partition=partition)
     seconds = [row["seconds"] for row in result.history]
+    whole = [after - before for before, after in pairwise(ticks)]
     sizes = [resource.getrusage(who).ru_maxrss // 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return {
         "clients": n,
@@ -96,6 +102,7 @@ def measure(n: int, rounds: int) -> dict[str, Any]:
         "total_seconds": time.perf_counter() - start,
         "round_seconds": statistics.median(seconds),
         "round_seconds_least": min(seconds),
+        "whole_round_seconds": whole,
         "rss_mb": sizes[0],
         "workers_mb": sizes[1],
     }

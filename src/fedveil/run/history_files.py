@@ -14,6 +14,7 @@ import csv
 import io
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -48,11 +49,7 @@ def append_history(folder: Path, history: Sequence[Record], layout: Layout, colu
     """Add the last round to the tables, which hold the rounds before it; a table that gets new columns is written anew."""
     columns = columns or Columns()
     for path, rows in _files(folder, history[-1:], layout, columns).items():
-        header = _header(path)
-        if set(headers_of(rows)) <= set(header):
-            with path.open("a", newline="") as file:
-                file.write(table_text(rows, header, header=False))
-        else:
+        if not _appended(path, rows):
             whole = _files(folder, history, layout, columns)[path]
             write_text(path, table_text(whole, headers_of(whole)))
 
@@ -187,10 +184,14 @@ def _client_rows(row: Record, columns: Columns) -> list[Record]:
     return [{"round": row["round"], "client": i, **{header: v[i] for header, v in held.items()}} for i in range(clients)]
 
 
-def _header(path: Path) -> list[str]:
-    """The columns of a table on disk; none when there is no such table yet."""
+def _appended(path: Path, rows: Sequence[Record]) -> bool:
+    """Whether the rows could be added to a table on disk: it is there, and has their columns."""
     try:
-        with path.open(newline="") as file:
-            return next(csv.reader(file), [])
+        with path.open("r+", newline="") as file:
+            header = next(csv.reader(file), [])
+            if fits := set(headers_of(rows)) <= set(header):
+                file.seek(0, os.SEEK_END)
+                file.write(table_text(rows, header, header=False))
+            return fits
     except FileNotFoundError:
-        return []
+        return False

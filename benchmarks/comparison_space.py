@@ -1,8 +1,9 @@
 """What the comparison of methods tries: which methods, which values of which keys, and the looks that one rule draws from them.
 
-Every method gets the same number of looks. The first is the recipe of the preset with the method's own defaults; the others are
-drawn without regard to any result. The values of a knob are spread evenly over the looks (a Latin hypercube), by a seed that is
-the knob's name: shared knobs have the same values in the same look of every method.
+Every method gets the same number of looks. The first is the recipe of the preset with the method's own defaults, as they were
+when the looks were taken: they are written out, since some changed by what was found. The others are drawn without regard to any
+result. The values of a knob are spread evenly over the looks (a Latin hypercube), by a seed that is the knob's name: shared knobs
+have the same values in the same look of every method.
 """
 
 from __future__ import annotations

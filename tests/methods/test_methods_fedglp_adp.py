@@ -83,11 +83,11 @@ def test_uplink_bits_sum_to_the_papers_total() -> None:
 
 def test_beta_follows_equation_11() -> None:
     s = setting(View.AGGREGATE, z=3.0)
-    assert personal_share(FedGLPADP(sigma0=1.0), s) == pytest.approx(0.3 * math.exp(0.2 * 2.0))
+    assert personal_share(FedGLPADP(beta0=0.3, slope=0.2, sigma0=1.0), s) == pytest.approx(0.3 * math.exp(0.2 * 2.0))
     assert sigma(FedGLPADP(), s) == 3.0
     assert sigma(FedGLPADP(), setting(View.SERVER, z=3.0)) == pytest.approx(3.0 * math.sqrt(10))
-    assert personal_share(FedGLPADP(slope=0), s) == 0.3
-    assert personal_share(FedGLPADP(sigma0=0.0), replace(s, noise_multiplier=50.0)) == 0.9
+    assert personal_share(FedGLPADP(beta0=0.3, slope=0), s) == 0.3
+    assert personal_share(FedGLPADP(beta0=0.3, slope=0.2, sigma0=0.0), replace(s, noise_multiplier=50.0)) == 0.9
 
 
 # --- each equation by hand ---------------------------------------------------------------------------------------------

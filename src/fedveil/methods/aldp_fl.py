@@ -40,7 +40,7 @@ class ALDPFL(TwoVariants):
         headroom: proven; clips are this multiple of the window's mean: released norms are already clipped (and in the aggregate
             view those of a mean), so without it they could only shrink.
         allocation: proven; noise proportional to the clips, or with the least total energy.
-        clip_range: proven; the clips stay within these multiples of their start.
+        clip_range: proven; the clips stay within these multiples of their start. Above 1, noise and clip can drive each other up.
         bound: proven; b', to which each coordinate of a noisy update is clamped.
     """
 
@@ -53,7 +53,7 @@ class ALDPFL(TwoVariants):
     clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     headroom: float = Field(1.5, ge=1, allow_inf_nan=False)
     allocation: Literal["equal", "least"] = "least"
-    clip_range: ClipRange = (0.5, 4.0)
+    clip_range: ClipRange = (0.5, 1.0)
     bound: float = Field(1.0, gt=0, allow_inf_nan=False)
 
     def policy(self, s: Setting) -> Policy:

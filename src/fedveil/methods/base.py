@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from fedveil.accounting.types import Claim, Event, View
 from fedveil.errors import ConfigError
@@ -26,11 +26,20 @@ class MethodConfig(BaseModel):
 
     The defaults are those of DP-FedAvg with a method's own `policy`: plain local training, uniform weights, the mean, and noise
     calibrated to the configured epsilon. `reconstructed`: what of it is rebuilt rather than read in a source, or empty.
+    `proven_defaults`: defaults of the proven variant where they are not those of the published one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     reconstructed: ClassVar[str] = ""
+    proven_defaults: ClassVar[Mapping[str, Any]] = {}
     name: str
+
+    @model_validator(mode="after")
+    def _of_variant(self) -> Self:
+        """What was not given has the variant's own default; it still counts as not given."""
+        if getattr(self, "variant", "proven") == "proven":
+            self.__dict__.update((key, value) for key, value in self.proven_defaults.items() if key not in self.model_fields_set)
+        return self
 
     @property
     def coverage(self) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -28,6 +29,7 @@ class FedANCOptions(TwoVariants):
         pace: proven; a round may spend between 1 / pace and pace times an even share of what is left, the last one all of it.
     """
 
+    proven_defaults: ClassVar[Mapping[str, Any]] = {"gamma_min": 0.8}
     name: Literal["fedanc"] = "fedanc"
     clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     gamma_min: float = Field(0.1, gt=0, lt=1)
@@ -41,7 +43,7 @@ class FedANCOptions(TwoVariants):
     gamma: float | None = Field(None, gt=0, le=1)
     width: float = Field(0.05, gt=0, allow_inf_nan=False)
     exploration: float = Field(0.1, ge=0, le=1)
-    pace: float = Field(4.0, ge=1, allow_inf_nan=False)
+    pace: float = Field(1.5, ge=1, allow_inf_nan=False)
 
     @property
     def constant(self) -> tuple[float, float] | None:

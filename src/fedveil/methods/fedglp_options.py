@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -36,6 +37,7 @@ class FedGLPOptions(MethodConfig):
         allocation: proven; noise proportional to the clips as in the paper, or with the least total energy at the same cost.
     """
 
+    proven_defaults: ClassVar[Mapping[str, Any]] = {"gamma": 0.05, "beta0": 0.1, "slope": 0.0, "personal_model": "combined"}
     name: Literal["fedglp-adp"] = "fedglp-adp"
     variant: Variant = "proven"
     clip: float = Field(0.5, gt=0, allow_inf_nan=False)

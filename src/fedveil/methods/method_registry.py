@@ -54,6 +54,12 @@ def method_from(options: dict[str, Any]) -> Method:
 def described(name: str) -> str:
     """A method's one line, its parameters with their defaults, what they mean, and what of it is reconstructed."""
     kind = METHODS.find(name)
-    defaults = "\n".join(f"  {key} = {field.default!r}" for key, field in kind.model_fields.items() if key != "name")
+    defaults = "\n".join(f"  {key} = {_default(kind, key)}" for key in kind.model_fields if key != "name")
     rebuilt = f"\n\nReconstructed, not read in a source: {kind.reconstructed}." if kind.reconstructed else ""
     return f"{name}: {inspect.getdoc(kind)}{rebuilt}\n\nDefaults:\n{defaults}"
+
+
+def _default(kind: type[MethodConfig], key: str) -> str:
+    """A parameter's default, and that of the published variant where it is another."""
+    default = kind.model_fields[key].default
+    return f"{kind.proven_defaults[key]!r} (published: {default!r})" if key in kind.proven_defaults else repr(default)

@@ -1,0 +1,71 @@
+"""Defaults of the proven variants: chosen on public data, other than the published ones, and such that noise never feeds on itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from by_hand import federation
+from fedveil.accounting.types import View
+from fedveil.configuration.sections import given_keys
+from fedveil.engines.inline import Inline
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import start
+from fedveil.methods.aldp_fl import ALDPFL
+from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.fedanc import FedANC
+from fedveil.methods.fedglp_adp import FedGLPADP
+from fedveil.methods.ladp_fl import LaDPFL
+from fedveil.methods.method import Method
+from fedveil.methods.method_registry import described, method_from
+from fedveil.training.local import LocalSpec
+
+ROUNDS, CLIENTS = 100, 4
+Z = 20.0
+"""Epsilon 1.3 at delta 1e-3 over these rounds; clients without examples send nothing but noise."""
+
+
+def test_each_variant_has_its_own() -> None:
+    assert (FedANC().gamma_min, FedANC(variant="published").gamma_min) == (0.8, 0.1)
+    proven, published = FedGLPADP(), FedGLPADP(variant="published")
+    assert (proven.gamma, proven.beta0, proven.slope, proven.personal_model) == (0.05, 0.1, 0.0, "combined")
+    assert (published.gamma, published.beta0, published.slope, published.personal_model) == (0.4, 0.3, 0.2, "trained")
+
+
+def test_what_is_given_stays_and_a_default_does_not_count_as_given() -> None:
+    method = FedGLPADP(gamma=0.4)
+    assert (method.gamma, method.beta0) == (0.4, 0.1)
+    assert given_keys(method) == {"name": "fedglp-adp", "gamma": 0.4}
+    assert method_from(method.model_dump()) == method
+    assert "gamma_min = 0.8 (published: 0.1)" in described("fedanc")
+
+
+def noise_norms(method: Method, view: View = View.AGGREGATE) -> list[float]:
+    """Of the noise on the global step, round by round, of clients that have no examples: all that is released is noise."""
+    empty: Any = ([], [])
+    module = torch.nn.Sequential(torch.nn.Linear(2, 30), torch.nn.Linear(30, 2))
+    spec = LocalSpec(batch_size=100)
+    job = federation(method, [empty] * CLIENTS, view=view, rounds=ROUNDS, z=Z, spec=spec, module=module)
+    progress = start(job)
+    assert fit(job, Inline(job.context), progress) == ""
+    return [row["noise_norm"] for row in progress.history]
+
+
+PROVEN: list[Method] = [ALDPFL(), FedGLPADP(clip=1.0), FedANC(pretraining_steps=20), LaDPFL()]
+
+
+@pytest.mark.parametrize("method", PROVEN, ids=lambda m: m.name)
+def test_noise_alone_never_grows_far_above_that_of_dp_fedavg(method: Method) -> None:
+    """At most T^(1/4) times as long: what FedANC's pace of 1.5 allows; the others stay lower."""
+    plain, found = noise_norms(DPFedAvg())[0], noise_norms(method)
+    assert len(found) == ROUNDS
+    assert 0 < max(found) <= ROUNDS**0.25 * plain
+
+
+def test_clips_that_may_grow_follow_noise_upwards() -> None:
+    """What the new range of ALDP-FL is for: within the former one and a wider, its windows take noise for movement."""
+    plain = noise_norms(DPFedAvg())[0]
+    highest = [max(noise_norms(ALDPFL(bound=1e4, clip_range=(0.5, most)))) / plain for most in (1.0, 4.0, 16.0)]
+    assert highest == pytest.approx([1.0, 4.0, 16.0], rel=1e-3)

@@ -1,4 +1,4 @@
-"""Defaults of the proven variants: chosen on public data, other than the published ones, and such that noise never feeds on itself."""
+"""Defaults of the proven variants: chosen on public data, and such that noise never feeds on itself."""
 
 from __future__ import annotations
 

@@ -142,7 +142,8 @@ def test_a_claim_for_another_view_is_never_set_beside_the_proof(page: Page) -> N
     assert page.text("claimed") == "ε = 0.752"
     assert len(page.run(keys)) == 3
     page.move("view", "aggregate")
-    assert "claim of ε = 0.752 is for another view (final, not aggregate): it does not stand" in page.text("sentence")
+    assert "claim is for another view (final, not aggregate): it does not stand beside this proof" in page.text("sentence")
+    assert "0.752" not in page.text("sentence")
     assert page.text("claimed") == "another view"
     assert "0.752" not in page.text("claimed-scope")
     assert page.run("return document.getElementById('strip').textContent").startswith("claimed another viewproven")

@@ -30,6 +30,7 @@ from fedveil.statement.plain_words import in_words
 from fedveil.statement.statement import SIMULATION_ONLY, VIEWS, Statement
 from fedveil.statement.statement_json import from_dict, to_dict
 from fedveil.statement.statement_markdown import to_markdown
+from fedveil.statement.statement_text import numbers_table
 from fedveil.training.local import LocalSpec
 from fedveil.training.params import Layout
 
@@ -380,6 +381,16 @@ def shown(s: Statement) -> str:
     out = io.StringIO()
     render(s, Console(file=out, width=80, color_system=None, legacy_windows=False))
     return out.getvalue()
+
+
+def test_what_was_not_audited_names_the_command() -> None:
+    s = certify(Claims(), setting())
+    line = "audited -: no attack is on record; fedveil audit RUN adds one"
+    assert line in " ".join(shown(s).split())
+    assert {row[3].note for row in numbers_table(s).rows} == {"fedveil audit RUN"}
+    found = [Audit(0.5, s.delta, replace(s.scope, view=v.view), "two worlds", 0.95, 1000, True) for v in s.views]
+    assert line not in " ".join(shown(audited := s.with_audits(found)).split())
+    assert {row[3].note for row in numbers_table(audited).rows} == {""}
 
 
 def test_the_terminal_shows_everything_within_80_columns() -> None:

@@ -103,6 +103,8 @@ def facts(statement: Statement) -> dict[str, str]:
 
 
 NO_TARGET = "none (the noise was given)"
+HOW_TO_AUDIT = "fedveil audit RUN"
+NOT_AUDITED = f"audited -: no attack is on record; {HOW_TO_AUDIT} adds one"
 
 
 def numbers_table(statement: Statement, among: Sequence[Statement] = (), unbounded: str = "inf") -> TextTable:
@@ -123,11 +125,13 @@ def numbers_table(statement: Statement, among: Sequence[Statement] = (), unbound
                 TextCell(str(numbers.view)),
                 TextCell(claimed_cell(s, numbers.claimed), claimed),
                 TextCell(value, proven, why, strong=True),
-                TextCell(audited_cell(s, numbers.audited)),
+                TextCell(audited_cell(s, numbers.audited), note="" if numbers.audited else HOW_TO_AUDIT),
                 TextCell(percent_at_most(numbers.tpr)),
             )
         )
     remarks = [f"{value} in the {joined(views)} view: {why}" for (value, why), views in small_print.items()]
+    if any(numbers.audited is None for numbers in s.views):
+        remarks.append(NOT_AUDITED)
     headings = ("view", "claimed", "proven", "audited", "detected at most, at 5 % wrong accusations")
     return TextTable(headings, tuple(rows), VIEWS.index(s.scope.view), ("* the view that this run promises", *remarks))
 

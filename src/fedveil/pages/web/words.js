@@ -50,7 +50,7 @@ globalThis.veilWords = (() => {
     const claimed = `The paper's claim of ε = ${format(claim.epsilon)}`;
     const others = F.differences(p).map(([kind, theirs, ours]) => `another ${kind} (${dashed(theirs)}, not ${dashed(ours)})`);
     if (claim.delta !== p.delta) others.push(`another δ (${format(claim.delta)}, not ${format(p.delta)})`);
-    if (others.length) return `${claimed} is for ${others.join(" and ")}: it does not stand beside this proof. `;
+    if (others.length) return `The paper's claim is for ${others.join(" and ")}: it does not stand beside this proof. `;
     const times = eps / claim.epsilon;
     if (eps === Infinity) return `${claimed} has no proof. `;
     if (times > 1.05) return `${claimed} is ${format(times, 2)} times smaller. `;

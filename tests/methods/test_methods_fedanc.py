@@ -377,7 +377,7 @@ def test_the_budget_is_spent_exactly_unevenly_and_never_more() -> None:
 
 def test_a_larger_beta_asks_for_more_noise_and_spends_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """An even share of 12 (2 / 4)^2 is 0.25; a round costs 0.25 (0.5 / b)^2, within 4 times: noise 2 / mu = 8 b."""
-    policy = Budgeted(FedANC(pretraining_steps=0), setting())
+    policy = Budgeted(FedANC(pretraining_steps=0, pace=4.0), setting())
     noises = []
     for b in (0.1, 0.25, 0.4, 0.5, 0.625, 1.0, 9.0):
         monkeypatch.setattr(Controller, "act", lambda *_, b=b: (b, 0.5))
@@ -429,7 +429,7 @@ def test_plans_do_not_change_when_a_client_is_replaced_and_all_uploads_are_kept(
 
 
 def test_the_public_loss_reaches_the_controller() -> None:
-    policy = Budgeted(FedANC(pretraining_steps=20), setting())
+    policy = Budgeted(FedANC(pretraining_steps=20, pace=4.0), setting())
     plans = [policy.plan(Released(0, torch.zeros(40), None, loss), policy.start()) for loss in (None, 0.5, 5.0)]
     assert len({float(p.noise_std) for p in plans}) == 3  # type: ignore[arg-type]
     seen: list[float | None] = []

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from fedveil.federation.history import Record
     from fedveil.run.result import Result
 
+_GRACE = 30.0
+"""Seconds that a client has to end."""
+
 
 def demo(config: Config, out: Path, tell: Callable[[str], None], on_round: Callable[[Record], None] | None = None) -> Result:
     """Train as configured, each client in a process of its own, with TLS, keys, consent and ledgers.
@@ -42,8 +45,8 @@ def demo(config: Config, out: Path, tell: Callable[[str], None], on_round: Calla
             (Path(folder) / f"client-{number}").mkdir(mode=0o700)
             make_client_key(Path(folder) / f"client-{number}" / "key")
             network.admit(Path(folder) / f"client-{number}" / "key.pub")
-        with _joined(network, config, clients, tell):
-            return serve(config, Serving(network, out, wait=clients, tell=tell, on_round=on_round))
+        with _joining(network, config, clients, tell) as join:
+            return serve(config, Serving(network, out, wait=clients, tell=tell, on_round=on_round, on_up=join))
 
 
 def with_clients(config: Config, clients: int | None) -> Config:
@@ -61,10 +64,14 @@ def with_clients(config: Config, clients: int | None) -> Config:
 
 
 @contextmanager
-def _joined(network: NetworkFolder, config: Config, clients: int, tell: Callable[[str], None]) -> Iterator[None]:
-    """The clients' processes, each with a consent to just what is configured; `tell` hears of those that ended too early."""
+def _joining(network: NetworkFolder, config: Config, clients: int, tell: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """What starts the clients' processes, each with a consent to just what is configured; they end with the block.
+
+    They are started when the server is up: many at once would keep it from coming up. `tell` hears of those that ended too early.
+    """
     processes: list[subprocess.Popen[bytes]] = []
-    try:
+
+    def join() -> None:
         for number in range(clients):
             folder = network.path.parent / f"client-{number}"
             (folder / "consent.toml").write_text(tomli_w.dumps(_consent(config, number)))
@@ -73,14 +80,20 @@ def _joined(network: NetworkFolder, config: Config, clients: int, tell: Callable
             with open(folder / "log", "wb") as log:
                 environment = {**os.environ, "OMP_NUM_THREADS": "1"}
                 processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
-        yield
+
+    try:
+        yield join
     finally:
         for number, process in enumerate(processes):
             if process.poll() is not None:
                 tell(ended_early(number, process.returncode, network.path.parent / f"client-{number}" / "log"))
             process.terminate()
         for process in processes:
-            process.wait()
+            try:
+                process.wait(_GRACE)
+            except subprocess.TimeoutExpired:  # Python may lose a signal that comes while it collects garbage
+                process.kill()
+                process.wait()
 
 
 def ended_early(number: int, status: int, log: Path) -> str:

@@ -44,6 +44,7 @@ class Serving:
     Args:
         network: its folder. out: run directory. resume: go on with the run there. wait: clients that must be online first.
         tell: called with a line for each thing that happens. on_round: with each row of the history.
+        on_up: called when clients can connect.
     """
 
     network: NetworkFolder
@@ -52,6 +53,7 @@ class Serving:
     wait: int = 1
     tell: Callable[[str], None] = lambda line: None
     on_round: Callable[[Record], None] | None = None
+    on_up: Callable[[], None] = lambda: None
 
 
 def serve(config: Config, serving: Serving) -> Result:
@@ -72,6 +74,7 @@ def serve(config: Config, serving: Serving) -> Result:
     config = config.model_copy(update={"run": config.run.model_copy(update={"engine": "flower"})})
     with ended_by_signal(), ExitStack() as stack:
         stack.enter_context(running(_superlink(network), serving.tell, 1.0)).wait_for(network.port)
+        serving.on_up()
         endpoint = Endpoint(f"127.0.0.1:{network.port}", network.authority.read_bytes(), network.secret.read_bytes())
         grid = stack.enter_context(_grid(endpoint, keys))
         timeout = config.training.client_timeout or PATIENCE

@@ -27,6 +27,7 @@ IDLE = 0.5
 PARTS = {
     "engine": ["run.py"],
     "whole_run": ["whole_run.py"],
+    "large": ["large.py"],
     "methods": ["methods_overhead.py", "--workloads", "W1", "W3"],
     "per_example": ["per_example.py"],
     "scale": ["scale.py"],
@@ -79,6 +80,23 @@ def whole_run(held: Held) -> str:
         each = [f"{value / entry['clients']:.2f}" for value in (least, median)]
         rows.append([*key.split(), f"{least:,.1f}", f"{median:,.1f}", *each, f"{len(entry['seconds'])}"])
     return markdown(["workload", "view", "engine", "least, ms", "median, ms", "least a client, ms", "median", "rounds"], rows)
+
+
+def large(held: Held) -> str:
+    """Whole runs of large models beside the limit, and where the seconds of their fastest round go."""
+    named = ("clients", "noise", "server step", "checkpoint")
+    rows = []
+    for key, entry in held["table"].items():
+        workload, view = key.split()
+        memory = ", ".join(f"{n}: {mb:,.0f}" for n, mb in entry["memory_by_clients_mb"].items())
+        ratio, shares = "not measured", [""] * len(named)
+        if "ratio" in entry:
+            spent = entry["phases"]
+            ratio = f"{entry['ratio']:.2f}" if idle(held, key) else f"{entry['work_ratio']:.2f} w"
+            shares = [f"{100 * spent.get(phase, 0.0) / sum(spent.values()):.0f} %" for phase in named]
+        rows.append([workload, view, ratio, *shares, memory, f"{len(entry.get('seconds', ()))}"])
+    head = ["workload", "view", "run / limit", "clients", "noise", "server step", "waiting for the checkpoint"]
+    return markdown([*head, "MB by clients a round", "rounds"], rows)
 
 
 def methods(held: Held) -> str:
@@ -149,6 +167,7 @@ def peers(held: Held) -> str:
 TABLES: dict[str, Callable[[Held], str]] = {
     "engine": engine,
     "whole_run": whole_run,
+    "large": large,
     "methods": methods,
     "per_example": per_example,
     "scale": scale,

@@ -41,10 +41,9 @@ from fedveil.release import noise
 from fedveil.release.door import Door
 from fedveil.run.run import run
 from limit import WIDTH, WORKLOADS, Workload
-from sides import HERE, descendants, save
+from sides import HERE, descendants, program, save, worked
 
 ROUNDS = {"W3": 3, "cohort100": 2, "mlp100m": 6}
-TURNS = 2
 TINY = {"cohort100": (10, 50, 100), "mlp100m": (2, 4, 8)}
 """Clients a round of the runs whose memory is compared."""
 PHASES: dict[str, tuple[Any, str]] = {
@@ -53,7 +52,7 @@ PHASES: dict[str, tuple[Any, str]] = {
     "door": (Door, "release_sum"),
     "ledger": (BudgetedLedger, "charge_all"),
     "server step": (fit, "_step"),
-    "checkpoint": (Checkpoints, "save"),
+    "checkpoint": (Checkpoints, "finish"),
 }
 """Functions of the main process whose time is told apart; what one of them spends in another counts for the other."""
 
@@ -100,16 +99,17 @@ def whole(work: Workload, view: str, rounds: int) -> dict[str, Any]:
     for phase, (owner, name) in PHASES.items():
         setattr(owner, name, clock(phase, getattr(owner, name)))
     data = examples(work)
-    ticks: list[float] = []
+    ticks: list[tuple[float, float]] = []
     phases: list[dict[str, float]] = []
 
     def row(_: Any) -> None:
-        ticks.append(time.perf_counter())
+        ticks.append((time.perf_counter(), worked(descendants(os.getpid()))))
         phases.append(clock.read())
 
     with tempfile.TemporaryDirectory() as folder:
         run(configuration(work, view, rounds + 2), Path(folder) / "run", row, data=data)
-    return {"seconds": [after - before for before, after in pairwise(ticks[:-1])], "phases": phases[1:-1]}
+    rounds = [(end - start, done - before) for (start, before), (end, done) in pairwise(ticks[:-1])]
+    return {"seconds": [s for s, _ in rounds], "work": [w for _, w in rounds], "phases": phases[1:-1]}
 
 
 def memory(work: Workload, view: str) -> float:
@@ -176,30 +176,32 @@ def memory_of_all() -> Iterator[list[int]]:
 # --- both --------------------------------------------------------------------------------------------------------------
 
 
-def program(script: str, *arguments: object) -> dict[str, Any]:
-    """The last line of JSON that a program prints."""
-    command = [sys.executable, str(HERE / script), *map(str, arguments)]
+def measured(*arguments: object) -> dict[str, Any]:
+    """What this program prints in a process of its own."""
+    command = [sys.executable, __file__, *map(str, arguments)]
     lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
     found: dict[str, Any] = json.loads(lines[-1])
     return found
 
 
-def compare(workload: str, view: str, rounds: int) -> dict[str, Any]:
+def compare(workload: str, view: str, rounds: int, turns: int) -> dict[str, Any]:
     """Whole runs and the limit program in turns."""
+    memory = {str(n): measured("--memory", workload, view, n)["mb"] for n in TINY.get(workload, ())}
+    if not turns:
+        return {"memory_by_clients_mb": memory}
     ours: list[dict[str, Any]] = []
-    limit: list[float] = []
-    for _ in range(TURNS):
-        limit += program("limit.py", "--workload", workload, "--rounds", rounds)["rounds"]
-        ours.append(program("large.py", "--whole", workload, view, "--rounds", rounds))
-    seconds = [s for turn in ours for s in turn["seconds"]]
-    rows = [row for turn in ours for row in turn["phases"]]
-    best = rows[seconds.index(min(seconds))]
-    memory = {str(n): program("large.py", "--memory", workload, view, n)["mb"] for n in TINY.get(workload, ())}
+    limit: list[tuple[float, float]] = []
+    for _ in range(turns):
+        with program([sys.executable, HERE / "limit.py", "--lines", "--workload", workload]) as side:
+            limit += [side() for _ in range(rounds)]
+        ours.append(measured("--whole", workload, view, "--rounds", rounds))
+    seconds, work, phases = ([x for turn in ours for x in turn[key]] for key in ("seconds", "work", "phases"))
     return {
-        "ratio": min(seconds) / min(limit),
+        "ratio": min(seconds) / min(s for s, _ in limit),
+        "work_ratio": sum(work) / sum(w for _, w in limit),
         "seconds": seconds,
-        "limit": limit,
-        "phases": best,
+        "limit": [s for s, _ in limit],
+        "phases": phases[seconds.index(min(seconds))],
         "memory_by_clients_mb": memory,
     }
 
@@ -210,6 +212,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=list(ROUNDS), default=list(ROUNDS))
     parser.add_argument("--views", nargs="+", choices=["aggregate", "server"], default=["aggregate"])
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--turns", type=int, default=2, help="0: memory alone")
     parser.add_argument("--whole", nargs=2, metavar=("WORKLOAD", "VIEW"))
     parser.add_argument("--memory", nargs=3, metavar=("WORKLOAD", "VIEW", "CLIENTS"))
     options = parser.parse_args()
@@ -223,11 +226,14 @@ def main() -> None:
         return
     for name in options.workloads:
         for view in options.views:
-            found = compare(name, view, options.rounds or ROUNDS[name])
+            found = compare(name, view, options.rounds or ROUNDS[name], options.turns)
             save("large", {f"{name} {view}": found})
+            print(f"{name} {view}: MB by clients a round {found['memory_by_clients_mb']}", flush=True)
+            if "ratio" not in found:
+                continue
             phases = ", ".join(f"{phase} {s:.2f}" for phase, s in sorted(found["phases"].items(), key=lambda item: -item[1]))
-            print(f"{name} {view}: {found['ratio']:.2f} of the limit, {min(found['seconds']):.2f} s ({phases})")
-            print(f"  MB by clients a round: {found['memory_by_clients_mb']}", flush=True)
+            ratios = f"{found['ratio']:.2f} of the limit, work {found['work_ratio']:.2f}"
+            print(f"{name} {view}: {ratios}, {min(found['seconds']):.2f} s ({phases})", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from fedveil.federation.checkpoint import ledger_position
 from fedveil.ledger.ledger import AGGREGATE, Ledger
 from fedveil.ledger.ledger_head import head_path
 from fedveil.ledger.ledger_store import SCHEMA, schema_of
+from fedveil.statement.public_values import TOGETHER
 
 if TYPE_CHECKING:
     from fedveil.federation.progress import Progress
@@ -62,6 +63,12 @@ def same_run(saved: Config, now: Config, path: Path, *, but_model: bool = False)
         raise ConfigError(
             f"the run in {path} was begun with run.engine = {saved.run.engine!r}, and is resumed with {now.run.engine!r}: with "
             f"flower the clients keep their own states, else the run does; resume with its own engine"
+        )
+    if now.run.engine in TOGETHER and saved.run.engine not in TOGETHER:
+        raise ConfigError(
+            f"the run in {path} was begun with run.engine = {saved.run.engine!r}, and is resumed with {now.run.engine!r}, which "
+            f"trains several clients in one pass: its statement does not assume that these leave each other's rounding alone; "
+            f"resume with run.engine = 'auto'"
         )
     old, new = (flat(without_free_keys(config.model_dump(mode="json"))) for config in (saved, now))
     keys = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)]

@@ -12,6 +12,7 @@ import fedveil.run.run_directory as rundir
 from fedveil.configuration.plugins import digests
 from fedveil.configuration.public_setting import calibrated_setting, described
 from fedveil.data.dataset import strata
+from fedveil.engines.device import GPU
 from fedveil.engines.select_engine import engine, place, settled
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.checkpoint import Checkpoints
@@ -36,7 +37,7 @@ from fedveil.run.spending import spending_of
 from fedveil.run.tracked_values import Begun
 from fedveil.run.tracking import Tracker, following, tracker_named
 from fedveil.statement.certify import certify
-from fedveil.statement.public_values import public_values
+from fedveil.statement.public_values import TOGETHER, public_values
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_json import to_dict
 from fedveil.statement.statement_markdown import to_markdown
@@ -100,9 +101,14 @@ def run_prepared(
         clients: the engine that reaches the clients; left out, the configured one.
     """
     trackers = [*track, *(tracker_named(name) for name in config.run.track)]
-    if resume and out is not None and config.run.engine == "auto" and resumable(Path(out)).run.engine == "stacked":
+    begun_with = resumable(Path(out)).run.engine if resume and out is not None else None
+    if config.run.engine == "auto" and begun_with == "stacked":
         config = _with_engine(config, "stacked")
-    device = place(config.run.engine, config.training.client_timeout)
+    device = "cpu"
+    if begun_with is None or begun_with in TOGETHER or config.run.engine != "auto":
+        device = place(config.run.engine, config.training.client_timeout)
+    if config.run.engine == "auto" and device == GPU:
+        config = _with_engine(config, "cuda")  # the statement says what that assumes
     config = described(config, prepared.dataset.info)
     if resume and out is not None:
         same_run(resumable(Path(out)), config, Path(out))

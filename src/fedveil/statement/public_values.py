@@ -13,6 +13,8 @@ LOOKED_AT = (
     "files, other processes and installed libraries"
 )
 """Of code of the user's own."""
+TOGETHER = ("batched", "cuda")
+"""Engines that train several clients in one pass."""
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
@@ -52,7 +54,17 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
         )
     if data.features_of:
         found.append(_network(data.features_of))
+    if config.run.engine in TOGETHER and config.training.local != "dp-sgd":
+        found.append(_APART)
     return (*found, *_features(config))
+
+
+_APART = Assumption(
+    "clients that train in one pass (run.engine = 'batched', or 'cuda', which 'auto' is with a GPU) do not move the rounding of "
+    "each other's updates",
+    "they can, by 2e-8 of their gradients where it was measured, and the proof of the clip counts one client's own update only: "
+    "inline, pool and stacked train each client by itself",
+)
 
 
 def _network(name: str) -> Assumption:

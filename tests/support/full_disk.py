@@ -6,7 +6,7 @@ import builtins
 import errno
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,9 @@ class _NoRoom:
     def fileno(self) -> int:
         """None, by which the system could copy past `write`."""
         raise no_room(self._file.name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._file)
 
     def __enter__(self) -> _NoRoom:
         return self

@@ -114,7 +114,7 @@ def test_a_run_is_not_resumed_on_files_that_are_not_its_own(tmp_path: Path) -> N
 def test_a_run_whose_pictures_have_no_room_is_complete(file: str, finished: Path, tmp_path: Path) -> None:
     with FullDisk(tmp_path / "calm") as disk:
         program("run", finished / "config.toml", "--quiet", "--out", tmp_path / "calm")
-    number = next(i for i, point in enumerate(disk.points) if point == f"write {file}")
+    number = next(i for i, point in enumerate(disk.points) if point == f"write {file}.part")
     with FullDisk(tmp_path / "full", fails=number):
         done = program("run", finished / "config.toml", "--quiet", "--out", tmp_path / "full")
     assert (done.status, done.err) == (0, "")

@@ -10,7 +10,7 @@ from fedveil.adversary.attack_options import KNOWS, AttackOptions, AttackOutcome
 from fedveil.attacks.pictures import save_comparison
 from fedveil.configuration.sections import given_keys
 from fedveil.errors import ConfigError
-from fedveil.federation.plain_state import write_whole
+from fedveil.ledger.whole_files import replace_whole
 from fedveil.run import run_directory as rundir
 
 if TYPE_CHECKING:
@@ -76,11 +76,12 @@ def write(folder: Path, name: str, record: dict[str, Any], outcome: AttackOutcom
     files = [folder / f"{name}.json"]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(files[0], rundir.json_text(record).encode())
         if outcome.originals is not None:
             files.append(save_comparison(folder / f"{name}.png", outcome.originals, outcome.rows, _title(record), outcome.paired))
+        replace_whole(files[0], rundir.json_text(record).encode(), private=True)  # last: it says what its picture shows
     except OSError as error:
-        raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose another --out") from error
+        found = "; ".join(f"{name} {value}" for name, value in outcome.figures.items())
+        raise ConfigError(f"cannot write to {folder}: {error.strerror}; choose another --out. Found: {found}") from error
     return tuple(files)
 
 

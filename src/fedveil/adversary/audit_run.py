@@ -181,7 +181,8 @@ def audit_run(
         handed_over: data, partition and model, where a program handed them to the run.
 
     Raises:
-        ConfigError: no run directory, one of an earlier version, or data that are not those of the run.
+        ConfigError: no run directory, one of an earlier version, or data that are not those of the run; the audits
+            cannot be written (the message says what was found).
     """
     from fedveil.configuration.config_files import load_recorded
     from fedveil.run import run_directory as rundir
@@ -197,5 +198,9 @@ def audit_run(
     again = {(one.scope, one.rigorous) for one in found}
     kept = (replace(v, audits=tuple(a for a in v.audits if (a.scope, a.rigorous) not in again)) for v in before.views)
     statement = replace(before, views=tuple(kept)).with_audits(found)
-    rundir.write_json(run / AUDITS, audits_to_list(statement))
+    try:
+        rundir.write_json(run / AUDITS, audits_to_list(statement))
+    except OSError as problem:
+        bounds = "; ".join(map(str, found))
+        raise ConfigError(f"cannot write {run / AUDITS}: {problem.strerror}; audit again. Found: {bounds}") from problem
     return statement

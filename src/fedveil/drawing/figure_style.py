@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedveil.errors import ConfigError
+from fedveil.ledger.whole_files import write_output
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
@@ -80,18 +81,22 @@ def legend_below(figure: Figure, axis: Axes) -> None:
         figure.legend(handles, labels, loc="outside lower center", ncols=beside, frameon=False, fontsize=8)
 
 
-def save(
-    figure: Figure, path: Path, description: str | None = None, dpi: int = 150, opener: Callable[[str, int], int] | None = None
-) -> Path:
+def save(figure: Figure, path: Path, description: str | None = None, dpi: int = 150, *, private: bool = False) -> Path:
     """Write the figure and return its path; the suffix gives the format. The same figure gives the same file.
 
     Args:
-        description: kept among the metadata of a .png. dpi: pixels an inch. opener: makes the file, as in `open`.
+        description: kept among the metadata of a .png. dpi: pixels an inch. private: for its owner alone (mode 600).
     """
     from matplotlib import rc_context
 
     kind = path.suffix.lower()
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(kind)
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedveil"}), open(path, "wb", opener=opener) as file:
-        figure.savefig(file, dpi=dpi, format=kind[1:] or None, metadata={"Description": description} if description else metadata)
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedveil"}):
+        figure.savefig(
+            drawn := BytesIO(),
+            dpi=dpi,
+            format=kind[1:] or None,
+            metadata={"Description": description} if description else metadata,
+        )
+    write_output(path, drawn.getvalue(), private=private)
     return path

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.drawing.figure_style import blank, save
-from fedveil.ledger.owner_only import owner_only
 
 
 def save_rows(path: Path, rows: Sequence[tuple[str, NDArray[np.float32], Sequence[str]]], title: str) -> Path:
@@ -33,4 +32,4 @@ def save_rows(path: Path, rows: Sequence[tuple[str, NDArray[np.float32], Sequenc
             axis.set_yticks([])
             axis.set_xlabel(caption, fontsize=8)
         line[0].set_ylabel(name, fontsize=8)
-    return save(figure, path, dpi=120, opener=owner_only)
+    return save(figure, path, dpi=120, private=True)

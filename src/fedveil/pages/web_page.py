@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import ConfigError
-from fedveil.ledger.owner_only import owner_only
+from fedveil.ledger.whole_files import write_output
 from fedveil.run.run_directory import plain
 
 _PLACE = re.compile(r"\{\{([a-z]+\.(?:css|js))\}\}")
@@ -49,15 +49,14 @@ def write_html(path: Path, page: str, what: str, *, private: bool = False) -> Pa
     """Write a page, with the folders above it, and return its path.
 
     Args:
-        what: the page's name in the message of an error. private: it shows private figures, so a new file has mode 600.
+        what: the page's name in the message of an error. private: it shows private figures, so the file has mode 600.
 
     Raises:
         ConfigError: the file cannot be written there.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "w", encoding="utf-8", opener=owner_only if private else None) as file:
-            file.write(page)
+        write_output(path, page.encode(), private=private)
     except OSError as error:
         raise ConfigError(f"cannot write the {what} to {path}: {error.strerror}; choose a path you may write to") from error
     return path

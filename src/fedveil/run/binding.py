@@ -13,7 +13,8 @@ from typing import Any
 
 from fedveil.errors import LedgerError
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.run_directory import DRAFT, PRIVATE, SALT
+from fedveil.ledger.whole_files import DRAFT
+from fedveil.run.run_directory import PRIVATE, SALT
 
 FOLDERS = (".", PRIVATE)
 """Folders of a run directory whose files are bound."""

@@ -34,7 +34,7 @@ def sign_run(run: Path, key: Path) -> Path:
         key: a private key, or the .pub file of a key that ssh-agent holds.
 
     Raises:
-        FedveilError: nothing to sign, something contradicted, a signature already there, or ssh-keygen refuses.
+        FedveilError: nothing to sign, something contradicted, a signature already there, ssh-keygen refuses, or no room.
     """
     target = run / SIGNATURE
     if target.exists():
@@ -49,7 +49,10 @@ def sign_run(run: Path, key: Path) -> Path:
     signed = _ssh_keygen(["sign", "-f", str(key), "-n", NAMESPACE], message)
     if signed.returncode:
         raise FedveilError(f"ssh-keygen cannot sign with {key}: {_last_line(signed.stderr)}")
-    write_text(target, message + signed.stdout)
+    try:
+        write_text(target, message + signed.stdout)
+    except OSError as problem:
+        raise FedveilError(f"cannot write {target}: {problem.strerror}; make room and sign again") from problem
     return target
 
 

@@ -6,11 +6,9 @@ import csv
 import io
 import json
 import math
-import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +20,8 @@ import tomli_w
 from fedveil import __version__
 from fedveil.errors import ConfigError, LedgerError
 from fedveil.ledger.ledger_head import head_path, read_head
-from fedveil.ledger.owner_only import owner_only, owner_only_folder
+from fedveil.ledger.owner_only import owner_only_folder
+from fedveil.ledger.whole_files import DRAFT, replace_whole
 
 if TYPE_CHECKING:
     import torch
@@ -39,8 +38,6 @@ SALT = "salt"
 _FIRST = ("versions.json", "config.toml", "statement.json", "statement.md", PRIVATE, "data.json")
 """What a run writes before its ledger, with which it can be resumed."""
 _FIRST_PRIVATE = (SALT, "partition.json")
-DRAFT = ".part"
-"""How the name of a file ends while it is written; what is left of a killed run may have it."""
 LISTED_CLIENTS = 5000
 """The largest number of clients that `partition.json` lists."""
 PACKAGES = ("torch", "numpy", "scipy", "pydantic", "safetensors")
@@ -89,17 +86,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """As `write_text`; on failure no draft is left to fill the disk."""
-    draft = path.with_name(path.name + DRAFT)
-    try:
-        with open(draft, "wb", opener=owner_only if path.parent.name == PRIVATE else None) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError:
-        with suppress(OSError):
-            draft.unlink()
-        raise
+    replace_whole(path, content, private=path.parent.name == PRIVATE)
 
 
 def write_config(path: Path, config: Config) -> None:

@@ -1,5 +1,5 @@
-"""Damaged configurations, data files and run directories: every command ends with a documented status and one line, and what
-was there before a command that failed is there after it, to the byte."""
+"""Damaged configurations, data files, run directories and comparisons: every command ends with a documented status and one
+line, and what was there before a command that failed is there after it, to the byte."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ READING = (
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A finished run and an interrupted one."""
+    """A finished run, an interrupted one, and a comparison."""
     folder = tmp_path_factory.mktemp("runs")
     sections = small_config(random.Random(0)) | {"method": {"name": "dp-fedavg"}}
     sections["training"] |= {"rounds": 2}
@@ -53,7 +53,14 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
         patch.setattr(module.Checkpoints, "begin", save)
         run(parse(sections), folder / "interrupted")
-    return {name: folder / name for name in ("finished", "interrupted")}
+    (folder / "c.toml").write_text(tomli_w.dumps(sections))
+    assert program(*compared(folder / "c.toml", folder / "comparison")).status == 0
+    return {name: folder / name for name in ("finished", "interrupted", "comparison")}
+
+
+def compared(config: Path, out: Path, methods: str = "dp-fedavg,fedavg", epsilon: str = "8", seeds: str = "2") -> list[object]:
+    """The words of a comparison of four short runs."""
+    return ["compare", config, "--methods", methods, "--epsilon", epsilon, "--seeds", seeds, "--jobs", 1, "--out", out]
 
 
 @pytest.fixture(autouse=True)
@@ -122,17 +129,56 @@ def directory_case(dice: random.Random, folder: Path, directories: dict[str, Pat
     return said, done.fault() or (f"changed: {lost} by {done.err}" if lost else "")
 
 
-CASES = {"config": config_case, "data": data_case, "directory": directory_case}
+def comparison_case(dice: random.Random, folder: Path, directories: dict[str, Path]) -> tuple[str, str]:
+    """An odd comparison, or a finished one with damage that is asked for again."""
+    if dice.random() < 0.4:
+        config = odd_config(dice)
+        (folder / "c.toml").write_bytes(config_text(dice, config))
+        odd = {name: dice.choice(values) for name, values in COMPARED.items() if dice.random() < 0.3}
+        done = program(*compared(folder / "c.toml", folder / "r", **odd))
+        return f"comparison of {odd}", done.fault()
+    target = folder / "r"
+    shutil.copytree(directories["comparison"], target)
+    shutil.copy(directories["comparison"].parent / "c.toml", folder)
+    files = [file for file in sorted(target.rglob("*")) if file.is_file() and not file.name.endswith("-shm")]
+    damaged = {file: damage_file(dice, file) for file in dice.sample(files, dice.choice((1, 1, 1, 2)))}
+    before = contents(target)
+    done = program(*compared(folder / "c.toml", target))
+    after = contents(target)
+    said = f"comparison ({', '.join(f'{file.relative_to(target)} {how}' for file, how in damaged.items())})"
+    # A run without its summary goes on; all others are finished, and stay as they are.
+    unfinished = {file.parent.relative_to(target).as_posix() for file in damaged if file.name == "summary.json"}
+    runs = {name: digest for name, digest in before.items() if name.startswith("cells/")}
+    kept = {name: digest for name, digest in runs.items() if not any(name.startswith(f"{run}/") for run in unfinished)}
+    lost = [name for name, digest in kept.items() if after.get(name) != digest]
+    return said, done.fault() or (f"changed: {lost} by {done.err}" if lost else "")
+
+
+COMPARED = {
+    "methods": (
+        "",
+        ",",
+        "dp-fedavg",
+        "nobody",
+        "fedavg:clip=1",
+        "dp-fedavg:clip=nan",
+        "nbafl,soteria",
+        "dp-fedavg:" * 9,
+        "\x00",
+    ),
+    "epsilon": ("inf", "0", "-1", "nan", "1e308", "5e-324", "8,8", "x", ""),
+    "seeds": ("0", "-1", "1", "9" * 30),
+}
+CASES = (*(config_case, data_case, directory_case) * 3, comparison_case)
 
 
 def fuzzed(first: int, cases: int, folder: Path, directories: dict[str, Path]) -> list[str]:
-    """What is wrong with each of so many cases, of which a third is of each kind."""
+    """What is wrong with each of so many cases, of which one in ten is a comparison and the others in equal parts."""
     wrong = []
     for number in range(first, first + cases):
         place = folder / str(number)
         place.mkdir()
-        case = list(CASES.values())[number % 3]
-        said, fault = case(random.Random(number), place, directories)
+        said, fault = CASES[number % len(CASES)](random.Random(number), place, directories)
         if fault:
             wrong.append(f"case {number}: {said}: {fault}")
         shutil.rmtree(place)

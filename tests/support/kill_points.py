@@ -33,7 +33,7 @@ SERVER: dict[str, Point] = {
     "before the instruction": ("fedveil.flower.grid_engine.GridEngine", "map", "before"),
     "after the answers": ("fedveil.federation.fit", "_uploads", "before"),
     "after the charge": ("fedveil.ledger.budgeted_ledger.BudgetedLedger", "_charge", "after"),
-    "before the checkpoint": ("fedveil.federation.checkpoint.Checkpoints", "save", "before"),
+    "before the checkpoint": ("fedveil.federation.checkpoint.Checkpoints", "begin", "before"),
     "the checkpoint's journal written": ("fedveil.federation.checkpoint.Checkpoints", "_append", "after"),
     "the checkpoint's head written": ("fedveil.federation.checkpoint.Checkpoints", "_sweep", "before"),
     "after the checkpoint": ("fedveil.run.run", "append_history", "before"),

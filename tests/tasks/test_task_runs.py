@@ -95,7 +95,7 @@ def test_large_outputs_are_evaluated_few_at_a_time_and_to_the_same_figures(monke
     whole = task.scores(*evidence(task, model, *test))
     assert seen == [2, 40]
     model.remember_constants()  # what it counted
-    monkeypatch.setattr("fedveil.federation.evaluate._NUMBERS", 7 * PLACES * SYMBOLS)
+    monkeypatch.setattr("fedveil.federation.evidence._NUMBERS", 7 * PLACES * SYMBOLS)
     assert task.scores(*evidence(task, model, *test)) == pytest.approx(whole)
     assert seen[2:] == [2, 7, 7, 7, 7, 7, 5]
 

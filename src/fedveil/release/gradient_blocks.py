@@ -153,7 +153,7 @@ def clipped_sum(blocks: Sequence[Block], clip: float) -> Tensor:
     An example whose gradient is not finite counts as zero.
     """
     size = norms(blocks)
-    if not math.isfinite(float(size.max())):  # NaN where one is
+    if len(size) and not math.isfinite(float(size.max())):  # NaN where one is
         wrong = ~size.isfinite()
         blocks = [block.without(wrong) for block in blocks]
         size = size.masked_fill(wrong, math.inf)

@@ -213,6 +213,16 @@ def test_a_whole_run_is_verified_certified_and_shown(tmp_path: Path) -> None:
     assert plan[2][0] > without[2][0]
 
 
+def test_counts_are_no_part_of_the_largest_update(tmp_path: Path) -> None:
+    """They count examples: a client with more of these than training.max_update_norm still sends its update."""
+    made = clear()
+    small = made.training.model_copy(update={"max_update_norm": 5.0})
+    there = job(made.model_copy(update={"training": small}), tmp_path)
+    rows = finished(there, Inline(there.context)).history
+    assert [row["failed"] for row in rows] == [0] * len(rows)
+    assert rows[-1]["noisy_examples"] > 4 * 5.0
+
+
 def test_replay_finds_nothing(tmp_path: Path) -> None:
     found = replay_federation(lambda folder: job(clear("server"), folder), rounds=2)
     assert found.findings == {}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedveil.errors import UpdateRefused
+from fedveil.release.evaluation_counts import COUNTS
 from fedveil.release.release_layout import ReleaseLayout
 
 if TYPE_CHECKING:
@@ -43,10 +44,12 @@ def _checked(update: object, extras: Mapping[str, Tensor], parts: ReleaseLayout,
     if tuple(update.shape) != (parts.model.dimension,):
         raise UpdateRefused(f"the update must have shape ({parts.model.dimension},), got {tuple(update.shape)}")
     vector = parts.flat(torch.detach(update), extras)  # an object of the door's own, without what was attached to it
-    norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
-    if not math.isfinite(norm):
+    if not math.isfinite(float(torch.linalg.vector_norm(vector, dtype=torch.float64))):
         kind = "NaN" if bool(vector.isnan().any()) else "infinite values"
         raise UpdateRefused(f"the update contains {kind} (a smaller learning rate or a batch_clip may help)")
+    learned, others = parts.parted(vector)
+    others.pop(COUNTS, None)  # they count examples, and have a bound of their own
+    norm = math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in (learned, *others.values())))
     if norm > max_norm:
         raise UpdateRefused(f"the update has norm {norm:.4g}, above training.max_update_norm = {max_norm:g}")
     return vector

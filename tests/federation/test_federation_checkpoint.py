@@ -194,13 +194,14 @@ def test_files_that_safetensors_cannot_read_are_damage_too(tmp_path: Path, monke
         Checkpoints(folder, ME).load()
 
 
-def test_a_checkpoint_without_digests_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["sha256", "previous"])
+def test_a_checkpoint_of_an_earlier_version_is_refused(key: str, tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     until(RUNS["fedavg-aggregate"], tmp_path / "a", 1, Checkpoints(folder, ME))
     head = json.loads((folder / "head.json").read_text())
-    del head["sha256"]
+    del head[key]
     (folder / "head.json").write_text(json.dumps(head))
-    with pytest.raises(FedveilError, match="of an earlier version, without digests"):
+    with pytest.raises(FedveilError, match="of an earlier version: go on with that one"):
         Checkpoints(folder, ME).load()
 
 

@@ -209,8 +209,8 @@ class Checkpoints:
     # --- reading ---
 
     def _load(self, head: dict[str, Any]) -> Progress:
-        if "sha256" not in head:
-            raise FedveilError(f"the checkpoint in {self.folder} is of an earlier version, without digests: go on with that one")
+        if not {"sha256", "previous"} <= head.keys():
+            raise FedveilError(f"the checkpoint in {self.folder} is of an earlier version: go on with that one")
         self._digests = head["sha256"]
         journal = (self.folder / _JOURNAL).read_bytes()[: head["journal"]]
         written = hashlib.sha256(journal)

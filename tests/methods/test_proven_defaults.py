@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from by_hand import federation
+from federation_runs import config
 from fedveil.accounting.types import View
+from fedveil.configuration.config_files import read_config
 from fedveil.configuration.sections import given_keys
 from fedveil.engines.inline import Inline
+from fedveil.errors import ConfigError
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import start
 from fedveil.methods.aldp_fl import ALDPFL
@@ -20,6 +25,9 @@ from fedveil.methods.fedglp_adp import FedGLPADP
 from fedveil.methods.ladp_fl import LaDPFL
 from fedveil.methods.method import Method
 from fedveil.methods.method_registry import described, method_from
+from fedveil.run.resume import same_run
+from fedveil.run.run_directory import write_config
+from fedveil.studies.compare.comparison import default_out
 from fedveil.training.local import LocalSpec
 
 ROUNDS, CLIENTS = 100, 4
@@ -69,3 +77,18 @@ def test_clips_that_may_grow_follow_noise_upwards() -> None:
     plain = noise_norms(DPFedAvg())[0]
     highest = [max(noise_norms(ALDPFL(bound=1e4, clip_range=(0.5, most)))) / plain for most in (1.0, 4.0, 16.0)]
     assert highest == pytest.approx([1.0, 4.0, 16.0], rel=1e-3)
+
+
+def test_a_saved_configuration_holds_the_defaults_it_was_made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no run, audit or comparison goes on with other ones when the defaults change."""
+    made = config({"name": "fedanc", "pretraining_steps": 20})
+    write_config(tmp_path / "config.toml", made)
+    assert tomllib.loads((tmp_path / "config.toml").read_text())["method"]["gamma_min"] == 0.8
+    monkeypatch.setattr(FedANC, "proven_defaults", {"gamma_min": 0.5})
+    saved = read_config(tmp_path / "config.toml")
+    assert saved.method == made.method
+    same_run(saved, made, tmp_path)
+    now = config({"name": "fedanc", "pretraining_steps": 20})
+    with pytest.raises(ConfigError, match=r"method\.gamma_min was 0\.8 and is 0\.5"):
+        same_run(saved, now, tmp_path)
+    assert default_out(now) != default_out(made)

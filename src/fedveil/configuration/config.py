@@ -56,6 +56,10 @@ class Config(Section):
             require_known(self.model)
         return self
 
+    def resolved(self) -> dict[str, Any]:
+        """Plain values by section, with the method's defaults: what a run was made with, however these change later."""
+        return self.model_dump(mode="json") | {"method": self.method.model_dump(mode="json")}
+
     @property
     def code(self) -> tuple[str, ...]:
         """Files and modules of one's own that decide the result: plugins, and what import paths of model and features name."""

@@ -70,7 +70,7 @@ def same_run(saved: Config, now: Config, path: Path, *, but_model: bool = False)
             f"trains several clients in one pass: its statement does not assume that these leave each other's rounding alone; "
             f"resume with run.engine = 'auto'"
         )
-    old, new = (flat(without_free_keys(config.model_dump(mode="json"))) for config in (saved, now))
+    old, new = (flat(without_free_keys(config.resolved())) for config in (saved, now))
     keys = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)]
     keys = [k for k in keys if not (but_model and k.startswith("model.recorded."))]
     if keys:

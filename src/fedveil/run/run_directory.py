@@ -91,7 +91,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_config(path: Path, config: Config) -> None:
     """The resolved configuration as TOML (`config.toml`), without what was left open."""
-    write_text(path, tomli_w.dumps(present(config.model_dump(mode="json"))))
+    write_text(path, tomli_w.dumps(present(config.resolved())))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -103,6 +103,7 @@ def compare(
 
 def default_out(config: Config) -> Path:
     """The directory of the comparisons of a configuration: the same for the same configuration, so that they continue."""
-    shared = without_free_keys(config.model_dump(mode="json", exclude={"run": {"seed"}}))
+    shared = without_free_keys(config.resolved())
+    shared["run"].pop("seed")
     digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:8]
     return Path("runs") / f"compare-{config.data.name}-{digest}"

@@ -77,7 +77,7 @@ def _announce(listener: RecipeListener, total: int, done: int, task: RecipeTask)
 
 def _directory(config: Config) -> str:
     """One directory for each configuration, whatever row asks for it."""
-    deciding = plain(without_free_keys(config.model_dump(mode="json")))
+    deciding = plain(without_free_keys(config.resolved()))
     return f"{config.method.name}-{config.data.name}-{_digest(deciding)}"
 
 

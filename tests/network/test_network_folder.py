@@ -6,9 +6,11 @@ import ssl
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from fedveil.errors import ConfigError
-from fedveil.network.certificates import make_client_key, public_key_of
+from fedveil.network.certificates import check_readable, make_client_key, public_key_of
 from fedveil.network.demo_network import ended_early
 from fedveil.network.network_folder import NetworkFolder, make_network, open_network
 from fedveil.network.programs import Program
@@ -55,6 +57,41 @@ def test_what_is_secret_is_for_its_owner_alone(tmp_path: Path) -> None:
         make_network(tmp_path / "net", "localhost", 9700)
     with pytest.raises(ConfigError, match="holds no network"):
         open_network(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "said"),
+    [
+        ("fl.example.org:9700", 9700, "without a port"),
+        ("a name", 9700, "without a port"),
+        ("", 9700, "without a port"),
+        ("fl.example.org", 99999, "from 1 to 65535"),
+        ("fl.example.org", 0, "from 1 to 65535"),
+    ],
+)
+def test_a_host_or_port_that_is_none_makes_no_folder(host: str, port: int, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make_network(tmp_path / "net", host, port)
+    assert not (tmp_path / "net").exists()
+
+
+@pytest.mark.parametrize(
+    ("authority", "key", "said"),
+    [
+        ("alice", "alice", "--ca .*alice is no certificate"),
+        ("net/ca.pem", "alice.pub", "--key .*alice.pub is no private key"),
+        ("net/ca.pem", "net/ca.pem", "--key .*ca.pem is no private key"),
+        ("net/ca.pem", "other", "--key .*other: Flower wants an elliptic-curve key"),
+    ],
+)
+def test_files_with_which_no_client_could_join_are_refused_at_once(authority: str, key: str, said: str, tmp_path: Path) -> None:
+    make_network(tmp_path / "net", "localhost", 9700)
+    make_client_key(tmp_path / "alice")
+    other = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    (tmp_path / "other").write_bytes(other)
+    check_readable(tmp_path / "net/ca.pem", tmp_path / "alice")
+    with pytest.raises(ConfigError, match=said):
+        check_readable(tmp_path / authority, tmp_path / key)
 
 
 @pytest.mark.parametrize("there", ["alice", "alice.pub"])

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
+    load_ssh_private_key,
     load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -89,6 +90,24 @@ def public_key_of(path: Path) -> bytes:
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ConfigError(f"{path}: Flower wants an elliptic-curve key: make one with fedveil net key NAME")
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def check_readable(authority: Path, key: Path) -> None:
+    """Whether Flower could use a client's two files; it would be turned away for ever with others.
+
+    Raises:
+        ConfigError: one of them is something else.
+    """
+    try:
+        x509.load_pem_x509_certificate(authority.read_bytes())
+    except (OSError, ValueError) as problem:
+        raise ConfigError(f"--ca {authority} is no certificate ({problem}): give the server's ca.pem") from None
+    try:
+        private = load_ssh_private_key(key.read_bytes(), None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as problem:
+        raise ConfigError(f"--key {key} is no private key without a password ({problem}): give NAME of fedveil net key") from None
+    if not isinstance(private, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"--key {key}: Flower wants an elliptic-curve key: make one with fedveil net key NAME")
 
 
 def _general(host: str) -> x509.GeneralName:

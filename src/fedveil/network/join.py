@@ -24,6 +24,7 @@ from fedveil.errors import ConfigError
 from fedveil.federation.plain_state import write_whole
 from fedveil.flower.quiet import require_flower
 from fedveil.flower.wire_format import WireError
+from fedveil.network.certificates import check_readable
 from fedveil.network.consent import Consent
 from fedveil.network.flower_api import Endpoint, TaskQueue, answer_message, bundle
 from fedveil.network.joined_client import JoinedClient
@@ -59,7 +60,7 @@ def join(consent: Consent, joining: Joining) -> None:
     """Answer offers and rounds, until it is told to end.
 
     Raises:
-        ConfigError: certificate or key are missing. FedveilError: Flower is not there.
+        ConfigError: certificate or key are missing, or something else. FedveilError: Flower is not there.
     """
     for what, path in (("--ca", joining.authority), ("--key", joining.key)):
         if not path.is_file():
@@ -68,6 +69,7 @@ def join(consent: Consent, joining: Joining) -> None:
     if not (host and port_of_server.isdecimal() and 0 < int(port_of_server) < 65536):
         raise ConfigError(f"the server is named as host:port, such as 192.0.2.7:9700, got {joining.server!r}")
     require_flower()
+    check_readable(joining.authority, joining.key)
     import torch
 
     torch.set_num_threads(1)

@@ -7,6 +7,7 @@ network.json        host and port                clients/0000-alice.pub         
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from fedveil.ledger.owner_only import owner_only_folder
 from fedveil.network.certificates import AUTHORITY, SERVER, SERVER_KEY, make_authority, make_server, public_key_of
 
 _FILE, _SECRET, _CLIENTS = "network.json", "secret", "clients"
+_HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")
+"""A name, an address of version 4, or one of version 6."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,12 @@ def make_network(path: Path, host: str, port: int) -> NetworkFolder:
         host: name or address at which clients reach the server; the certificate is for it.
 
     Raises:
-        ConfigError: there is one already.
+        ConfigError: there is one already; or it is no name or address, or no port.
     """
+    if not _HOST.fullmatch(host):
+        raise ConfigError(f"--host {host!r}: a name or address without a port, such as fl.example.org or 192.0.2.7")
+    if not 0 < port < 65536:
+        raise ConfigError(f"--port {port}: a port is a number from 1 to 65535")
     if (path / _FILE).exists():
         raise ConfigError(f"{path} holds a network already: admit clients to it, or choose another --dir")
     path.parent.mkdir(parents=True, exist_ok=True)

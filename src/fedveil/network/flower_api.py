@@ -1,4 +1,4 @@
-"""The one place that knows Flower's own modules below its public ones: the programs it starts, and the tasks it takes from them.
+"""What is taken from Flower's modules below its public ones: the programs it starts, and the tasks it takes from them.
 
 Flower's SuperLink and SuperNode run as programs, with `--isolation process`: then they start nothing themselves. The tasks that
 they have are taken and done here, in the process that has the configuration, the data and the ledger. So no code that came over
@@ -21,6 +21,7 @@ from typing import Any, Literal
 from fedveil.errors import FedveilError
 from fedveil.flower.flower_messages import parts_of, record
 from fedveil.flower.wire_format import WireError
+from fedveil.network.careful_grid import CarefulGrid
 
 _log = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ def server_grid(endpoint: Endpoint, token: str) -> Iterator[Any]:
         found = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
         _identify(found)
         grid.set_run(run_from_proto(found.run))
-        yield grid
+        yield CarefulGrid(grid)
         status, details = SubStatus.COMPLETED, ""
     except (RunNotRunningException, Exception) as problem:
         if not (isinstance(problem, RunNotRunningException) or _unauthorized(problem)):

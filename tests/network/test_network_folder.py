@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from pathlib import Path
 
@@ -9,11 +10,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, FedveilError
 from fedveil.network.certificates import check_readable, make_client_key, public_key_of
 from fedveil.network.demo_network import ended_early
 from fedveil.network.network_folder import NetworkFolder, make_network, open_network
-from fedveil.network.programs import Program
+from fedveil.network.programs import Program, require_free
 
 
 def shake(network: NetworkFolder, authority: Path, host: str) -> None:
@@ -131,3 +132,15 @@ def test_why_a_program_ended_is_one_line(tmp_path: Path) -> None:
     assert program.why() == "exit 305, All SuperNodes must be registered."
     program.log.write_text("a\nb\nc\nd\n")
     assert program.why() == "b | c | d"
+
+
+def test_a_port_that_another_program_has_is_refused_in_one_line() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(
+            FedveilError, match=rf"port {port} of this machine cannot be used \(Address already in use\): end what"
+        ):
+            require_free("127.0.0.1", port, patience=0.0)
+    require_free("127.0.0.1", port)

@@ -97,6 +97,28 @@ class Program:
             self._file.close()
 
 
+def require_free(host: str, port: int, patience: float = 5.0) -> None:
+    """Wait a moment for the port of this machine: a program that was killed may still hold it.
+
+    Raises:
+        FedveilError: another program has it.
+    """
+    end = time.monotonic() + patience
+    while True:
+        try:
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))
+            return
+        except OSError as problem:
+            if time.monotonic() >= end:
+                raise FedveilError(
+                    f"port {port} of this machine cannot be used ({problem.strerror}): end what answers there, such as another "
+                    f"fedveil serve, or make a network for another port (fedveil net init --port)"
+                ) from None
+        time.sleep(0.1)
+
+
 @contextmanager
 def running(program: Program, tell: Callable[[str], None], pause: float) -> Iterator[Program]:
     """The program, as long as the block lasts; if it ends before, it is started again.

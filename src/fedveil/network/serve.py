@@ -22,7 +22,7 @@ from fedveil.network.certificates import public_key_of
 from fedveil.network.consenting_clients import ConsentingClients
 from fedveil.network.deployed_data import public_part
 from fedveil.network.flower_api import Control, Endpoint, TaskQueue, node_keys, server_grid
-from fedveil.network.programs import Program, ended_by_signal, running
+from fedveil.network.programs import Program, ended_by_signal, require_free, running
 from fedveil.run.result import Result
 from fedveil.run.run import run_prepared
 
@@ -72,6 +72,7 @@ def serve(config: Config, serving: Serving) -> Result:
             f"others with fedveil net admit KEY.pub, or set the number of clients"
         )
     config = config.model_copy(update={"run": config.run.model_copy(update={"engine": "flower"})})
+    require_free(_address(network), network.port)
     with ended_by_signal(), ExitStack() as stack:
         stack.enter_context(running(_superlink(network), serving.tell, 1.0)).wait_for(network.port)
         serving.on_up()
@@ -94,10 +95,14 @@ def serve(config: Config, serving: Serving) -> Result:
         return run_prepared(config, prepared, serving.out, serving.on_round, resume=serving.resume, clients=clients)
 
 
+def _address(network: NetworkFolder) -> str:
+    """Where the SuperLink listens: on this machine alone where nobody else is meant."""
+    return "0.0.0.0" if network.host not in ("127.0.0.1", "localhost") else "127.0.0.1"
+
+
 def _superlink(network: NetworkFolder) -> Program:
     certificate, key = network.certificates
-    everywhere = "0.0.0.0" if network.host not in ("127.0.0.1", "localhost") else "127.0.0.1"
-    command = ["flower-superlink", "--host", everywhere, "--port", str(network.port), "--enable-supernode-auth"]
+    command = ["flower-superlink", "--host", _address(network), "--port", str(network.port), "--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", str(network.authority), "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
     command += ["--database", str(network.path / "superlink.db"), "--isolation", "process"]
     command += ["--superexec-auth-secret-file", str(network.secret)]

@@ -77,7 +77,7 @@ def test_data_says_where_each_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_doctor_looks_at_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedveil.engines.pool.available_cores", lambda: 7)
+    monkeypatch.setattr("fedveil.training.cores.available_cores", lambda: 7)
     text = said("doctor")
     assert "\ncores          7; " in text
     assert "a ledger's write takes" in text

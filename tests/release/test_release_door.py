@@ -26,6 +26,7 @@ from fedveil.release.grid import exponent_for, to_grid
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_mechanism import Independent
 from fedveil.release.plan import DpSgd, Plan, Raw
+from fedveil.release.sampler import rounded_normal
 from fedveil.release.sealed import AGGREGATE
 from fedveil.training.params import Layout
 
@@ -271,6 +272,32 @@ def test_sum_is_divided_by_the_planned_denominator_and_charged_once() -> None:
     assert entry.event.rate == 0.25
     assert entry.event.noise_multiplier == pytest.approx(1e-9)
     assert entry.participants == 2
+
+
+@pytest.mark.parametrize("std", [0.5, torch.tensor([0.5, 0.3])], ids=["one std", "two"])
+def test_the_noise_of_a_large_sum_has_the_same_bits_on_any_number_of_cores(
+    std: float | torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, drawn, uploads = Layout(("a", "b"), ((150_000,), (50_001,))), list[Any](), list[torch.Tensor]()
+
+    def noted(std: Any, n: int, key: bytes, *, threads: int | None) -> Any:
+        drawn.append(threads)
+        return rounded_normal(std, n, key, threads=threads)
+
+    monkeypatch.setattr("fedveil.release.noise.rounded_normal", noted)
+    plan = Plan(clip=1.0, noise_std=std, place="sum")
+    for large, cores in ((2**23, 3), (1000, 1), (1000, 2), (1000, 3)):
+        monkeypatch.setattr("fedveil.release.drawn_noise.LARGE", large)
+        monkeypatch.setattr("fedveil.release.drawn_noise.available_cores", lambda cores=cores: cores)
+        d = door(View.AGGREGATE, layout=layout)
+        integers = d.release_sum([d.seal(torch.ones(200_001), plan, 0, 0)], plan, 0, 1.0).integers
+        assert integers is not None
+        uploads.append(integers)
+    assert drawn == [None, 1, 2, 3]
+    assert all(torch.equal(one, uploads[0]) for one in uploads)
+    one = door(View.SERVER, layout=layout)  # of a worker, beside others
+    one.seal_upload(torch.ones(200_001), replace(plan, place="upload"), 0, 0)
+    assert drawn[4:] == [None]
 
 
 def test_an_empty_round_still_releases_noise() -> None:

@@ -393,8 +393,8 @@ class _Named:
     def __init__(self, own: Randomness, *more: object, keep: slice = slice(None)) -> None:
         self.own, self.more, self.keep = own, more, keep
 
-    def integers(self, std: Any, n: int, *name: object) -> Any:
-        return self.own.integers(std, n, *name[self.keep], *self.more)
+    def integers(self, std: Any, n: int, *name: object, threads: int | None = None) -> Any:
+        return self.own.integers(std, n, *name[self.keep], *self.more, threads=threads)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["own"], name)

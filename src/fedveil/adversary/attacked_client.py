@@ -105,7 +105,7 @@ class RecordingDoor(Door):
 class WithoutNoise(Randomness):
     """The run's randomness with every noise at zero: what a client would send if nothing were added anywhere."""
 
-    def integers(self, std: float | NDArray[np.float64], n: int, *name: object) -> NDArray[np.int64]:
+    def integers(self, std: float | NDArray[np.float64], n: int, *name: object, threads: int | None = None) -> NDArray[np.int64]:
         """Zeros [n]."""
         return np.zeros(n, dtype=np.int64)
 

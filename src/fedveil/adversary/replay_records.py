@@ -35,8 +35,8 @@ class RecordedRandomness:
             raise AttributeError(name)
         return getattr(self.own, name)
 
-    def integers(self, std: float | NDArray[np.float64], n: int, *name: object) -> NDArray[np.int64]:
-        noise = self.own.integers(std, n, *name)
+    def integers(self, std: float | NDArray[np.float64], n: int, *name: object, threads: int | None = None) -> NDArray[np.int64]:
+        noise = self.own.integers(std, n, *name, threads=threads)
         self.drawn.append((np.broadcast_to(std, n), noise.copy()))
         return noise
 

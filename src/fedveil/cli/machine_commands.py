@@ -34,7 +34,7 @@ def doctor() -> None:
     from fedveil.data.catalogue import CATALOGUE
     from fedveil.data.load import ENVIRONMENT, located
     from fedveil.engines.device import gpu_problem
-    from fedveil.engines.pool import available_cores
+    from fedveil.training.cores import available_cores
 
     cores = available_cores()
     problem = gpu_problem()

@@ -38,6 +38,7 @@ from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.round import ClientTask, Context, Failure, Outcome, planned, sealed_outcome
 from fedveil.release.plan import Plan, Released, Upload
 from fedveil.release.sealed import Contribution, SealedUpload
+from fedveil.training.cores import available_cores
 
 _TRIES = 2
 _END = 1.0
@@ -339,11 +340,6 @@ class ProcessPool:
             _end(workers)
             for worker in workers:
                 self._slots.give_back(worker.slot)
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _end(workers: list[_Worker]) -> None:

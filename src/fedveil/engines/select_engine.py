@@ -10,10 +10,11 @@ from fedveil.engines.batched import Batched
 from fedveil.engines.dense_stack import obstacle, worthwhile
 from fedveil.engines.device import GPU, gpu_in_machine, gpu_problem
 from fedveil.engines.inline import Inline
-from fedveil.engines.pool import ProcessPool, available_cores
+from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError, unknown
 from fedveil.federation.engine import Engine
 from fedveil.federation.round import Context
+from fedveil.training.cores import available_cores
 
 if TYPE_CHECKING:
     from fedveil.methods.setting import Setting

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedveil.errors import ConfigError
+from fedveil.ledger.entry import AGGREGATE
 from fedveil.release.plan import Plan
 from fedveil.release.release_layout import ReleaseLayout
+from fedveil.training.cores import available_cores
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,11 +20,16 @@ if TYPE_CHECKING:
 
 LEAST_SHARE = 4
 """Grid steps of a share's noise std from which a sum of rounded shares costs what one Gaussian does (docs/exact-release.md)."""
+LARGE = 2**23
+"""Coordinates from which the noise of a sum is drawn on all cores: no client trains while a sum is released."""
 
 
 @dataclass(frozen=True)
 class DrawnNoise:
-    """Fresh noise [D] of a plan, in steps of its grid; one key for each release. name: (round, client)."""
+    """Fresh noise [D] of a plan, in steps of its grid; one key for each release. name: (round, client).
+
+    Its bits do not depend on the number of cores.
+    """
 
     randomness: Randomness
     parts: ReleaseLayout
@@ -39,9 +46,14 @@ class DrawnNoise:
                 f"more noise"
             )
         if len(set(steps)) == 1 and plan.support is None:
-            return self.randomness.integers(steps[0], parts.dimension, *self.name)
+            return self._integers(steps[0])
         sizes = [part.stop - part.start for part, _ in parts.grid(plan)]
         std = np.repeat(np.array(steps), sizes)
         if plan.support is not None:
             std[: parts.model.dimension] *= plan.support.numpy()
-        return self.randomness.integers(std, parts.dimension, *self.name)
+        return self._integers(std)
+
+    def _integers(self, std: float | NDArray[np.float64]) -> NDArray[np.int64]:
+        n = self.parts.dimension
+        threads = available_cores() if self.name[1] == AGGREGATE and n >= LARGE else None
+        return self.randomness.integers(std, n, *self.name, threads=threads)

@@ -82,9 +82,13 @@ class Randomness:
             return hashlib.blake2b(repr((self.seed, "noise", *name)).encode(), digest_size=32).digest()
         return os.urandom(32)
 
-    def integers(self, std: float | NDArray[np.float64], n: int, *name: object) -> NDArray[np.int64]:
-        """n integers [n] with the law of rounded Gaussian noise, std in grid steps; from the seed only if `seeded_noise`."""
-        return rounded_normal(std, n, self.key(*name))
+    def integers(self, std: float | NDArray[np.float64], n: int, *name: object, threads: int | None = None) -> NDArray[np.int64]:
+        """n integers [n] with the law of rounded Gaussian noise, std in grid steps; from the seed only if `seeded_noise`.
+
+        Args:
+            threads: at most so many work on it; as many as torch may use by default. The bits are the same.
+        """
+        return rounded_normal(std, n, self.key(*name), threads=threads)
 
     def normal(self, n: int, *name: object) -> Tensor:
         """n standard normals [n], float32, for noise that promises nothing; from the seed only if `seeded_noise`."""

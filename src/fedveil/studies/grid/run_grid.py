@@ -10,13 +10,13 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from fedveil.engines.pool import available_cores
 from fedveil.errors import ConfigError
 from fedveil.studies.grid.cell import Cell, CellState, Listener, state_of
 from fedveil.studies.grid.grid_directory import check_names, locked, remember
 from fedveil.studies.grid.run_cell import cell_job
 from fedveil.studies.grid.schedule import Pace
 from fedveil.studies.worker_pool import Job, Message, Workers
+from fedveil.training.cores import available_cores
 
 
 def run_grid(

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.configuration.config import Config, without_free_keys
-from fedveil.engines.pool import available_cores
 from fedveil.run.run_directory import plain
 from fedveil.studies.grid.cell import Cell, CellState, Listener
 from fedveil.studies.grid.run_grid import run_grid
@@ -20,6 +19,7 @@ from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import Recipe
 from fedveil.studies.reproduce.recipe_rows import RowJob
 from fedveil.studies.reproduce.recipe_tasks import RecipeTask, all_of
+from fedveil.training.cores import available_cores
 
 
 class RecipeListener(Listener):

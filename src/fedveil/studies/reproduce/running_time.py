@@ -15,10 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedveil.configuration.network import network_of
 from fedveil.configuration.public_setting import setting_of
 from fedveil.data.catalogue import info
-from fedveil.engines.pool import available_cores
 from fedveil.models.model_registry import build
 from fedveil.studies.reproduce.recipe import Recipe, kept, rows
 from fedveil.studies.reproduce.recipe_rows import RowJob, Scale, job_of
+from fedveil.training.cores import available_cores
 
 BACKWARD = 3
 """A training step costs about three forward passes."""

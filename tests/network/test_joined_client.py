@@ -108,7 +108,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], None], dict[str, Any], str]]
     "adjacency": (edited(privacy={"adjacency": "replace_one"}), {}, "the run speaks of"),
     "seeded": (edited(), {"seeded_noise": False}, "the server could compute the noise"),
     "weak noise": (edited(), {"least_noise": 50.0}, "this client asks for 50"),
-    "large delta": (edited(privacy={"delta": 0.3, "allow_vacuous_delta": True}), {}, "of the budget"),
+    "large delta": (edited(privacy={"delta": 0.3, "allow_vacuous_delta": True}), {}, "more than is left of this client"),
     "plugins": (edited(run={"plugins": ["os"]}), {}, "runs none that a server names"),
     "file as plugin": (edited(run={"plugins": ["/etc/passwd.py"]}), {}, "runs none that a server names"),
     "unknown method": (edited(method={"name": "steal"}, run={"plugins": ["x"]}), {}, "runs none that a server names"),
@@ -156,6 +156,10 @@ def test_one_that_refuses_is_named_and_the_others_go_on(name: str, tmp_path: Pat
     nothing_charged(tmp_path / "clients/1")
 
 
+SPENT = "the run plans more than is left of this client's lifetime; its own log tells how much"
+"""What the server learns of a lifetime that is spent: neither what is left, nor by which runs, nor where it is recorded."""
+
+
 def test_one_whose_lifetime_is_spent_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     there = machines(tmp_path / "clients")
     for number in (0, 2):
@@ -165,7 +169,8 @@ def test_one_whose_lifetime_is_spent_is_named_and_the_others_go_on(tmp_path: Pat
     result, lines = served(small(), tmp_path / "two", there)
     assert [row["participants"] for row in result.history] == [2, 2]
     assert len(lines) == 1
-    assert re.match(r"client 1 refused to take part: .* of the budget", lines[0])
+    assert lines[0] == f"client 1 refused to take part: {SPENT}"
+    assert sum("refused: privacy.budget = " in line and "is left" in line for line in there.lines) == 1
     assert {path: rows(path) for path in (tmp_path / "clients/1").rglob("*.sqlite")} == before
 
 
@@ -200,7 +205,7 @@ def test_a_second_run_beyond_the_lifetime_is_refused(view: str, tmp_path: Path) 
     there = machines(tmp_path / "clients")
     served(small(view), tmp_path / "one", there)
     before = {path: rows(path) for path in (tmp_path / "clients").rglob("*.sqlite")}
-    with pytest.raises(FedveilError, match=r"plans to spend 99\.\d+% of the budget .* is left"):
+    with pytest.raises(FedveilError, match=SPENT):
         served(small(view), tmp_path / "two", there)
     assert {path: rows(path) for path in (tmp_path / "clients").rglob("*.sqlite")} == before
 
@@ -320,9 +325,10 @@ def test_a_lost_lifetime_or_another_cap_is_refused(tmp_path: Path) -> None:
     assert read_consent(client.answer([offer_bytes(offer)]), offer) == ""
     wider = JoinedClient(tmp_path, consent(0, lifetime={"server": {"epsilon": 100.0, "delta": 0.01}}))
     new = offer_of("r2", 0, small())
-    assert "is not what" in read_consent(wider.answer([offer_bytes(new)]), new)
+    record = "this client's own record of its lifetime does not allow it; its own log tells why"
+    assert read_consent(wider.answer([offer_bytes(new)]), new) == record
     (tmp_path / "lifetime-server.sqlite").unlink()
-    assert read_consent(JoinedClient(tmp_path, consent(0)).answer([offer_bytes(new)]), new)
+    assert read_consent(JoinedClient(tmp_path, consent(0)).answer([offer_bytes(new)]), new) == record
 
 
 def test_an_offer_leaves_out_what_concerns_the_server_alone() -> None:

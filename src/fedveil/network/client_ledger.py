@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedveil.accounting.types import Scope, Unbounded, View
-from fedveil.errors import BudgetExhausted, ConfigError
+from fedveil.errors import BudgetExhausted, FedveilError, LedgerError
 from fedveil.ledger.ledger import AGGREGATE, Entry, Ledger
 from fedveil.ledger.population_budget import PopulationBudget, lifetime_budget
 from fedveil.network.consent import Consent, ConsentRefused, Judged
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 ITSELF = 0
 """The number under which a client counts itself, whatever its number in a run."""
 TRUSTS = "planned in full at consent; trusts the server to add the noise"
+
+
+_RECORD = "this client's own record of its lifetime does not allow it; its own log tells why"
 
 
 class ClientLedger:
@@ -46,8 +49,8 @@ class ClientLedger:
         scope = Scope(self.consent.unit, self.consent.adjacency, view)
         try:
             return lifetime_budget(self.folder / f"lifetime-{view}.sqlite", cap.epsilon, cap.delta, scope, cap.order)
-        except ConfigError as problem:
-            raise ConsentRefused(f"consent: lifetime.{view}: {problem}") from None
+        except FedveilError as problem:  # whose words tell of this machine
+            raise ConsentRefused(_RECORD) from problem
 
     def admit(self, judged: Judged, run: str, client: int) -> BudgetedLedger:
         """Ask whether all that the run plans still fits, and charge it where the client cannot charge release by release.
@@ -67,8 +70,12 @@ class ClientLedger:
             ledger = budget.ledger(run, number)
             if summed and not self._charged(budget, run):
                 ledger.charge_all([_planned(judged, run, event) for event in planned])
-        except BudgetExhausted as refusal:
-            raise ConsentRefused(str(refusal).replace("privacy.budget", "this client's lifetime")) from None
+        except BudgetExhausted as refusal:  # whose words tell of other runs
+            raise ConsentRefused(
+                "the run plans more than is left of this client's lifetime; its own log tells how much"
+            ) from refusal
+        except LedgerError as problem:
+            raise ConsentRefused(_RECORD) from problem
         return ledger
 
     def _charged(self, budget: PopulationBudget, run: str) -> bool:

@@ -85,8 +85,7 @@ class JoinedClient:
         try:
             own_part(config, offer.client, self.consent.data.file)  # before anything is charged
         except FedveilError as problem:  # whose words may tell of the data
-            self.tell(f"run {offer.run}: {problem}")
-            raise ConsentRefused("this client's data are not as the configuration says; its own log tells why") from None
+            raise ConsentRefused("this client's data are not as the configuration says; its own log tells why") from problem
         self.ledger.admit(accepted, offer.run, offer.client)
         if pinned is None:
             kept = {"run": offer.run, "client": offer.client, "config": offer.config}
@@ -97,7 +96,9 @@ class JoinedClient:
         try:
             epsilon = self.consented(offer)
         except FedveilError as problem:
-            self.tell(f"run {offer.run}: {'' if self.check else 'refused: '}{problem}")
+            self.tell(
+                f"run {offer.run}: {'' if self.check else 'refused: '}{problem.__cause__ or problem}"
+            )  # the cause stays here
             self.has_looked = self.check
             return refusal_bytes(offer, ONLY_LOOKS if self.check else str(problem))
         except Exception:  # whose words may tell of the data

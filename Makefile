@@ -9,6 +9,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 .PHONY: demo test lint types fast slow site clean
 
 $(STAMP): pyproject.toml constraints.txt examples/requirements.txt
+	@echo "Installing into $(VENV): some minutes, 2 GB or more (docs/install.md)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q -c constraints.txt torch

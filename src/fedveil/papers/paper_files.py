@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 ROOT = Path(__file__).parent
 
 
-def paper_files(kind: Literal["presets", "recipes"]) -> dict[str, Path]:
+@cache
+def paper_files(kind: Literal["presets", "recipes"]) -> Mapping[str, Path]:
     """The files of all papers by name, `METHOD/ROW`, sorted."""
-    return {f"{path.parent.name}/{path.stem}": path for path in sorted(ROOT.glob(f"*/{kind}/*/*.toml"), key=_name)}
+    files = sorted(ROOT.glob(f"*/{kind}/*/*.toml"), key=_name)
+    return MappingProxyType({f"{path.parent.name}/{path.stem}": path for path in files})
 
 
 def paper_notes() -> dict[str, Path]:

@@ -54,6 +54,12 @@ def test_help_in_short_and_flags_without_a_type(command: tuple[str, ...]) -> Non
     assert not any("<bool>" in line for line in flags)
 
 
+def test_an_unknown_command_names_the_nearest_once() -> None:
+    result = CliRunner().invoke(app, ["certfy"])
+    assert result.exit_code == 2
+    assert result.output.count("'certify'") == result.output.lower().count("did you mean") == 1
+
+
 def test_run_without_a_file_says_how_to_begin(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["fedveil", "run"])
     with pytest.raises(SystemExit) as stop:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from fedveil.cli import (
     budget_commands,
@@ -26,8 +27,22 @@ from fedveil.errors import FedveilError, one_line, plugin_fault
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # parallelism is by processes; threads inside operators only get in their way
 
+
+class _Commands(TyperGroup):
+    """The commands; for an unknown one the nearest are named once, where typer and click would each name them."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:
+            if "Did you mean" in getattr(error, "message", "") and hasattr(error, "possibilities"):
+                error.possibilities = None
+            raise
+
+
 app = typer.Typer(
     name="fedveil",
+    cls=_Commands,
     help="Differentially private federated learning whose privacy you can check.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -86,7 +86,7 @@ LEFT_OUT = {
     "adap-dp-fl": "adapts DP-SGD inside the clients, which protects records; the comparison is at client level",
     "fedavg": "has no noise of its own",
     "soteria, censor, gradient-compression": "defences without a guarantee",
-    "dp-fedsam, time-adaptive": "newer than these runs; with one cap, DP-FedAvg's noise and clip (docs/methods has what was measured)",
+    "dp-fedsam, time-adaptive": "newer than these runs; docs/methods has what was measured",
 }
 
 

@@ -269,7 +269,7 @@ def test_the_tests_of_one_audit_share_its_error() -> None:
 
 
 def test_the_old_arithmetic_is_found_by_the_audit_of_released_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def evens(self: Any, std: Any, n: int, *name: object) -> np.ndarray:
+    def evens(self: Any, std: Any, n: int, *name: object, threads: int | None = None) -> np.ndarray:
         return 2 * (rounded_normal(std, n, self.key(*name)) // 2)
 
     method, setting = calibrated_setting(small({"name": "dp-fedavg"}, view="server"))

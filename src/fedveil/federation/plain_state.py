@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from fedveil.errors import FedveilError
-from fedveil.ledger.owner_only import owner_only
+from fedveil.ledger.whole_files import replace_whole
 
 if TYPE_CHECKING:
     import torch
@@ -120,17 +119,7 @@ def own_copy(value: Any) -> Any:
 
 def write_whole(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
     """Write a file for its owner alone, synced, by renaming: either all of it is there, or what was there before."""
-    draft = path.with_name(path.name + ".part")
-    try:
-        with open(draft, "wb", opener=owner_only) as file:
-            file.writelines([content] if isinstance(content, bytes) else content)
-            file.flush()
-            sync(file.fileno())
-        draft.replace(path)
-    except OSError:
-        with suppress(OSError):
-            draft.unlink()
-        raise
+    replace_whole(path, content, private=True, sync=sync)
 
 
 def sync(descriptor: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,11 +13,14 @@ DRAFT = ".part"
 """How the name of a file ends while it is written; what is left of a killed run may have it."""
 
 
-def replace_whole(path: Path, content: bytes, *, private: bool = False) -> None:
+def replace_whole(
+    path: Path, content: bytes | Iterable[bytes | memoryview], *, private: bool = False, sync: Callable[[int], None] | None = None
+) -> None:
     """Write beside it, sync and rename; on failure no draft is left to fill the disk.
 
     Args:
-        private: for its owner alone (mode 600).
+        content: all of it, or its parts in order. private: for its owner alone (mode 600).
+        sync: waits until an open file is on the disk; left out, `os.fsync`.
 
     Raises:
         OSError: it cannot be written; what was there before still is.
@@ -24,9 +28,9 @@ def replace_whole(path: Path, content: bytes, *, private: bool = False) -> None:
     draft = path.with_name(path.name + DRAFT)
     try:
         with open(draft, "wb", opener=owner_only if private else None) as file:
-            file.write(content)
+            file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
-            os.fsync(file.fileno())
+            (sync or os.fsync)(file.fileno())
         draft.replace(path)
     except OSError:
         with suppress(OSError):

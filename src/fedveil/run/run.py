@@ -101,7 +101,8 @@ def run_prepared(
         clients: the engine that reaches the clients; left out, the configured one.
     """
     trackers = [*track, *(tracker_named(name) for name in config.run.track)]
-    begun_with = resumable(Path(out)).run.engine if resume and out is not None else None
+    saved = resumable(Path(out)) if resume and out is not None else None
+    begun_with = None if saved is None else saved.run.engine
     if config.run.engine == "auto" and begun_with == "stacked":
         config = _with_engine(config, "stacked")
     device = "cpu"
@@ -110,8 +111,8 @@ def run_prepared(
     if config.run.engine == "auto" and device == GPU:
         config = _with_engine(config, "cuda")  # the statement says what that assumes
     config = described(config, prepared.dataset.info)
-    if resume and out is not None:
-        same_run(resumable(Path(out)), config, Path(out))
+    if saved is not None and out is not None:
+        same_run(saved, config, Path(out))
     method, setting = calibrated_setting(config, prepared.population)
     vacuous, seeded = config.privacy.allow_vacuous_delta, config.run.seeded_noise
     batch_norm = config.model.keeps_statistics

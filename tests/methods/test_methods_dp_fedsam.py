@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 import method_kit as h
-from by_hand import ONE, TWO, federation
+from by_hand import ONE, TWO, federation, gradient
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import View
 from fedveil.configuration.config_files import load_config
@@ -47,15 +46,6 @@ def trained(method: Method, rounds: int = 3) -> Vector:
     assert fit(job, Inline(job.context), progress) == ""
     found: Vector = progress.model.numpy().astype(np.float64)
     return found
-
-
-def gradient(w: Vector, part: Any) -> Vector:
-    """Of the mean cross-entropy of softmax(W x + b): weights [2, 2] row by row, then the bias."""
-    x, y = np.array(part[0], dtype=np.float64), np.array(part[1])
-    logits = x @ w[:4].reshape(2, 2).T + w[4:]
-    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    p[np.arange(len(y)), y] -= 1
-    return np.concatenate([(p.T @ x).reshape(-1), p.sum(axis=0)]) / len(y)
 
 
 def by_hand(rho: float, adaptive: bool, rounds: int = 3) -> Vector:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 import method_kit as h
-from by_hand import ONE, TWO, Book, federation
+from by_hand import ONE, TWO, Book, federation, gradient
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import View
 from fedveil.engines.inline import Inline
@@ -42,15 +42,6 @@ def run(job: Federation) -> Progress:
     progress = start(job)
     assert fit(job, Inline(job.context), progress) == ""
     return progress
-
-
-def gradient(w: Vector, part: Any) -> Vector:
-    """Of the mean cross-entropy of softmax(W x + b): weights [2, 2] row by row, then the bias."""
-    x, y = np.array(part[0], dtype=np.float64), np.array(part[1])
-    logits = x @ w[:4].reshape(2, 2).T + w[4:]
-    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    p[np.arange(len(y)), y] -= 1
-    return np.concatenate([(p.T @ x).reshape(-1), p.sum(axis=0)]) / len(y)
 
 
 def scaffold_by_hand(cohorts: list[list[int]]) -> tuple[Vector, Vector, list[Vector]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unit, View
 from fedveil.federation.clients import Clients
@@ -85,3 +86,12 @@ def federation(
         model, clients, local, method.objective(setting), method.policy(setting), door, randomness, summed, model.buffers()
     )
     return Federation(setting, method, context, (clients.x, clients.y), participation=method.participation(setting))
+
+
+def gradient(w: NDArray[np.float64], part: Any) -> NDArray[np.float64]:
+    """Of the mean cross-entropy of softmax(W x + b): weights [2, 2] row by row, then the bias."""
+    x, y = np.array(part[0], dtype=np.float64), np.array(part[1])
+    logits = x @ w[:4].reshape(2, 2).T + w[4:]
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    p[np.arange(len(y)), y] -= 1
+    return np.concatenate([(p.T @ x).reshape(-1), p.sum(axis=0)]) / len(y)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fedveil.federation.history import Record
     from fedveil.run.result import Result
 
+_LOOK = 0.2
 _GRACE = 30.0
 """Seconds that a client has to end."""
 
@@ -67,12 +69,23 @@ def with_clients(config: Config, clients: int | None) -> Config:
 def _joining(network: NetworkFolder, config: Config, clients: int, tell: Callable[[str], None]) -> Iterator[Callable[[], None]]:
     """What starts the clients' processes, each with a consent to just what is configured; they end with the block.
 
-    They are started when the server is up: many at once would keep it from coming up. `tell` hears of those that ended too early.
+    They are started when the server is up, and as many at a time as there are cores: each loads its libraries for seconds, and
+    many at once would let all their connections time out. `tell` hears of those that ended too early.
     """
     processes: list[subprocess.Popen[bytes]] = []
+    ended = threading.Event()
 
-    def join() -> None:
+    def busy() -> int:
+        """Clients that have neither answered the offer nor ended."""
+        logs = [network.path.parent / f"client-{number}" / "log" for number in range(len(processes))]
+        return sum(p.poll() is None and b"\nrun " not in log.read_bytes() for p, log in zip(processes, logs, strict=True))
+
+    def start() -> None:
         for number in range(clients):
+            while busy() >= (os.cpu_count() or 1) and not ended.wait(_LOOK):
+                pass
+            if ended.is_set():
+                return
             folder = network.path.parent / f"client-{number}"
             (folder / "consent.toml").write_text(tomli_w.dumps(_consent(config, number)))
             command = [sys.executable, "-m", "fedveil", "join", f"127.0.0.1:{network.port}", "--ca", str(network.authority)]
@@ -81,9 +94,13 @@ def _joining(network: NetworkFolder, config: Config, clients: int, tell: Callabl
                 environment = {**os.environ, "OMP_NUM_THREADS": "1"}
                 processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
 
+    starter = threading.Thread(target=start, daemon=True)
     try:
-        yield join
+        yield starter.start
     finally:
+        ended.set()
+        if starter.is_alive():
+            starter.join()
         for number, process in enumerate(processes):
             if process.poll() is not None:
                 tell(ended_early(number, process.returncode, network.path.parent / f"client-{number}" / "log"))

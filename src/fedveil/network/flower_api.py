@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from fedveil.network.careful_grid import CarefulGrid
 
 _log = logging.getLogger(__name__)
 
+_UNSTORED = 60.0
+"""Seconds that a SuperNode has to store the message of a task that it has handed out."""
 PUBLISHER, NAME = "fedveil", "fedveil"
 _BUNDLE = {
     "pyproject.toml": f"""\
@@ -91,12 +94,22 @@ class Endpoint:
 
 
 def _retries() -> Any:
-    """Flower's retries, without its SIGINT to our own process where a token is no longer known, as after a restart."""
+    """Flower's retries, without its SIGINT to our own process where a token is no longer known, as after a restart.
+
+    Flower gives up whatever has ssl in its name, so also a handshake that a busy machine made too late; here that is tried again.
+    """
+    import httpx
     from flwr.supercore.retry import make_simple_http_retry_invoker
 
     invoker = make_simple_http_retry_invoker()
     otherwise = invoker.should_giveup
-    invoker.should_giveup = lambda problem: _unauthorized(problem) or bool(otherwise and otherwise(problem))
+
+    def gives_up(problem: Exception) -> bool:
+        return _unauthorized(problem) or (
+            not isinstance(problem, httpx.TimeoutException) and bool(otherwise and otherwise(problem))
+        )
+
+    invoker.should_giveup = gives_up
     return invoker
 
 
@@ -208,7 +221,7 @@ def answer_message(endpoint: Endpoint, token: str, expected_bundle: str, answer:
     heart.start()
     context, details = None, "no answer"
     try:
-        message, context, _, fab = pull_task_input(client)
+        message, context, _, fab = pull_task_input(_Patient(client))
         if hashlib.sha256(fab.content).hexdigest() != expected_bundle:
             reason = "refused: a foreign app bundle, which is neither that of this client's fedveil nor run here"
             reply = Message(Error(code=ErrorCode.INVALID_FAB, reason=reason), reply_to=message)
@@ -226,6 +239,26 @@ def answer_message(endpoint: Endpoint, token: str, expected_bundle: str, answer:
             with suppress(RuntimeError):  # it has ended: the SuperNode knows the task no more
                 heart.stop()
             client.close()
+
+
+class _Patient:
+    """A SuperNode that is asked again for a task's message: it hands tasks out a moment before it has stored their messages.
+
+    Flower's own client apps start too slowly to see that. Without its message a task ends unanswered, and the SuperNode waits for
+    the answer for ever.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def PullMessages(self, request: Any) -> Any:
+        end = time.monotonic() + _UNSTORED
+        while not (found := self._client.PullMessages(request)).messages_list and time.monotonic() < end:
+            time.sleep(0.1)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
 
 
 class Control:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import Empty, Queue
+from subprocess import Popen
 
 from fedveil.errors import ConfigError
 from fedveil.federation.plain_state import write_whole
@@ -83,16 +84,9 @@ def join(consent: Consent, joining: Joining) -> None:
     def tell(line: str) -> None:
         joining.tell(line + advice(line, joining))
 
-    with ended_by_signal(), running(_supernode(joining, port, secret), tell, _RETRY):
+    with ended_by_signal(), running(_supernode(joining, port, secret), tell, _RETRY) as supernode:
         queue = TaskQueue(endpoint, "flwr-clientapp")
         asked: Queue[tuple[list[bytes], Future[bytes]]] = Queue()
-
-        def carry(token: str) -> None:
-            """Carry one message in and its answer out; in a thread of its own, for one that never arrives blocks no other."""
-            try:
-                answer_message(endpoint, token, expected, partial(_through, asked))
-            except Exception as problem:  # of the connection: the message is lost, the client stays
-                _log.warning("a message was lost: %s", problem)
 
         joining.tell(f"waiting for what {joining.server} offers, once it runs and this key is admitted")
         try:
@@ -100,7 +94,8 @@ def join(consent: Consent, joining: Joining) -> None:
             while not joining.until() and time.monotonic() < end:
                 token = queue.take()
                 if token is not None:
-                    threading.Thread(target=carry, args=(token,), daemon=True).start()
+                    carried = (endpoint, token, expected, asked, supernode.process)
+                    threading.Thread(target=_carry, args=carried, daemon=True).start()
                 with suppress(Empty):
                     _answer(client, *asked.get(timeout=_POLL))
                 if client.has_looked:
@@ -120,6 +115,18 @@ def advice(line: str, joining: Joining) -> str:
         f"the server's operator for its ca.pem, and for the name that it was made for (fedveil net init --host)",
     }
     return next((f" ({said})" for words, said in found.items() if words in line), "")
+
+
+def _carry(
+    endpoint: Endpoint, token: str, expected: str, asked: Queue[tuple[list[bytes], Future[bytes]]], supernode: Popen[bytes] | None
+) -> None:
+    """Carry one message in and its answer out; in a thread of its own, for one that never arrives blocks no other."""
+    try:
+        answer_message(endpoint, token, expected, partial(_through, asked))
+    except Exception as problem:  # of the connection: the message is lost, the client stays
+        _log.warning("a message was lost: %s", problem)
+        if supernode is not None:  # which would wait for this answer for ever; started again, it is asked anew
+            supernode.terminate()
 
 
 def _through(asked: Queue[tuple[list[bytes], Future[bytes]]], parts: list[bytes]) -> bytes:

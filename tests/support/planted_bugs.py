@@ -30,6 +30,7 @@ from fedveil.release.door import Door
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import Extra, Fixed, Plan, Policy, Released, Upload
+from fedveil.release.plan_terms import Terms
 from fedveil.release.sealed import Contribution, SealedUpload
 from fedveil.run.assembly import Prepared, federation, prepare
 from fedveil.tasks.column import Column
@@ -318,14 +319,14 @@ class NoiseOnTheMean(Door):
 
 
 class NoClip(Door):
-    def gridded(self, vector: Tensor, plan: Plan) -> Any:
-        return super().gridded(vector, replace(plan, clip=1e3 * plan.clip))
+    def gridded(self, vector: Tensor, terms: Terms) -> Any:
+        return super().gridded(vector, self.terms(replace(terms.plan, clip=1e3 * terms.plan.clip)))
 
 
 class NoClipOfExtras(Door):
-    def gridded(self, vector: Tensor, plan: Plan) -> Any:
-        wide = {name: replace(extra, clip=1e3 * extra.clip) for name, extra in plan.extras.items()}
-        return super().gridded(vector, replace(plan, extras=wide))
+    def gridded(self, vector: Tensor, terms: Terms) -> Any:
+        wide = {name: replace(extra, clip=1e3 * extra.clip) for name, extra in terms.plan.extras.items()}
+        return super().gridded(vector, self.terms(replace(terms.plan, extras=wide)))
 
 
 class NoNoiseOnExtras(Door):

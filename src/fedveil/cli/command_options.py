@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.models import OptionInfo
 
+from fedveil.cli.completion import preset_names
+
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
 
@@ -22,7 +24,10 @@ def flag(name: str, text: str, *, eager: Callable[[bool], None] | None = None) -
 
 ConfigPath = Annotated[Path, typer.Argument(help="Configuration file (TOML).")]
 OptionalConfig = Annotated[Path | None, typer.Argument(help="Configuration file (TOML); leave out with --preset.")]
-Preset = Annotated[str | None, typer.Option(help="Ready configuration to use; `fedveil methods METHOD` lists them.")]
+Preset = Annotated[
+    str | None,
+    typer.Option(help="Ready configuration to use; `fedveil methods METHOD` lists them.", autocompletion=preset_names),
+]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override section.key=value; may be repeated.")]
 AsJson = Annotated[bool, flag("--json", "Print JSON.")]
 Seed = Annotated[int | None, typer.Option(help="Shorthand for --set run.seed=N.")]
@@ -47,11 +52,14 @@ def with_seed(overrides: list[str] | None, seed: int | None) -> list[str]:
 
 
 def configuration(config: Path | None, preset: str | None, overrides: list[str] | None, trust_plugins: bool) -> Config:
-    """The configuration of a command, from a file or a preset."""
+    """The configuration of a command, from a file or a preset; an unknown name in it is refused before torch is imported."""
+    from fedveil.configuration.config import require_known_names
     from fedveil.configuration.config_files import load_config
     from fedveil.configuration.presets import chosen
 
-    return load_config(chosen(config, preset), overrides or [], trust_plugins=trust_plugins)
+    found = load_config(chosen(config, preset), overrides or [], trust_plugins=trust_plugins)
+    require_known_names(found)
+    return found
 
 
 def import_trusted(target: Path, trust_plugins: bool) -> None:

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from fedveil.cli.command_options import ConfigPath, Overrides, TrustPlugins, configuration, print_table
+from fedveil.cli.completion import data_set_names
+from fedveil.errors import nearest
+
+
+class _DataCommands(TyperGroup):
+    """The commands; what is none may be meant for the name of a data set."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:
+            if hasattr(error, "message"):
+                from fedveil.data.catalogue import CATALOGUE
+
+                error.message += f" A data set is got with `fedveil data get NAME`{nearest(args[0], CATALOGUE)}."
+            raise
+
 
 data_app = typer.Typer(
+    cls=_DataCommands,
     help="List the data sets and where they lie, get one, or plot how a configuration partitions one.",
     invoke_without_command=True,
 )
@@ -31,7 +50,9 @@ def data(context: typer.Context) -> None:
 
 
 @data_app.command("get")
-def data_get(name: Annotated[str, typer.Argument(help="Name of a data set.")], folder: DataDirectory = None) -> None:
+def data_get(
+    name: Annotated[str, typer.Argument(help="Name of a data set.", autocompletion=data_set_names)], folder: DataDirectory = None
+) -> None:
     """Find a data set on this machine, or download it, and check it; what to do by hand where neither works."""
     from fedveil.data.load import load, located
 

@@ -28,6 +28,7 @@ _OPTIONAL = {
 @commands.command()
 def doctor() -> None:
     """Look at this machine: versions, cores, memory, GPU, disk, data sets, optional parts."""
+    typer.echo("Importing PyTorch, looking for a GPU and data sets, timing the disk: some seconds ...", err=True)
     import torch
 
     from fedveil import __version__

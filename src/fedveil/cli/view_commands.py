@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedveil.cli.command_options import TrustPlugins, print_table
+from fedveil.cli.completion import method_names
 
 commands = typer.Typer()
 
@@ -15,7 +16,8 @@ commands = typer.Typer()
 @commands.command()
 def methods(
     name: Annotated[
-        str | None, typer.Argument(help="Method whose parameters and presets to show; leave out to list all.")
+        str | None,
+        typer.Argument(help="Method whose parameters and presets to show; leave out to list all.", autocompletion=method_names),
     ] = None,
 ) -> None:
     """List the available methods, or show one with its parameters and presets."""

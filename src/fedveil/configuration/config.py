@@ -140,11 +140,21 @@ def configure(**sections: Any) -> Config:
         if isinstance(sections.get(key), str):
             sections[key] = {"name": sections[key]}
     config = parse(sections)
-    if not config.run.plugins:  # which alone could bring what is not known here
-        if isinstance(config.method, PluginMethod):
-            METHODS.find(config.method.name)
-        if isinstance(config.task, PluginTask):
-            TASKS.find(config.task.name)
-        if config.data.source is None:
-            CATALOGUE.find(config.data.name)
+    require_known_names(config)
     return config
+
+
+def require_known_names(config: Config) -> None:
+    """Refuse names that nothing has, before anything slow is imported; plugins may bring more.
+
+    Raises:
+        ConfigError: an unknown method, task or data set.
+    """
+    if config.run.plugins:
+        return
+    if isinstance(config.method, PluginMethod):
+        METHODS.find(config.method.name)
+    if isinstance(config.task, PluginTask):
+        TASKS.find(config.task.name)
+    if config.data.source is None and not config.data.handed_over:
+        CATALOGUE.find(config.data.name)

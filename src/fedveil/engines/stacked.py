@@ -47,6 +47,7 @@ class StackedClients:
         """Train all, then seal what they release in the order of the tasks."""
         start = time.perf_counter()
         plans = [planned(self.context, task) for task in tasks]
+        terms = {id(plan): self.context.door.terms(plan) for plan in {id(p): p for p in plans}.values() if isinstance(plan, Plan)}
         works: dict[int, Work | Failure] = {}
         shapes: dict[Shape, list[int]] = {}
         for i, task in enumerate(tasks):
@@ -57,7 +58,7 @@ class StackedClients:
                 chosen = [tasks[i] for i in part], [plans[i] for i in part]
                 works.update(zip(part, self._works(shape, *chosen), strict=True))
         for i, task in enumerate(tasks):
-            yield sealed_outcome(self.context, task, works[i], start)
+            yield sealed_outcome(self.context, task, works[i], start, terms.get(id(plans[i])))
 
     def _shape(self, task: ClientTask, plan: Plan | Raw) -> Shape:
         """The number of steps and the filled lengths of a pass's batches; empty for a client that trains on its own."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedveil.federation.clients import Clients
     from fedveil.release.door import Door
     from fedveil.release.noise import Randomness
+    from fedveil.release.plan_terms import Terms
     from fedveil.training.kept_state import KeptState
     from fedveil.training.local import LocalSpec
     from fedveil.training.params import FlatModel
@@ -178,12 +179,18 @@ def attempted(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Fa
         return Failure(plan, _reason(error))
 
 
-def sealed_outcome(context: Context, task: ClientTask, work: Work | Failure, start: float) -> Outcome:
-    """Seal what training gave at the door, and let the client's own policy observe it; it leaves with the round's others."""
+def sealed_outcome(
+    context: Context, task: ClientTask, work: Work | Failure, start: float, terms: Terms | None = None
+) -> Outcome:
+    """Seal what training gave at the door, and let the client's own policy observe it; it leaves with the round's others.
+
+    Args:
+        terms: of the work's plan, where other clients have it too.
+    """
     door = context.door
-    problem = work.reason if isinstance(work, Failure) else door.problem(work.update, work.extras)
+    problems = [work.reason] if isinstance(work, Failure) else []
     release: SealedUpload | Contribution | None = None
-    if not problem or _promising(work.plan, door):
+    if not problems or _promising(work.plan, door):
         try:
             release = (door.seal if context.summed else door.seal_upload)(
                 None if isinstance(work, Failure) else work.update,
@@ -193,9 +200,12 @@ def sealed_outcome(context: Context, task: ClientTask, work: Work | Failure, sta
                 extras={} if isinstance(work, Failure) else work.extras,
                 weight=task.weight,
                 buffers=None if isinstance(work, Failure) else work.buffers,
+                terms=terms,
+                log=problems.append,
             )
         except UpdateRefused as refused:
-            problem = str(refused)
+            problems.append(str(refused))
+    problem = problems[0] if problems else ""
     state = task.policy_state
     if isinstance(release, SealedUpload):
         state = context.policy.observe(state, context.observed(release.upload, task.released))

@@ -44,12 +44,13 @@ def _checked(update: object, extras: Mapping[str, Tensor], parts: ReleaseLayout,
     if tuple(update.shape) != (parts.model.dimension,):
         raise UpdateRefused(f"the update must have shape ({parts.model.dimension},), got {tuple(update.shape)}")
     vector = parts.flat(torch.detach(update), extras)  # an object of the door's own, without what was attached to it
-    if not math.isfinite(float(torch.linalg.vector_norm(vector, dtype=torch.float64))):
+    learned, others = parts.parted(vector)
+    norms = {name: float(torch.linalg.vector_norm(part, dtype=torch.float64)) for name, part in ((None, learned), *others.items())}
+    if not all(map(math.isfinite, norms.values())):
         kind = "NaN" if bool(vector.isnan().any()) else "infinite values"
         raise UpdateRefused(f"the update contains {kind} (a smaller learning rate or a batch_clip may help)")
-    learned, others = parts.parted(vector)
-    others.pop(COUNTS, None)  # they count examples, and have a bound of their own
-    norm = math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in (learned, *others.values())))
+    norms.pop(COUNTS, None)  # they count examples, and have a bound of their own
+    norm = math.hypot(*norms.values())
     if norm > max_norm:
         raise UpdateRefused(f"the update has norm {norm:.4g}, above training.max_update_norm = {max_norm:g}")
     return vector

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -24,10 +24,11 @@ from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.ledger.ledger import Entry
 from fedveil.release.bare_release import float_clipped, float_noised, free_statistics, mean_statistics
 from fedveil.release.checked_update import checked
-from fedveil.release.cost import event_of, on_grid, per_layer, plan_digest, promises
+from fedveil.release.cost import event_of, on_grid, per_layer, plan_digest
 from fedveil.release.drawn_noise import DrawnNoise
-from fedveil.release.grid import from_grid, to_grid
-from fedveil.release.plan import Plan, Raw, Upload
+from fedveil.release.grid import from_grid
+from fedveil.release.plan import Plan, Raw, Upload, copied
+from fedveil.release.plan_terms import Terms
 from fedveil.release.release_layout import ReleaseLayout
 from fedveil.release.release_row import Charger, row_of
 from fedveil.release.sealed import AGGREGATE, Contribution, SealedUpload
@@ -84,6 +85,10 @@ class Door:
         """What an upload under this plan costs; `reason`: why nothing can be proven of it, or empty."""
         return Unbounded(reason) if reason else event_of(plan, self.layout, self.scope, rate=self.rate, round=round)
 
+    def terms(self, plan: Plan) -> Terms:
+        """The plan read once, for all clients that have it: a copy, which whoever made the plan cannot change."""
+        return Terms.of(plan, copied(plan), self.parts, plan.unproven)
+
     def problem(self, update: object, extras: Mapping[str, Tensor]) -> str:
         """Why a client's update and extras cannot leave as they are, for its own log; empty where they can."""
         try:
@@ -106,24 +111,27 @@ class Door:
         extras: Mapping[str, Tensor] | None = None,
         weight: float = 1.0,
         buffers: Tensor | None = None,
+        terms: Terms | None = None,
+        log: Callable[[str], None] | None = None,
     ) -> SealedUpload:
         """Prepare one client's update [d] for the server, with its own noise and its own row; only `release_uploads` lets it out.
 
         Args:
             update: None where there is none that could leave; it is then released as zero if the plan promises anything.
+            terms: of this plan, where many clients have it. log: the client's own, which hears why zero is released.
 
         Raises:
             UpdateRefused: under a plan that promises nothing, an update that cannot leave.
         """
-        plan, reads, reason, vector = self._settled(update, plan, extras or {})
-        statistics = free_statistics(buffers, plan, reason)
+        terms, vector = self._settled(update, plan, extras or {}, terms, log)
+        executed, statistics = terms.plan, free_statistics(buffers, terms.plan, terms.reason)
         released: Tensor
-        if on_grid(plan, reason, self.layout):
-            noisy = plan.mechanism.execute(self.gridded(vector, plan), self._noise(plan, client, round), round, None)
-            released = torch.from_numpy(noisy)
+        if terms.exact:
+            noise = self._noise(executed, client, round)
+            released = torch.from_numpy(executed.mechanism.execute(self.gridded(vector, terms), noise, round, None))
         else:
-            released = self._float_noised(float_clipped(vector, plan, self.parts), plan, client, round)
-        return self.sealed(released, plan, client, round, reason=reason, reads=reads, weight=weight, buffers=statistics)
+            released = self._float_noised(float_clipped(vector, executed, self.parts), executed, client, round)
+        return self._sealed(released, terms, client, round, weight=weight, buffers=statistics)
 
     def sealed(
         self,
@@ -133,7 +141,6 @@ class Door:
         round: int,
         *,
         reason: str,
-        reads: tuple[str, ...] = (),
         **more: Any,
     ) -> SealedUpload:
         """What leaves under a plan, int64 [D] on its grid or float32 [D], as an upload and the ledger row that it leaves by.
@@ -141,12 +148,15 @@ class Door:
         Args:
             reason: why nothing can be proven of it, or empty. more: weight and buffers of the upload.
         """
-        integers = on_grid(plan, reason, self.layout)
-        entry = self._entry(plan, self._cost(plan, reason, round), client, round, 1, reads, exact=integers)
+        return self._sealed(released, Terms.of(plan, plan, self.parts, reason), client, round, **more)
+
+    def _sealed(self, released: Tensor, terms: Terms, client: int, round: int, **more: Any) -> SealedUpload:
+        plan = terms.plan
+        entry = self._entry(plan, self._cost(plan, terms.reason, round), client, round, 1, terms.reads, exact=terms.exact)
         stds = torch.tensor(per_layer(plan.noise_std, self.layout))
         update, others = self.parts.parted(released)
-        upload = Upload(client, round, update, stds, plan, plan.support, extras=others, **more)
-        return SealedUpload(self.opened(upload, released, plan) if integers else upload, entry)
+        upload = Upload(client, round, update, stds, terms.source, plan.support, extras=others, **more)
+        return SealedUpload(self.opened(upload, released, plan) if terms.exact else upload, entry)
 
     def release_uploads(self, sealed: Sequence[SealedUpload]) -> list[Upload]:
         """Release the uploads of a round together: each client's budget is checked, all rows are charged, all are handed over.
@@ -182,33 +192,36 @@ class Door:
         extras: Mapping[str, Tensor] | None = None,
         weight: float = 1.0,
         buffers: Tensor | None = None,
+        terms: Terms | None = None,
+        log: Callable[[str], None] | None = None,
     ) -> Contribution:
         """Prepare one client's update [d] for a sum that only `release_sum` opens (secure aggregation, trusted server).
 
         Args:
-            weight: public factor in (0, 1] on a vector that promises nothing; 1 for all others.
+            weight: public factor in (0, 1] on a vector that promises nothing; 1 for all others. terms, log: as of `seal_upload`.
 
         Raises:
             UpdateRefused: as in `upload`.
         """
         if not 0 < weight <= 1:
             raise ConfigError(f"the weight of a contribution must lie in (0, 1] so that the clip still bounds it, got {weight}")
-        plan, reads, reason, vector = self._settled(update, plan, extras or {})
-        statistics = free_statistics(buffers, plan, reason)
-        if on_grid(plan, reason, self.layout):
+        terms, vector = self._settled(update, plan, extras or {}, terms, log)
+        executed, statistics = terms.plan, free_statistics(buffers, terms.plan, terms.reason)
+        if terms.exact:
             if weight != 1:
                 raise ConfigError(f"a sum with a guarantee needs a planned denominator, so all weigh 1; got the weight {weight}")
-            if plan.place == "upload" and plan.clamp is not None:
+            if executed.place == "upload" and executed.clamp is not None:
                 raise ConfigError("clamping noise in shares is not post-processing of the sum: leave clamp out, or noise the sum")
-            integers = self.gridded(vector, plan)
-            if plan.place == "upload":
-                integers = plan.mechanism.execute(integers, self._noise(plan, client, round), round, None)
+            integers = self.gridded(vector, terms)
+            if executed.place == "upload":
+                integers = executed.mechanism.execute(integers, self._noise(executed, client, round), round, None)
             sealed = torch.from_numpy(integers)
         else:
-            sealed = float_clipped(vector, plan, self.parts).mul_(weight)
-            if plan.place == "upload":
-                sealed = self._float_noised(sealed, plan, client, round)
-        return Contribution(client, reads, reason, weight, sealed, plan if reads else None, statistics)
+            sealed = float_clipped(vector, executed, self.parts).mul_(weight)
+            if executed.place == "upload":
+                sealed = self._float_noised(sealed, executed, client, round)
+        own = terms.source if terms.reads else None
+        return Contribution(client, terms.reads, terms.reason, weight, sealed, own, statistics)
 
     def release_sum(self, contributions: Sequence[Contribution], plan: Plan | Raw, round: int, denominator: float) -> Upload:
         """Release the noisy sum of a round divided by a public denominator; charged once for all clients.
@@ -269,40 +282,42 @@ class Door:
         return total
 
     def _settled(
-        self, update: Tensor | None, plan: Plan | Raw, extras: Mapping[str, Tensor]
-    ) -> tuple[Plan, tuple[str, ...], str, Tensor]:
-        """The plan to execute, what it read, why nothing can be proven from it, and the flat vector [D] to release."""
+        self,
+        update: Tensor | None,
+        plan: Plan | Raw,
+        extras: Mapping[str, Tensor],
+        terms: Terms | None,
+        log: Callable[[str], None] | None,
+    ) -> tuple[Terms, Tensor]:
+        """The terms to execute, of another plan than `terms` where that is not theirs, and the flat vector [D] to release."""
         if isinstance(plan, Raw):
             vector = checked(update, extras, self.parts, self.max_norm)
             made = plan.make(vector[: self.layout.dimension])
             self._check_extras(made)
-            return made, plan.reads, plan.reason, vector
+            return Terms.of(made, made, self.parts, plan.reason, plan.reads), vector
         self._check_extras(plan)
+        if terms is None or terms.source is not plan:
+            terms = Terms.of(plan, plan, self.parts, plan.unproven)
         try:
-            return plan, (), plan.unproven, checked(update, extras, self.parts, self.max_norm)
-        except UpdateRefused:
-            if not (promises(plan, self.layout) or plan.dp_sgd is not None):
+            return terms, checked(update, extras, self.parts, self.max_norm)
+        except UpdateRefused as refused:
+            if not (terms.exact or terms.plan.dp_sgd is not None):
                 raise
-            return plan, (), plan.unproven, torch.zeros(self.parts.dimension)
+            if log is not None:
+                log(str(refused))
+            return terms, torch.zeros(self.parts.dimension)
 
     def _check_extras(self, plan: Plan) -> None:
         needed, got = sorted(self.extras), sorted(plan.extras)
         if needed != got:
             raise ConfigError(f"the plan must give clip and noise for the extras {needed}, got {got}")
 
-    def gridded(self, vector: Tensor, plan: Plan) -> Integers:
+    def gridded(self, vector: Tensor, terms: Terms) -> Integers:
         """Restrict, clip and truncate [D] to integers of the plan's grid: private, before any noise."""
-        d = self.layout.dimension
-        grid = [(part, k + plan.mechanism.shift) for part, k in self.parts.grid(plan)]
-        clips = [clip for _, _, clip in self.parts.groups(plan)]
-        layers = [i for i, (part, _) in enumerate(grid) if part.stop <= d]
-        update = vector[:d] if plan.support is None else vector[:d] * plan.support
-        whole = to_grid(update, [grid[i] for i in layers], plan.clip, [clips[i] for i in layers])
-        others = [
-            to_grid(vector[part], [(slice(0, part.stop - part.start), k)], clip)
-            for (part, k), clip in zip(grid[len(layers) :], clips[len(layers) :], strict=True)
-        ]
-        return np.concatenate([whole, *others]) if others else whole
+        (update, whole), *others = terms.clippings
+        support = terms.plan.support
+        first = whole.integers(vector[update] if support is None else vector[update] * support)
+        return np.concatenate([first, *(own.integers(vector[part]) for part, own in others)]) if others else first
 
     def _noise(self, plan: Plan, client: int, round: int) -> DrawnNoise:
         return DrawnNoise(self.randomness, self.parts, plan, (round, client))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -77,24 +78,51 @@ def to_grid(vector: Tensor, groups: Sequence[Group], clip: float, group_clips: S
 
     Source: module docstring.
     """
-    x = vector.detach().numpy()
-    clips = [math.inf] * len(groups) if group_clips is None else list(group_clips)
-    _check(groups, clip, clips, len(x))
-    if all(map(math.isinf, clips)):
-        groups = _merged(groups)
-        clips = [math.inf] * len(groups)
-    slack = len(x) * 2.0**-52 + 2.0**-40
-    norms = [math.sqrt(_power(x[part])) for part, _ in groups]
-    if not all(map(math.isfinite, norms)):
-        raise UpdateRefused("the vector contains NaN or infinite values and cannot be clipped")
-    factors = [_factor(norm, bound, slack) for norm, bound in zip(norms, clips, strict=True)]
-    common = _factor(math.hypot(*(f * norm for f, norm in zip(factors, norms, strict=True))), clip, slack)
-    integers = np.empty(len(x), dtype=np.int64)
-    powers = [
-        _truncate(x[part], factor * common * 2.0**-k, integers[part]) for (part, k), factor in zip(groups, factors, strict=True)
-    ]
-    _check_norms(powers, groups, clip, clips, slack)
-    return integers
+    clips = [math.inf] * len(groups) if group_clips is None else group_clips
+    return Clipping.of(groups, clip, clips, len(vector)).integers(vector)
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """What `to_grid` does, for any number of vectors: groups, clips and sizes that do not depend on any data, checked once."""
+
+    groups: Sequence[Group]
+    clip: float
+    clips: Sequence[float]
+    slack: float
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], clip: float, clips: Sequence[float], n: int) -> Clipping:
+        """Clips for vectors [n]; arguments as of `to_grid`.
+
+        Raises:
+            ConfigError: impossible groups, or a clip of 2^53 grid steps or more.
+        """
+        _check(groups, clip, clips, n)
+        if all(map(math.isinf, clips)):
+            groups = _merged(groups)
+            clips = [math.inf] * len(groups)
+        return cls(groups, clip, clips, n * 2.0**-52 + 2.0**-40)
+
+    def integers(self, vector: Tensor) -> Integers:
+        """One vector [n], clipped and truncated to integers [n].
+
+        Raises:
+            UpdateRefused: NaN or infinite values; without a clip, values of 2^53 grid steps or more.
+        """
+        x = vector.detach().numpy()
+        norms = [math.sqrt(_power(x[part])) for part, _ in self.groups]
+        if not all(map(math.isfinite, norms)):
+            raise UpdateRefused("the vector contains NaN or infinite values and cannot be clipped")
+        factors = [_factor(norm, bound, self.slack) for norm, bound in zip(norms, self.clips, strict=True)]
+        common = _factor(math.hypot(*(f * norm for f, norm in zip(factors, norms, strict=True))), self.clip, self.slack)
+        integers = np.empty(len(x), dtype=np.int64)
+        powers = [
+            _truncate(x[part], factor * common * 2.0**-k, integers[part])
+            for (part, k), factor in zip(self.groups, factors, strict=True)
+        ]
+        _check_norms(powers, self.groups, self.clip, self.clips, self.slack)
+        return integers
 
 
 def from_grid(integers: Integers | NDArray[np.float64], groups: Sequence[Group]) -> Tensor:

@@ -141,12 +141,13 @@ def grouped(runs: Sequence[RunData]) -> list[list[RunData]]:
 
 
 def group_names(groups: Sequence[Sequence[RunData]]) -> list[str]:
-    """A short name for each group: the method, and the fewest settings that tell it from the others of the same method."""
+    """A short name for each group: the method, the data where these differ, and the fewest settings that tell namesakes apart."""
     each = [experiment_of(group[0]) for group in groups]
-    names = [str(one.get("method.name", "run")) for one in each]
-    keys = sorted(
-        {k for one in each for k in one} - {"method.name"}, key=lambda k: (not k.startswith("method."), k != "privacy.epsilon", k)
-    )
+    names, data = ([str(one.get(key, "run")) for one in each] for key in ("method.name", "data.name"))
+    if len(set(data)) > 1:
+        names = [f"{name}, {where}" for name, where in zip(names, data, strict=True)]
+    others = {k for one in each for k in one} - {"method.name", "data.name"}
+    keys = sorted(others, key=lambda k: (not k.startswith("method."), k != "privacy.epsilon", k))
     while len(set(names)) < len(names):
         more = {k: _with(names, each, k) for k in keys}
         best = max(keys, key=lambda k: len(set(more[k])), default="")

@@ -56,7 +56,7 @@ globalThis.veilPage = (() => {
     ];
     const wrong = found.contradictions;
     return [
-      el(found.runs.length > 1 ? "details.findings.many" : "details.findings", {}, el("summary", {}, badge), found.runs.map(run)),
+      el("details.findings", {}, el("summary", {}, badge), found.runs.map(run)),
       wrong.length ? el("div.warning.refuted", {}, el("b", {}, "Do not rely on the numbers of this page: a run contradicts itself."), list(wrong)) : "",
     ];
   }
@@ -75,7 +75,7 @@ globalThis.veilPage = (() => {
   }
   if (document.getElementById("jump")) addEventListener("scroll", follow, { passive: true });
 
-  // On paper folds are open, except the checks of many runs, which are longer than all else; what is contradicted stands below them.
-  addEventListener("beforeprint", () => document.querySelectorAll("details:not(.many)").forEach((d) => (d.open = true)));
+  // On paper folds are open, except the checks, which would push the numbers off the first page; what is contradicted stands below.
+  addEventListener("beforeprint", () => document.querySelectorAll("details:not(.findings)").forEach((d) => (d.open = true)));
   return { cell, data: JSON.parse(document.getElementById("data").textContent), el, fold, head, list, section, table, verification };
 })();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +24,8 @@ from fedveil.engines.select_engine import engine, settled
 from fedveil.engines.stacked import StackedClients
 from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation, start
-from fedveil.federation.round import ClientTask, client_round
-from fedveil.release.plan import Released
+from fedveil.federation.round import ClientTask, client_round, planned, sealed_outcome
+from fedveil.release.plan import Plan, Released
 from fedveil.release.sealed import Contribution, SealedUpload
 from fedveil.run.run import run
 from fedveil.tasks.classification import Classification
@@ -124,14 +125,76 @@ def test_a_stack_whose_worker_dies_costs_the_client_that_killed_it(tmp_path: Pat
             os._exit(1)
         return trained(self, part, *more)
 
-    made = federation(tmp_path)
+    made = federation(tmp_path, small("server"))
     before = left(made, *range(len(SIZES)))
     monkeypatch.setattr(StackedClients, "_trained", dying)
     with ProcessPool(made.context, 2, stacked=True) as pool:
         outcomes = list(pool.map(tasks(made, *range(len(SIZES)))))
     assert {o.client: o.error for o in outcomes if o.error} == {5: "its worker process died (tried 2 times)"}
-    rows = {o.client: bits(o.release.sealed) for o in outcomes if isinstance(o.release, Contribution)}
+    leaving = made.context.door.leaving
+    rows = {o.client: bits(leaving(o.release.upload)) for o in outcomes if isinstance(o.release, SealedUpload)}
     assert rows == {client: row for client, row in before.items() if client != 5}
+
+
+def test_workers_add_up_the_integers_of_their_stacks(tmp_path: Path) -> None:
+    made = federation(tmp_path)
+    each = [o.release for o in StackedClients(made.context).outcomes(tasks(made, *range(len(SIZES))))]
+    with ProcessPool(made.context, 2, stacked=True) as pool:
+        sums = [o.release for _ in range(2) for o in pool.map(tasks(made, *range(len(SIZES))))]
+    vectors = [one.sealed for one in sums if isinstance(one, Contribution) and len(one.sealed)]
+    assert len(sums) == 2 * len(SIZES)
+    assert 2 <= len(vectors) < len(sums)
+    assert torch.equal(sum(vectors), 2 * sum(one.sealed for one in each if isinstance(one, Contribution)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("view", ["aggregate", "server"])
+def test_a_stack_leaves_by_the_door_as_each_alone(view: str, tmp_path: Path) -> None:
+    """Bits, ledger rows and what the clients' own logs say, with one update that is too large and one that is not finite."""
+    made = federation(tmp_path, small(view))
+    trained = StackedClients._trained
+
+    def odd(self: StackedClients, *arguments: Any) -> Any:
+        works = trained(self, *arguments)
+        factors = {1: math.nan, 4: 1e9}
+        return [replace(w, update=w.update * factors.get(i, 1.0)) for i, w in enumerate(works)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StackedClients, "_trained", odd)
+        stacks = StackedClients(made.context)
+        todo = tasks(made, 3, 5, 3, 5, 3, 5)
+        works = stacks._works(
+            stacks._shape(todo[0], planned(made.context, todo[0])), todo, [planned(made.context, t) for t in todo]
+        )
+        together = list(stacks.outcomes(todo))
+    alone = [sealed_outcome(made.context, task, work, 0.0) for task, work in zip(todo, works, strict=True)]
+    assert [bool(o.error) for o in together] == [False, True, False, False, True, False]
+    assert [o.error for o in together] == [o.error for o in alone]
+    for mine, theirs in zip(together, alone, strict=True):
+        one, other = mine.release, theirs.release
+        if isinstance(one, SealedUpload) and isinstance(other, SealedUpload):
+            assert one.entry == other.entry
+            assert bits(made.context.door.leaving(one.upload)) == bits(made.context.door.leaving(other.upload))
+        else:
+            assert isinstance(one, Contribution)
+            assert isinstance(other, Contribution)
+            assert bits(one.sealed) == bits(other.sealed)
+            assert bool(one.sealed.any()) is not bool(mine.error)
+
+
+def test_a_policy_that_changes_its_plan_meanwhile_changes_neither_clip_nor_noise_nor_price(tmp_path: Path) -> None:
+    made = federation(tmp_path, small("server"))
+    door, clips = made.context.door, torch.ones(len(made.context.door.layout))
+    plan = Plan(layer_clip=clips, noise_std=1.0)
+    update = torch.full((door.layout.dimension,), 10.0)
+    before = door.seal_upload(update, plan, 3, 0)
+    terms = door.terms(plan)
+    clips *= 100
+    after = door.seal_upload(update, plan, 3, 0, terms=terms)
+    assert after.entry == before.entry
+    assert bits(door.leaving(after.upload)) == bits(door.leaving(before.upload))
+    assert door.seal_upload(update, plan, 3, 0).entry != before.entry
+    other = door.seal_upload(update, Plan(clip=0.5, noise_std=1.0), 3, 0, terms=terms)
+    assert other.entry.whole_clip == 0.5  # terms of another plan are not used
 
 
 def test_where_rows_are_not_kept_apart_clients_train_as_inline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ from fedveil.engines.stacked import MOST_ROWS
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.round import ClientTask, Context, Failure, Outcome, planned, sealed_outcome
 from fedveil.release.plan import Plan, Released, Upload
-from fedveil.release.sealed import Contribution, SealedUpload
+from fedveil.release.sealed import ELSEWHERE, Contribution, SealedUpload
 from fedveil.training.cores import available_cores
 
 _TRIES = 2
@@ -313,12 +313,13 @@ class ProcessPool:
             if outcome.error.startswith(_DIED):
                 return lost
             return sealed_outcome(self.context, task, Failure(planned(self.context, task), outcome.error), time.perf_counter())
-        release, row = outcome.release, self._filled(self._row_of[index])
-        if isinstance(release, SealedUpload):
-            release = replace(release, upload=self._opened_upload(release.upload, row))
-        elif isinstance(release, Contribution):
-            release = replace(release, sealed=in_row(row, release.sealed.dtype, self.context))
-        state = task.policy_state if self.context.summed else outcome.policy_state
+        release, state = outcome.release, task.policy_state if self.context.summed else outcome.policy_state
+        if release is None or (isinstance(release, Contribution) and release.sealed is ELSEWHERE):
+            self._free_rows.append(self._row_of[index])
+        elif isinstance(release, SealedUpload):
+            release = replace(release, upload=self._opened_upload(release.upload, self._filled(self._row_of[index])))
+        else:
+            release = replace(release, sealed=in_row(self._filled(self._row_of[index]), release.sealed.dtype, self.context))
         return replace(outcome, release=release, policy_state=state)
 
     def _filled(self, row: int) -> torch.Tensor:

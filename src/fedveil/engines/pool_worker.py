@@ -23,12 +23,16 @@ from fedveil.engines.memory import keep_freed_memory
 from fedveil.engines.shared_arena import LEAST, Array, Handle, There, WorkerArena
 from fedveil.engines.stacked import StackedClients
 from fedveil.errors import FedveilError, plugin_fault
-from fedveil.federation.round import Context, Outcome, client_round
+from fedveil.federation.round import Context, Outcome, client_round, summed
 from fedveil.release.plan import Plan, Raw
-from fedveil.release.sealed import Contribution, SealedUpload
+from fedveil.release.sealed import ELSEWHERE, Contribution, RunningSum, SealedUpload
 
 EMPTY = torch.empty(0)
 """Stands in for a vector that lies in shared memory."""
+INTEGERS = torch.empty(0, dtype=torch.int64)
+"""The same for a contribution of integers."""
+_STAND_INS = {"floats": EMPTY, "integers": INTEGERS, "elsewhere": ELSEWHERE}
+_NAMES = {id(tensor): name for name, tensor in _STAND_INS.items()}
 
 _PR_SET_PDEATHSIG = 1
 
@@ -81,7 +85,9 @@ def work(
                     planned = slim.round, tasks[0].common or context.plan(released, tasks[0].policy_state)
                 changes: dict[str, Any] = {"common": planned[1], "policy_state": {}} if planned is not None else {}
                 found = run([replace(task, released=released, **changes) for task in tasks])
-                answer = [_slim(one, shared.rows[row], context) for row, one in zip(rows, found, strict=True)]
+                total = RunningSum()
+                added = [summed(outcome, total) for outcome in found]  # the first one has the sum when all are there
+                answer = [_slim(one, shared.rows[row], context) for row, one in zip(rows, added, strict=True)]
             except (Exception, SystemExit) as error:
                 answer = error if isinstance(error, FedveilError) else _known(error)
             try:
@@ -122,10 +128,10 @@ def _slim(outcome: Outcome, row: torch.Tensor, context: Context) -> Outcome:
         in_row(row, leaving.dtype, context).copy_(leaving)
         integers = None if upload.integers is None else EMPTY
         release = replace(release, upload=replace(upload, vector=EMPTY, extras={}, integers=integers))
-    elif isinstance(release, Contribution):
+    elif isinstance(release, Contribution) and release.sealed is not ELSEWHERE:
         in_row(row, release.sealed.dtype, context).copy_(release.sealed)
-        release = replace(release, sealed=release.sealed.new_empty(0))
-    return replace(outcome, release=release)
+        release = replace(release, sealed=INTEGERS if release.sealed.dtype == torch.int64 else EMPTY)
+    return outcome if release is outcome.release else replace(outcome, release=release)
 
 
 def in_row(row: torch.Tensor, kind: torch.dtype, context: Context) -> torch.Tensor:
@@ -171,8 +177,8 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return NotImplemented
-        if value is EMPTY:
-            return _empty, ()
+        if id(value) in _NAMES:
+            return _stand_in, (_NAMES[id(value)],)
         array = value.detach().cpu().numpy()
         offset = self._place(array) if self._place is not None and array.nbytes >= LEAST else None
         if offset is None:
@@ -194,8 +200,8 @@ def _class(module: str, name: str) -> Any:
     return pickle.Unpickler(io.BytesIO()).find_class(module, name)
 
 
-def _empty() -> torch.Tensor:
-    return EMPTY
+def _stand_in(name: str) -> torch.Tensor:
+    return _STAND_INS[name]
 
 
 def _there(offset: int, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +19,7 @@ from fedveil.federation.final_model import average_in
 from fedveil.federation.history import Record
 from fedveil.federation.measures import evaluation_figures, method_measures, release_measures
 from fedveil.federation.progress import Federation, Progress
-from fedveil.federation.round import ClientTask, Outcome, planned
+from fedveil.federation.round import ClientTask, Outcome, planned, summed
 from fedveil.federation.server_step import server_direction
 from fedveil.methods.method import weighting_of
 from fedveil.release.plan import Plan, Raw, Released, ServerPolicy, Upload
@@ -182,7 +181,7 @@ def _gathered(outcomes: Iterable[Outcome]) -> list[Outcome]:
     """The outcomes by client, the contributions to one sum added up as they come."""
     total, gathered = RunningSum(), []
     for o in outcomes:
-        gathered.append(replace(o, release=total.add(o.release)) if isinstance(o.release, Contribution) else o)
+        gathered.append(summed(o, total))
         del o  # its vector, before the next one comes
     return sorted(gathered, key=lambda o: o.client)
 

@@ -20,7 +20,7 @@ from fedveil.release.dpsgd import PerExampleGradient, step_noise
 from fedveil.release.evaluation_counts import COUNTS, EvaluationCounts
 from fedveil.release.per_example import per_example_gradients
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload, copied
-from fedveil.release.sealed import Contribution, SealedUpload
+from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task
 from fedveil.training.local import BatchGradient, GradientSource, Local, Objective, State, train
@@ -179,9 +179,7 @@ def attempted(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Fa
         return Failure(plan, _reason(error))
 
 
-def sealed_outcome(
-    context: Context, task: ClientTask, work: Work | Failure, start: float, terms: Terms | None = None
-) -> Outcome:
+def sealed_outcome(context: Context, task: ClientTask, work: Work | Failure, start: float, terms: Terms | None = None) -> Outcome:
     """Seal what training gave at the door, and let the client's own policy observe it; it leaves with the round's others.
 
     Args:
@@ -213,6 +211,12 @@ def sealed_outcome(
     if isinstance(work, Failure) or problem:
         return Outcome(task.client, release, state, task.private, seconds=seconds, error=problem)
     return Outcome(task.client, release, state, work.private, work.loss, work.examples, seconds, noise_power=work.noise_power)
+
+
+def summed(outcome: Outcome, total: RunningSum) -> Outcome:
+    """The outcome, with what it contributes to a sum of integers added to `total`."""
+    added = total.add(outcome.release) if isinstance(outcome.release, Contribution) else outcome.release
+    return outcome if added is outcome.release else replace(outcome, release=added)
 
 
 def observed(upload: Upload, released: Released) -> Upload:

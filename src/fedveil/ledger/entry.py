@@ -98,6 +98,18 @@ class Entry:
         """Unit, adjacency and view of the cost."""
         return Scope(self.unit, self.adjacency, self.view)
 
+    def of_client(self, client: int) -> Entry:
+        """The same release by another client (>= 0): what has been checked holds for it, too.
+
+        Raises:
+            ConfigError: a number that is none of a client.
+        """
+        if min(client, self.client) < 0 or client > _LARGEST:
+            raise ConfigError(f"client must be >= 0, got {client} in the place of {self.client}")
+        other = object.__new__(Entry)
+        other.__dict__.update(self.__dict__, client=operator.index(client))
+        return other
+
 
 def _normalise(entry: Entry) -> None:
     """Plain Python numbers and enums, so that a row reads back equal; raises ConfigError where that would change a value."""

@@ -45,7 +45,9 @@ def _checked(update: object, extras: Mapping[str, Tensor], parts: ReleaseLayout,
         raise UpdateRefused(f"the update must have shape ({parts.model.dimension},), got {tuple(update.shape)}")
     vector = parts.flat(torch.detach(update), extras)  # an object of the door's own, without what was attached to it
     learned, others = parts.parted(vector)
-    norms = {name: float(torch.linalg.vector_norm(part, dtype=torch.float64)) for name, part in ((None, learned), *others.items())}
+    norms = {
+        name: float(torch.linalg.vector_norm(part, dtype=torch.float64)) for name, part in ((None, learned), *others.items())
+    }
     if not all(map(math.isfinite, norms.values())):
         kind = "NaN" if bool(vector.isnan().any()) else "infinite values"
         raise UpdateRefused(f"the update contains {kind} (a smaller learning rate or a batch_clip may help)")

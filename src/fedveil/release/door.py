@@ -152,7 +152,11 @@ class Door:
 
     def _sealed(self, released: Tensor, terms: Terms, client: int, round: int, **more: Any) -> SealedUpload:
         plan = terms.plan
-        entry = self._entry(plan, self._cost(plan, terms.reason, round), client, round, 1, terms.reads, exact=terms.exact)
+        if round in terms.rows:
+            entry = terms.rows[round].of_client(client)
+        else:
+            cost = self._cost(plan, terms.reason, round)
+            entry = terms.rows[round] = self._entry(plan, cost, client, round, 1, terms.reads, exact=terms.exact)
         stds = torch.tensor(per_layer(plan.noise_std, self.layout))
         update, others = self.parts.parted(released)
         upload = Upload(client, round, update, stds, terms.source, plan.support, extras=others, **more)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from fedveil.ledger.entry import Entry
 from fedveil.release.cost import on_grid
 from fedveil.release.grid import Clipping
 from fedveil.release.plan import Plan
@@ -19,6 +20,7 @@ class Terms:
     source: the plan as its policy made it. plan: the same, as the door executes and charges it.
     reason: why nothing can be proven from it, or empty. reads: the private quantities that it was made from.
     exact: integers leave. clippings: how the update and each extra are clipped, where integers leave.
+    rows: by round, the ledger's row of the first client that released under them; those of others differ in the client alone.
     """
 
     source: Plan
@@ -27,6 +29,7 @@ class Terms:
     reads: tuple[str, ...]
     exact: bool
     clippings: Sequence[tuple[slice, Clipping]]
+    rows: dict[int, Entry] = field(default_factory=dict)
 
     @classmethod
     def of(cls, source: Plan, plan: Plan, parts: ReleaseLayout, reason: str, reads: tuple[str, ...] = ()) -> Terms:

@@ -53,6 +53,8 @@ class ReleaseLayout:
         """
         import torch
 
+        if not self.extras and not extras:
+            return update
         extras = dict(extras)
         if set(extras) != set(self.extras):
             raise UpdateRefused(f"the release has the extras {sorted(self.extras)}, and training gave {sorted(map(str, extras))}")
@@ -61,7 +63,7 @@ class ReleaseLayout:
             plain = type(value) is torch.Tensor and value.layout == torch.strided and not value.requires_grad
             if not plain or tuple(value.shape) != shape or value.dtype != torch.float32:
                 raise UpdateRefused(f"the extra {name!r} must be a plain float32 tensor, shape {shape}; got {_described(value)}")
-        return torch.cat([update, *(torch.flatten(extras[name]) for name in self.extras)]) if self.extras else update
+        return torch.cat([update, *(torch.flatten(extras[name]) for name in self.extras)])
 
     def parted(self, vector: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Update [d] and extras, as views of the flat vector [D]."""

@@ -5,16 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from fedveil.ledger.ledger import Entry
 from fedveil.release.plan import Plan, Upload
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
 AGGREGATE = -1
 """The client number of a release that is a whole round's sum."""
+
+ELSEWHERE = torch.empty(0, dtype=torch.int64)
+"""The vector of a contribution that is in the sum of another one."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +61,15 @@ class RunningSum:
     """
 
     def __init__(self) -> None:
-        self._total: Tensor | None = None
+        self._total: NDArray[np.int64] | None = None
 
     def add(self, contribution: Contribution) -> Contribution:
         """The contribution without its vector; the first one keeps the sum of all."""
-        if contribution.sealed.dtype != torch.int64:
+        vector = contribution.sealed
+        if vector.dtype != torch.int64 or not len(vector):
             return contribution
         if self._total is None:
-            self._total = contribution.sealed.clone()
-            return replace(contribution, sealed=self._total)
-        self._total += contribution.sealed
-        return replace(contribution, sealed=contribution.sealed.new_empty(0))
+            self._total = vector.numpy().copy()
+            return replace(contribution, sealed=torch.from_numpy(self._total))
+        self._total += vector.numpy()
+        return replace(contribution, sealed=ELSEWHERE)

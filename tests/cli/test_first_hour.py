@@ -10,12 +10,16 @@ import time
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import fedveil
 from fedveil.cli.app import app, main
+from fedveil.cli.command_options import configuration
 from fedveil.configuration.config_files import load_config
 from fedveil.engines.interrupts import end_alike
+from fedveil.errors import ConfigError
 from fedveil.run.run import run
 from kill_points import SERVER, kill_at
 
@@ -172,3 +176,49 @@ def test_a_hangup_that_is_ignored_stays_ignored(config: Path) -> None:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_doctor_says_at_once_what_takes_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.output.splitlines()[0].startswith("Importing PyTorch")
+    assert "Importing" not in result.stdout  # a pipe gets the table alone
+
+
+@pytest.mark.parametrize(("name", "hint"), [("fashion_mnist", " (did you mean 'fashion-mnist'?)"), ("zzz", "")])
+def test_the_name_of_a_data_set_leads_to_data_get(name: str, hint: str) -> None:
+    result = CliRunner().invoke(app, ["data", name])
+    assert result.exit_code == 2
+    assert f"fedveil data get NAME`{hint}" in " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.name='mnits'", r"data\.name = 'mnits'.*'mnist'"),
+        ("method.name='dp-fedavgg'", r"method\.name = 'dp-fedavgg'.*'dp-fedavg'"),
+        ("task.name='regresion'", r"task\.name = 'regresion'.*'regression'"),
+    ],
+)
+def test_an_unknown_name_is_refused_before_anything_is_prepared(config: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        configuration(config, None, [override], trust_plugins=False)
+    (config.parent / "own.py").touch()
+    with_plugin = [override, f"run.plugins=['{config.parent / 'own.py'}']"]  # which may bring the name
+    configuration(config, None, with_plugin, trust_plugins=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "begun", "whole"),
+    [
+        (["run", "--preset"], "noisy-fedavg/", "noisy-fedavg/"),
+        (["methods"], "noisy-feda", "noisy-fedavg"),
+        (["data", "get"], "fash", "fashion-mnist"),
+    ],
+)
+def test_the_shell_completes_names(words: list[str], begun: str, whole: str) -> None:
+    completing = ShellComplete(get_command(app), {}, "fedveil", "_FEDVEIL_COMPLETE")
+    found = [item.value for item in completing.get_completions(words, begun)]
+    assert found
+    assert all(value.startswith(whole) for value in found)
+    assert completing.get_completions(words, "no such name") == []

@@ -144,7 +144,7 @@ def test_the_badge_and_what_is_contradicted(open_page: Callable[..., Any], tmp_p
     assert browser.execute_script(TEXTS, "#result .refuted") == []
     browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     folded = "return [...document.querySelectorAll('details')].filter((d) => !d.open).map((d) => d.className)"
-    assert browser.execute_script(folded) == ["findings many"], "the checks of many runs would be most of what is printed"
+    assert browser.execute_script(folded) == ["findings"], "the checks of many runs would be most of what is printed"
     browser = open_page(write_page(found, tmp_path / "wrong.html", checked={Path("a"): right, Path("b"): wrong}), width=390)
     assert browser.execute_script(TEXTS, "#result .badge.contradicted") == ["Verification: contradicted (1 of 2 runs)"]
     assert browser.execute_script(TEXTS, "#result .refuted li") == ["b: pin: <b>x</b>"]

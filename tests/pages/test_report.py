@@ -168,6 +168,9 @@ def test_names_tell_configurations_apart_with_the_fewest_settings(made: Made) ->
     again = [replace(one, config={**one.config, "method": {**one.config["method"], "clip": clip}}) for clip in (0.5, 1.0)]
     other = replace(one, config={**one.config, "method": {"name": "fedavg"}})
     assert group_names(grouped([*again, other])) == ["dp-fedavg, clip 0.5", "dp-fedavg, clip 1", "fedavg"]
+    elsewhere = replace(other, config={**other.config, "data": {**other.config["data"], "name": "mnist"}})
+    assert group_names(grouped([one, elsewhere])) == ["dp-fedavg, digits", "fedavg, mnist"]
+    assert group_names(grouped([other, elsewhere])) == ["fedavg, digits", "fedavg, mnist"]
 
 
 def test_long_curves_are_thinned_and_keep_both_ends() -> None:

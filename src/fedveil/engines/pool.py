@@ -314,7 +314,10 @@ class ProcessPool:
                 return lost
             return sealed_outcome(self.context, task, Failure(planned(self.context, task), outcome.error), time.perf_counter())
         release, state = outcome.release, task.policy_state if self.context.summed else outcome.policy_state
-        if release is None or (isinstance(release, Contribution) and release.sealed is ELSEWHERE):
+        if isinstance(release, Contribution) and release.sealed is ELSEWHERE:
+            self._free_rows.append(self._row_of[index])
+            return outcome
+        if release is None:
             self._free_rows.append(self._row_of[index])
         elif isinstance(release, SealedUpload):
             release = replace(release, upload=self._opened_upload(release.upload, self._filled(self._row_of[index])))

@@ -156,9 +156,9 @@ def _free(progress: Progress, s: Setting, rule: Participation | None) -> NDArray
 def _tasks(
     federation: Federation, progress: Progress, released: Released, chosen: list[int], plan: Plan | Raw | None
 ) -> Iterator[ClientTask]:
-    clients = federation.context.clients
+    clients, by_examples = federation.context.clients, weighting_of(federation.method) == "examples"
     for c in chosen:
-        weight = max(clients.size(c), 1) / clients.largest if weighting_of(federation.method) == "examples" else 1.0
+        weight = max(clients.size(c), 1) / clients.largest if by_examples else 1.0
         state = progress.common if plan is not None else progress.policies.get(c) or federation.context.policy.start()
         yield ClientTask(c, released, weight, plan, state, progress.privates.get(c, {}), progress.buffers)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from fedveil.accounting.types import Gaussian
 from fedveil.configuration.config import configure
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.federation import selection_score as module
 from fedveil.federation.progress import Federation, start
 from fedveil.federation.selection_score import check_score, release_score
 from fedveil.ledger.ledger import Ledger
@@ -56,7 +58,8 @@ def test_it_is_one_release_of_one_number_charged_by_its_sensitivity(adjacency: s
 
 
 def scores(job: Federation, values: list[float | None], n: int, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
-    monkeypatch.setattr(type(job.setting.task), "client_scores", lambda *_: values)
+    one_by_one = itertools.cycle(values)
+    monkeypatch.setattr(module, "own_score", lambda *_: next(one_by_one))
     free = dataclasses.replace(job.context.door, ledger=Free())
     job = dataclasses.replace(job, context=dataclasses.replace(job.context, door=free))
     return np.array([release_score(job, start(job)) for _ in range(n)])
@@ -89,6 +92,22 @@ def test_one_client_moves_the_sum_by_at_most_one_half_whatever_its_software_says
     for claimed in (1.0, 1000.0, math.nan):
         loud = scores(job, [claimed, *quiet[1:]], 1, monkeypatch)[0]
         assert abs(loud - 0.5) <= 0.5 / CLIENTS + 6 * deviation
+
+
+def test_a_client_on_whose_examples_the_network_fails_counts_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that ends would show it, and private selection takes failed runs for released."""
+    job = prepared(tmp_path, noise=1e-6)
+    each = iter([None, *[1.0] * (CLIENTS - 1)])
+
+    def failing(*_: Any) -> float:
+        if (score := next(each)) is None:
+            raise ValueError("an example of client 0")
+        return score
+
+    monkeypatch.setattr(module, "own_score", failing)
+    assert release_score(job, start(job)) == pytest.approx(1 - 0.5 / CLIENTS, abs=1e-4)
 
 
 def test_who_has_no_share_or_no_tests_is_told_what_to_set() -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ def planted(
     view: str = "server",
     training: Mapping[str, Any] | None = None,
     privacy: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
 ) -> Federation:
     """A small run of `method` (DP-FedAvg by default) in that folder, changed by `vary`."""
     SEEN.clear()
@@ -63,8 +64,9 @@ def planted(
         clients=24,
         training={**BASE, **(training or {})},
         privacy={"epsilon": 8.0, "view": view, **(privacy or {})},
+        data=dict(data or {}),
     )
-    prepared = _PREPARED["digits"] = _PREPARED.get("digits") or prepare(config)
+    prepared = _PREPARED[str(data)] = _PREPARED.get(str(data)) or prepare(config)
     _, setting = calibrated_setting(config, prepared.population)
     of: Method = method  # type: ignore[assignment]
     job = federation(config, prepared, folder / "no-ledger", "planted", calibrated=(of, setting))
@@ -333,6 +335,20 @@ class NoNoiseOnExtras(Door):
     def _noise(self, plan: Plan, client: int, round: int) -> Any:
         bare = {name: replace(extra, noise_std=0.0) for name, extra in plan.extras.items()}
         return super()._noise(replace(plan, extras=bare), client, round)
+
+
+class NoNoiseOnScores(Door):
+    def _noise(self, plan: Plan, client: int, round: int) -> Any:
+        quiet = replace(plan, noise_std=0.0) if self.layout.names == ("score",) else plan
+        return super()._noise(quiet, client, round)
+
+
+class ScoresByThoseWithTests(Door):
+    """Divides the sum of scores by the number of clients that have any."""
+
+    def release_sum(self, contributions: Sequence[Contribution], plan: Any, round: int, denominator: float) -> Upload:
+        scored = sum(bool(c.sealed.any()) for c in contributions) if self.layout.names == ("score",) else denominator
+        return super().release_sum(contributions, plan, round, scored)
 
 
 class Refusing(Door):

@@ -21,7 +21,7 @@ from fedveil.adversary.neighbours import Neighbour, changes_for, neighbours
 from fedveil.adversary.replay_door import NOISE, PLANS, POST_PROCESSED, SENSITIVITY, UPLOADS, WEIGHTS
 from fedveil.adversary.replay_notes import Note, difference
 from fedveil.adversary.replay_records import ROWS
-from fedveil.adversary.replay_world import BROADCAST, END, HISTORY, MODELS, ORDER, PARTICIPANTS, STATES, Fresh, World, play
+from fedveil.adversary.replay_world import BROADCAST, END, HISTORY, MODELS, ORDER, PARTICIPANTS, SCORE, STATES, Fresh, World, play
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.methods.run_cost import releases_to
@@ -46,6 +46,7 @@ COMPARED = (
     STATES,
     MODELS,
     HISTORY,
+    SCORE,
     ORDER,
     END,
     OTHERS,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedveil.accounting.types import Adjacency
     from fedveil.release.noise import Randomness
     from fedveil.training.local import GradientSource, Local
+    from fedveil.training.params import Layout
 
 Releases = Mapping[tuple[int, ...], Any]
 """What left in the first world: uploads by (round, client), noisy gradients by (round, client, step)."""
@@ -63,6 +64,9 @@ class ReplayDoor(Door):
         noise = RecordedRandomness(door.randomness)
         own = replace(door, randomness=cast("Randomness", noise), ledger=RecordedLedger(door.ledger, diary))
         return cls(**{f.name: getattr(own, f.name) for f in fields(Door)}, own=own, noise=noise, diary=diary, first=first)
+
+    def beside(self, layout: Layout) -> Self:
+        return replace(super().beside(layout), own=self.own.beside(layout))
 
     def seal_upload(self, update: Tensor | None, plan: Plan | Raw, client: int, round: int, **more: Any) -> SealedUpload:
         """As the door's, or what the first world released."""

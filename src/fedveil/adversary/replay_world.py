@@ -19,6 +19,7 @@ from fedveil.federation.fit import one_round
 from fedveil.federation.history import declared
 from fedveil.federation.progress import start
 from fedveil.federation.round import planned
+from fedveil.federation.selection_score import release_score
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
 
@@ -39,6 +40,7 @@ COMMON = "plans called common are the same for all"
 STATES = "states of the policy"
 MODELS = "global models and the server's step"
 HISTORY = "public columns of the history"
+SCORE = "the score by which runs are chosen"
 ORDER = "number and order of releases"
 END = "rounds, and how the run ends"
 
@@ -92,13 +94,15 @@ def play(
     context = replace(context, door=door, gradients=recorded)
     if neighbour is not None:
         context = replace(context, clients=neighbour.clients, tests=neighbour.tests)
-    job, progress = replace(job, context=context), start(job)
+    job, progress = replace(job, context=context, client_tests=job.client_tests and context.tests), start(job)
     columns, ended = declared(context.task, context.objective, context.policy), ""
     try:
         with RecordedEngine(engine(engine_name, context), context, diary, unchanged=first is None) as workers:
             while progress.round < min(rounds, job.setting.rounds):
                 one_round(job, workers, progress)
                 _note_progress(diary, progress, columns)
+            if (score := release_score(job, progress)) is not None:
+                diary.note("public", SCORE, job.setting.rounds, ROUND, score)
     except BudgetExhausted as end:
         ended = str(end)
     except Exception as error:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from fedveil.errors import FedveilError
-from fedveil.federation.evidence import evidence
+from fedveil.federation.evidence import evidence, own_score
 from fedveil.federation.final_model import final_model
 from fedveil.training.local import HasPersonalModel
 
@@ -65,12 +64,20 @@ def evaluate(federation: Federation, progress: Progress) -> Record:
         _require_finite(task, model, found, loss := task.test_loss(*found))
         row: Record = {"test_loss": loss} | {f"test_{k}": v for k, v in task.scores(*found).items()}
         if tests is not None:
-            each: list[float | None] = [None] * len(tests)
-            if len(tests.y):
-                each = task.client_scores(tests.offsets, *evidence(task, model, tests.x, tests.y, own_statistics))
-            row[f"client_{task.main.name}"] = each
+            row[f"client_{task.main.name}"] = _client_scores(task, model, tests, own_statistics)
             row.update(_personal_scores(federation, progress, tests))
     return row
+
+
+def _client_scores(task: Task, model: FlatModel, tests: Clients, own_statistics: bool) -> list[float | None]:
+    """The main metric of each client; of none where the network fails on these examples: how a run ends is seen by all."""
+    none: list[float | None] = [None] * len(tests)
+    try:
+        return (
+            task.client_scores(tests.offsets, *evidence(task, model, tests.x, tests.y, own_statistics)) if len(tests.y) else none
+        )
+    except Exception:
+        return none
 
 
 def _personal_scores(federation: Federation, progress: Progress, tests: Clients) -> Record:
@@ -86,8 +93,7 @@ def _personal_scores(federation: Federation, progress: Progress, tests: Clients)
             model.load_buffers(state["buffers"])
         x, y = tests.examples(c)
         own_statistics = progress.buffers is None and "buffers" not in state
-        whole = np.array([0, len(y)])
-        each += task.client_scores(whole, *evidence(task, model, x, y, own_statistics)) if len(y) else [None]
+        each.append(own_score(task, model, x, y, own_statistics))
     known = [a for a in each if a is not None]
     name = f"personal_{task.main.name}"
     return {name: each, f"mean_{name}": sum(known) / len(known) if known else math.nan}

@@ -1,4 +1,4 @@
-"""What a task keeps of a model's answers to examples, batch by batch, and how many of a client's own it counts as right."""
+"""What a task keeps of a model's answers to examples, batch by batch, and what it makes of those of one client."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ def evidence(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistic
     model.require_constants()
     kept, device = model.buffers(), model.vector.device
     model.eval(batch_statistics)
-    with torch.inference_mode():
-        size = _BATCH if y.dim() == 1 else _fitting(model, x[:2].to(device))
-        parts = zip(torch.split(x, size), torch.split(y, size), strict=True)
-        found = [task.evidence(_output(model, bx.to(device)).cpu(), by) for bx, by in parts]
-    model.train()
-    if kept.numel():
-        model.load_buffers(kept)
+    try:
+        with torch.inference_mode():
+            size = _BATCH if y.dim() == 1 else _fitting(model, x[:2].to(device))
+            parts = zip(torch.split(x, size), torch.split(y, size), strict=True)
+            found = [task.evidence(_output(model, bx.to(device)).cpu(), by) for bx, by in parts]
+    finally:
+        model.train()
+        if kept.numel():
+            model.load_buffers(kept)
     return tuple(torch.cat(part) for part in zip(*found, strict=True))
 
 
@@ -61,14 +63,23 @@ def _fitting(model: FlatModel, two: Tensor) -> int:
     return min(_BATCH, max(2, _NUMBERS // numbers))
 
 
+def own_score(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistics: bool) -> float | None:
+    """The main metric on one client's examples by themselves; None without any.
+
+    Nobody else's data bear on it, neither by statistics of a batch nor by a rounding.
+    """
+    if not len(y):
+        return None
+    (score,) = task.client_scores(np.array([0, len(y)]), *evidence(task, model, x, y, batch_statistics))
+    return score
+
+
 def evaluation_counts(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistics: bool) -> Tensor:
     """How many of a client's examples the model gets right and wrong [2], private; zeros without examples.
 
     Where the task's main metric is no accuracy, it divides the number of examples in its own proportion.
     """
-    if not len(y):
-        return torch.zeros(2)
-    (score,) = task.client_scores(np.array([0, len(y)]), *evidence(task, model, x, y, batch_statistics))
+    score = own_score(task, model, x, y, batch_statistics)
     if score is None or math.isnan(score):
         return torch.zeros(2)
     right = len(y) * min(max(score, 0.0), 1.0)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from fedveil.errors import ConfigError
 from fedveil.federation.evaluate import global_model
-from fedveil.federation.evidence import evidence
+from fedveil.federation.evidence import own_score
 from fedveil.federation.final_model import final_model
 from fedveil.release.plan import Plan
 from fedveil.training.params import Layout
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedveil.federation.progress import Federation, Progress
     from fedveil.tasks.task import Task
+    from fedveil.training.params import FlatModel
 
 _MIDDLE = 0.5
 """Scores are shares, and leave as their distance from here, so that one client moves the sum by at most this."""
@@ -43,7 +45,8 @@ def check_score(task: Task, *, tests: bool) -> None:
 def release_score(federation: Federation, progress: Progress) -> float | None:
     """The noisy mean score of the model that is handed over, charged to the run; None where the run has no such score.
 
-    A client without examples of its own to score on counts in the middle, as one whose contribution is zeroed does.
+    Each client scores by itself. One without examples to score on, or whose examples the network fails on, counts in the middle,
+    as one whose contribution is zeroed does: a failure of the run would be seen.
     """
     s, context, tests = federation.setting, federation.context, federation.client_tests
     if s.selection is None or s.selection.score_noise is None:
@@ -52,10 +55,17 @@ def release_score(federation: Federation, progress: Progress) -> float | None:
     assert tests is not None
     model = global_model(federation, progress)
     model.load(final_model(progress))
-    with torch.no_grad():
-        each = s.task.client_scores(tests.offsets, *evidence(s.task, model, tests.x, tests.y, progress.buffers is None))
     plan = Plan(clip=_MIDDLE, noise_std=_MIDDLE * s.selection.score_noise, place="sum")
-    door = replace(context.door, layout=Layout(("score",), ((1,),)), rate=None, extras={}, memory=None)
-    away = [torch.tensor([_MIDDLE if score is None else score]) - _MIDDLE for score in each]
+    door = context.door.beside(Layout(("score",), ((1,),)))
+    away = [_away(s.task, model, *tests.examples(client), progress.buffers is None) for client in range(len(tests))]
     sealed = [door.seal(distance, plan, client, s.rounds) for client, distance in enumerate(away)]
-    return _MIDDLE + float(door.release_sum(sealed, plan, s.rounds, len(each)).vector[0])
+    return _MIDDLE + float(door.release_sum(sealed, plan, s.rounds, len(tests)).vector[0])
+
+
+def _away(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistics: bool) -> Tensor:
+    """How far from the middle a client's own score is [1]."""
+    try:
+        score = own_score(task, model, x, y, batch_statistics)
+    except Exception:  # the examples are private, and so is what the network does on them
+        score = None
+    return torch.tensor([0.0 if score is None else score - _MIDDLE])

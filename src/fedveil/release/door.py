@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -74,6 +74,10 @@ class Door:
     def parts(self) -> ReleaseLayout:
         """The release layout: update and extras."""
         return ReleaseLayout(self.layout, self.extras, self.bits)
+
+    def beside(self, layout: Layout) -> Self:
+        """The same door for another vector, of all clients and under independent noise: not sampled, no extras, no memory."""
+        return replace(self, layout=layout, rate=None, extras={}, memory=None)
 
     def admits(self, plan: Plan | Raw, client: int, round: int) -> bool:
         """Whether the client's budget has room for an upload under this plan; without a look at its data."""

@@ -211,7 +211,12 @@ def test_runs_that_were_looked_at_say_how_many_and_what_they_cost_together(
         ({}, {}, 5.0, "nothing to try"),
         ({"run": {"seeded_noise": True}}, GRID, 5.0, "secret randomness"),
         ({"privacy": {"view": "server"}}, GRID, 5.0, "privacy.view = 'aggregate'"),
-        ({"method": {"name": "adaptive-clipping"}}, {"training.optimizer.lr": [0.1]}, 5.0, "plans are all the same"),
+        (
+            {"method": {"name": "adaptive-clipping"}},
+            {"training.optimizer.lr": [0.1]},
+            5.0,
+            "known before the data are seen",
+        ),
         ({"privacy": {"epsilon": None, "noise_multiplier": 1.0}}, GRID, 5.0, "privacy.epsilon is not set"),
         ({}, GRID, 0.01, "score_noise"),
     ],

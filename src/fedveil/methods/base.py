@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from fedveil.accounting.accountant import AccountantName
 from fedveil.accounting.types import Claim, Event, View
 from fedveil.errors import ConfigError
 from fedveil.methods.calibration import calibrated
@@ -56,9 +57,17 @@ class MethodConfig(BaseModel):
         """All clients have the cap of the run."""
         return ()
 
+    def check(self, s: Setting) -> None:
+        """Refuse a setting that the method has no price for."""
+
+    def calibration_accountant(self, s: Setting) -> AccountantName:
+        """That by which the noise is calibrated."""
+        return "auto"
+
     def calibrate(self, s: Setting) -> Setting:
         """The noise multiplier that the configured epsilon needs."""
-        return calibrated(cast("Method", self), s)
+        self.check(s)
+        return calibrated(cast("Method", self), s, self.calibration_accountant(s))
 
     def policy(self, s: Setting) -> Policy:
         """A method says here what leaves."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fedveil.errors import ConfigError
-from fedveil.methods.base import MethodConfig, Setting, calibrated, gaussian_plan
+from fedveil.methods.base import MethodConfig, Setting, gaussian_plan
 from fedveil.release.plan import Fixed, Policy
 from fedveil.training.local import Local, Objective, Plain
 
@@ -39,14 +39,13 @@ class DPFedSAM(MethodConfig):
     adaptive: bool = False
     keep: float = Field(1.0, gt=0, le=1)
 
-    def calibrate(self, s: Setting) -> Setting:
-        """Noise for the configured epsilon; DP-SGD has no price for a second gradient of the same batch."""
+    def check(self, s: Setting) -> None:
+        """DP-SGD has no price for a second gradient of the same batch."""
         if s.example_clip is not None:
             raise ConfigError(
                 "dp-fedsam takes two gradients of each batch, and the first, which says where the second is taken, would leave "
                 "without noise: DP-SGD has no price for that; set training.local = 'sgd'"
             )
-        return calibrated(self, s)
 
     def policy(self, s: Setting) -> Policy:
         """The same clip and noise in every round."""

@@ -8,12 +8,13 @@ from fedveil.accounting.types import Unit, View
 from fedveil.errors import ConfigError
 from fedveil.methods.base import MethodConfig
 from fedveil.methods.method import Method
+from fedveil.methods.noise_schedule import Scheduled
 from fedveil.methods.setting import Setting
 from fedveil.release.plan import Fixed
 
 
 def check_selection(method: Method, s: Setting) -> None:
-    """Refuse a search whose price is not known: it counts runs in which every plan is the same, fixed before the data are seen.
+    """Refuse a search whose price is not known: it counts runs in which the plan of each round is fixed before the data are seen.
 
     Raises:
         ConfigError: plans that adapt, noise that no single multiplier sets, a unit or view that a search does not protect, or a
@@ -22,11 +23,13 @@ def check_selection(method: Method, s: Setting) -> None:
     if s.selection is None:
         return
     policy = method.policy(replace(s, noise_multiplier=1.0) if s.noise_multiplier is None else s)
-    adapts = not isinstance(policy, Fixed) or policy.always.mechanism.stateful
-    if adapts or not (isinstance(method, MethodConfig) and type(method).calibrate is MethodConfig.calibrate):
+    plans = (policy.always,) if type(policy) is Fixed else policy.plans if type(policy) is Scheduled else ()
+    if not (plans and isinstance(method, MethodConfig) and type(method).calibrate is MethodConfig.calibrate) or any(
+        plan.mechanism.stateful for plan in plans
+    ):
         raise ConfigError(
-            f"privacy.selection counts runs whose plans are all the same, and those of {method.name} are not: take dp-fedavg, or "
-            f"choose settings on public data (fedveil tune --on)"
+            f"privacy.selection counts runs whose plans are known before the data are seen, and those of {method.name} are not: "
+            f"take dp-fedavg, dp-fedsam or time-adaptive, or choose settings on public data (fedveil tune --on)"
         )
     if s.scope.unit is not Unit.CLIENT or s.scope.view is View.SERVER:
         raise ConfigError(

@@ -11,8 +11,10 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedveil.accounting.accountant import AccountantName
 from fedveil.accounting.types import Event, View
-from fedveil.methods.base import MethodConfig, Setting, calibrated, gaussian_plan, planned_releases
+from fedveil.methods.base import MethodConfig, Setting, gaussian_plan, planned_releases
+from fedveil.methods.noise_schedule import Scheduled
 from fedveil.release.plan import Plan, Policy, Released, Upload
 from fedveil.training.local import State
 
@@ -61,13 +63,16 @@ class TimeAdaptive(MethodConfig):
         sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
         return [epsilon for epsilon, size in zip(self.epsilons, sizes, strict=True) for _ in range(size)]
 
-    def calibrate(self, s: Setting) -> Setting:
-        """Noise for each cap; where sampling amplifies by Renyi accounting, as the budget of unequal rounds is."""
+    def calibration_accountant(self, s: Setting) -> AccountantName:
+        """Where sampling amplifies Renyi accounting, as the budget of unequal rounds has."""
         sampled = s.example_clip is not None or (s.amplified and s.scope.view is not View.SERVER)
-        return calibrated(self, s, accountant="rdp" if sampled and self.saving < 1 and any(self.save_until) else "auto")
+        return "rdp" if sampled and self.saving < 1 and any(self.save_until) else "auto"
 
     def policy(self, s: Setting) -> Policy:
-        return SavedAndSpent(self, s)
+        """A plan for each round, the same for all clients unless they have caps of their own."""
+        if s.groups:
+            return SavedAndSpent(self, s)
+        return Scheduled(tuple(self.plan(s, saves=t < self.saving_rounds(s)) for t in range(s.rounds)))
 
     def releases(self, s: Setting, view: View) -> list[Event]:
         """The saving rounds and the others, of one client as many as it may be in, the dear ones first."""
@@ -95,7 +100,7 @@ class TimeAdaptive(MethodConfig):
 
 @dataclass(frozen=True)
 class SavedAndSpent:
-    """Each client by its own noise and its own saving rounds, which are known beforehand."""
+    """Each client by the noise and the saving rounds of its own cap, which are known beforehand."""
 
     method: TimeAdaptive
     setting: Setting
@@ -107,7 +112,7 @@ class SavedAndSpent:
         """c_n = C h / z_n with noise C h, h the harmonic mean of all clients' z_n: all uploads carry the same noise."""
         one = self.setting.of(released.client)
         plan = self.method.plan(one, saves=self._saves(one, released.round))
-        if not self.setting.groups or plan.dp_sgd is not None:
+        if plan.dp_sgd is not None:
             return plan
         shrunk = self._harmonic(released.round) / self._multiplier(one, released.round)
         return replace(plan, clip=plan.clip * shrunk, noise_std=plan.noise_std * shrunk)

@@ -147,12 +147,17 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
             f"privacy.epsilon = {p.epsilon:g} and privacy.noise_multiplier = {p.noise_multiplier:g} are both given: "
             "give epsilon to have the noise calibrated, or noise_multiplier to have epsilon as the result"
         )
+    if p.noise_cohort is not None and {p.epsilon, p.noise_multiplier, p.selection, p.budget} != {None}:
+        raise ConfigError(
+            "privacy.noise_cohort is noise of a larger federation, and protects nobody here as its epsilon says: leave "
+            "privacy.epsilon, privacy.noise_multiplier, privacy.selection and privacy.budget out"
+        )
     if p.evaluation is not None and not config.data.client_test_fraction:
         raise ConfigError(
             "privacy.evaluation counts right answers on examples that clients keep from training, and there are none: set "
             "data.client_test_fraction, such as 0.2"
         )
-    private = p.epsilon is not None or p.noise_multiplier is not None
+    private = p.epsilon is not None or p.noise_multiplier is not None or p.noise_cohort is not None
     amplifies = private and p.view is not View.SERVER and t.local == "sgd" and p.min_survivors is None
     sampling = t.sampling or ("poisson" if amplifies and cohort < clients else "fixed")
     return Setting(
@@ -178,6 +183,7 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
         selection=None if p.selection is None else p.selection.spec(),
         grid_bits=p.grid_bits,
         evaluation=None if p.evaluation is None else p.evaluation.spec(),
+        noise_cohort=None if p.noise_cohort is None else p.noise_cohort.spec(),
     )
 
 

@@ -20,7 +20,7 @@ from fedveil.data.own.data_source import DataSource, source_of
 from fedveil.errors import ConfigError, nearest
 from fedveil.methods.base import MethodConfig
 from fedveil.methods.method_registry import METHODS, method_from
-from fedveil.methods.setting import FinalModel
+from fedveil.methods.setting import FinalModel, NoiseCohort
 from fedveil.release.evaluation_counts import EvaluationCounts
 from fedveil.release.grid import MAX_BITS
 from fedveil.tasks.task import Task
@@ -218,6 +218,18 @@ class EvaluationSection(Section):
         return EvaluationCounts(**self.model_dump())
 
 
+class NoiseCohortSection(Section):
+    """A larger federation whose noise is simulated here, an extrapolation: its clients, how many a round, its epsilon."""
+
+    clients: int = Field(ge=1, le=10**12)
+    clients_per_round: int = Field(ge=1, le=10**12)
+    epsilon: float = Field(gt=0, allow_inf_nan=False)
+
+    def spec(self) -> NoiseCohort:
+        """Section and specification have the same names."""
+        return NoiseCohort(**self.model_dump())
+
+
 class PrivacySection(Section):
     """The promise. Give epsilon (the noise is calibrated) or noise_multiplier (epsilon is the result), not both.
 
@@ -225,6 +237,7 @@ class PrivacySection(Section):
     selection: this run is the one that was chosen of several; the guarantee is then that of the whole search.
     grid_bits: grid steps in one noise std, as a power of two; left out, the method's own. It costs no privacy.
     evaluation: clients say with noise how the global model does on examples that they keep from training.
+    noise_cohort: instead of both, the noise of a larger federation: a simulation, of which the statement has the true epsilon.
     """
 
     epsilon: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -241,6 +254,7 @@ class PrivacySection(Section):
     selection: SelectionSection | None = None
     grid_bits: int | None = Field(None, ge=0, le=MAX_BITS)
     evaluation: EvaluationSection | None = None
+    noise_cohort: NoiseCohortSection | None = None
 
     @field_validator("budget")
     @classmethod

@@ -12,7 +12,7 @@ from fedveil.accounting.types import Event, View
 from fedveil.errors import ConfigError
 from fedveil.methods.method import Method
 from fedveil.methods.run_cost import run_releases
-from fedveil.methods.setting import BudgetGroup, Setting
+from fedveil.methods.setting import BudgetGroup, NoiseCohort, Setting
 
 ROUNDING = 1e-6
 """Relative slack between a calibrated noise and what a budget admits: noise levels are float32, budgets exact."""
@@ -23,6 +23,8 @@ def calibrated(method: Method, s: Setting, accountant: AccountantName = "auto") 
 
     Clients with caps of their own each get the noise multiplier of theirs.
     """
+    if s.noise_cohort is not None and s.noise_multiplier is None:
+        return _extrapolated(method, s, s.noise_cohort, accountant)
     if s.noise_multiplier is not None or s.epsilon is None:
         return s
 
@@ -38,6 +40,12 @@ def calibrated(method: Method, s: Setting, accountant: AccountantName = "auto") 
     caps = _client_caps(method, s)
     groups = [BudgetGroup(e, frozenset(c for c, cap in enumerate(caps) if cap == e), noise(e)) for e in sorted(set(caps))]
     return replace(s, noise_multiplier=noise(s.epsilon), groups=tuple(groups))
+
+
+def _extrapolated(method: Method, s: Setting, larger: NoiseCohort, accountant: AccountantName) -> Setting:
+    """The noise on the sum by which the mean has the noise that it would have in the larger federation."""
+    size = replace(s, clients=larger.clients, cohort=larger.clients_per_round, epsilon=larger.epsilon, noise_cohort=None)
+    return replace(s, noise_multiplier=calibrated(method, size, accountant).z * s.cohort / larger.clients_per_round)
 
 
 def _client_caps(method: Method, s: Setting) -> Sequence[float]:

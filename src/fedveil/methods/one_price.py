@@ -10,7 +10,16 @@ from fedveil.methods.base import MethodConfig
 from fedveil.methods.method import Method
 from fedveil.methods.noise_schedule import Scheduled
 from fedveil.methods.setting import Setting
-from fedveil.release.plan import Fixed
+from fedveil.release.plan import Fixed, Plan
+
+
+def known_plans(method: Method, s: Setting) -> tuple[Plan, ...]:
+    """The plans of all rounds, where they are known before the data are seen and scaled by one noise multiplier; else none."""
+    if not (isinstance(method, MethodConfig) and type(method).calibrate is MethodConfig.calibrate):
+        return ()
+    policy = method.policy(replace(s, noise_multiplier=1.0) if s.noise_multiplier is None else s)
+    plans = (policy.always,) if type(policy) is Fixed else policy.plans if type(policy) is Scheduled else ()
+    return () if any(plan.mechanism.stateful for plan in plans) else plans
 
 
 def check_selection(method: Method, s: Setting) -> None:
@@ -22,11 +31,7 @@ def check_selection(method: Method, s: Setting) -> None:
     """
     if s.selection is None:
         return
-    policy = method.policy(replace(s, noise_multiplier=1.0) if s.noise_multiplier is None else s)
-    plans = (policy.always,) if type(policy) is Fixed else policy.plans if type(policy) is Scheduled else ()
-    if not (plans and isinstance(method, MethodConfig) and type(method).calibrate is MethodConfig.calibrate) or any(
-        plan.mechanism.stateful for plan in plans
-    ):
+    if not known_plans(method, s):
         raise ConfigError(
             f"privacy.selection counts runs whose plans are known before the data are seen, and those of {method.name} are not: "
             f"take dp-fedavg, dp-fedsam or time-adaptive, or choose settings on public data (fedveil tune --on)"

@@ -29,6 +29,15 @@ class BudgetGroup:
 
 
 @dataclass(frozen=True)
+class NoiseCohort:
+    """A larger federation whose noise is simulated: its clients, how many of them a round, and its epsilon."""
+
+    clients: int
+    clients_per_round: int
+    epsilon: float
+
+
+@dataclass(frozen=True)
 class Setting:
     """The public configuration of a run: everything a method may know before the data are touched.
 
@@ -48,6 +57,7 @@ class Setting:
         selection: how the run was chosen among others of equal price, or None for a run that stands alone.
         grid_bits: of the grid of what leaves, where it is not that of the method's mechanism; it costs no privacy.
         evaluation: counts that leave beside each update, or None without.
+        noise_cohort: the larger federation that the noise is calibrated for, an extrapolation; None for this one itself.
     """
 
     clients: int
@@ -73,6 +83,7 @@ class Setting:
     selection: Selection | None = None
     grid_bits: int | None = None
     evaluation: EvaluationCounts | None = None
+    noise_cohort: NoiseCohort | None = None
 
     def of(self, client: int) -> Setting:
         """The setting of one client: with the target and the noise of its group."""

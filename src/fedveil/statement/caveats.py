@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from fedveil.accounting.formatting import epsilon, number
 from fedveil.accounting.secret_samples import is_amplified
 from fedveil.accounting.types import Adjacency, FixedSampleGaussian, Guarantee, SeenCountGaussian, Unit, View
 from fedveil.methods.method import weighting_of
@@ -197,6 +198,12 @@ def _batch_norm(proven: Guarantee, known: bool | None) -> str:
 def warnings(s: Setting, proven: Guarantee, *, seeded_noise: bool) -> tuple[str, ...]:
     """What should stop a reader."""
     found = [SIMULATION_ONLY] if seeded_noise else []
+    if (larger := s.noise_cohort) is not None:
+        found.append(
+            f"extrapolation: the noise is that of a federation of {larger.clients:,} clients, {larger.clients_per_round:,} a "
+            f"round, in which epsilon would be {number(larger.epsilon)}; for these {s.clients:,} clients, {s.cohort:,} a round, "
+            f"epsilon = {epsilon(proven.epsilon)} is what is proven"
+        )
     if is_vacuous(s.delta, units(s)):
         found.append(
             f"delta = {s.delta:g} is not below 1 / {units(s)} (the number of {s.scope.unit}s): publishing one {s.scope.unit} "

@@ -12,6 +12,7 @@ from fedveil.errors import ConfigError
 from fedveil.ledger.entry import event_columns
 from fedveil.methods.calibration import check_groups
 from fedveil.methods.declared_cost import check_weights
+from fedveil.methods.noise_cohort import check_noise_cohort
 from fedveil.methods.one_price import check_selection
 from fedveil.methods.run_cost import run_releases
 from fedveil.statement import caveats, scope_checks
@@ -82,6 +83,7 @@ def certify(
         ConfigError: unknown noise, or a combination that makes no sense (see `fedveil.statement.scope_checks`).
     """
     check_selection(method, setting)
+    check_noise_cohort(method, setting)
     s = setting if setting.noise_multiplier is not None else method.calibrate(setting)
     check_weights(method, s)
     check_groups(method, s)

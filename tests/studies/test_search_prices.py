@@ -108,7 +108,7 @@ def test_saving_rounds_are_charged_as_they_are_planned() -> None:
     [("dp-fedsam", {"method.rho": [0.0, 0.1]}), ("time-adaptive", {"method.clip": [0.2, 0.5]})],
 )
 def test_a_search_with_it_ends_with_a_run_that_verifies(method: str, grid: dict[str, list[Any]], tmp_path: Path) -> None:
-    spec = SearchSpec(config({"name": method}, chosen=False, training={"rounds": 4}), grid, NOISE)
+    spec = SearchSpec(config({"name": method}, chosen=False, training={"rounds": 4, "sampling": "fixed"}), grid, NOISE)
     path, statement = private_search(spec, tmp_path / "out", Selection(5.0, 0.0), Chance(lambda n: 0, lambda n: n - 1))
     assert [f for f in verification(path).findings if f.kind in ("contradicted", "unknown")] == []
     assert 3.9996 < statement.proven.epsilon <= 4.0

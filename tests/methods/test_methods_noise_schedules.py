@@ -17,9 +17,10 @@ from scipy.optimize import minimize
 
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.gaussian import epsilon_of
-from fedveil.accounting.types import Adjacency, SampledGaussian, Unbounded, View
+from fedveil.accounting.types import Adjacency, SampledGaussian, Unbounded, Unit, View
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.ledger.ledger import Ledger
 from fedveil.methods.dpa_ldp import DPALDP
 from fedveil.methods.noise_schedule import Scheduled, priced
 from fedveil.methods.time_varying_dp import Refined, TimeVaryingDP
@@ -168,6 +169,40 @@ def test_sampled_rounds_are_priced_one_by_one() -> None:
     cost = bound(events, 1e-3, accountant="rdp", adjacency=Adjacency.ZERO_OUT)[0]
     assert 2.0 * (1 - 1e-3) < cost <= 2.0
     assert len(trained(job_of(config)).history) == 3
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_by_sample_each_round_is_charged_for_its_own_noise(view: str, tmp_path: Path) -> None:
+    """DPA-LDP as its paper has it: one clipped gradient a round, whose noise falls; the ledger holds the configured epsilon."""
+    training = {"local": "dp-sgd", "example_clip": 0.5, "local_steps": 1, "batch_size": 10, "clients_per_round": 12}
+    privacy = {"epsilon": 3.0, "delta": 1e-3, "view": view, "unit": "record"}
+    config = digits({"name": "dpa-ldp", "contraction": 0.3}, privacy=privacy, training=training)
+    method, s = calibrated_setting(config)
+    trained(job_of(config, tmp_path / "ledger"))
+    with Ledger.open(tmp_path / "ledger") as ledger:
+        charged = [entry for _, _, entry in ledger.entries()]
+    first = [entry.event for entry in charged if entry.client == charged[0].client]
+    steps = [event for event in first if isinstance(event, SampledGaussian)]
+    assert len(steps) == len(first) == 3
+    later = sorted({e.noise_multiplier for e in steps}, reverse=True)
+    assert later[1] / later[0] == pytest.approx(0.3**0.25, rel=1e-6)
+    planned = method.releases(s, View(view))
+    assert sorted({e.noise_multiplier for e in planned if isinstance(e, SampledGaussian)}, reverse=True) == later
+    cost = bound(planned, 1e-3, accountant="rdp", adjacency=Adjacency.ZERO_OUT)[0]
+    assert 3.0 * (1 - 1e-3) < cost <= 3.0
+    cheaper = [replace(e, noise_multiplier=later[0]) for e in steps]  # as if every round had the noise of the first
+    assert bound(cheaper, 1e-3, accountant="rdp", adjacency=Adjacency.ZERO_OUT)[0] < cost
+
+
+def test_by_sample_a_client_pays_for_the_quietest_rounds_it_can_be_in() -> None:
+    s = setting(unit=Unit.RECORD, example_clip=0.5, rounds=6, max_participations=2)
+    method = DPALDP(contraction=0.2)
+    every = [e.noise_multiplier for e in method.releases(replace(s, max_participations=None), View.SERVER)]
+    two = [e.noise_multiplier for e in method.releases(s, View.SERVER)]
+    assert len(every) == 6
+    assert [b / a for a, b in pairwise(two)] == pytest.approx([0.2**-0.25])
+    protected = replace(s, scope=replace(s.scope, unit=Unit.CLIENT))
+    assert all(isinstance(e, Unbounded) for e in method.releases(protected, View.SERVER))
 
 
 @given(st.lists(st.floats(0.1, 3.0), min_size=12, max_size=12), st.integers(1, 4), st.floats(0.5, 1.0))

@@ -36,7 +36,8 @@ class DPALDP(TwoVariants):
         contraction: kappa, by which one round shrinks an earlier error (1 - eta mu for strongly convex losses). It must not come
             from data.
         l1: the non-smooth part, this times the L1 norm of the model: the server shrinks each coordinate by it in each round.
-        clip: proven; C, L2 bound on the update.
+        clip: proven; C, L2 bound on the update. Under `training.local = "dp-sgd"` single gradients are clipped instead, to
+            `training.example_clip`: with one step a round that is the paper's gradient, by sample.
     """
 
     name: Literal["dpa-ldp"] = "dpa-ldp"
@@ -86,6 +87,10 @@ class DPALDP(TwoVariants):
         if self.source == "budget":
             return Claim(epsilon, s.delta, classical_scope(), "DPA-LDP (reconstructed)", "zero-concentrated DP")
         return sequential_claim(s, epsilon * geometric_sum(self.contraction**-0.25, s.rounds), "LaDP-FL, Theorem 1")
+
+    def clip_norm(self, s: Setting) -> float | None:
+        """C, or none where single gradients are clipped."""
+        return None if s.example_clip is not None else super().clip_norm(s)
 
     def stds(self, s: Setting) -> list[float]:
         """Published: the noise std of each round."""

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedveil.accounting.types import Event, View
-from fedveil.methods.adaptive import refuse_dp_sgd
+from fedveil.accounting.types import Event, SampledGaussian, View
 from fedveil.methods.base import Method, Setting, calibrated, gaussian_plan, gaussian_releases
 from fedveil.release.cost import event_of
 from fedveil.release.plan import Plan, Released, Upload
@@ -42,19 +41,26 @@ def priced(s: Setting, shape: Sequence[float]) -> list[float]:
 
 
 def scheduled(s: Setting, clip: float, shape: Sequence[float]) -> Scheduled:
-    """Updates clipped to C with noise z_t C, at the cost of noise z C in each round."""
+    """Updates clipped to C with noise z_t C, at the cost of noise z C in each round; or DP-SGD in the clients with z_t."""
     return Scheduled(tuple(gaussian_plan(replace(s, noise_multiplier=z), clip) for z in priced(s, shape)))
 
 
 def scheduled_releases(policy: Scheduled, s: Setting, view: View) -> list[Event]:
-    """f / z a round in all, or one event a round where sampling amplifies, since that is no function of the sum."""
+    """f / z a round in all; or one event a round where batches or cohorts are sampled, since that is no function of the sum.
+
+    Under DP-SGD these are the dearest rounds that one client can be in.
+    """
+    scope = replace(s.scope, view=view)
+    if s.example_clip is not None and s.z > 0:
+        events = [event_of(plan, s.layout, scope, rate=None, round=t) for t, plan in enumerate(policy.plans)]
+        steps = [event for event in events if isinstance(event, SampledGaussian)]
+        return [*sorted(steps, key=lambda event: event.noise_multiplier)[: s.participations]] or events[:1]
     if not s.amplified or view is View.SERVER or s.z == 0:
         return gaussian_releases(s, view)
-    scope = replace(s.scope, view=view)
     return [event_of(plan, s.layout, scope, rate=s.rate, round=t) for t, plan in enumerate(policy.plans)]
 
 
 def calibrated_schedule(method: Method, s: Setting) -> Setting:
     """The noise for the configured epsilon; where sampling amplifies, by Renyi accounting, as the budget of unequal rounds is."""
-    refuse_dp_sgd(s, method.name)
-    return calibrated(method, s, accountant="rdp" if s.amplified and s.scope.view is not View.SERVER else "auto")
+    unequal = s.example_clip is not None or (s.amplified and s.scope.view is not View.SERVER)
+    return calibrated(method, s, accountant="rdp" if unequal else "auto")

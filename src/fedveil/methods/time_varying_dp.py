@@ -13,7 +13,7 @@ from pydantic import Field
 
 from fedveil.accounting.types import Claim, Event, View
 from fedveil.errors import ConfigError
-from fedveil.methods.adaptive import paper_epsilon
+from fedveil.methods.adaptive import paper_epsilon, refuse_dp_sgd
 from fedveil.methods.base import Setting, gaussian_plan, gaussian_releases, sum_noise
 from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequential_claim, training_reach
 from fedveil.methods.noise_schedule import Scheduled, calibrated_schedule, scheduled, scheduled_releases
@@ -57,6 +57,7 @@ class TimeVaryingDP(TwoVariants):
         """Proven: noise for the configured epsilon. Published: noise from the formula."""
         if self.variant == "published":
             return super().calibrate(s)
+        refuse_dp_sgd(s, self.name)
         if self.refine_every and (not sum_noise(s) or s.sampling != "fixed" or s.participations < s.rounds):
             raise ConfigError(
                 "method.refine_every plans what is left of one common budget: set privacy.view = 'aggregate' and "

@@ -137,6 +137,7 @@ def test_a_curious_client_takes_part_and_is_judged(config: Path, mode: str) -> N
     settings = [
         f"attack.mode='{mode}'",
         "attack.private=3",
+        "attack.controls=[1, 7]",
         "attack.attacker=1",
         "attack.fakes=7",
         "training.clients_per_round=12",
@@ -146,7 +147,8 @@ def test_a_curious_client_takes_part_and_is_judged(config: Path, mode: str) -> N
     assert found["private"]["metric"] == "FD-digits-cnn2"
     assert found["private"]["n"] == 40
     assert found["private"]["same_source"] < found["private"]["distance"]
-    assert found["owned"]["class"] != 3
+    assert [one["class"] for one in found["owned"]] == [1, 7]
+    assert len(found["judge_sha256"]) == 64
     assert found["rounds_joined"] == 2
     assert any("none of class 3" in line for line in found["assumptions"])
     assert any("7 mislabelled images from round 1 on" in line for line in found["assumptions"]) == (mode == "active")
@@ -215,6 +217,7 @@ def test_options_that_do_not_fit_are_refused(config: Path, kind: str, options: A
         ("gan", ["attack.mode='loud'"], "passive or active"),
         ("gan", ["attack.private=10"], "classes are 0 to 9"),
         ("gan", ["attack.attacker=12"], "there are 12 clients"),
+        ("gan", ["attack.private=3", "attack.controls=[3]"], r"controls = \[3\]: the attacker holds nothing of class 3"),
         ("attribute", ["attack.colour=1"], "no such setting; it takes classes, auxiliary"),
     ],
 )

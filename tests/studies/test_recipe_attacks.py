@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedveil.adversary import attacked_release
-from fedveil.adversary.attack_kinds import attack
+from fedveil.adversary.attack_kinds import attack, attacked
 from fedveil.adversary.attack_options import AttackOptions
 from fedveil.adversary.attacked_client import holders_of_test_images, holding
 from fedveil.adversary.attacker_knowledge import Interception, interception_of
@@ -19,6 +19,7 @@ from fedveil.adversary.snapshot import snapshot_of
 from fedveil.configuration.config import Config, parse
 from fedveil.errors import ConfigError
 from fedveil.run.run import run
+from fedveil.studies.reproduce import measurements
 from fedveil.studies.reproduce.measurements import MEASURES
 
 Collect = Callable[[], list[Interception]]
@@ -141,3 +142,27 @@ def test_examples_that_do_not_fit_are_refused(kind: str, options: dict[str, Any]
 def test_only_reconstruction_attacks_invert(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"measure\.attack = 'idgl': unknown attack \(did you mean 'idlg'"):
         MEASURES["inversion"].series(config_of("aldp-fl"), None, tmp_path, attack="idgl")
+
+
+def test_generated_images_are_judged_class_by_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `fedveil attack --kind gan` records: distances with their floors, of the private class and of both owned ones."""
+    records: list[Any] = []
+
+    def watched(kind: str, options: AttackOptions, config: Config) -> Any:
+        assert (kind, options.settings["private"], options.settings["controls"]) == ("gan", 3, [1, 7])
+        snapshot, outcome = attacked(kind, options, config)
+        records.append(outcome.record)
+        return snapshot, outcome
+
+    monkeypatch.setattr(measurements, "attacked", watched)
+    options = {"private": 3, "controls": [1, 7], "images": 30, "steps": 2, "batch": 8, "judge_epochs": 2}
+    series = MEASURES["generated"].series(config_of("dp-fedavg"), None, tmp_path, **options)
+    found = {name: value for name, ((_, value),) in series.items()}
+    (record,) = records
+    for name, scores in zip(("private", "public_1", "public_2"), (record["private"], *record["owned"]), strict=True):
+        wanted = (scores["distance"], scores["same_source"], scores["class_rate"], scores["n"])
+        assert tuple(found[f"{what}_{name}"] for what in ("distance", "floor", "rate", "n")) == wanted
+        assert 0 < found[f"floor_{name}"] < found[f"distance_{name}"]
+    assert [one["class"] for one in record["owned"]] == [1, 7]
+    assert found["accuracy"] == record["accuracy"]
+    assert (tmp_path / "generated.png").is_file()

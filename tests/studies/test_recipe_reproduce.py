@@ -306,8 +306,22 @@ def test_the_program_lists_all_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert table["reasons"] == {}
     lacking = found["ladp-fl/table-8"]
     assert (lacking["runnable"], lacking["missing"], list(lacking["reasons"].values())) == (0, 15, [15])
-    assert found["ladp-fl/table-10"]["small"] == ""
+    assert lacking["small"] == ""
+    assert (found["ladp-fl/table-10"]["runnable"], found["ladp-fl/table-10"]["small_rows"]) == (26, 6)
     assert all(one["full"].startswith("about ") for one in found.values() if one["runnable"])
+
+
+def test_a_column_that_cannot_be_had_keeps_the_papers_values(done: Reproduction, tmp_path: Path) -> None:
+    file = tmp_path / "lacking.toml"
+    file.write_text(TINY.replace('relative = { method = "slow" }', 'missing = "its network is not here"'))
+    again = reproduce(ReproductionSpec(file), Path(done.outcomes[0].folders[0]).parents[2], jobs=1)
+    slow = again.outcomes[1]
+    assert (slow.mean(2), slow.problems[2], slow.row.published[2]) == (None, "its network is not here", 1.5)
+    assert slow.mean(0) == done.outcomes[1].mean(0)
+    assert "[1] its network is not here." in remarks(again)
+    file.write_text(TINY.replace('of = "test_accuracy"\nrelative', "relative"))
+    with pytest.raises(ConfigError, match="say what it is `of`, or why it or the recipe is missing"):
+        load_recipe(file)
 
 
 def test_collectors() -> None:

@@ -7,6 +7,7 @@ show that class more clearly. Neither recovers a record: a class that the attack
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 SETTINGS: dict[str, Any] = {
     "private": None,
+    "controls": (),
     "mode": "passive",
     "attacker": 0,
     "fakes": 500,
@@ -41,7 +43,8 @@ SETTINGS: dict[str, Any] = {
     "class_head": False,
     "judge_epochs": None,
 }
-"""private: the class wanted. fakes: mislabelled images a round (active), from round `warm` on. class_head: does it learn?"""
+"""private: the class wanted. controls: owned classes; by default the one that the attacker has most of. fakes: mislabelled images
+a round (active), from round `warm` on. class_head: does it learn?"""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ def curious_client(kind: str, snapshot: Snapshot, options: AttackOptions, on_pro
     settings = options.settings_of(kind, SETTINGS)
     private = _private(snapshot, settings)
     own = _isolated(snapshot, settings["attacker"], private)
+    controls = _controls(settings, own[1])
     config = gan.CuriousClient(
         private=(private,),
         steps=options.steps or 200,
@@ -88,33 +92,34 @@ def curious_client(kind: str, snapshot: Snapshot, options: AttackOptions, on_pro
     attacker, joined = _attacked(snapshot, config, own, settings, options, on_progress)
     images = options.images or 400
     judge = Judge.of(snapshot, settings["judge_epochs"], options)
-    owned = int(own[1].bincount().argmax())
-    made = {c: gan.generate(attacker, c, images, options.generator(1)) for c in (private, owned)}
+    made = {c: gan.generate(attacker, c, images, options.generator(1)) for c in (private, *controls)}
     scores = {c: judge.scores(made[c], c) for c in made}
-    wanted, n = scores[private], len(own[1])
+    wanted, n, owned = scores[private], len(own[1]), controls[0]
     accuracy = float(evaluate(snapshot.federation, snapshot.progress)["test_accuracy"])
     figures = {
         f"private class {private}": _line(wanted),
-        f"owned class {owned}, the control": _line(scores[owned]),
+        **{f"owned class {c}, a control": _line(scores[c]) for c in controls},
         "floors of the private class": f"same source {wanted.same_source:.1f}, other classes {wanted.other_class:.1f}",
         "accuracy of the attacked model, of the judge": f"{accuracy:.1%}, {judge.accuracy:.1%}",
     }
     record = {
         "private": {"class": private, **asdict(wanted)},
-        "owned": {"class": owned, **asdict(scores[owned])},
+        "owned": [{"class": c, **asdict(scores[c])} for c in controls],
         "generated": images,
         "accuracy": accuracy,
         "judge_accuracy": judge.accuracy,
+        "judge_sha256": judge.digest,
         "settings": settings,
         "steps_per_round": config.steps,
         "rounds_joined": joined,
     }
     mode, active = settings["mode"], f" and added {settings['fakes']} mislabelled images from round {settings['warm']} on"
+    judged = f"a {judge.name} trained on public data (SHA-256 of its weights: {judge.digest[:16]}...)"
     words = [
         f"{mode} client {settings['attacker']} with {n} examples, none of class {private}; it sees every round's model",
         f"it took part in {joined} of {snapshot.progress.round} rounds{active if mode == 'active' else ''}",
-        f"{wanted.metric} is a Frechet distance of features of the judge, a {judge.name} trained on public data: it is not FID; "
-        f"{wanted.n} images a side; fewer images give larger values",
+        f"{wanted.metric} is a Frechet distance of features of the judge, {judged}: it is not FID; {wanted.n} images a side; "
+        "fewer images give larger values",
         "what is generated is a prototype of the class, not a record; a less accurate model alone raises the distance",
     ]
     real = {c: split_by_class(judge.images, judge.labels, c)[0][:10] for c in made}
@@ -178,6 +183,16 @@ def _isolated(snapshot: Snapshot, attacker: int, private: int) -> tuple[Tensor, 
     return x[keep], y[keep]
 
 
+def _controls(settings: dict[str, Any], labels: Tensor) -> tuple[int, ...]:
+    """The classes that the attacker owns and generates too."""
+    held = sorted(set(labels.tolist()))
+    wanted: tuple[int, ...] = settings["controls"] or (int(labels.bincount().argmax()),)
+    absent = [c for c in wanted if c not in held]
+    if absent:
+        raise ConfigError(f"attack.controls = {list(wanted)}: the attacker holds nothing of class {absent[0]}, but of {held}")
+    return wanted
+
+
 @dataclass(frozen=True)
 class Judge:
     """An independent classifier, and the real images that generated ones are compared with (in [0, 1])."""
@@ -188,6 +203,12 @@ class Judge:
     images: Tensor
     labels: Tensor
     accuracy: float
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the weights, tensor by tensor: who has the same features gets the same."""
+        weights = [tensor.contiguous().numpy().tobytes() for tensor in self.module.state_dict().values()]
+        return hashlib.sha256(b"".join(weights)).hexdigest()
 
     @classmethod
     def of(cls, snapshot: Snapshot, epochs: int | None, options: AttackOptions) -> Judge:

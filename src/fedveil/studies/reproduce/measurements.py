@@ -171,6 +171,42 @@ def of_clients(config: Config, run: Path | None, folder: Path, *, targets: int =
     return _figures({name: record[key] for name, key in own.items()})
 
 
+def of_generated(
+    config: Config,
+    run: Path | None,
+    folder: Path,
+    *,
+    private: int,
+    controls: Sequence[int],
+    images: int = 10_000,
+    steps: int = 200,
+    batch: int = 64,
+    judge_epochs: int | None = None,
+) -> Measured:
+    """Frechet distances of what a curious client generates of the private class and of two classes of its own.
+
+    The features are those of a judge trained on public data, so this is not FID. `floor_...` is the distance of two halves of the
+    real images, at the same number of images.
+
+    Args:
+        folder: gets generated.png. private, controls: classes. steps, batch: of the generator, per round. judge_epochs: passes of
+            the judge's training; None lets the attack choose.
+    """
+    settings = {"private": private, "controls": list(controls), "judge_epochs": judge_epochs}
+    options = AttackOptions(images=images, steps=steps, batch=batch, settings=settings)
+    outcome = attacked("gan", options, config)[1]
+    if outcome.originals is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_comparison(folder / "generated.png", outcome.originals, outcome.rows, config.method.name, paired=False)
+    record = outcome.record
+    classes = {"private": record["private"], **{f"public_{i}": scores for i, scores in enumerate(record["owned"], 1)}}
+    found = {name: record[name] for name in ("accuracy", "judge_accuracy")}
+    for name, scores in classes.items():
+        found |= {f"distance_{name}": scores["distance"], f"floor_{name}": scores["same_source"]}
+        found |= {f"other_{name}": scores["other_class"], f"rate_{name}": scores["class_rate"], f"n_{name}": scores["n"]}
+    return _figures(found)
+
+
 def _figures(values: Mapping[str, float]) -> Measured:
     """Figures that belong to no round."""
     return {name: [(1, float(value))] for name, value in values.items()}
@@ -202,5 +238,6 @@ MEASURES: dict[str, Measure] = {
     "labels-after": Measure("train, then read labels off the model's outputs", True, of_labels),
     "attribute-after": Measure("train, then infer an attribute from the model's features", True, of_attribute),
     "extraction-after": Measure("train, then train a student on the model's answers", True, of_extraction),
+    "generated": Measure("train with a curious client in it that trains a generator, and judge its images", False, of_generated),
     "clients-after": Measure("train, then find out which client sent which upload", True, of_clients),
 }

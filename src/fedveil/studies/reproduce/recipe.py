@@ -65,7 +65,8 @@ class RecipeColumn(_Part):
 
     of: name of a series of the measurement. collect: what of the series (see `fedveil.studies.reproduce.collect`). round: the
     last one considered, counted from 1 at paper scale; at small scale the round at the same share of the run. times: factor,
-    such as 100 for per cent. relative: the value divided by that of the row with these labels instead.
+    such as 100 for per cent. relative: the value divided by that of the row with these labels instead. missing: why nothing of
+    it can be had here; it then holds the published values alone.
     """
 
     label: str
@@ -74,6 +75,7 @@ class RecipeColumn(_Part):
     round: int | None = Field(None, ge=1)
     times: float = 1.0
     relative: dict[str, str] = {}
+    missing: str = ""
 
 
 class Small(_Part):

@@ -76,8 +76,8 @@ def _problem(recipe: Recipe) -> str:
     for column in recipe.columns:
         if column.collect not in COLLECTORS:
             return f"column {column.label}: collect = {column.collect!r}: unknown; there are {', '.join(COLLECTORS)}"
-        if not column.of and not recipe.missing:
-            return f"column {column.label}: say what it is `of`, or why the recipe is missing"
+        if not column.of and not column.missing and not recipe.missing:
+            return f"column {column.label}: say what it is `of`, or why it or the recipe is missing"
     return _misshapen(recipe)
 
 

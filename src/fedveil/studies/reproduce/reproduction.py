@@ -142,10 +142,15 @@ def reproduce(
     )
 
 
+def _value(measured: Measured | str, column: RecipeColumn, last: int | None) -> float | str:
+    """What a column takes of a measurement, or why there is none."""
+    return measured if isinstance(measured, str) else collected(measured, column.of, column.collect, last)
+
+
 def _outcome(recipe: Recipe, row: RecipeRow, found: Sequence[MeasuredRow], upto: Sequence[int | None]) -> RowOutcome:
     values, problems = [], []
     for column, last in zip(recipe.columns, upto, strict=True):
-        got = [m if isinstance(m, str) else collected(m, column.of, column.collect, last) for m in (f.measured for f in found)]
+        got = [column.missing or _value(f.measured, column, last) for f in found]
         values.append(tuple(v * column.times for v in got if not isinstance(v, str)))
         problems.append(next((v for v in got if isinstance(v, str)), ""))
     first = found[0].measured

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedveil.attacks.attack_types import Bounds
+from fedveil.attacks.gan import generator
 from fedveil.configuration.network import network_of
 from fedveil.configuration.public_setting import setting_of
 from fedveil.data.catalogue import info
@@ -63,6 +65,8 @@ def _job(job: RowJob, measure: str) -> float:
     training += steps * parameters * PASSES * _per_number()
     if measure == "twin":
         return begin + 2 * training
+    if measure == "generated":
+        return begin + training + _generator(job, forward, s.rounds, data.input_shape, data.classes)
     return begin + training + (_attack(job, forward) if measure == "inversion-after" else 0)
 
 
@@ -74,6 +78,17 @@ def _attack(job: RowJob, forward: float) -> float:
     starts = settings.get("restarts", settings.get("seeds", {"ig": 1}.get(kind, 4)))
     each = steps * starts * (20 if kind in ("dlg", "idlg") else 1) * BACKWARD**2
     return float(job.options.get("images", 10) * each * forward * _per_operation(forward))
+
+
+def _generator(job: RowJob, forward: float, rounds: int, shape: tuple[int, ...], classes: int) -> float:
+    """A step of the generator: two passes of it and three of the model, one of each of them backwards."""
+    module = generator(Bounds(shape), classes, 100, torch.Generator())
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        module(torch.zeros((2, 100 + classes)))
+    own = counter.get_total_flops() / 2
+    examples = rounds * job.options.get("steps", 200) * job.options.get("batch", 64)
+    return float(examples * ((1 + BACKWARD) * own + (2 + BACKWARD) * forward) * _per_operation(own))
 
 
 @cache

@@ -19,7 +19,7 @@ import torch
 import fedveil.engines.pool as pool_module
 from by_hand import ONE
 from by_hand import federation as by_hand
-from federation_runs import assert_same, charged, config, every_method, finished, gone, in_each_view, job
+from federation_runs import assert_same, charged, config, covering, every_method, finished, gone, job
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import ProcessPool, a_fork_can_train
 from fedveil.engines.pool_worker import work
@@ -43,7 +43,7 @@ def test_every_method_is_covered_in_some_view() -> None:
     assert {configuration.privacy.view.value for configuration in RUNS.values()} >= {"server", "aggregate"}
 
 
-@pytest.mark.parametrize("name", in_each_view(RUNS))
+@pytest.mark.parametrize("name", covering(RUNS))
 def test_pool_equals_inline_to_the_bit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedveil.engines.pool_worker.LEAST", 1)  # as if the network were large: all tensors lie in slots
     reference_job = job(RUNS[name], tmp_path / "inline")
@@ -97,13 +97,13 @@ def test_states_of_many_clients_keep_no_files_open(tmp_path: Path) -> None:
     configuration = config(
         {"name": "aldp-fl", "variant": "published"},
         "server",
-        data={"partition": {"kind": "iid", "clients": 150}},
-        training={"clients_per_round": 150, "rounds": 2},
+        data={"partition": {"kind": "iid", "clients": 60}},
+        training={"clients_per_round": 60, "rounds": 2},
     )
     run = job(configuration, tmp_path)
     before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
     progress = finished(run, ProcessPool(run.context, 2))
-    assert len(progress.privates) == 150
+    assert len(progress.privates) == 60
     assert not before or len(os.listdir("/proc/self/fd")) < before + 20
 
 
@@ -366,7 +366,7 @@ fit(run, pool, start(run), tell)
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="looks processes up in /proc")
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_no_worker_outlives_the_run(how: signal.Signals, tmp_path: Path) -> None:
     program = PROGRAM.format(here=str(Path(__file__).parents[1] / "support"))
     with subprocess.Popen(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from federation_runs import assert_same, bits, charged, config, every_method, finished, job
+from federation_runs import assert_same, bits, charged, config, covering, every_method, finished, job
 from fedveil.adversary.replay import replay_federation
 from fedveil.configuration.config import Config, configure
 from fedveil.engines.batched import Batched
@@ -57,7 +57,7 @@ def clear(view: str = "aggregate", **privacy: Any) -> Config:
     return counted(config({"name": "dp-fedavg"}, view, privacy={**more, **privacy}), examples=50)
 
 
-@pytest.mark.parametrize("name", SUMMED)
+@pytest.mark.parametrize("name", covering(SUMMED, 3))
 def test_every_method_releases_them_at_its_own_price_or_not_at_all(name: str, tmp_path: Path) -> None:
     made, other = counted(SUMMED[name]), certify_config(counted(SUMMED[name], **WITHOUT))
     if math.isinf(other.proven.epsilon) or SUMMED[name].method.name == "banded-mf":

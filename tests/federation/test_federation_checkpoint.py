@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from federation_runs import assert_same, bits, charged, config, every_method, in_each_view, job
+from federation_runs import assert_same, bits, charged, config, covering, every_method, job
 from fedveil.configuration.config import Config
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError, FedveilError
@@ -46,7 +46,7 @@ def until(configuration: Config, folder: Path, rounds: int, saved: Checkpoints, 
     return progress
 
 
-@pytest.mark.parametrize("name", in_each_view(RUNS))
+@pytest.mark.parametrize("name", covering(RUNS, 2))
 @pytest.mark.heavy
 def test_going_on_gives_the_same_bits(name: str, tmp_path: Path) -> None:
     configuration = RUNS[name]

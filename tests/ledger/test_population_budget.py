@@ -304,7 +304,7 @@ def test_commands(tmp_path: Path) -> None:
 # --- kills ------------------------------------------------------------------------------------------------------------
 
 CLIENTS, UPLOADS = 3, 12
-RUNS, AT_ONCE, KILLS = 24, 8, 2
+AT_ONCE = 8
 
 
 def release_all(budget: PopulationBudget, name: str, out: Path, last: bool) -> NoReturn:
@@ -325,15 +325,19 @@ def release_all(budget: PopulationBudget, name: str, out: Path, last: bool) -> N
         os._exit(code)
 
 
-@pytest.mark.heavy
-def test_killed_runs_of_many_processes_never_exceed_the_cap(budget: PopulationBudget, tmp_path: Path) -> None:
-    """24 runs, 8 at once, ask for 96 releases of each client, of which 10 fit; each is killed twice, and goes on."""
-    dice, waiting, running = random.Random(5), [f"run-{n}" for n in range(RUNS)], dict[int, tuple[str, float]]()
-    kills = Counter[str]()
+@pytest.mark.parametrize(
+    ("runs", "most"), [pytest.param(10, 1, marks=pytest.mark.heavy), pytest.param(24, 2, marks=pytest.mark.slow)]
+)
+def test_killed_runs_of_many_processes_never_exceed_the_cap(
+    runs: int, most: int, budget: PopulationBudget, tmp_path: Path
+) -> None:
+    """The runs, 8 at once, ask for four releases of each client each, of which 10 fit; each is killed so often, and goes on."""
+    dice, names, running = random.Random(5), [f"run-{n}" for n in range(runs)], dict[int, tuple[str, float]]()
+    kills, waiting = Counter[str](), list(names)
     while waiting or running:
         while waiting and len(running) < AT_ONCE:
             name = waiting.pop(0)
-            last = kills[name] == KILLS
+            last = kills[name] == most
             child = os.fork()
             if child == 0:
                 release_all(budget, name, tmp_path / f"{name}.out", last)
@@ -355,13 +359,13 @@ def test_killed_runs_of_many_processes_never_exceed_the_cap(budget: PopulationBu
         spent = sum(Fraction(row.event.mu) ** 2 for row in shared if row.client == client)  # type: ignore[union-attr]
         assert spent <= budget.cap.limit
     lost = 0
-    for name in (f"run-{n}" for n in range(RUNS)):
+    for name in names:
         handed, own = [int(n) for n in (tmp_path / f"{name}.out").read_text().split()], rows(tmp_path / f"{name}.sqlite")
         kept, charged = Counter(row.round for row in own), Counter(row.round for row in shared if row.run == name)
         assert set(handed) <= set(kept)
         assert kept <= charged
         lost += charged.total() - len(handed)
-    assert kills == dict.fromkeys(kills, KILLS)
+    assert kills == dict.fromkeys(names, most)
     assert lost < len(shared)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,11 @@ from kill_points import CLIENT, SERVER, Point, kill_at
 
 pytestmark = pytest.mark.heavy
 ROUNDS = 3
+METHODS: dict[str, dict[str, Any]] = {
+    "with states": {"name": "fedglp-adp", "variant": "proven"},
+    "without": {"name": "dp-fedavg"},
+}
+"""With private and policy states of the clients, and without any."""
 
 
 class Killed(BaseException):
@@ -82,6 +88,17 @@ def settings(method: dict[str, Any], view: str, seeded: bool, rounds: int = ROUN
     return config(method, view, **sections)
 
 
+@pytest.fixture(scope="module")
+def inline_bits(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], bytes]:
+    """The model of a run in which nobody is killed, by method and view."""
+
+    @cache
+    def trained(method: str, view: str) -> bytes:
+        return bits(run(settings(METHODS[method], view, True), tmp_path_factory.mktemp("inline") / "run").model.vector)
+
+    return trained
+
+
 def machines(folder: Path, seeded: bool) -> Mortal:
     return Mortal(folder, {number: consent(number, seeded_noise=seeded) for number in range(3)})
 
@@ -108,15 +125,15 @@ def assert_no_release_is_missing(folder: Path, there: Mortal) -> None:
 
 
 @pytest.mark.parametrize("point", CLIENT)
-def test_a_client_that_is_killed_changes_no_bit(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a method with private and policy states."""
-    there, method = machines(tmp_path / "clients", True), {"name": "fedglp-adp", "variant": "proven"}
-    inline = run(settings(method, "server", True), tmp_path / "inline")
+def test_a_client_that_is_killed_changes_no_bit(
+    point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_bits: Callable[[str, str], bytes]
+) -> None:
+    there, configuration = machines(tmp_path / "clients", True), settings(METHODS["with states"], "server", True)
     number = 9 if CLIENT[point][1] == "answer" else 5  # of three clients, the second in its second round; offers are answers, too
     kill_at(monkeypatch, CLIENT[point], {number}, kill, lambda: there.at_work)
-    result, _ = to_the_end(settings(method, "server", True), tmp_path / "server", there)
+    result, _ = to_the_end(configuration, tmp_path / "server", there)
     assert there.kills == 1
-    assert bits(result.model.vector) == bits(inline.model.vector)
+    assert bits(result.model.vector) == inline_bits("with states", "server")
     assert_no_release_is_missing(tmp_path / "server", there)
     for client in range(3):  # the same bits, so each release is charged once everywhere
         assert {finding.kind for finding in compared(tmp_path / "server", there.folder / str(client))} == {"verified"}
@@ -124,34 +141,35 @@ def test_a_client_that_is_killed_changes_no_bit(point: str, tmp_path: Path, monk
             assert len(lifetime) == ROUNDS
 
 
-SUMS = ("after the answers", "after the charge", "the checkpoint's head written")
-"""Where a server of sums is killed; its other points are slow."""
+FEW = ("after the answers", "after the charge", "the checkpoint's head written")
+"""Where a server is killed that sums, or whose clients keep their noise secret; its other points are slow there."""
 
 
 @pytest.mark.parametrize(
     ("point", "view"),
     [
         *((point, "server") for point in SERVER),
-        *(pytest.param(point, "aggregate", marks=[pytest.mark.slow] * (point not in SUMS)) for point in SERVER),
+        *(pytest.param(point, "aggregate", marks=[pytest.mark.slow] * (point not in FEW)) for point in SERVER),
     ],
 )
-def test_a_server_that_is_killed_changes_no_bit(point: str, view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    configuration = settings({"name": "dp-fedavg"}, view, True)
-    inline = run(configuration, tmp_path / "inline")
+def test_a_server_that_is_killed_changes_no_bit(
+    point: str, view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_bits: Callable[[str, str], bytes]
+) -> None:
+    configuration = settings(METHODS["without"], view, True)
     there = machines(tmp_path / "clients", True)
     kill_at(monkeypatch, SERVER[point], {2}, kill, lambda: not there.at_work)
     result, kills = to_the_end(configuration, tmp_path / "server", there)
     assert kills == 1
-    assert bits(result.model.vector) == bits(inline.model.vector)
+    assert bits(result.model.vector) == inline_bits("without", view)
     with Ledger.open(tmp_path / "server/ledger.sqlite") as ledger:
         assert [entry.round for _, _, entry in ledger.entries()] == sorted([*range(ROUNDS)] * (3 if view == "server" else 1))
     for client in range(3):
         assert {finding.kind for finding in compared(tmp_path / "server", there.folder / str(client))} == {"verified"}
 
 
-WHO: list[tuple[str, Point, bool]] = [
+WHO = [
     *((name, point, True) for name, point in CLIENT.items()),
-    *((name, point, False) for name, point in SERVER.items()),
+    *(pytest.param(name, point, False, marks=[pytest.mark.slow] * (name not in FEW)) for name, point in SERVER.items()),
 ]
 
 
@@ -160,7 +178,7 @@ def test_with_secret_noise_no_release_misses_in_any_ledger(
     name: str, point: Point, client: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that died after the charge and before its answer was on its disk releases anew: both charges count."""
-    configuration, there = settings({"name": "dp-fedavg"}, "server", False), machines(tmp_path / "clients", False)
+    configuration, there = settings(METHODS["without"], "server", False), machines(tmp_path / "clients", False)
     number = 2 if not client else 9 if point[1] == "answer" else 5
     kill_at(monkeypatch, point, {number}, kill, lambda: there.at_work == client)
     result, kills = to_the_end(configuration, tmp_path / "server", there)
@@ -179,7 +197,7 @@ def test_with_secret_noise_no_release_misses_in_any_ledger(
 @pytest.mark.timeout(3000)
 def test_a_hundred_kills_lose_no_release_and_no_bit(tmp_path: Path) -> None:
     """Everybody is killed at several points of each run, chosen at random, until there were a hundred kills."""
-    configuration, total, rng = settings({"name": "fedglp-adp", "variant": "proven"}, "server", True, 6), 0, random.Random(0)
+    configuration, total, rng = settings(METHODS["with states"], "server", True, 6), 0, random.Random(0)
     inline = run(configuration, tmp_path / "inline")
     for number in itertools.count():
         there = machines(tmp_path / f"clients{number}", True)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from federation_runs import config as one
-from federation_runs import every_method, in_each_view, prepared, small_digits
+from federation_runs import covering, every_method, prepared, small_digits
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded
@@ -64,7 +64,7 @@ def test_the_registry_is_covered() -> None:
     assert {name for name in METHODS if not any(plan.startswith(name) for plan in PLANS)} == set()
 
 
-@pytest.mark.parametrize("name", in_each_view(PLANS))
+@pytest.mark.parametrize("name", covering(PLANS, 1))
 def test_at_the_end_it_is_the_statements_number(name: str, tmp_path: Path) -> None:
     result = run(PLANS[name], tmp_path / "run", data=small_digits())
     column = [row.get("epsilon_spent") for row in result.history]

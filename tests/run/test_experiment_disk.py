@@ -23,6 +23,23 @@ from resumed_runs import case, go, interrupted, same_end
 BIG = {"model": {"hidden": [512]}}  # 38,000 parameters: checkpoints larger than the ledger
 
 
+Calm = Callable[[Config], Path]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    """The directory of a run of the configuration that nothing disturbs."""
+    made: dict[str, Path] = {}
+
+    def run_of(configuration: Config) -> Path:
+        if repr(configuration) not in made:
+            made[repr(configuration)] = tmp_path_factory.mktemp("calm") / "run"
+            go(configuration, made[repr(configuration)])
+        return made[repr(configuration)]
+
+    return run_of
+
+
 def in_a_child(work: Callable[[], object]) -> str:
     """What a forked process raised, as `Class: message`, or an empty string."""
     reading, writing = os.pipe()
@@ -50,10 +67,9 @@ def in_a_child(work: Callable[[], object]) -> str:
     ("name", "kilobytes"),
     [("dp-fedavg aggregate", (20, 60, 200)), ("aldp-fl published", (250,))],
 )
-def test_files_that_may_not_grow_further(name: str, kilobytes: tuple[int, ...], tmp_path: Path) -> None:
+def test_files_that_may_not_grow_further(name: str, kilobytes: tuple[int, ...], calm: Calm, tmp_path: Path) -> None:
     """The system's limit on the size of a file stands for a full disk: every write beyond it fails for real, in all processes."""
     configuration = case(name, training={"rounds": 3}, **BIG)
-    go(configuration, tmp_path / "calm")
     for limit in kilobytes:
         path = tmp_path / str(limit)
 
@@ -67,7 +83,7 @@ def test_files_that_may_not_grow_further(name: str, kilobytes: tuple[int, ...], 
         assert any(word in answer for word in ("make room", "free space", "writable folder", "choose another")), answer
         if (path / "ledger.sqlite").exists():
             go(configuration, path, resume=True)
-            same_end(path, tmp_path / "calm")
+            same_end(path, calm(configuration))
 
 
 STATES = {"states-3.safetensors", "global-3.safetensors", "head.json"}
@@ -82,22 +98,20 @@ STATES = {"states-3.safetensors", "global-3.safetensors", "head.json"}
         *(f"checkpoint/{name}" for name in sorted(STATES)),
     ],
 )
-def test_a_device_that_is_full_at_each_file(file: str, tmp_path: Path) -> None:
+def test_a_device_that_is_full_at_each_file(file: str, calm: Calm, tmp_path: Path) -> None:
     configuration, path = case("aldp-fl published", training={"rounds": 4}), tmp_path / "a"
     configuration = configuration.model_copy(update={"run": configuration.run.model_copy(update={"engine": "inline"})})
-    go(configuration, tmp_path / "calm")
     interrupted(configuration, path, 3)
     (path / f"{file}.part").symlink_to("/dev/full")
     with pytest.raises(FedveilError, match=r"cannot (write|save) .*No space left on device.*safe"):
         go(configuration, path, resume=True)
     assert Path("/dev/full").is_char_device()
     go(configuration, path, resume=True)
-    same_end(path, tmp_path / "calm")
+    same_end(path, calm(configuration))
 
 
-def test_a_table_that_cannot_be_added_to(tmp_path: Path) -> None:
+def test_a_table_that_cannot_be_added_to(calm: Calm, tmp_path: Path) -> None:
     configuration, path = case("dp-fedavg aggregate", training={"rounds": 4}), tmp_path / "a"
-    go(configuration, tmp_path / "calm")
     hit = []
 
     def block(record: Any) -> None:
@@ -114,7 +128,7 @@ def test_a_table_that_cannot_be_added_to(tmp_path: Path) -> None:
     assert hit == [1]
     (path / "history.csv").rmdir()
     go(configuration, path, resume=True)
-    same_end(path, tmp_path / "calm")
+    same_end(path, calm(configuration))
 
 
 def bare_namespace() -> bool:
@@ -141,13 +155,13 @@ shutil.copytree({path!r}, {kept!r})
 """
 
 
-@pytest.mark.parametrize("kilobytes", [700, *(pytest.param(k, marks=pytest.mark.slow) for k in (100, 400, 550, 650))])
-def test_a_tiny_disk(kilobytes: int, tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("kilobytes", [100, 400, 550, 650, 700])
+def test_a_tiny_disk(kilobytes: int, calm: Calm, tmp_path: Path) -> None:
     """A file system of so many kilobytes, of which the run needs more; what is on it is then resumed on a large one."""
     if not bare_namespace():
         pytest.skip("needs unprivileged user namespaces to mount a tiny file system")
     configuration = case("dp-fedavg aggregate", training={"rounds": 3}, **BIG)
-    go(configuration, tmp_path / "calm")
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
     support = str(Path(__file__).parents[1] / "support")
@@ -158,7 +172,7 @@ def test_a_tiny_disk(kilobytes: int, tmp_path: Path) -> None:
     assert done.stdout.startswith(("FedveilError cannot", "LedgerError cannot", "ConfigError cannot")), done.stdout
     if (kept / "ledger.sqlite").exists():
         go(configuration, kept, resume=True)
-        same_end(kept, tmp_path / "calm")
+        same_end(kept, calm(configuration))
 
 
 # --- permissions ------------------------------------------------------------------------------------------------------
@@ -198,10 +212,9 @@ def given_away(path: Path, files: int, folders: int) -> None:
 
 
 @pytest.mark.parametrize("what", ["everything", "folders", "checkpoint", "ledger"])
-def test_a_read_only_run_directory(what: str, plain_folder: Path, tmp_path: Path) -> None:
+def test_a_read_only_run_directory(what: str, plain_folder: Path, calm: Calm) -> None:
     configuration: Config = case("dp-fedavg aggregate", training={"rounds": 4})
     path = plain_folder / "run"
-    go(configuration, tmp_path / "calm")
     interrupted(configuration, path, 3)
     given_away(path, 0o644, 0o755)
     if what == "everything":
@@ -217,7 +230,7 @@ def test_a_read_only_run_directory(what: str, plain_folder: Path, tmp_path: Path
     assert any(word in answer for word in ("permission", "Permission", "readonly")), answer
     given_away(path, 0o644, 0o755)
     assert as_plain_user(lambda: go(configuration, path, resume=True)) == ""
-    same_end(path, tmp_path / "calm")
+    same_end(path, calm(configuration))
 
 
 def test_a_place_where_no_run_may_begin(plain_folder: Path) -> None:

@@ -121,8 +121,14 @@ def killed(path: Path, kept: Path, moment: Callable[[int, pytest.MonkeyPatch], N
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir() or not hasattr(os, "fork"), reason="forks its victim; needs /proc")
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize(
+    ("at", "moment"),
+    [
+        pytest.param(at, moment, marks=[pytest.mark.slow] * ((at > 0) == number % 2))
+        for at in (0, 3)
+        for number, moment in enumerate(MOMENTS)
+    ],
+)
 def test_a_round_leaves_once_and_the_run_ends_within_its_budget(
     at: int, moment: Callable[[int, pytest.MonkeyPatch], None], tmp_path: Path
 ) -> None:
@@ -204,7 +210,7 @@ def killed_while_it_hands_over(configuration: Any, path: Path, out: Path, second
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its victims")
 def test_killed_at_random_moments_no_round_leaves_unrecorded_or_in_two_versions(tmp_path: Path) -> None:
-    check_random_moments(tmp_path, 8)
+    check_random_moments(tmp_path, 3)
 
 
 @pytest.mark.slow

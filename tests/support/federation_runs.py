@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -87,12 +87,21 @@ def every_method() -> Iterator[tuple[str, Config]]:
                 yield "-".join(filter(None, (name, variant, view))), configuration
 
 
-def in_each_view(names: Iterable[str]) -> list[Any]:
-    """The names as parameters. What leaves is the same in the final and the aggregate view, and so is its price, but for methods
-    that bound the last model alone: of the others, the final view is slow.
+def covering(runs: Mapping[str, Config], turn: int = 0, always: Collection[str] = ()) -> list[Any]:
+    """The names as parameters: all forms of DP-FedAvg, one of each other method and what is `always` run are fast, the rest slow.
+
+    From method to method it is the next form, so that each variant and view is seen; another `turn` begins at another form.
+    The last model alone, whose price is its own for the noisy ones only, is seen with DP-FedAvg and one of these.
     """
-    slow = [name for name in names if "final" in name and not name.startswith(("dp-fedavg", "noisy-fed"))]
-    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
+    forms: dict[str, list[str]] = {}
+    for name, configuration in runs.items():
+        forms.setdefault(configuration.method.name, []).append(name)
+    assert runs.keys() >= {*always}
+    fast = {*forms.pop("dp-fedavg"), "noisy-fedavg-proven-final", *always}
+    for number, names in enumerate(forms.values()):
+        names = [name for name in names if "final" not in name]
+        fast.add(names[(number + turn) % len(names)])
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in runs]
 
 
 _PREPARED: dict[str, Prepared] = {}

@@ -42,11 +42,11 @@ def test_the_learning_rate_of_a_step_may_be_given() -> None:
     assert vector.tolist() == [-0.5, -1.0]
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam"])
 @pytest.mark.heavy
-def test_a_step_does_not_import_the_compiler(name: str) -> None:
+def test_a_step_does_not_import_the_compiler() -> None:
     code = (
         "import sys, torch; from fedveil.training.optimizer import OptimizerSpec;"
-        f"OptimizerSpec({name!r}).build().step(torch.zeros(3), torch.ones(3)); sys.exit('torch._dynamo' in sys.modules)"
+        "[OptimizerSpec(name).build().step(torch.zeros(3), torch.ones(3)) for name in ('sgd', 'adam')];"
+        "sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

@@ -8,6 +8,8 @@ import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is imported; threads of several processes wait for each other
+
 import pytest
 import torch
 from hypothesis import settings

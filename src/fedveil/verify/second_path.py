@@ -31,15 +31,15 @@ class Curve:
         if sampled and mu_squared > 0 and not search:
             plain: Tails = lambda losses: (ndtr(self.mu / 2 - losses / self.mu), ndtr(-self.mu / 2 - losses / self.mu))  # noqa: E731
             pairs.append((plain, plain, 1.0))
-        back = [(second, first, count) for first, second, count in pairs]
-        composed = [_composed(direction, delta) for direction in (pairs, back) if sampled and not search]
+        composed = [_composed(pairs, delta), _composed([(b, a, n) for a, b, n in pairs], delta)] if sampled and not search else []
         self.losses = [_best_of(pairs, mu_squared, delta, *search)] if search else composed
         self.epsilon = gaussian_epsilon(self.mu, delta) if self.exact else _root(lambda epsilon: self._delta(epsilon) > delta)
 
     def _delta(self, epsilon: float) -> float:
         if epsilon > 600:
             raise NotImplementedError("an epsilon this large")
-        return max(beyond - float(mass @ np.expm1(np.minimum(epsilon - losses, 0.0))) for losses, mass, beyond in self.losses)
+        above = ((losses[(k := int(np.searchsorted(losses, epsilon))) :], mass[k:], far) for losses, mass, far in self.losses)
+        return max(far - float(mass @ np.expm1(epsilon - losses)) for losses, mass, far in above)
 
     def true_positives(self, rate: float) -> float:
         """The largest true-positive rate at this false-positive rate: exact of Gaussian releases, else of the losses' bound."""

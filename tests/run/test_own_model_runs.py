@@ -322,7 +322,7 @@ def test_an_attack_of_a_part_reads_the_gradient_of_the_part(tmp_path: Path) -> N
     data = small_digits()
     with pytest.raises(ConfigError, match="hand it over again in Python"):
         attack(tmp_path / "run", "dlg", handed_over=HandedOver(data=data))
-    options = AttackOptions(settings={"steps": 2})
+    options = AttackOptions(images=1, restarts=1, steps=2)
     finished = attack(tmp_path / "run", "dlg", options, handed_over=HandedOver(data=data, model=reader()))
     assert finished.outcome.figures
 

@@ -17,7 +17,7 @@ import fedveil.engines.batched_gradient as batched_gradient
 import fedveil.engines.select_engine as engines
 from by_hand import ONE, TWO
 from by_hand import federation as by_hand
-from federation_runs import charged, config, every_method, finished, job, prepared
+from federation_runs import charged, config, covering, every_method, finished, job, prepared
 from fedveil.configuration.config import Config
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.engines.batched import Batched
@@ -134,7 +134,10 @@ def local_on(model: FlatModel) -> Local:
 # --- whole runs -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [n for n in RUNS if not n.endswith("final") and n not in RANKED])
+UNRANKED = {name: configuration for name, configuration in RUNS.items() if name not in RANKED and not name.endswith("final")}
+
+
+@pytest.mark.parametrize("name", covering(UNRANKED, 1))
 def test_every_method_agrees_with_inline(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one, two = job(RUNS[name], tmp_path / "inline"), job(RUNS[name], tmp_path / "batched")
     assert_close(finished(one, Inline(one.context)), finished(two, Batched(two.context)))
@@ -158,15 +161,21 @@ def replace_rounds(configuration: Config, rounds: int) -> Config:
 UNEQUAL = {"data": {"partition": {"kind": "dirichlet", "clients": 6, "alpha": 0.3}}}
 
 
+OPTIMIZERS: list[dict[str, Any]] = [
+    {"name": "sgd", "lr": 0.1},
+    {"name": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01},
+    {"name": "adam", "lr": 0.01},
+]
+
+
 @pytest.mark.parametrize(
-    "optimizer",
+    ("optimizer", "at_once"),
     [
-        {"name": "sgd", "lr": 0.1},
-        {"name": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01},
-        {"name": "adam", "lr": 0.01},
+        pytest.param(optimizer, at_once, marks=[pytest.mark.slow] * (number != 1 and at_once != 3))
+        for number, optimizer in enumerate(OPTIMIZERS)
+        for at_once in (1, 2, 3, 4, None)
     ],
 )
-@pytest.mark.parametrize("at_once", [1, 2, 3, 4, None])
 def test_unequal_clients_do_their_own_steps(optimizer: dict[str, Any], at_once: int | None, tmp_path: Path) -> None:
     training = {"local_steps": None, "local_epochs": 2, "optimizer": optimizer, "clients_per_round": 6, "schedule": "iterative"}
     configuration = config({"name": "dp-fedavg", "clip": 0.5}, "server", **UNEQUAL, training=training)
@@ -579,7 +588,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGpu]:
     batched_gradient._on_device.cache_clear()
 
 
-@pytest.mark.parametrize("name", [n for n in RUNS if not n.endswith("final")])
+@pytest.mark.parametrize("name", covering({name: c for name, c in RUNS.items() if not name.endswith("final")}, 2))
 def test_no_method_mixes_devices(name: str, pretended: PretendGpu, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     configuration = replace_rounds(RUNS[name], 2)
     (tmp_path / "gpu").mkdir()

@@ -14,11 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from federation_runs import gone
+from federation_runs import config, gone, job
 from fedveil.cli.app import main
 from fedveil.configuration.config_files import load_config
 from fedveil.engines.interrupts import ends_on_interrupt, put_off
-from fedveil.run.run import run
+from fedveil.engines.pool import ProcessPool
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import Progress, start
+from fedveil.run.run import run as run_experiment
 
 LIMIT = 2.0
 """Seconds."""
@@ -124,8 +127,8 @@ def twice(measure: Callable[[int], float]) -> None:
 @pytest.mark.parametrize(
     ("start", "group", "deaf"),
     [
-        ("fork", False, False),
         ("fork", True, True),
+        pytest.param("fork", False, False, marks=pytest.mark.slow),
         pytest.param("spawn", False, False, marks=pytest.mark.slow),
         pytest.param("spawn", True, False, marks=pytest.mark.slow),
     ],
@@ -148,6 +151,21 @@ def test_a_script_s_workers_end_within_two_seconds(start: str, group: bool, deaf
 
 
 @proc
+def test_workers_end_when_the_main_process_alone_is_interrupted(tmp_path: Path) -> None:
+    run = job(config({"name": "dp-fedavg"}, training={"rounds": 100}), tmp_path)
+    pool, workers = ProcessPool(run.context, 2, "fork"), list[int]()
+
+    def press(progress: Progress) -> None:
+        workers.extend(worker.process.pid or 0 for worker in pool._workers)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(run, pool, start(run), press)
+    assert len(workers) == 2
+    assert all(map(gone, workers))
+
+
+@proc
 @pytest.mark.parametrize(
     ("method", "view", "group"),
     [("dp-fedavg", "aggregate", True), pytest.param("aldp-fl", "server", False, marks=pytest.mark.slow)],
@@ -155,14 +173,14 @@ def test_a_script_s_workers_end_within_two_seconds(start: str, group: bool, deaf
 def test_the_program_leaves_a_run_that_resumes_to_the_same_bits(
     method: str, view: str, group: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = tmp_path / "c.toml"
-    config.write_text(CONFIG.format(method=method, view=view))
+    file = tmp_path / "c.toml"
+    file.write_text(CONFIG.format(method=method, view=view))
     program = [sys.executable, "-m", "fedveil", "run", "--quiet"]
 
     def measure(attempt: int) -> float:
         out = tmp_path / str(attempt)
         took, status, errors = seconds_to_end(
-            [*program, str(config), "--out", str(out)], (out / "checkpoint" / "head.json").exists, group
+            [*program, str(file), "--out", str(out)], (out / "checkpoint" / "head.json").exists, group
         )
         assert status == 130
         assert f"rounds are saved: fedveil run --resume {out} goes on from there" in errors
@@ -172,12 +190,12 @@ def test_the_program_leaves_a_run_that_resumes_to_the_same_bits(
 
     twice(measure)
     again = ["run", "--quiet", "--resume", str(tmp_path / "0")]
-    assert called([*again, "--set", "training.rounds=16", str(config)], monkeypatch) == 2
+    assert called([*again, "--set", "training.rounds=16", str(file)], monkeypatch) == 2
     refusal = capsys.readouterr().err
     assert refusal.startswith("fedveil: ")
     assert "training.rounds was 15 and is 16" in refusal
     assert called(again, monkeypatch) == 0
-    calm = run(load_config(config), tmp_path / "calm").path
+    calm = run_experiment(load_config(file), tmp_path / "calm").path
     assert (calm / "model.safetensors").read_bytes() == (tmp_path / "0" / "model.safetensors").read_bytes()
     assert table(calm / "history.csv") == table(tmp_path / "0" / "history.csv")
     assert (calm / "layers.csv").read_bytes() == (tmp_path / "0" / "layers.csv").read_bytes()

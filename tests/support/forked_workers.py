@@ -27,7 +27,7 @@ class ForkedWorker:
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                _become(jobs, answers, stderr.fileno(), pass_fds)
+                become(jobs, answers, stderr.fileno(), pass_fds)
                 os.environ.update(env)
                 main()
             finally:
@@ -55,7 +55,7 @@ class ForkedWorker:
         return code
 
 
-def _become(stdin: int, stdout: int, stderr: int, kept: Sequence[int]) -> None:
+def become(stdin: int, stdout: int, stderr: int, kept: Sequence[int]) -> None:
     """Exactly these files, as a program that was started."""
     for number, file in enumerate((stdin, stdout, stderr)):
         os.dup2(file, number)

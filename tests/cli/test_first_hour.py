@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from fedveil.configuration.config_files import load_config
 from fedveil.engines.interrupts import end_alike
 from fedveil.errors import ConfigError
 from fedveil.run.run import run
+from forked_program import ForkedProgram, command, forks
 from kill_points import SERVER, kill_at
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -108,13 +110,23 @@ def test_names_complete() -> None:
     assert all(getattr(fedveil, name) is not None for name in fedveil.__all__)
 
 
-def test_a_reader_that_goes_away_ends_no_run(config: Path, tmp_path: Path) -> None:
+PROGRAMS = [pytest.param("forked", marks=forks), pytest.param("started", marks=pytest.mark.slow)]
+WRITTEN = {"summary.json", "report.html", "curves.png", "model.safetensors"}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_reader_that_goes_away_ends_no_run(program: str, config: Path, tmp_path: Path) -> None:
     """`fedveil run ... | head -1`: everything is written all the same."""
     out = tmp_path / "r"
-    command = f"{sys.executable} -m fedveil run {config} --out {out} 2>&1 | head -c 1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, len(done.stdout)) == (0, 1)
-    assert {"summary.json", "report.html", "curves.png", "model.safetensors"} <= {path.name for path in out.iterdir()}
+    if program == "forked":
+        with ForkedProgram(command("run", config, "--out", out)) as running:
+            assert running.output.read(1)
+        assert running.status() == 0
+    else:
+        line = f"{sys.executable} -m fedveil run {config} --out {out} 2>&1 | head -c 1; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=120)
+        assert (done.returncode, len(done.stdout)) == (0, 1)
+    assert {path.name for path in out.iterdir()} >= WRITTEN
 
 
 def test_the_verdict_stands_before_training(config: Path, tmp_path: Path) -> None:
@@ -151,17 +163,39 @@ def test_each_signal_interrupts_the_command(
     assert "Traceback" not in error
 
 
-@pytest.mark.parametrize("number", [pytest.param(n, marks=[pytest.mark.slow] * (n != signal.SIGTERM)) for n in SIGNALS])
+@forks
+def test_a_signal_ends_a_program_that_says_how_to_go_on(config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    with ForkedProgram(command("run", config, "--out", out, "--quiet", "--set", "training.rounds=100000")) as program:
+        while not has_rounds(out):
+            assert program.running(), program.output.read()
+            time.sleep(0.01)
+        os.kill(program.pid, signal.SIGTERM)
+        error = program.output.read()
+        assert program.status() == 128 + signal.SIGTERM
+    check_how_to_go_on(error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", SIGNALS)
 def test_each_signal_ends_a_program_that_says_how_to_go_on(number: signal.Signals, config: Path, tmp_path: Path) -> None:
     out = tmp_path / "r"
-    command = [sys.executable, "-m", "fedveil", "run", str(config), "--out", str(out), "--set", "training.rounds=100000"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as program:
-        while not (out / "history.csv").is_file() or len((out / "history.csv").read_text().splitlines()) < 3:
+    line = [sys.executable, "-m", "fedveil", "run", str(config), "--out", str(out), "--set", "training.rounds=100000"]
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as program:
+        while not has_rounds(out):
             assert program.poll() is None
             time.sleep(0.05)
         program.send_signal(number)
         error = program.communicate(timeout=30)[1]
     assert program.returncode == 128 + number
+    check_how_to_go_on(error)
+
+
+def has_rounds(out: Path) -> bool:
+    return (out / "history.csv").is_file() and len((out / "history.csv").read_text().splitlines()) >= 3
+
+
+def check_how_to_go_on(error: str) -> None:
     assert re.search(r"interrupted; [0-9]+ rounds are saved: fedveil run --resume \S+ goes on from there", error)
     assert "Traceback" not in error
 

@@ -7,19 +7,30 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fedveil.run.new_project import new_project
+from forked_program import ForkedProgram, forks
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_python_example_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [pytest.param("forked", marks=forks), pytest.param("started", marks=pytest.mark.slow)])
+def test_the_python_example_runs(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
     assert len([line for line in example.splitlines() if line.strip()]) <= 10
     new_project("homes", tmp_path, "regression")  # as the sentence below the example says
-    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, cwd=tmp_path, check=False, timeout=200)
-    assert done.returncode == 0, done.stderr
-    error, epsilon = map(float, re.findall(r"(?:error|epsilon) ([\d.]+)", done.stdout))
+    monkeypatch.chdir(tmp_path)
+    if program == "forked":
+        with ForkedProgram(lambda: exec(example, {"__name__": "__main__"})) as script:
+            output = script.output.read()
+        status = script.status()
+    else:
+        done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=False, timeout=200)
+        status, output = done.returncode, done.stdout + done.stderr
+    assert status == 0, output
+    error, epsilon = map(float, re.findall(r"(?:error|epsilon) ([\d.]+)", output))
     assert error < 15
     assert 3.9 < epsilon <= 4
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,7 +141,7 @@ def needed_noise_multiplier(
     epsilon, tolerance = positive("epsilon", epsilon), positive("tolerance", tolerance)
 
     def cost(z: float) -> float:
-        return selection_epsilon(law, curve_of(make_events(z), adjacency), delta)
+        return _cost(law, tuple(make_events(z)), delta, adjacency)
 
     high = 1.0
     while cost(high) > epsilon:
@@ -157,6 +158,11 @@ def needed_noise_multiplier(
         middle = math.sqrt(low * high)
         low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
     return high
+
+
+@lru_cache(maxsize=1024)  # a search calibrates each of its settings several times
+def _cost(law: RandomTries, events: tuple[Event, ...], delta: float, adjacency: Adjacency | None) -> float:
+    return selection_epsilon(law, curve_of(events, adjacency), delta)
 
 
 def truncation_delta(law: RandomTries, most: int, epsilon: float) -> float:

@@ -82,8 +82,13 @@ def words(cells: list[dict[str, Any]]) -> list[str]:
     return [re.sub(r" +", " ", re.sub(r"\b[\da-f]{64}\b|\d[\d.e-]*", "#", "".join(text))) for text in shown]
 
 
+SLOW = ("your-own-data",)
+
+
 @pytest.mark.heavy
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in SLOW), id=path.stem) for path in NOTEBOOKS]
+)
 def test_a_notebook_runs_and_says_what_it_said(path: Path, tmp_path: Path) -> None:
     stored = json.loads(path.read_text())
     assert "/tmp/" not in path.read_text()
@@ -129,7 +134,7 @@ def broken(site: Path) -> list[str]:
     return found
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_the_site_builds_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     if not all(importlib.util.find_spec(name) for name in ("mkdocs", "material", "mkdocstrings")):
         pytest.skip("needs the extra docs")

@@ -29,16 +29,16 @@ from fedveil.training.local import Plain
 CLIENTS, ROUNDS = 60, 4
 
 
-def federation_of(method: dict[str, Any], **privacy: Any) -> Config:
-    """All of 60 clients in each of 4 rounds; a network of 3,760 coordinates."""
+def federation_of(method: dict[str, Any], clients: int = CLIENTS, rounds: int = ROUNDS, **privacy: Any) -> Config:
+    """All of the clients in each round; a network of 3,760 coordinates."""
     return parse(
         {
-            "data": {"partition": {"kind": "iid", "clients": CLIENTS}},
+            "data": {"partition": {"kind": "iid", "clients": clients}},
             "model": {"name": "mlp", "hidden": [50]},
             "method": method,
             "training": {
-                "rounds": ROUNDS,
-                "clients_per_round": CLIENTS,
+                "rounds": rounds,
+                "clients_per_round": clients,
                 "sampling": "fixed",
                 "local_steps": 2,
                 "batch_clip": 1.0,
@@ -108,7 +108,7 @@ def test_both_engines_see_the_same() -> None:
 def test_every_proven_method_carries_canaries(name: str) -> None:
     """Adap DP-FL is not among them: it protects records, by DP-SGD inside the clients."""
     own = {"separation": 1} if name == "banded-mf" else {}  # every client is in every round
-    found = audit_canaries(federation_of({"name": name, **own}, epsilon=4.0), 20)
+    found = audit_canaries(federation_of({"name": name, **own}, 25, 2, epsilon=4.0), 20)
     assert [audit.n for audit in found] == [20, 20]
     assert all(0 <= audit.epsilon < 8 for audit in found)
 

@@ -30,10 +30,10 @@ UPLOADS = 10
 CLIENTS = 100
 # (noise multiplier, clip); the std of the first and of the last two is a power of two
 SETTINGS = [
-    *[(1.0, 1.0), (1.0, 0.7), (15.0, 1.0)],
+    *[(1.0, 1.0), (15.0, 1.0)],
     *(
         pytest.param(*s, marks=pytest.mark.slow)
-        for s in [(1.0001, 1.0), (1.86, 1.0), (100.0, 1.0), (15.0, 16 / 15), (100.0, 1.28)]
+        for s in [(1.0, 0.7), (1.0001, 1.0), (1.86, 1.0), (100.0, 1.0), (15.0, 16 / 15), (100.0, 1.28)]
     ),
 ]
 

@@ -163,7 +163,7 @@ def test_it_learns_in_the_aggregate_view() -> None:
     assert progress.history[-1]["clip"] > 2 * 0.1  # the first clip was too small
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_it_learns_in_the_server_view() -> None:
     """With single uploads noised, at an epsilon for which that leaves a signal."""
     assert learned("server", "privacy.epsilon=200").history[-1]["test_accuracy"] > 0.6

@@ -317,7 +317,7 @@ def test_proven_learns_in_the_aggregate_view(tmp_path: Path) -> None:
     training = {"rounds": 12, "clients_per_round": 120, "sampling": "poisson", "local_epochs": 2, "batch_size": 4}
     data = {"partition": {"kind": "iid", "clients": 360}}
     config = digits({"name": "aldp-fl"}, data=data, training=training, privacy={"epsilon": 8.0, "delta": 1e-4})
-    assert trained(job_of(config, tmp_path / "l")).history[-1]["test_accuracy"] > 0.7
+    assert trained(job_of(config, tmp_path / "l"), stacked=True).history[-1]["test_accuracy"] > 0.7
 
 
 @pytest.mark.heavy

@@ -165,5 +165,5 @@ def test_it_learns() -> None:
     more = 'data.partition={kind="iid", clients=180}', "training.clients_per_round=60", "training.local_epochs=2"
     method = {"name": "dp-fedsam", "clip": 0.5, "rho": 0.1}
     config = h.at_epsilon_8(method, *more, "training.batch_size=8", "training.sampling=poisson", rounds=20)
-    progress = h.trained(replace(h.job_of(config), evaluate_every=20))
+    progress = h.trained(replace(h.job_of(config), evaluate_every=20), stacked=True)
     assert progress.history[-1]["test_accuracy"] > 0.8

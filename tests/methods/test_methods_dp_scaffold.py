@@ -189,10 +189,10 @@ LEARNING = 'data.partition={kind="iid", clients=180}', "training.clients_per_rou
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("view", "more"), [("aggregate", "training.sampling=poisson"), ("server", "privacy.epsilon=2000")])
+@pytest.mark.parametrize(("view", "more"), [("aggregate", "training.sampling=poisson"), pytest.param("server", "privacy.epsilon=2000", marks=pytest.mark.slow)])
 def test_it_learns(view: str, more: str) -> None:
     """With single uploads noised, at an epsilon for which that leaves a signal."""
     method = {"name": "dp-scaffold", "clip": 0.5, "control_clip": 0.5}
     config = h.at_epsilon_8(method, *LEARNING, f"privacy.view={view}", "training.batch_size=8", more, rounds=20)
-    progress = h.trained(replace(h.job_of(config), evaluate_every=20))
+    progress = h.trained(replace(h.job_of(config), evaluate_every=20), stacked=True)
     assert progress.history[-1]["test_accuracy"] > 0.6

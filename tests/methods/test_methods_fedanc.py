@@ -481,7 +481,7 @@ def test_learns() -> None:
         rounds=20,
     )
     job = replace(h.job_of(config), evaluate_every=20)
-    assert h.trained(job).history[-1]["test_accuracy"] > 0.6
+    assert h.trained(job, stacked=True).history[-1]["test_accuracy"] > 0.6
 
 
 @pytest.mark.parametrize("path", h.presets("fedanc"), ids=lambda p: p.stem)

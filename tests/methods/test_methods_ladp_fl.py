@@ -292,4 +292,4 @@ def test_it_learns(tmp_path: Path) -> None:
         training=training,
         privacy={"epsilon": 8.0, "delta": 1e-4},
     )
-    assert trained(job_of(config, tmp_path / "l.sqlite")).history[-1]["test_accuracy"] > 0.7
+    assert trained(job_of(config, tmp_path / "l.sqlite"), stacked=True).history[-1]["test_accuracy"] > 0.7

@@ -181,7 +181,7 @@ def test_all_forms_learn() -> None:
     for form in ({"mechanism": "ordinal"}, {"mechanism": "gaussian"}):
         method = {"name": "ldp-fed", "variant": "published", **form}
         config = h.digits(method, privacy={"epsilon": 4.0, "view": "server", "unit": "record"}, **few)
-        assert h.trained(h.job_of(config)).history[-1]["test_accuracy"] > 0.6
+        assert h.trained(h.job_of(config), stacked=True).history[-1]["test_accuracy"] > 0.6
     config = h.at_epsilon_8(
         {"name": "ldp-fed", "clip": 0.5},
         'data.partition={kind="iid", clients=180}',
@@ -192,4 +192,4 @@ def test_all_forms_learn() -> None:
         "privacy.view=aggregate",
         rounds=20,
     )
-    assert h.trained(replace(h.job_of(config), evaluate_every=20)).history[-1]["test_accuracy"] > 0.6
+    assert h.trained(replace(h.job_of(config), evaluate_every=20), stacked=True).history[-1]["test_accuracy"] > 0.6

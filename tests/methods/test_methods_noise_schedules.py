@@ -243,4 +243,4 @@ def test_it_learns(name: str) -> None:
     """240 clients of 6 digits, all in each of 4 rounds, epsilon 8: above 0.6 (chance is 0.1)."""
     training = {"clients_per_round": 240, "local_epochs": 4, "batch_size": 6}
     config = digits({"name": name}, clients=240, rounds=4, training=training, privacy={"epsilon": 8.0, "view": "aggregate"})
-    assert trained(job_of(config)).history[-1]["test_accuracy"] > 0.6
+    assert trained(job_of(config), stacked=True).history[-1]["test_accuracy"] > 0.6

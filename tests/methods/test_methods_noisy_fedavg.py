@@ -311,4 +311,4 @@ def test_it_learns(tmp_path: Path) -> None:
     config = digits(
         {"name": "noisy-fedavg", "sigma": 0.05}, data={"partition": {"kind": "iid", "clients": 100}}, training=training
     )
-    assert trained(job_of(config, tmp_path / "l")).history[-1]["test_accuracy"] > 0.7
+    assert trained(job_of(config, tmp_path / "l"), stacked=True).history[-1]["test_accuracy"] > 0.7

@@ -135,4 +135,4 @@ def test_it_learns_and_needs_less_noise_than_without_the_penalty(tmp_path: Path)
     assert s.z == pytest.approx(without.z)
     assert trajectory(s, 2.0)[0] == pytest.approx(1 - 0.6**10)
     assert trajectory(without)[0] == pytest.approx(4.0)
-    assert trained(job_of(config, tmp_path / "l")).history[-1]["test_accuracy"] > 0.7
+    assert trained(job_of(config, tmp_path / "l"), stacked=True).history[-1]["test_accuracy"] > 0.7

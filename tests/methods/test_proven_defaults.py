@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,12 @@ def test_what_is_given_stays_and_a_default_does_not_count_as_given() -> None:
     assert "gamma_min = 0.8 (published: 0.1)" in described("fedanc")
 
 
+@cache
+def plain_norm() -> float:
+    """Of the noise on each step of DP-FedAvg, which is the same in all rounds."""
+    return noise_norms(DPFedAvg())[0]
+
+
 def noise_norms(method: Method, view: View = View.AGGREGATE) -> list[float]:
     """Of the noise on the global step, round by round, of clients that have no examples: all that is released is noise."""
     empty: Any = ([], [])
@@ -67,14 +74,14 @@ PROVEN: list[Method] = [ALDPFL(), FedGLPADP(clip=1.0), FedANC(pretraining_steps=
 @pytest.mark.parametrize("method", PROVEN, ids=lambda m: m.name)
 def test_noise_alone_never_grows_far_above_that_of_dp_fedavg(method: Method) -> None:
     """At most T^(1/4) times as long: what FedANC's pace of 1.5 allows; the others stay lower."""
-    plain, found = noise_norms(DPFedAvg())[0], noise_norms(method)
+    plain, found = plain_norm(), noise_norms(method)
     assert len(found) == ROUNDS
     assert 0 < max(found) <= ROUNDS**0.25 * plain
 
 
 def test_clips_that_may_grow_follow_noise_upwards() -> None:
     """What the new range of ALDP-FL is for: within the former one and a wider, its windows take noise for movement."""
-    plain = noise_norms(DPFedAvg())[0]
+    plain = plain_norm()
     highest = [max(noise_norms(ALDPFL(bound=1e4, clip_range=(0.5, most)))) / plain for most in (1.0, 4.0, 16.0)]
     assert highest == pytest.approx([1.0, 4.0, 16.0], rel=1e-3)
 

@@ -21,6 +21,7 @@ from fedveil.studies import worker_pool
 from fedveil.studies.grid.cell import Cell, CellState, Listener, state_of
 from fedveil.studies.grid.run_grid import run_grid
 from fedveil.studies.grid.schedule import Pace
+from forked_workers import FORKING
 from grid_cells import cells, content, small
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its victims")
@@ -142,27 +143,28 @@ def test_a_failed_cell_has_its_reason_and_stops_no_other(tmp_path: Path) -> None
     assert state_of(repaired, tmp_path).state == "waiting"
 
 
-def test_a_worker_that_dies_fails_its_cell_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_pool, "subprocess", subprocess)  # the program itself
+@pytest.mark.parametrize("program", [pytest.param("forked", marks=forks), pytest.param("started", marks=pytest.mark.slow)])
+def test_a_worker_that_dies_fails_its_cell_only(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers: list[int] = []
+    start = (subprocess if program == "started" else FORKING).Popen
+
+    def started(*arguments: Any, **named: Any) -> Any:
+        process = start(*arguments, **named)
+        workers.append(process.pid)
+        return process
+
+    monkeypatch.setattr(worker_pool.subprocess, "Popen", started)
 
     def kill(changed: CellState) -> None:
         if changed.cell.name == long.name and changed.rounds == 1 and changed.state == "running":
-            workers = [int(p) for p in children() if "fedveil.studies.worker_program" in Path(f"/proc/{p}/cmdline").read_text()]
-            for pid in workers:
-                os.kill(pid, signal.SIGKILL)
+            os.kill(workers[0], signal.SIGKILL)
 
     long = Cell("long", small(rounds=10_000), {})
     short = Cell("short", small(rounds=1), {})
     first, second = run_grid([long, short], tmp_path, jobs=1, listener=Hears(kill))
     assert (first.state, second.state) == ("failed", "done"), second.error
     assert "signal 9" in first.error
-
-
-def children() -> list[str]:
-    tasks = Path("/proc/self/task")
-    if not tasks.is_dir():
-        pytest.skip("finds the worker through /proc")
-    return [pid for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
+    assert len(workers) == 2
 
 
 def test_two_grids_in_one_directory_are_refused(calm: Path, monkeypatch: pytest.MonkeyPatch) -> None:

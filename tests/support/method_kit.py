@@ -94,10 +94,13 @@ def book(job: Federation) -> Book:
     return ledger
 
 
-def trained(job: Federation) -> Progress:
-    """The run from start to end; every client must have succeeded."""
+def trained(job: Federation, *, stacked: bool = False) -> Progress:
+    """The run from start to end; every client must have succeeded.
+
+    stacked: many small clients, trained in stacks where the method allows it, for what does not depend on the last bit.
+    """
     progress = start(job)
-    assert fit(job, Inline(job.context), progress) == ""
+    assert fit(job, Inline(job.context, stacked=stacked), progress) == ""
     assert not any(row["failures"] for row in progress.history), progress.history
     return progress
 

@@ -51,13 +51,15 @@ def settings(device: torch.device, precision: Precision, deterministic: bool) ->
     """
     if deterministic and device.type == "cuda" and os.environ.get(_CUBLAS) not in (":4096:8", ":16:8"):
         raise ConfigError(f"run.deterministic on a GPU needs the environment variable {_CUBLAS}=:4096:8, set before the start")
-    before = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
-    tf32 = precision == "tf32"
-    torch.use_deterministic_algorithms(deterministic or before[0])
+    before, tf32 = torch.get_float32_matmul_precision(), precision == "tf32"
+    changed = deterministic and not torch.are_deterministic_algorithms_enabled()
+    if changed:  # a call that changes nothing would still import torch's compiler, for seconds
+        torch.use_deterministic_algorithms(True)
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:
         with torch.backends.cudnn.flags(enabled=True, benchmark=not deterministic, deterministic=deterministic, allow_tf32=tf32):
             yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
-        torch.set_float32_matmul_precision(before[1])
+        if changed:
+            torch.use_deterministic_algorithms(False)
+        torch.set_float32_matmul_precision(before)

@@ -95,7 +95,9 @@ def test_attacks_say_what_they_found(kind: str, copied: Path) -> None:
     assert all(picture.read_bytes().endswith(b"IEND\xaeB`\x82") for picture in pictures)
 
 
-@pytest.mark.parametrize(("command", "out"), [("report", "report.html"), pytest.param("plot", "picture.svg", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("command", "out"), [("report", "report.html"), pytest.param("plot", "picture.svg", marks=pytest.mark.slow)]
+)
 def test_an_earlier_page_or_picture_stays(command: str, out: str, copied: Path) -> None:
     (copied / out).write_bytes(b"earlier")
     at_every_point((command, copied, "--out", copied / out), copied.parent)

@@ -86,9 +86,7 @@ def left(plan: Plan, rounds: int, updates: dict[int, Tensor]) -> Vector:
     return np.array(found)
 
 
-@pytest.mark.parametrize(
-    "rounds", [*range(1, 6), *(pytest.param(t, marks=pytest.mark.slow) for t in (6, 7, 8))]
-)
+@pytest.mark.parametrize("rounds", [*range(1, 6), *(pytest.param(t, marks=pytest.mark.slow) for t in (6, 7, 8))])
 def test_the_sensitivity_is_what_the_door_lets_one_client_move(rounds: int) -> None:
     """Every pattern that the rule allows, updates of the clip's norm in one or another direction: never more, and reached.
 
@@ -248,7 +246,10 @@ def test_a_client_that_vanished_counts_as_having_taken_part(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("at", "seeded"),
-    [*[(1, False), (2, True), (5, False)], *(pytest.param(*o, marks=pytest.mark.slow) for o in [(1, True), (2, False), (5, True)])],
+    [
+        *[(1, False), (2, True), (5, False)],
+        *(pytest.param(*o, marks=pytest.mark.slow) for o in [(1, True), (2, False), (5, True)]),
+    ],
 )
 def test_the_rule_holds_over_resumes_and_a_round_that_is_done_again_has_the_same_clients(
     at: int, seeded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -189,7 +189,10 @@ LEARNING = 'data.partition={kind="iid", clients=180}', "training.clients_per_rou
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("view", "more"), [("aggregate", "training.sampling=poisson"), pytest.param("server", "privacy.epsilon=2000", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("view", "more"),
+    [("aggregate", "training.sampling=poisson"), pytest.param("server", "privacy.epsilon=2000", marks=pytest.mark.slow)],
+)
 def test_it_learns(view: str, more: str) -> None:
     """With single uploads noised, at an epsilon for which that leaves a signal."""
     method = {"name": "dp-scaffold", "clip": 0.5, "control_clip": 0.5}

@@ -120,7 +120,8 @@ def test_a_message_that_is_not_stored_yet_is_asked_for_again() -> None:
 
 def test_a_message_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flower_api, "_UNSTORED", 0.2)
-    assert _Patient(SimpleNamespace(PullMessages=lambda request: SimpleNamespace(messages_list=[]))).PullMessages(None)
+    nothing = SimpleNamespace(messages_list=[])
+    assert _Patient(SimpleNamespace(PullMessages=lambda request: nothing)).PullMessages(None) is nothing
 
 
 def test_a_supernode_whose_message_was_lost_is_ended_so_that_it_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:

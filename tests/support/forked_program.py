@@ -1,4 +1,4 @@
-"""A program as a process of its own, forked from the tests' process, which has imported torch already; else it starts in seconds."""
+"""A program as a process of its own, forked from that of the tests, which has imported torch already and so saves seconds."""
 
 from __future__ import annotations
 

@@ -16,10 +16,12 @@ import torch
 
 from fedveil.engines.dense_stack import Rows, StackedGradient, aligned, dense, filled, keeps_apart, obstacle
 from fedveil.federation.round import ClientTask, Context, Failure, Outcome, Work, attempted, evaluated, planned, sealed_outcome
+from fedveil.release.door import Door
 from fedveil.release.plan import Plan, Raw
 from fedveil.training.local import Local, follow
 
 if TYPE_CHECKING:
+    from fedveil.release.plan_terms import Terms
     from fedveil.training.params import FlatModel
 
     Shape = tuple[int, ...]
@@ -47,7 +49,7 @@ class StackedClients:
         """Train all, then seal what they release in the order of the tasks."""
         start = time.perf_counter()
         plans = [planned(self.context, task) for task in tasks]
-        terms = {id(plan): self.context.door.terms(plan) for plan in {id(p): p for p in plans}.values() if isinstance(plan, Plan)}
+        terms = self._terms(plans)
         works: dict[int, Work | Failure] = {}
         shapes: dict[Shape, list[int]] = {}
         for i, task in enumerate(tasks):
@@ -59,6 +61,12 @@ class StackedClients:
                 works.update(zip(part, self._works(shape, *chosen), strict=True))
         for i, task in enumerate(tasks):
             yield sealed_outcome(self.context, task, works[i], start, terms.get(id(plans[i])))
+
+    def _terms(self, plans: Sequence[Plan | Raw]) -> dict[int, Terms]:
+        """What the door makes of each plan, once, by the plan's id; nothing where another door than the run's own stands in."""
+        if type(self.context.door) is not Door:
+            return {}
+        return {id(plan): self.context.door.terms(plan) for plan in {id(p): p for p in plans}.values() if isinstance(plan, Plan)}
 
     def _shape(self, task: ClientTask, plan: Plan | Raw) -> Shape:
         """The number of steps and the filled lengths of a pass's batches; empty for a client that trains on its own."""

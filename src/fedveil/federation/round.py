@@ -192,15 +192,14 @@ def sealed_outcome(context: Context, task: ClientTask, work: Work | Failure, sta
         try:
             release = (door.seal if context.summed else door.seal_upload)(
                 None if isinstance(work, Failure) else work.update,
-                work.plan,
+                work.plan if terms is None else terms,
                 task.client,
                 task.released.round,
                 extras={} if isinstance(work, Failure) else work.extras,
                 weight=task.weight,
                 buffers=None if isinstance(work, Failure) else work.buffers,
-                terms=terms,
-                log=problems.append,
             )
+            problems.append(release.refusal)
         except UpdateRefused as refused:
             problems.append(str(refused))
     problem = problems[0] if problems else ""

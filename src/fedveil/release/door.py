@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -108,26 +108,24 @@ class Door:
     def seal_upload(
         self,
         update: Tensor | None,
-        plan: Plan | Raw,
+        plan: Plan | Raw | Terms,
         client: int,
         round: int,
         *,
         extras: Mapping[str, Tensor] | None = None,
         weight: float = 1.0,
         buffers: Tensor | None = None,
-        terms: Terms | None = None,
-        log: Callable[[str], None] | None = None,
     ) -> SealedUpload:
         """Prepare one client's update [d] for the server, with its own noise and its own row; only `release_uploads` lets it out.
 
         Args:
             update: None where there is none that could leave; it is then released as zero if the plan promises anything.
-            terms: of this plan, where many clients have it. log: the client's own, which hears why zero is released.
+            plan: or its terms, where many clients have it.
 
         Raises:
             UpdateRefused: under a plan that promises nothing, an update that cannot leave.
         """
-        terms, vector = self._settled(update, plan, extras or {}, terms, log)
+        terms, vector, refusal = self._settled(update, plan, extras or {})
         executed, statistics = terms.plan, free_statistics(buffers, terms.plan, terms.reason)
         released: Tensor
         if terms.exact:
@@ -135,7 +133,7 @@ class Door:
             released = torch.from_numpy(executed.mechanism.execute(self.gridded(vector, terms), noise, round, None))
         else:
             released = self._float_noised(float_clipped(vector, executed, self.parts), executed, client, round)
-        return self._sealed(released, terms, client, round, weight=weight, buffers=statistics)
+        return replace(self._sealed(released, terms, client, round, weight=weight, buffers=statistics), refusal=refusal)
 
     def sealed(
         self,
@@ -193,27 +191,25 @@ class Door:
     def seal(
         self,
         update: Tensor | None,
-        plan: Plan | Raw,
+        plan: Plan | Raw | Terms,
         client: int,
         round: int,
         *,
         extras: Mapping[str, Tensor] | None = None,
         weight: float = 1.0,
         buffers: Tensor | None = None,
-        terms: Terms | None = None,
-        log: Callable[[str], None] | None = None,
     ) -> Contribution:
         """Prepare one client's update [d] for a sum that only `release_sum` opens (secure aggregation, trusted server).
 
         Args:
-            weight: public factor in (0, 1] on a vector that promises nothing; 1 for all others. terms, log: as of `seal_upload`.
+            weight: public factor in (0, 1] on a vector that promises nothing; 1 for all others.
 
         Raises:
             UpdateRefused: as in `upload`.
         """
         if not 0 < weight <= 1:
             raise ConfigError(f"the weight of a contribution must lie in (0, 1] so that the clip still bounds it, got {weight}")
-        terms, vector = self._settled(update, plan, extras or {}, terms, log)
+        terms, vector, refusal = self._settled(update, plan, extras or {})
         executed, statistics = terms.plan, free_statistics(buffers, terms.plan, terms.reason)
         if terms.exact:
             if weight != 1:
@@ -229,7 +225,7 @@ class Door:
             if executed.place == "upload":
                 sealed = self._float_noised(sealed, executed, client, round)
         own = terms.source if terms.reads else None
-        return Contribution(client, terms.reads, terms.reason, weight, sealed, own, statistics)
+        return Contribution(client, terms.reads, terms.reason, weight, sealed, own, statistics, refusal)
 
     def release_sum(self, contributions: Sequence[Contribution], plan: Plan | Raw, round: int, denominator: float) -> Upload:
         """Release the noisy sum of a round divided by a public denominator; charged once for all clients.
@@ -290,30 +286,22 @@ class Door:
         return total
 
     def _settled(
-        self,
-        update: Tensor | None,
-        plan: Plan | Raw,
-        extras: Mapping[str, Tensor],
-        terms: Terms | None,
-        log: Callable[[str], None] | None,
-    ) -> tuple[Terms, Tensor]:
-        """The terms to execute, of another plan than `terms` where that is not theirs, and the flat vector [D] to release."""
+        self, update: Tensor | None, plan: Plan | Raw | Terms, extras: Mapping[str, Tensor]
+    ) -> tuple[Terms, Tensor, str]:
+        """The terms to execute, the flat vector [D] to release, and why it is zero, if it is."""
         if isinstance(plan, Raw):
             vector = checked(update, extras, self.parts, self.max_norm)
             made = plan.make(vector[: self.layout.dimension])
             self._check_extras(made)
-            return Terms.of(made, made, self.parts, plan.reason, plan.reads), vector
-        self._check_extras(plan)
-        if terms is None or terms.source is not plan:
-            terms = Terms.of(plan, plan, self.parts, plan.unproven)
+            return Terms.of(made, made, self.parts, plan.reason, plan.reads), vector, ""
+        terms = plan if isinstance(plan, Terms) else Terms.of(plan, plan, self.parts, plan.unproven)
+        self._check_extras(terms.plan)
         try:
-            return terms, checked(update, extras, self.parts, self.max_norm)
+            return terms, checked(update, extras, self.parts, self.max_norm), ""
         except UpdateRefused as refused:
             if not (terms.exact or terms.plan.dp_sgd is not None):
                 raise
-            if log is not None:
-                log(str(refused))
-            return terms, torch.zeros(self.parts.dimension)
+            return terms, torch.zeros(self.parts.dimension), str(refused)
 
     def _check_extras(self, plan: Plan) -> None:
         needed, got = sorted(self.extras), sorted(plan.extras)

@@ -27,6 +27,7 @@ class Contribution:
     """One client's clipped vector on its way into a sum. Sealed: nothing but `Door.release_sum` reads it.
 
     `sealed`: int64 [D] on the plan's grid, or float32 [D] under a plan that promises nothing; [0] where it is in another's sum.
+    `refusal`: why it is zero, where the update cannot leave; for the client's own log alone.
     """
 
     client: int
@@ -36,17 +37,20 @@ class Contribution:
     sealed: Tensor
     plan: Plan | None = None
     buffers: Tensor | None = None
+    refusal: str = ""
 
 
 @dataclass(frozen=True)
 class SealedUpload:
     """One client's noisy upload before it leaves, and the ledger row that it leaves by.
 
-    Sealed: `Door.release_uploads` hands it over, and until then only the client's own policy reads it.
+    Sealed: `Door.release_uploads` hands it over, and until then only the client's own policy reads it. `refusal`: as of
+    `Contribution`.
     """
 
     upload: Upload
     entry: Entry
+    refusal: str = ""
 
     @property
     def weight(self) -> float:

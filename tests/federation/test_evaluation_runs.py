@@ -223,9 +223,25 @@ def test_counts_are_no_part_of_the_largest_update(tmp_path: Path) -> None:
     assert rows[-1]["noisy_examples"] > 4 * 5.0
 
 
-def test_replay_finds_nothing(tmp_path: Path) -> None:
-    found = replay_federation(lambda folder: job(clear("server"), folder), rounds=2)
+@pytest.mark.parametrize("unit", ["client", "record"])
+def test_replay_finds_nothing(unit: str, tmp_path: Path) -> None:
+    """Neighbours have other test examples, too."""
+    found = replay_federation(lambda folder: job(clear("server", unit=unit), folder), rounds=2)
     assert found.findings == {}
+
+
+def test_where_records_are_protected_they_are_priced_at_twice_their_bound(tmp_path: Path) -> None:
+    """One record away still leaves counts of any kind, so these move by 2 B at most, as the update by twice its clip."""
+    made = counted(config({"name": "dp-fedavg"}, "server", privacy={"unit": "record", "delta": 5e-4}))
+    with_counts, without = certify_config(made), certify_config(counted(made, **WITHOUT))
+    assert with_counts.proven.epsilon == without.proven.epsilon
+    there = job(made, tmp_path)
+    finished(there, Inline(there.context))
+    plan, share = there.context.plan(Released(0, there.context.model.vector, None), {}), 0.4
+    assert isinstance(plan, Plan)
+    for row in charged(tmp_path):
+        assert 2 * 4.0 / plan.extras[COUNTS].noise_std == pytest.approx(math.sqrt(share) * row.event.mu)
+        assert 2 * plan.clip / float(plan.noise_std) == pytest.approx(math.sqrt(1 - share) * row.event.mu)
 
 
 def test_a_client_certifies_them_and_the_bits_are_those_of_inline(tmp_path: Path) -> None:

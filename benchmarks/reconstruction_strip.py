@@ -2,13 +2,14 @@
 
     FEDVEIL_DATA=/path/to/data python benchmarks/reconstruction_strip.py            # attacks what is not in the results yet
     FEDVEIL_DATA=/path/to/data python benchmarks/reconstruction_strip.py --again "" # attacks everything again
-    python benchmarks/reconstruction_strip.py --draw                                # table and picture from the results
+    python benchmarks/reconstruction_strip.py --draw                                # tables and picture from the results
 
 Columns are all registered methods in all variants, with the options and the promise of their preset (on Fashion-MNIST where there
 is one; without one the method's defaults at epsilon 8 and delta 1e-5). One example per upload, first round, server view, one
 local step, 50 rounds of 10 of 20 clients. Inverting Gradients, once by an attacker who knows nothing but the model and the local
 step, once by one who also knows mask, clip, noise and 500 public images. `bypasses` attacks Soteria and CENSOR in ways of their
-own.
+own. What is not attacked with as many images as asked for is attacked again, so a run that was broken off goes on. The tables go
+into docs/attacks.md.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +36,16 @@ from fedveil.configuration.config import Config, parse
 from fedveil.configuration.presets import names, path_of
 from fedveil.errors import ConfigError
 from fedveil.methods.method_registry import METHODS
+from fedveil.run.assembly import Prepared, prepare
+from fedveil.run.run_directory import plain, write_text
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "reconstruction_strip.json"
 FIGURE = HERE.parent / "docs" / "figures" / "reconstruction-strip.png"
+PAGE = HERE.parent / "docs" / "attacks.md"
+START, END = "<!-- tables: python benchmarks/reconstruction_strip.py -->", "<!-- end of tables -->"
+DRAWN = 5
+"""Images drawn, and kept in the results."""
 NETWORKS: dict[str, tuple[dict[str, Any], int]] = {
     "LeNet-5": ({"name": "lenet5", "activation": "sigmoid", "pool": "avg"}, 200),
     "CNN": ({"name": "cnn2"}, 200),
@@ -46,7 +56,12 @@ STRIP = "LeNet-5"
 HOPELESS = 1000
 """r from which all attacks end at the same pictures, so that they are not drawn."""
 PROMISE = ("epsilon", "delta", "unit", "adjacency")
-KNOWS = {"naive": (), "informed": PUBLIC}
+KNOWS = {"informed": PUBLIC, "naive": ()}
+OWN: dict[str, dict[str, Any]] = {
+    "adap-dp-fl": {"training": {"local": "dp-sgd", "example_clip": 1.0, "batch_size": 3000}, "privacy": {"unit": "record"}},
+    "banded-mf": {"method": {"separation": 2}, "privacy": {"view": "aggregate"}},
+}
+"""What methods need that adapt DP-SGD inside the clients (all examples in each step), or let out sums only."""
 Column = tuple[str, dict[str, Any], dict[str, Any]]
 
 
@@ -72,7 +87,8 @@ def from_preset(name: str, variant: str) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def configuration(network: str, method: dict[str, Any], privacy: dict[str, Any]) -> Config:
-    """The common setting of all columns."""
+    """The common setting of all columns, with what `OWN` says of the method."""
+    own = OWN.get(method["name"], {})
     training = {"rounds": 50, "clients_per_round": 10, "sampling": "fixed", "local_steps": 1, "batch_size": 1, "batch_clip": 1.0}
     return parse(
         {
@@ -82,9 +98,9 @@ def configuration(network: str, method: dict[str, Any], privacy: dict[str, Any])
                 "partition": {"kind": "iid", "clients": 20},
             },
             "model": NETWORKS[network][0],
-            "method": method,
-            "training": {**training, "optimizer": {"name": "sgd", "lr": 0.1}},
-            "privacy": {**privacy, "view": "server", "allow_vacuous_delta": True},
+            "method": {**method, **own.get("method", {})},
+            "training": {**training, "optimizer": {"name": "sgd", "lr": 0.1}, **own.get("training", {})},
+            "privacy": {**privacy, "view": "server", "allow_vacuous_delta": True, **own.get("privacy", {})},
             "run": {"engine": "inline"},
         }
     )
@@ -104,7 +120,7 @@ def bypasses() -> Iterator[tuple[str, dict[str, Any], str, dict[str, Any]]]:
 def attacked(network: str, method: dict[str, Any], privacy: dict[str, Any], kind: str, options: AttackOptions) -> dict[str, Any]:
     """Scores of one attack, and its images as bytes, or why there is none."""
     try:
-        snapshot = snapshot_of(configuration(network, method, privacy), seed=options.seed, round=options.round)
+        snapshot = snapshot_of(configuration(network, method, privacy), seed=options.seed, round=options.round, prepared=data())
         outcome = reconstruction(kind, snapshot, options, lambda done, total, what: None)
     except ConfigError as problem:
         return {"refused": str(problem)}
@@ -121,54 +137,101 @@ def _bytes(images: Tensor) -> list[list[list[int]]]:
     return (images[:, 0] * 255).round().int().tolist()  # type: ignore[no-any-return]
 
 
+def jobs() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any], str, dict[str, Any]]]:
+    """Name, network, method, privacy, attack and options of every attack: first by those who know the defence."""
+    for who, knows in KNOWS.items():
+        for network in NETWORKS:
+            for label, method, privacy in columns():
+                more = ("others",) if OWN.get(method["name"], {}).get("privacy", {}).get("view") == "aggregate" else ()
+                yield f"{network}/{label}/{who}", network, method, privacy, "ig", {"knows": (*knows, *more)}
+        for label, method, kind, own in bypasses() if who == "informed" else ():
+            yield f"LeNet-5/{label}/bypass", "LeNet-5", method, {}, kind, own
+
+
+@cache
+def data() -> Prepared:
+    """The data, which are the same for all."""
+    return prepare(configuration(STRIP, {"name": "fedavg"}, {}))
+
+
 def measure(count: int, again: str | None, only: str) -> None:
-    """Attack what the results lack, or what has `again` in its name; the file is written after each attack."""
+    """Attack what the results lack with so many images, or what has `again` in its name; each attack is written when done."""
     found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    jobs = [
-        (f"{network}/{label}/{who}", network, method, privacy, "ig", {"knows": knows})
-        for network in NETWORKS
-        for label, method, privacy in columns()
-        for who, knows in KNOWS.items()
-    ]
-    jobs += [(f"LeNet-5/{label}/bypass", "LeNet-5", method, {}, kind, own) for label, method, kind, own in bypasses()]
-    for key, network, method, privacy, kind, own in jobs:
-        if only not in key or (key in found and (again is None or again not in key)):
+    for key, network, method, privacy, kind, own in jobs():
+        done = len(found.get(key, {}).get("psnr", [])) >= count and (again is None or again not in key)
+        if done or not re.search(only, key, re.DOTALL):
             continue
         options = AttackOptions(images=count, seed=3, steps=NETWORKS[network][1], **{"settings": {"tv": 1e-4}, **own})
         one = attacked(network, method, privacy, kind, options)
+        if "give Knowledge.labels" in one.get("refused", ""):
+            known = (*own.get("knows", PUBLIC), "labels")
+            one = attacked(network, method, privacy, kind, replace(options, knows=known)) | {"labels": None}
         originals, made = one.pop("images", (None, None))
         if originals and key.startswith(STRIP) and key.endswith("/informed"):  # the others are not drawn
-            one |= {"images": made, **({"originals": originals} if method["name"] == "fedavg" else {})}
+            one |= {"images": made[:DRAWN], **({"originals": originals[:DRAWN]} if method["name"] == "fedavg" else {})}
         found[key] = one | {"method": method, "privacy": privacy, "attack": kind}
-        RESULTS.write_text(json.dumps(found) + "\n")
-        print(key.replace("\n", " "), _row(found[key]), flush=True)
+        write_text(RESULTS, json.dumps(plain({name: found[name] for name, *_ in jobs() if name in found})) + "\n")
+        print(key.replace("\n", " "), cells(found[key]), flush=True)
 
 
-def _row(one: dict[str, Any]) -> str:
+def spread(values: list[float], digits: int) -> str:
+    """Mean and sample standard deviation over the images."""
+    return f"{np.mean(values):.{digits}f} ± {np.std(values, ddof=1):.{digits}f}"
+
+
+def cells(one: dict[str, Any]) -> list[str]:
+    """Mean PSNR, its largest, SSIM, MSE, labels, r."""
     if "refused" in one:
-        return f"| {one['refused']} |"
-    psnr, ssim, mse = (float(np.median(one[name])) for name in ("psnr", "ssim", "mse"))
-    r = one["noise_ratio"]
-    return f"| {psnr:.1f} ({max(one['psnr']):.1f}) | {ssim:.3f} | {mse:.4f} | {one['labels']:.0%} | {r:.3g} |"
+        return [one["refused"], *[""] * 5]
+    labels = "known" if one["labels"] is None else f"{one['labels']:.0%}"
+    r = float(one["noise_ratio"])
+    ratio = f"{r:.3g}" if r < HOPELESS else f"{r:,.0f}"
+    return [spread(one["psnr"], 1), f"{max(one['psnr']):.1f}", spread(one["ssim"], 3), spread(one["mse"], 3), labels, ratio]
 
 
-def table(found: dict[str, Any]) -> str:
-    """All rows, in Markdown."""
-    head = "| network | method | attacker | PSNR, median (most) | SSIM | MSE | labels | r |\n|-|-|-|-|-|-|-|-|"
-    rows = []
+def tables(found: dict[str, Any]) -> str:
+    """A table of each network: all methods, by attackers who know nothing of the defence and who know it; and the bypasses."""
+    parts = []
+    for network in NETWORKS:
+        of_network = {key: one for key, one in found.items() if key.startswith(f"{network}/")}
+        informed = {key: one for key, one in of_network.items() if key.endswith("/informed")}
+        if not informed:
+            continue
+        floors = next(iter(informed.values()))["floors"]
+        parts.append(
+            f"**{network}**. Floors, of the first row's images: mean image {floors['mean image']:.1f} dB, another image "
+            f"{floors['other image']:.1f} dB, uniform noise {floors['uniform']:.1f} dB.\n"
+        )
+        head = ["method", "epsilon", "n", "naive", "informed", "largest", "SSIM", "MSE", "labels", "r"]
+        parts += [f"| {' | '.join(head)} |", f"|{'-|' * len(head)}"]
+        for key, one in informed.items():
+            naive = found.get(key.replace("/informed", "/naive"), {})
+            before = spread(naive["psnr"], 1) if "psnr" in naive else ""
+            if before and len(naive["psnr"]) < len(one.get("psnr", [])):
+                before += f" ({len(naive['psnr'])})"
+            epsilon = f"{one['privacy']['epsilon']:g}" if "epsilon" in one["privacy"] else "-"
+            n = str(len(one["psnr"])) if "psnr" in one else ""
+            row = [key.split("/")[1].replace("\n", ", "), epsilon, n, before, *cells(one)]
+            parts.append(f"| {' | '.join(row)} |")
+        parts.append("")
+    parts += [
+        "**What gets around Soteria and CENSOR**, LeNet-5:\n",
+        "| attack | n | PSNR | largest | SSIM | MSE | labels |",
+        "|-|-|-|-|-|-|-|",
+    ]
     for key, one in found.items():
-        network, label, who = key.replace("\n", ", ").split("/")
-        rows.append(f"| {network} | {label} | {who} {_row(one)}")
-    return "\n".join([head, *rows])
+        if key.endswith("/bypass"):
+            parts.append(f"| {' | '.join([key.split('/')[1], str(len(one.get('psnr', []))), *cells(one)[:5]])} |")
+    return "\n".join(parts)
 
 
-def draw(found: dict[str, Any], path: Path, most: int = 5) -> None:
+def draw(found: dict[str, Any], path: Path) -> None:
     """A column per method, attacked by the informed attacker; a row per image, with its PSNR."""
     from matplotlib.figure import Figure
 
-    shown = {key.split("/")[1]: one for key, one in found.items() if one.get("noise_ratio", 0) < HOPELESS and "images" in one}
+    shown = {key.split("/")[1]: one for key, one in found.items() if "images" in one and float(one["noise_ratio"]) < HOPELESS}
     first = next(iter(shown.values()))
-    n = min(most, len(first["psnr"]))
+    n = min(len(one["images"]) for one in shown.values())
     figure = Figure(figsize=(0.98 * (len(shown) + 1) + 0.2, 1.15 * n + 1.5), layout="constrained")
     axes = figure.subplots(n, len(shown) + 1, squeeze=False)
     for i, line in enumerate(axes):
@@ -195,18 +258,19 @@ def draw(found: dict[str, Any], path: Path, most: int = 5) -> None:
 
 
 def main() -> None:
-    """Measure unless told to draw only; then the table and the picture."""
+    """Measure, unless the results are only to be drawn; then the tables and the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draw", action="store_true", help="table and picture from the stored results")
+    parser.add_argument("--draw", action="store_true", help="tables and picture from the stored results")
     parser.add_argument("--images", type=int, default=8, help="images attacked by each attacker")
     parser.add_argument("--again", help="attack anew what has this text in its name")
-    parser.add_argument("--only", default="", help="attack only what has this text in its name")
+    parser.add_argument("--only", default="", help="attack only what this regular expression finds in its name")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if not options.draw:
         measure(options.images, options.again, options.only)
     found = json.loads(RESULTS.read_text())
-    print(table(found))
+    before, after = PAGE.read_text().split(START)[0], PAGE.read_text().split(END)[1]
+    PAGE.write_text(f"{before}{START}\n{tables(found)}\n{END}{after}")
     draw(found, FIGURE)
 
 

@@ -155,8 +155,9 @@ def test_generated_images_are_judged_class_by_class(tmp_path: Path, monkeypatch:
         return snapshot, outcome
 
     monkeypatch.setattr(measurements, "attacked", watched)
-    options = {"private": 3, "controls": [1, 7], "images": 30, "steps": 2, "batch": 8, "judge_epochs": 2}
-    series = MEASURES["generated"].series(config_of("dp-fedavg"), None, tmp_path, **options)
+    settings = {"private": 3, "controls": [1, 7], "judge_epochs": 2}
+    measure = MEASURES["generated"]
+    series = measure.series(config_of("dp-fedavg"), None, tmp_path, settings=settings, images=30, steps=2, batch=8)
     found = {name: value for name, ((_, value),) in series.items()}
     (record,) = records
     for name, scores in zip(("private", "public_1", "public_2"), (record["private"], *record["owned"]), strict=True):

@@ -176,23 +176,20 @@ def of_generated(
     run: Path | None,
     folder: Path,
     *,
-    private: int,
-    controls: Sequence[int],
+    settings: dict[str, Any],
     images: int = 10_000,
     steps: int = 200,
     batch: int = 64,
-    judge_epochs: int | None = None,
 ) -> Measured:
-    """Frechet distances of what a curious client generates of the private class and of two classes of its own.
+    """Frechet distances of what a curious client generates of the private class and of classes of its own.
 
     The features are those of a judge trained on public data, so this is not FID. `floor_...` is the distance of two halves of the
     real images, at the same number of images.
 
     Args:
-        folder: gets generated.png. private, controls: classes. steps, batch: of the generator, per round. judge_epochs: passes of
-            the judge's training; None lets the attack choose.
+        folder: gets generated.png. settings: of the attack, such as `private` and `controls`. images: generated of each class.
+        steps, batch: of the generator, per round.
     """
-    settings = {"private": private, "controls": list(controls), "judge_epochs": judge_epochs}
     options = AttackOptions(images=images, steps=steps, batch=batch, settings=settings)
     outcome = attacked("gan", options, config)[1]
     if outcome.originals is not None:

@@ -6,4 +6,4 @@ from fedveil.run.result import Result
 
 
 def test_it_learns(result: Result) -> None:
-    assert result.score > 0.75  # micro F1; all labels for every song: 0.67
+    assert result.score > 0.8  # micro F1; all labels for every song: 0.67

@@ -6,4 +6,4 @@ from fedveil.run.result import Result
 
 
 def test_it_learns(result: Result) -> None:
-    assert result.score < 15  # root mean squared error in kWh; always the mean: 25
+    assert result.score < 12  # root mean squared error in kWh; always the mean: 25

@@ -6,4 +6,4 @@ from fedveil.run.result import Result
 
 
 def test_it_learns(result: Result) -> None:
-    assert result.score < 6  # perplexity; of 19 tokens, none more likely than another: 19
+    assert result.score < 4  # perplexity; of 19 tokens, none more likely than another: 19

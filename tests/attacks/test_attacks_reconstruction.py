@@ -119,7 +119,7 @@ def test_adaptive_dlg(digits: Digits, sigmoid_lenet: nn.Sequential, make_upload:
     x, y = digits
     sent = make_upload(sigmoid_lenet, x[:1], y[:1], {"0.weight": 1.0, "0.bias": 1.0})
     naive = _run(DLG(10, 1), sent, sigmoid_lenet, Knowledge(labels=y[:1]))
-    adaptive = _run(DLG(40, 1), sent, sigmoid_lenet, Knowledge(labels=y[:1], noise_std=sent.noise_std))
+    adaptive = _run(DLG(25, 1), sent, sigmoid_lenet, Knowledge(labels=y[:1], noise_std=sent.noise_std))
     assert psnr(adaptive.images, x[:1]).item() > 20 > psnr(naive.images, x[:1]).item()
 
 
@@ -133,6 +133,7 @@ def test_dlg_from_weights_needs_the_local_training(digits: Digits, sigmoid_lenet
         _run(IDLG(1), weights, sigmoid_lenet, Knowledge())
 
 
+@pytest.mark.slow
 def test_unrolling_local_steps_beats_assuming_one(digits: Digits, relu_cnn: nn.Sequential) -> None:
     x, y = digits
     net = nn.Sequential(*relu_cnn)

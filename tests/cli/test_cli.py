@@ -72,11 +72,12 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return called
 
 
+@pytest.mark.parametrize("started", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["called", "started"])
 def test_run_leaves_a_complete_directory_and_the_same_seed_gives_the_same_bits(
-    config: Path, tmp_path: Path, call: Program
+    started: bool, config: Path, tmp_path: Path, call: Program
 ) -> None:
     first, second = tmp_path / "one", tmp_path / "two"
-    done = process("run", config, "--out", first)
+    done = (process if started else call)("run", config, "--out", first)
     assert done.returncode == 0, done.stderr
     assert "Test accuracy" in done.stdout
     assert str(first) in done.stdout.replace("\n", "")

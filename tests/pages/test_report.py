@@ -347,7 +347,7 @@ def test_commands_write_reports_and_plots_and_a_run_ends_with_its_report(made: M
     done = call(app, ["report", str(made["one"]), str(made["other"]), "--out", str(tmp_path / "two.html")])
     assert done.exit_code == 0, done.output
     assert f"report: {tmp_path / 'two.html'}" in done.output
-    audited = copied(made["one"], tmp_path / "audited")
+    audited = copied(made["server"], tmp_path / "audited")
     stale = "`fedveil report"
     assert stale not in call(app, ["audit", str(audited), "--n", "20"]).output
     (audited / "report.html").touch()

@@ -43,7 +43,7 @@ def _loaded(name: str, path: Path) -> ModuleType:
 def short_run(module: ModuleType, data: Dataset, folder: Path, rounds: int) -> Result:
     """A run at epsilon = 8 with few rounds, whose record has been verified."""
     config = module.configuration(8.0, rounds=rounds)
-    config = config.model_copy(update={"run": config.run.model_copy(update={"engine": "inline", "seeded_noise": True})})
+    config = config.model_copy(update={"run": config.run.model_copy(update={"engine": "stacked", "seeded_noise": True})})
     result = fv.train(config, folder / "run", data=data)
     found = fv.verification(result.path)
     assert found.outcome == "verified", found.findings

@@ -132,7 +132,7 @@ def test_a_student_of_another_seed_asks_as_much_as_it_may(config: Path) -> None:
         record(config, "extraction", AttackOptions(images=360))
 
 
-@pytest.mark.parametrize("mode", ["passive", "active"])
+@pytest.mark.parametrize("mode", ["active", pytest.param("passive", marks=pytest.mark.slow)])
 def test_a_curious_client_takes_part_and_is_judged(config: Path, mode: str) -> None:
     settings = [
         f"attack.mode='{mode}'",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from concurrent.futures import Future
 from queue import Queue
@@ -12,7 +13,7 @@ import pytest
 
 from fedveil.flower.wire_format import WireError
 from fedveil.network import flower_api, join
-from fedveil.network.flower_api import Endpoint, TaskQueue, _heart, _Patient, _retries
+from fedveil.network.flower_api import Endpoint, TaskQueue, _heart, _Patient, _retries, answer_message
 from fedveil.network.join import _answer
 
 pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
@@ -132,5 +133,47 @@ def test_a_supernode_whose_message_was_lost_is_ended_so_that_it_is_asked_anew(mo
         raise RuntimeError("No messages received from Runtime API")
 
     monkeypatch.setattr(join, "answer_message", lost)
-    join._carry(Endpoint("127.0.0.1:1", None, b"s"), "token", "", Queue(), SimpleNamespace(terminate=lambda: ended.append(True)))
+    supernode = SimpleNamespace(terminate=lambda: ended.append(True))
+    join._carry(Endpoint("127.0.0.1:1", None, b"s"), "token", "", Queue(), supernode, print)  # type: ignore[arg-type]
     assert ended == [True]
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "said"),
+    [(b"ours", 0, ""), (b"theirs", 7, "a foreign app bundle, which is not run here"), (b"no run", 1, "not consented")],
+)
+def test_what_is_refused_is_told_on_both_sides_and_never_run(
+    content: bytes, code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flwr.common.constant import ErrorCode
+    from flwr.supernode.runtime import run_clientapp
+
+    pushed: list[Any] = []
+    message = SimpleNamespace(content="parts")
+    fab = SimpleNamespace(content=b"theirs" if content == b"theirs" else b"ours")
+
+    def answer(parts: list[bytes]) -> bytes:
+        assert content != b"theirs"
+        if content == b"no run":
+            raise WireError("a round of run r, to which this client has not consented")
+        return b"answer"
+
+    monkeypatch.setattr(Endpoint, "client", lambda self, *interceptors: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(
+        "fedveil.network.flower_api._heart", lambda client: SimpleNamespace(start=lambda: None, stop=lambda: None)
+    )
+    monkeypatch.setattr("fedveil.network.flower_api.parts_of", lambda content: [b"part"])
+    monkeypatch.setattr("flwr.app.Message", lambda body, reply_to: body)
+    monkeypatch.setattr(run_clientapp, "pull_task_input", lambda client: (message, None, None, fab))
+    monkeypatch.setattr(run_clientapp, "push_message", lambda client, reply, context: pushed.append(reply))
+    monkeypatch.setattr(run_clientapp, "push_task_output", lambda client, context, status, details: pushed.append(details))
+    reason = answer_message(Endpoint("127.0.0.1:1", None, b"s"), "t", hashlib.sha256(b"ours").hexdigest(), answer)
+    assert said in reason
+    assert bool(reason) == bool(said)
+    reply, details = pushed
+    assert details == ""
+    if code:
+        expected = ErrorCode.INVALID_FAB if code == 7 else ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+        assert (reply.code, reply.reason) == (expected, reason)
+    else:
+        assert not hasattr(reply, "code")

@@ -12,10 +12,13 @@ import pytest
 
 from federation_runs import bits, config
 from fedveil.accounting.types import View
+from fedveil.configuration.config_files import read_config
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.flower.grid_engine import GONE
+from fedveil.flower.round_messages import TaskMessage
 from fedveil.flower.wire_format import WireError
 from fedveil.ledger.ledger import Ledger
+from fedveil.methods.fedanc import FedANC
 from fedveil.network.client_ledger import TRUSTS
 from fedveil.network.consent import Consent, judged, read_consent_file
 from fedveil.network.consenting_clients import ConsentingClients
@@ -23,6 +26,8 @@ from fedveil.network.join import Joining, advice, join
 from fedveil.network.joined_client import JoinedClient
 from fedveil.network.offers import Offer, offer_bytes, offer_of, read_consent, read_offer
 from fedveil.run.run import run
+from fedveil.run.run_directory import write_config
+from fedveil.statement.certify import certify_config
 from joined_clients import Machines, consent, served
 
 THREE: dict[str, Any] = {
@@ -100,11 +105,11 @@ def edited(**sections: Any) -> Callable[[dict[str, Any]], None]:
 
 
 REFUSED: dict[str, tuple[Callable[[dict[str, Any]], None], dict[str, Any], str]] = {
-    "epsilon": (edited(privacy={"epsilon": 1e6}), {}, "epsilon = .* this client's lifetime is 8.001"),
-    "no noise": (edited(method={"name": "fedavg"}, privacy={"epsilon": None}), {}, "nothing is proven"),
+    "epsilon": (edited(privacy={"epsilon": 1e6}), {}, "lifetime is epsilon = 8.001 at delta = 0.01"),
+    "no noise": (lambda raw: raw.update(offer_of("r", 1, small(method={"name": "fedavg"})).config), {}, "nothing is proven"),
     "view": (edited(privacy={"view": "aggregate"}), {"lifetime": {"server": {"epsilon": 9, "delta": 0.01}}}, "in server only"),
     "final view": (edited(privacy={"view": "final"}), {}, "privacy.view = 'final'"),
-    "unit": (edited(), {"unit": "record"}, "this client's caps of record level"),
+    "unit": (edited(), {"unit": "record"}, "caps of record level, zero-out, server view"),
     "adjacency": (edited(privacy={"adjacency": "replace_one"}), {}, "the run speaks of"),
     "seeded": (edited(), {"seeded_noise": False}, "the server could compute the noise"),
     "weak noise": (edited(), {"least_noise": 50.0}, "this client asks for 50"),
@@ -135,8 +140,49 @@ def test_what_goes_beyond_the_consent_is_refused_with_its_reason_and_costs_nothi
     nothing_charged(tmp_path / "client")
 
 
+@pytest.mark.parametrize(
+    "gone", ["method.clip", "model.activation", "training.batch_size", "privacy.grid_bits", "data.partition.examples_per_client"]
+)
+def test_an_offer_that_leaves_something_to_the_clients_defaults_is_refused(gone: str, tmp_path: Path) -> None:
+    """So a server of another version, which does not know a key, trains nobody by a default that it never saw."""
+    offer = offer_of("r", 0, small())
+    offer.parsed()
+    *sections, key = gone.split(".")
+    section = offer.config
+    for name in sections:
+        section = section[name]
+    del section[key]
+    reason = read_consent(JoinedClient(tmp_path / "client", consent(0)).answer([offer_bytes(offer)]), offer)
+    assert f"does not say {gone} as this client's fedveil would: install the same" in reason
+    nothing_charged(tmp_path / "client")
+
+
+def test_a_client_with_other_defaults_trains_what_was_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = small(method={"name": "fedanc", "pretraining_steps": 20})
+    message = offer_bytes(offer_of("r", 0, asked))
+    certified = certify_config(asked).proven
+    monkeypatch.setattr(FedANC, "proven_defaults", {"gamma_min": 0.5})
+    assert small(method={"name": "fedanc", "pretraining_steps": 20}).method.gamma_min == 0.5
+    client = JoinedClient(tmp_path, consent(0))
+    offer = read_offer(message)
+    assert client.consented(offer) == certified.epsilon
+    trained = client._node(TaskMessage("r", 0, 0, 1.0)).context.policy.method
+    assert (trained.gamma_min, judged(consent(0), offer.parsed()).method.gamma_min) == (0.8, 0.8)
+
+
+@pytest.mark.parametrize("method", [{"name": "dp-fedavg"}, {"name": "fedanc", "pretraining_steps": 20}])
+def test_a_server_that_resumes_offers_the_same(method: dict[str, Any], tmp_path: Path) -> None:
+    """Its configuration is the one in the run directory then; another digest would be a configuration that changed."""
+    asked = small(method=method)
+    write_config(tmp_path / "config.toml", asked)
+    assert offer_of("r", 0, read_config(tmp_path / "config.toml")).digest == offer_of("r", 0, asked).digest
+
+
 STRICTER: dict[str, tuple[dict[str, Any], str]] = {
-    "epsilon": ({"lifetime": {"server": {"epsilon": 1.0, "delta": 0.01}}}, "this client's lifetime is 1"),
+    "epsilon": (
+        {"lifetime": {"server": {"epsilon": 1.0, "delta": 0.01}}},
+        "this client's lifetime is epsilon = 1 at delta = 0.01",
+    ),
     "least noise": ({"least_noise": 99.0}, "the noise multiplier is .* this client asks for 99"),
     "seeded noise": ({"seeded_noise": False}, "run.seeded_noise = true: the server could compute the noise"),
     "view": ({"lifetime": {"aggregate": {"epsilon": 9.0, "delta": 0.01}}}, "takes part in aggregate only"),
@@ -226,7 +272,7 @@ def test_rounds_beyond_the_plan_and_of_unknown_runs_are_refused(tmp_path: Path) 
     served(small("aggregate"), tmp_path / "server", there)
     more = small("aggregate", training={"rounds": 3})
     (name,) = (path.name for path in (tmp_path / "clients/0/runs").iterdir())
-    from fedveil.flower.round_messages import RefusalMessage, RoundMessage, TaskMessage, read_reply, round_bytes, task_bytes
+    from fedveil.flower.round_messages import RefusalMessage, RoundMessage, read_reply, round_bytes, task_bytes
     from fedveil.release.plan import Released
 
     model = run(more, tmp_path / "any").model.vector
@@ -281,6 +327,22 @@ def test_who_only_looks_is_not_counted_and_may_come_back(tmp_path: Path) -> None
     ]
 
 
+def test_a_machine_that_answers_with_errors_is_named_once_until_it_answers(tmp_path: Path) -> None:
+    """As one with another fedveil, whose bundle is foreign to it: the server waits for it, and does not fill its log."""
+    there, lines, waits = machines(tmp_path / "clients"), list[str](), list[int]()
+    answers = there.answers
+
+    def failing(messages: Any) -> Any:
+        found = answers(messages)
+        return found | dict.fromkeys([1] * (1 in messages and len(waits) < 3), "an error" if len(waits) < 2 else "another")
+
+    there.answers = failing  # type: ignore[method-assign]
+    asked = ConsentingClients(there, "r", small(), lines.append)
+    asked.gather({0, 1, 2}, 3, lambda: waits.append(1))
+    assert (len(waits), asked.consented) == (3, {0, 1, 2})
+    assert [line for line in lines if line.startswith("client")] == ["client 1: an error", "client 1: another"]
+
+
 @pytest.mark.parametrize(
     ("flower", "said"),
     [
@@ -288,7 +350,8 @@ def test_who_only_looks_is_not_counted_and_may_come_back(tmp_path: Path) -> None
             "exit 305, SuperNode authentication is enabled. All SuperNodes must be registered via the CLI.",
             "alice.pub to the server",
         ),
-        ("exit 305, [code 2004] Failed to activate SuperNode.", "for up to a minute"),
+        ("exit 305, [code: 2004] Failed to activate SuperNode.", "Not admitted: send alice.pub to the server"),
+        ("exit 305, [code: 2004] Failed to activate SuperNode.", "for up to a minute, and one of another process with this key"),
         ("SSLError: CERTIFICATE_VERIFY_FAILED", "not of the authority in ca.pem"),
         ("exit 1, something else", ""),
     ],

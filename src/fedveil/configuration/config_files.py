@@ -78,6 +78,10 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """As `load_config`, for reading only: whether its plugins may run is not asked."""
     try:
         text = Path(path).read_text(encoding="utf-8")
+    except IsADirectoryError:
+        inside = Path(path) / "config.toml"
+        hint = f"give {inside}" if inside.is_file() else "give a TOML file"
+        raise ConfigError(f"{path} is a folder, and a configuration is wanted here: {hint}") from None
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -33,6 +33,9 @@ from fedveil.tasks.task_registry import task_from
 from fedveil.training.local import LocalSpec
 from fedveil.training.params import Layout
 
+FLOWER_APP = "flower-app"
+"""The name of the data in a run of a Flower app (`CentralDP`): its clients' own, which no program has."""
+
 
 def method_of(config: Config) -> Method:
     """The configured method; this imports the plugins, which may bring it, or the data set.
@@ -63,6 +66,12 @@ def require_handed_over(config: Config, data: object = None, partition: object =
     """
     now = {"data": data, "partition": partition}
     missing = [name for name in config.data.handed_over if now[name] is None]
+    if missing and config.data.name == FLOWER_APP:
+        raise ConfigError(
+            f"data.name = {FLOWER_APP!r}: a run of a Flower app (CentralDP), of which fedveil has neither the clients' data nor "
+            f"their training, and this needs both: take a configuration with its sections method, training and privacy, and data "
+            f"that are here"
+        )
     if missing:
         arguments = ", ".join(f"{name}=..." for name in missing)
         raise ConfigError(

@@ -59,7 +59,11 @@ class ClientNode:
             WireError: they are no messages to this client in this run.
         """
         told, own = read_round(round, self.context.door.layout.dimension), read_task(task)
-        if (told.run, told.released.round) != (own.run, own.round) or (own.run, own.client) != (self.run, self.client):
+        if (told.run, told.released.round) != (own.run, own.round):
+            raise WireError(
+                f"a task for round {own.round} of run {own.run}, with the model of round {told.released.round} of run {told.run}"
+            )
+        if (own.run, own.client) != (self.run, self.client):
             raise WireError(
                 f"a task for client {own.client} in run {own.run}, and this is client {self.client} in run {self.run}"
             )

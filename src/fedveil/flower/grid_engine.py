@@ -125,11 +125,12 @@ class GridEngine:
 
     Args:
         context: of the server; nothing of its clients is looked at. run: the name of the run on the wire.
-        tell: called with a line for each client that is left out of a round.
+        tell: called with a line for each client that is left out of a round, but once where the next ones have the same reason.
     """
 
     def __init__(self, context: Context, run: str, exchange: Exchange, tell: Callable[[str], None] = _log.warning) -> None:
         self.context, self.run, self.exchange, self.tell = context, run, exchange, tell
+        self._left_out: dict[int, str] = {}
 
     def __enter__(self) -> Self:
         self._threads = torch.get_num_threads()
@@ -158,9 +159,13 @@ class GridEngine:
             assert isinstance(plan, Plan)
             try:
                 message = self._message(answers[client], asked[client], names[client])
-                yield self._outcome(task, plan, message)
+                found = self._outcome(task, plan, message)
+                self._left_out.pop(client, None)
+                yield found
             except (WireError, UpdateRefused) as problem:
-                self.tell(f"round {task.released.round}: client {client} is left out: {problem}")
+                if self._left_out.get(client) != str(problem):
+                    self.tell(f"round {task.released.round}: client {client} is left out: {problem}")
+                self._left_out[client] = str(problem)
                 yield Outcome(client, None, task.policy_state, {}, error=str(problem), remote=True)
 
     def _message(self, answer: bytes | str, asked: TaskMessage, plan: str) -> ReleaseMessage:

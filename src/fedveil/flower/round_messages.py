@@ -156,7 +156,8 @@ def read_reply(content: bytes, task: TaskMessage, dimension: int) -> ReleaseMess
     message = decoded(content, Kind.RELEASE, Kind.REFUSAL, most_packed=dimension)
     answered = _task_of(message)
     if answered != task:
-        raise WireError(f"an answer to round {answered.round} by client {answered.client}, not to round {task.round}")
+        wrong = [f"{k} {v} where {getattr(task, k)} was asked" for k, v in vars(answered).items() if v != getattr(task, k)]
+        raise WireError(f"an answer to another task: {', '.join(wrong)}")
     if message.kind is Kind.REFUSAL:
         return RefusalMessage(task, text(message, "reason"))
     if set(message.arrays) - {"released", "buffers"}:

@@ -18,7 +18,7 @@ import tomli_w
 import fedveil.run.run_directory as rundir
 from fedveil.configuration.config import Config, parse
 from fedveil.configuration.network import HANDED_OVER
-from fedveil.configuration.public_setting import Population, method_of, setting_of
+from fedveil.configuration.public_setting import FLOWER_APP, Population, method_of, setting_of
 from fedveil.data.catalogue import Info
 from fedveil.federation.history import Columns, hidden
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from fedveil.training.params import Layout
 
 DATA = Info(
-    "flower-app", "", (1,), 1, 0, 0, 0, "the clients of a Flower app; fedveil has not seen them", False, (0.0,), (1.0,), 1.0
+    FLOWER_APP, "", (1,), 1, 0, 0, 0, "the clients of a Flower app; fedveil has not seen them", False, (0.0,), (1.0,), 1.0
 )
 """In the place of data that fedveil knows nothing of."""
 _UNKNOWN = (
@@ -181,7 +181,7 @@ class AppRun:
 
 def _written(config: Config) -> str:
     """The keys that are known; local training is left out, since defaults would say something untrue of it."""
-    whole = rundir.present(config.model_dump(mode="json"))
+    whole = rundir.present(config.resolved())
     training = {
         key: whole["training"][key] for key in ("rounds", "clients_per_round", "sampling", "local") if key in whole["training"]
     }

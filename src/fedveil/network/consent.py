@@ -130,7 +130,8 @@ def judged(consent: Consent, config: Config) -> Judged:
         allowed = ", ".join(consent.lifetime)
         raise ConsentRefused(f"privacy.view = {str(scope.view)!r}: this client takes part in {allowed} only")
     if (scope.unit, scope.adjacency) != (consent.unit, consent.adjacency):
-        raise ConsentRefused(f"the run speaks of {scope}, and this client's caps of {consent.unit} level, {consent.adjacency}")
+        caps = Scope(consent.unit, consent.adjacency, scope.view)
+        raise ConsentRefused(f"the run speaks of {scope}, and this client's caps of {caps}")
     if config.run.seeded_noise and not consent.seeded_noise:
         raise ConsentRefused("run.seeded_noise = true: the server could compute the noise, which protects nobody")
     statement = certify_config(config)
@@ -141,7 +142,7 @@ def judged(consent: Consent, config: Config) -> Judged:
     if statement.proven.epsilon > cap.epsilon and statement.proven.delta >= cap.delta:
         raise ConsentRefused(
             f"the run has epsilon = {statement.proven.epsilon:.4g} at delta = {statement.proven.delta:g}, and this client's "
-            f"lifetime is {cap.epsilon:g}"
+            f"lifetime is epsilon = {cap.epsilon:g} at delta = {cap.delta:g}"
         )
     if setting.z < consent.least_noise:
         raise ConsentRefused(f"the noise multiplier is {setting.z:.4g}, and this client asks for {consent.least_noise:g}")

@@ -32,7 +32,8 @@ class ConsentingClients:
     """An `Exchange` with those clients that were admitted, are online, and have consented.
 
     A client that has not been asked yet is offered the run first. One that refuses is named with its reason, and asked no more
-    by this server process. One that only looks (`fedveil join --check`) is offered it again when it comes back.
+    by this server process. One that only looks (`fedveil join --check`) is offered it again when it comes back. One whose machine
+    answers with an error is offered it again and again, and named once as long as the error is the same.
 
     Args:
         reach: how those who are online are reached. run, config: what is offered.
@@ -46,6 +47,7 @@ class ConsentingClients:
     refused: dict[int, str] = field(default_factory=dict)
     consented: set[int] = field(default_factory=set)
     looked: set[int] = field(default_factory=set)
+    unanswered: dict[int, str] = field(default_factory=dict)
 
     def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> dict[int, bytes | str]:
         """As `Exchange.answers`."""
@@ -81,8 +83,11 @@ class ConsentingClients:
         offers = {c: offer_of(self.run, c, self.config) for c in sorted(clients & set(self.reach.online))}
         for client, answer in self.reach.answers({c: (offer_bytes(offer),) for c, offer in offers.items()}).items():
             if isinstance(answer, str):
-                self.tell(f"client {client}: {answer}")
+                if self.unanswered.get(client) != answer:
+                    self.tell(f"client {client}: {answer}")
+                self.unanswered[client] = answer
                 continue
+            self.unanswered.pop(client, None)
             try:
                 reason = read_consent(answer, offers[client])
             except WireError as problem:

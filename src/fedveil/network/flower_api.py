@@ -205,11 +205,14 @@ def node_keys(grid: Any) -> dict[int, bytes]:
     return {node.node_id: bytes(node.public_key) for node in grid.get_nodes()}
 
 
-def answer_message(endpoint: Endpoint, token: str, expected_bundle: str, answer: Callable[[list[bytes]], bytes]) -> None:
+def answer_message(endpoint: Endpoint, token: str, expected_bundle: str, answer: Callable[[list[bytes]], bytes]) -> str:
     """Take the message of a client task, and push what `answer` makes of its parts; nothing of the run's bundle is touched.
 
     Args:
         expected_bundle: SHA-256 of the only bundle whose runs are answered.
+
+    Returns:
+        Why the message was refused, or an empty string.
     """
     from flwr.app import Error, Message
     from flwr.common.constant import ErrorCode, SubStatus
@@ -219,19 +222,21 @@ def answer_message(endpoint: Endpoint, token: str, expected_bundle: str, answer:
     client = endpoint.client(RuntimeTokenHttpInterceptor(token))
     heart = _heart(client)
     heart.start()
-    context, details = None, "no answer"
+    context, details, reason = None, "no answer", ""
     try:
         message, context, _, fab = pull_task_input(_Patient(client))
         if hashlib.sha256(fab.content).hexdigest() != expected_bundle:
-            reason = "refused: a foreign app bundle, which is neither that of this client's fedveil nor run here"
+            reason = "a foreign app bundle, which is not run here: both sides need the same fedveil"
             reply = Message(Error(code=ErrorCode.INVALID_FAB, reason=reason), reply_to=message)
         else:
             try:
                 reply = Message(record([answer(parts_of(message.content))]), reply_to=message)
             except WireError as problem:
-                reply = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=str(problem)), reply_to=message)
+                reason = str(problem)
+                reply = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)
         push_message(client, reply, context)
         details = ""
+        return reason
     finally:
         try:
             push_task_output(client, context, SubStatus.FAILED if details else SubStatus.COMPLETED, details)

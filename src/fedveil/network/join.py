@@ -23,6 +23,7 @@ from subprocess import Popen
 
 from fedveil.errors import ConfigError
 from fedveil.federation.plain_state import write_whole
+from fedveil.flower.flower_messages import printable
 from fedveil.flower.quiet import require_flower
 from fedveil.flower.wire_format import WireError
 from fedveil.network.certificates import check_readable
@@ -94,7 +95,7 @@ def join(consent: Consent, joining: Joining) -> None:
             while not joining.until() and time.monotonic() < end:
                 token = queue.take()
                 if token is not None:
-                    carried = (endpoint, token, expected, asked, supernode.process)
+                    carried = (endpoint, token, expected, asked, supernode.process, joining.tell)
                     threading.Thread(target=_carry, args=carried, daemon=True).start()
                 with suppress(Empty):
                     _answer(client, *asked.get(timeout=_POLL))
@@ -109,8 +110,10 @@ def advice(line: str, joining: Joining) -> str:
     found = {
         "must be registered": f"this key is not admitted: send {joining.key}.pub to the server's operator, who runs `fedveil net "
         f"admit` and starts the server again; this client tries again every {_RETRY:g} seconds",
-        "activate SuperNode": "the server counts an earlier connection with this key for up to a minute; this client tries "
-        "again. If that goes on, another process joins with the same key, and each client needs its own",
+        "activate SuperNode": f"this key is not admitted, or was online a moment ago. Not admitted: send {joining.key}.pub to "
+        f"the server's operator, who runs `fedveil net admit` and starts the server again. Admitted: the server counts an "
+        f"earlier connection for up to a minute, and one of another process with this key for ever. This client tries again "
+        f"every {_RETRY:g} seconds",
         "CERTIFICATE_VERIFY_FAILED": f"the certificate at {joining.server} is not of the authority in {joining.authority}: ask "
         f"the server's operator for its ca.pem, and for the name that it was made for (fedveil net init --host)",
     }
@@ -118,11 +121,17 @@ def advice(line: str, joining: Joining) -> str:
 
 
 def _carry(
-    endpoint: Endpoint, token: str, expected: str, asked: Queue[tuple[list[bytes], Future[bytes]]], supernode: Popen[bytes] | None
+    endpoint: Endpoint,
+    token: str,
+    expected: str,
+    asked: Queue[tuple[list[bytes], Future[bytes]]],
+    supernode: Popen[bytes] | None,
+    tell: Callable[[str], None],
 ) -> None:
     """Carry one message in and its answer out; in a thread of its own, for one that never arrives blocks no other."""
     try:
-        answer_message(endpoint, token, expected, partial(_through, asked))
+        if reason := answer_message(endpoint, token, expected, partial(_through, asked)):
+            tell(f"a message was refused: {printable(reason)}")
     except Exception as problem:  # of the connection: the message is lost, the client stays
         _log.warning("a message was lost: %s", problem)
         if supernode is not None:  # which would wait for this answer for ever; started again, it is asked anew

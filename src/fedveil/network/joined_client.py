@@ -17,6 +17,7 @@ from fedveil.errors import FedveilError
 from fedveil.federation.plain_state import write_whole
 from fedveil.flower.client_node import ClientNode
 from fedveil.flower.client_states import ClientStates
+from fedveil.flower.flower_messages import printable
 from fedveil.flower.round_messages import TaskMessage, read_task
 from fedveil.flower.wire_format import WireError
 from fedveil.ledger.ledger import Ledger
@@ -96,9 +97,8 @@ class JoinedClient:
         try:
             epsilon = self.consented(offer)
         except FedveilError as problem:
-            self.tell(
-                f"run {offer.run}: {'' if self.check else 'refused: '}{problem.__cause__ or problem}"
-            )  # the cause stays here
+            why = printable(problem.__cause__ or problem)  # the cause stays here
+            self.tell(f"run {offer.run}: {'' if self.check else 'refused: '}{why}")
             self.has_looked = self.check
             return refusal_bytes(offer, ONLY_LOOKS if self.check else str(problem))
         except Exception:  # whose words may tell of the data

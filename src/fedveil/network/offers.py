@@ -12,7 +12,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from fedveil.configuration.config import Config, parse
+from fedveil.configuration.config import Config, flat, parse
+from fedveil.data.partition import checked_options
 from fedveil.errors import ConfigError
 from fedveil.flower.wire_format import Kind, WireError, WireMessage, decoded, encoded, run_name, text, whole_number
 
@@ -36,22 +37,37 @@ class Offer:
         return hashlib.sha256(offer_bytes(self)).hexdigest()
 
     def parsed(self) -> Config:
-        """The configuration, checked; raises WireError where it is none."""
+        """The configuration, checked.
+
+        Raises:
+            WireError: it is none, or this side would fill in what it leaves open, by defaults that may not be the server's.
+        """
         try:
-            return parse(json.loads(json.dumps(self.config)))
+            found = parse(json.loads(json.dumps(self.config)))
+            here = offer_of(self.run, self.client, found).config
         except ConfigError as problem:
             raise WireError(f"an offer whose configuration cannot be accepted: {problem}") from None
+        if here != self.config:
+            ours, theirs = flat(here), flat(self.config)
+            keys = [k for k in sorted(ours.keys() | theirs.keys()) if k not in theirs or ours.get(k, ...) != theirs[k]]
+            raise WireError(
+                f"an offer that does not say {', '.join(keys) or 'all'} as this client's fedveil would: install the same fedveil "
+                f"on both sides"
+            )
+        return found
 
 
 def offer_of(run: str, client: int, config: Config) -> Offer:
-    """The offer of a configuration, without what concerns the server's machine alone."""
-    whole = config.model_dump(mode="json", exclude_none=True)
+    """The offer of a configuration, with all defaults, and without what concerns the server's machine alone."""
+    whole = config.resolved() | {"task": config.task.model_dump(mode="json")}
+    whole["model"] |= config.model.options.model_dump(mode="json")
+    whole["data"]["partition"] |= checked_options(config.data.partition).model_dump(mode="json")
     for section, keys in LEFT_OUT.items():
         for key in keys:
-            whole.get(section, {}).pop(key, None)
-    source = whole["data"].get("source")
-    if source is not None:
-        whole["data"]["source"] = {k: v for k, v in source.items() if k not in ("test_file",)} | {"file": "the client's own"}
+            whole[section].pop(key)
+    if config.data.source is not None:
+        source = config.data.source.model_dump(mode="json") | {"file": "the client's own"}
+        whole["data"]["source"] = {key: value for key, value in source.items() if key != "test_file"}
     return Offer(run, client, whole)
 
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 CARD = "data.json"
 FORMAT = "fedveil-data/1"
+ELSEWHERE = "not_here"
+"""What the card of a run over several machines says of the data that its server does not have."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def card(config: Config, prepared: Prepared, salt: bytes) -> dict[str, Any]:
         },
         "client_test_fraction": section.client_test_fraction,
         "public_fraction": section.public_fraction,
-    }
+    } | ({} if prepared.declared is None else {ELSEWHERE: "the clients' examples, on machines of their own"})
     keyed = {"algorithm": "HMAC-SHA-256, key in private/salt", **digests(prepared, salt)}
     return {"format": FORMAT, **plain(public), "digests": keyed, "treated_as_public": list(public)}
 
@@ -168,13 +170,28 @@ def check_data(path: Path, prepared: Prepared) -> None:
         )
 
 
+def _require_here(path: Path) -> None:
+    """Refuse a run directory whose card says that the data are elsewhere; one that cannot be read is `check_data`'s."""
+    try:
+        elsewhere = ELSEWHERE in json.loads((path / CARD).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return
+    if elsewhere:
+        raise ConfigError(
+            f"{path} is a run over several machines: its clients' examples are on theirs, and this needs them here: give "
+            f"{path / 'config.toml'} where this machine has the data that it names, or a configuration with its sections method, "
+            f"training and privacy"
+        )
+
+
 def prepared_again(path: Path, handed_over: HandedOver = NOTHING) -> tuple[Config, Prepared]:
     """Configuration and data of the run directory `path`; what was handed over must be handed over again, and is checked.
 
     Raises:
-        ConfigError: not a run directory, or as `same_handed_over` and `check_data`.
+        ConfigError: not a run directory, one over several machines, or as `same_handed_over` and `check_data`.
     """
     config = load_recorded(path)
+    _require_here(path)
     if handed_over.model is not None:
         config = with_model(config, handed_over.model)
     same_handed_over(config, handed_over, path)

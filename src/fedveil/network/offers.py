@@ -66,8 +66,8 @@ def offer_of(run: str, client: int, config: Config) -> Offer:
         for key in keys:
             whole[section].pop(key)
     if config.data.source is not None:
-        source = config.data.source.model_dump(mode="json") | {"file": "the client's own"}
-        whole["data"]["source"] = {key: value for key, value in source.items() if key != "test_file"}
+        source = config.data.source.model_dump(mode="json", exclude={"name", "test_file"})
+        whole["data"]["source"] = source | {"file": "the client's own"}
     return Offer(run, client, whole)
 
 

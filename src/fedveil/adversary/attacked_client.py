@@ -15,6 +15,7 @@ from fedveil.release.bare_release import clipped
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.release.plan import Plan, Raw, Upload
+from fedveil.release.plan_terms import Terms
 from fedveil.release.sealed import Contribution, SealedUpload
 
 if TYPE_CHECKING:
@@ -87,12 +88,14 @@ class RecordingDoor(Door):
     def of(cls, door: Door) -> RecordingDoor:
         return cls(**{f.name: getattr(door, f.name) for f in fields(Door)})
 
-    def seal_upload(self, update: Tensor | None, plan: Plan | Raw, client: int, round: int, **more: Any) -> SealedUpload:
+    def seal_upload(self, update: Tensor | None, plan: Plan | Raw | Terms, client: int, round: int, **more: Any) -> SealedUpload:
+        plan = plan.source if isinstance(plan, Terms) else plan
         sealed = super().seal_upload(update, plan, client, round, **more)
         self._note(update, sealed.upload.plan)
         return sealed
 
-    def seal(self, update: Tensor | None, plan: Plan | Raw, client: int, round: int, **more: Any) -> Contribution:
+    def seal(self, update: Tensor | None, plan: Plan | Raw | Terms, client: int, round: int, **more: Any) -> Contribution:
+        plan = plan.source if isinstance(plan, Terms) else plan
         sealed = super().seal(update, plan, client, round, **more)
         self._note(update, sealed.plan if isinstance(plan, Raw) else plan)
         return sealed

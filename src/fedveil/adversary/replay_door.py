@@ -23,6 +23,7 @@ from fedveil.release.door import Door
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise_mechanism import Independent
 from fedveil.release.plan import Plan, Raw, Upload
+from fedveil.release.plan_terms import Terms
 from fedveil.release.sealed import AGGREGATE, Contribution, SealedUpload
 
 if TYPE_CHECKING:
@@ -68,8 +69,9 @@ class ReplayDoor(Door):
     def beside(self, layout: Layout) -> Self:
         return replace(super().beside(layout), own=self.own.beside(layout))
 
-    def seal_upload(self, update: Tensor | None, plan: Plan | Raw, client: int, round: int, **more: Any) -> SealedUpload:
+    def seal_upload(self, update: Tensor | None, plan: Plan | Raw | Terms, client: int, round: int, **more: Any) -> SealedUpload:
         """As the door's, or what the first world released."""
+        plan = plan.source if isinstance(plan, Terms) else plan
         call = lambda: self.own.seal_upload(update, plan, client, round, **more)  # noqa: E731
         sealed: SealedUpload = self._released(call, plan, client, round)
         sent = sealed.upload
@@ -81,7 +83,8 @@ class ReplayDoor(Door):
     def release_uploads(self, sealed: Sequence[SealedUpload]) -> list[Upload]:
         return self.own.release_uploads(sealed)
 
-    def seal(self, update: Tensor | None, plan: Plan | Raw, client: int, round: int, **more: Any) -> Contribution:
+    def seal(self, update: Tensor | None, plan: Plan | Raw | Terms, client: int, round: int, **more: Any) -> Contribution:
+        plan = plan.source if isinstance(plan, Terms) else plan
         sealed: Contribution = self._released(lambda: self.own.seal(update, plan, client, round, **more), plan, client, round)
         self.diary.note("public", WEIGHTS, round, client, sealed.weight)
         executed = plan if isinstance(plan, Plan) else sealed.plan

@@ -1,4 +1,4 @@
-"""A program as a process of its own, forked from that of the tests, which has imported torch already and so saves seconds."""
+"""A program as a process of its own, forked from that of the tests, which has imported torch; starting one takes seconds."""
 
 from __future__ import annotations
 

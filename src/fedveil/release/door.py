@@ -91,6 +91,7 @@ class Door:
 
     def terms(self, plan: Plan) -> Terms:
         """The plan read once, for all clients that have it: a copy, which whoever made the plan cannot change."""
+        self._check_extras(plan)
         return Terms.of(plan, copied(plan), self.parts, plan.unproven)
 
     def problem(self, update: object, extras: Mapping[str, Tensor]) -> str:
@@ -294,8 +295,8 @@ class Door:
             made = plan.make(vector[: self.layout.dimension])
             self._check_extras(made)
             return Terms.of(made, made, self.parts, plan.reason, plan.reads), vector, ""
+        self._check_extras(plan.plan if isinstance(plan, Terms) else plan)
         terms = plan if isinstance(plan, Terms) else Terms.of(plan, plan, self.parts, plan.unproven)
-        self._check_extras(terms.plan)
         try:
             return terms, checked(update, extras, self.parts, self.max_norm), ""
         except UpdateRefused as refused:

@@ -189,7 +189,7 @@ of = "test_accuracy"
         ('label = "y"', 'label = "x"', "labels that differ"),
         ('of = "test_accuracy"', 'of = "test_accuracy"\ncollect = "most"', "'most'"),
         ('of = "test_accuracy"', 'of = "test_accuracy"\nrelative = { b = "x" }', "no such axis"),
-        ('of = "test_accuracy"', "", "why the recipe is missing"),
+        ('of = "test_accuracy"', "", "why it or the recipe is missing"),
         ("published", 'measure = { name = "runs" }\npublished', "'runs'"),
         ('paper = "000"', 'paper = "005"', "paper"),
         ("published", "published = ", "not valid TOML"),

@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedveil.accounting.types import View
 from fedveil.configuration.config import configure
+from fedveil.configuration.sections import EvaluationSection
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.network.consent import OwnData
 from fedveil.network.deployed_data import own_part, public_part
+from fedveil.network.joined_client import JoinedClient
+from fedveil.network.offers import offer_bytes, offer_of, read_consent
 from fedveil.run.run import run
 from fedveil.verify.check_run import verify_run
 from joined_clients import Machines, consent, served
@@ -81,15 +85,52 @@ def test_weights_that_the_server_cannot_know_are_refused() -> None:
         public_part(configure(method={"name": "fedavg", "weighting": "examples"}))
 
 
-def test_a_client_whose_file_does_not_fit_refuses_without_a_word_of_it(tmp_path: Path) -> None:
+def unfit(folder: Path, rows: str, name: str, **changes: Any) -> tuple[Any, list[str], Machines]:
+    (folder / "1.csv").write_text(rows)
+    clients = {c: consent(0, data={"file": str(folder / f"{c}.csv"), "columns": ["a", "b", "ill"]}) for c in range(3)}
+    machines = Machines(folder / f"clients-{name}", clients)
+    config = configuration(folder, "nowhere.csv")
+    config = config.model_copy(update={k: getattr(config, k).model_copy(update=v) for k, v in changes.items()})
+    result, lines = served(config, folder / name, machines)
+    return result, lines, machines
+
+
+EVALUATED = {
+    "data": {"client_test_fraction": 0.2},
+    "privacy": {"evaluation": EvaluationSection(share=0.1, examples=10)},
+}
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes"),
+    [
+        ("a,b,secret\n1,2,Smith\n", {}),
+        ("a,b,ill\n1,2,7\n", {}),
+        ("a,b,ill\n1,2,7\n", {"privacy": {"view": View.AGGREGATE}}),
+        ("a,b,ill\n1,,1\n", EVALUATED),
+    ],
+)
+def test_a_client_whose_file_does_not_fit_releases_zero_and_noise_and_nobody_else_hears_of_it(
+    rows: str, changes: Any, tmp_path: Path
+) -> None:
+    """It refused before: the answer to an offer is free and told whether the rows have a value, so that 46 offers read them."""
     files(tmp_path)
-    (tmp_path / "1.csv").write_text("a,b,secret\n1,2,Smith\n")
-    clients = {c: consent(0, data={"file": str(tmp_path / f"{c}.csv"), "columns": ["a", "b", "ill"]}) for c in range(3)}
-    machines = Machines(tmp_path / "clients", clients)
-    result, lines = served(configuration(tmp_path, "nowhere.csv"), tmp_path / "server", machines)
-    assert [row["participants"] for row in result.history] == [2, 2]
-    assert lines == ["client 1 refused to take part: this client's data are not as the configuration says; its own log tells why"]
-    assert any("secret" in line or "ill" in line for line in machines.lines)
+    result, lines, machines = unfit(tmp_path, rows, "one", **changes)
+    assert [row["participants"] for row in result.history] == [3, 3]
+    assert lines == []
+    told = {line for line in machines.lines if "not as the configuration says" in line}
+    assert len(told) == 1
+    other, _, _ = unfit(tmp_path, "nothing\nof it\n", "other", **changes)
+    assert other.model.vector.equal(result.model.vector)
+
+
+@pytest.mark.parametrize("rows", ["a,b,ill\n1,2,1\n", "a,b,ill\n1,2,7\n", "a,b\n", ""])
+def test_the_answer_to_an_offer_depends_on_no_row(rows: str, tmp_path: Path) -> None:
+    files(tmp_path)
+    (tmp_path / "1.csv").write_text(rows)
+    offer = offer_of("r", 1, configuration(tmp_path, "nowhere.csv"))
+    client = JoinedClient(tmp_path / "client", consent(0, data={"file": str(tmp_path / "1.csv"), "columns": ["a", "b", "ill"]}))
+    assert read_consent(client.answer([offer_bytes(offer)]), offer) == ""
 
 
 def test_columns_that_the_consent_does_not_name_are_not_read(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ ITSELF = 0
 TRUSTS = "planned in full at consent; trusts the server to add the noise"
 
 
+_SPENT = "the run plans more than is left of this client's lifetime; its own log tells how much"
 _RECORD = "this client's own record of its lifetime does not allow it; its own log tells why"
 
 
@@ -52,6 +53,21 @@ class ClientLedger:
         except FedveilError as problem:  # whose words tell of this machine
             raise ConsentRefused(_RECORD) from problem
 
+    def check(self, judged: Judged, run: str, client: int) -> None:
+        """Ask whether all that the run plans still fits.
+
+        Raises:
+            ConsentRefused: it does not.
+        """
+        view = judged.setting.scope.view
+        try:
+            number = AGGREGATE if view is not View.SERVER else ITSELF
+            self.budget(view).check_plan(planned_charges(judged.method, judged.setting.of(client)), run, (number,))
+        except BudgetExhausted as refusal:  # whose words tell of other runs
+            raise ConsentRefused(_SPENT) from refusal
+        except LedgerError as problem:
+            raise ConsentRefused(_RECORD) from problem
+
     def admit(self, judged: Judged, run: str, client: int) -> BudgetedLedger:
         """Ask whether all that the run plans still fits, and charge it where the client cannot charge release by release.
 
@@ -65,15 +81,13 @@ class ClientLedger:
         budget, planned = self.budget(scope.view), planned_charges(judged.method, judged.setting.of(client))
         summed = scope.view is not View.SERVER
         number = AGGREGATE if summed else ITSELF
+        self.check(judged, run, client)
         try:
-            budget.check_plan(planned, run, (number,))
             ledger = budget.ledger(run, number)
             if summed and not self._charged(budget, run):
                 ledger.charge_all([_planned(judged, run, event) for event in planned])
-        except BudgetExhausted as refusal:  # whose words tell of other runs
-            raise ConsentRefused(
-                "the run plans more than is left of this client's lifetime; its own log tells how much"
-            ) from refusal
+        except BudgetExhausted as refusal:  # another run came in between
+            raise ConsentRefused(_SPENT) from refusal
         except LedgerError as problem:
             raise ConsentRefused(_RECORD) from problem
         return ledger

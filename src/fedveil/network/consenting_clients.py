@@ -27,6 +27,9 @@ class Reach(Protocol):
         ...
 
 
+_SILENT = "it has not joined, or did not answer"
+
+
 @dataclass
 class ConsentingClients:
     """An `Exchange` with those clients that were admitted, are online, and have consented.
@@ -53,7 +56,7 @@ class ConsentingClients:
         """As `Exchange.answers`."""
         self.offer(set(messages) - self.consented - set(self.refused))
         asked = {client: parts for client, parts in messages.items() if client in self.consented}
-        found: dict[int, bytes | str] = {c: self.refused.get(c, "it has not joined, or did not answer") for c in messages}
+        found: dict[int, bytes | str] = {c: self.refused.get(c) or self.unanswered.get(c, _SILENT) for c in messages}
         found |= self.reach.answers(asked)
         self.consented -= {client for client, answer in found.items() if answer == GONE}  # offered again when they are back
         return found

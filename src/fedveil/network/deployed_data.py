@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedveil.configuration.public_setting import method_of, population_of
+from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
 from fedveil.data.own.data_source import TableSource
 from fedveil.data.partition import ClientIndices, Partition
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedveil.configuration.config import Config
-    from fedveil.data.dataset import Dataset
 
 
 def public_part(config: Config) -> Prepared:
@@ -74,6 +74,14 @@ def own_part(config: Config, client: int, file: str | None) -> Prepared:
     rest, own = client_test_split(alone.partition, fraction, seed=config.run.seed)
     tests = Clients.of(dataset.standardise(dataset.x_train), dataset.y_train, own)
     return replace(_prepared(config, dataset, {client: rest.clients[client]}), client_tests=tests)
+
+
+def no_part(config: Config) -> Prepared:
+    """What a client has whose own examples are not as configured: none, so that whatever it releases is zero and noise."""
+    info = population_of(config).data
+    x = np.zeros((1, *info.input_shape), "int64" if info.vocabulary else "float32")
+    y = np.zeros((1, *info.target.shape), info.target.dtype)
+    return _prepared(config, Dataset(info, x, y, x, y), {})
 
 
 def _prepared(config: Config, dataset: Dataset, parts: dict[int, NDArray[np.int64]]) -> Prepared:

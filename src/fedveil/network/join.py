@@ -89,13 +89,20 @@ def join(consent: Consent, joining: Joining) -> None:
         queue = TaskQueue(endpoint, "flwr-clientapp")
         asked: Queue[tuple[list[bytes], Future[bytes]]] = Queue()
 
+        refused: set[str] = set()
+
+        def refuse(reason: str) -> None:  # the server offers again and again
+            if reason not in refused:
+                joining.tell(f"a message was refused: {printable(reason)}")
+            refused.add(reason)
+
         joining.tell(f"waiting for what {joining.server} offers, once it runs and this key is admitted")
         try:
             end = math.inf
             while not joining.until() and time.monotonic() < end:
                 token = queue.take()
                 if token is not None:
-                    carried = (endpoint, token, expected, asked, supernode.process, joining.tell)
+                    carried = (endpoint, token, expected, asked, supernode.process, refuse)
                     threading.Thread(target=_carry, args=carried, daemon=True).start()
                 with suppress(Empty):
                     _answer(client, *asked.get(timeout=_POLL))
@@ -126,12 +133,12 @@ def _carry(
     expected: str,
     asked: Queue[tuple[list[bytes], Future[bytes]]],
     supernode: Popen[bytes] | None,
-    tell: Callable[[str], None],
+    refuse: Callable[[str], None],
 ) -> None:
     """Carry one message in and its answer out; in a thread of its own, for one that never arrives blocks no other."""
     try:
         if reason := answer_message(endpoint, token, expected, partial(_through, asked)):
-            tell(f"a message was refused: {printable(reason)}")
+            refuse(reason)
     except Exception as problem:  # of the connection: the message is lost, the client stays
         _log.warning("a message was lost: %s", problem)
         if supernode is not None:  # which would wait for this answer for ever; started again, it is asked anew

@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedveil.errors import FedveilError
 from fedveil.federation.plain_state import write_whole
@@ -24,11 +25,15 @@ from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.ledger_head import head_path
 from fedveil.ledger.owner_only import owner_only_folder
 from fedveil.network.client_ledger import ClientLedger
-from fedveil.network.consent import Consent, ConsentRefused, judged
-from fedveil.network.deployed_data import own_part
+from fedveil.network.consent import Consent, ConsentRefused, Judged, judged
+from fedveil.network.deployed_data import no_part, own_part
 from fedveil.network.offers import ONLY_LOOKS, Offer, consent_bytes, read_offer, refusal_bytes
 from fedveil.run.assembly import federation
 from fedveil.statement.statement_markdown import to_markdown
+
+if TYPE_CHECKING:
+    from fedveil.configuration.config import Config
+    from fedveil.run.assembly import Prepared
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +73,8 @@ class JoinedClient:
     def consented(self, offer: Offer) -> float:
         """Judge an offer, and pin it; returns the epsilon that the client has certified.
 
+        The client's examples are not looked at: what is answered costs nothing, and so must not depend on them.
+
         Raises:
             FedveilError: it is refused, with the reason; nothing was charged.
         """
@@ -76,17 +83,13 @@ class JoinedClient:
         if pinned is not None and pinned.digest != offer.digest:
             raise ConsentRefused(f"the configuration of run {offer.run} has changed since this client consented to it")
         accepted = judged(self.consent, config)
-        if self.check:
-            self.tell(to_markdown(accepted.statement))
-            raise ConsentRefused("it is within this client's consent, which only looks at it (--check)")
         if offer.client >= accepted.setting.clients:
             raise ConsentRefused(f"client {offer.client} of {accepted.setting.clients}: there is no such number")
         if self.consent.data.part is not None and self.consent.data.part != offer.client:
             raise ConsentRefused(f"this client has part {self.consent.data.part} of the data, not part {offer.client}")
-        try:
-            own_part(config, offer.client, self.consent.data.file)  # before anything is charged
-        except FedveilError as problem:  # whose words may tell of the data
-            raise ConsentRefused("this client's data are not as the configuration says; its own log tells why") from problem
+        if self.check:
+            self._look(accepted, offer, config)
+            raise ConsentRefused("it is within this client's consent, which only looks at it (--check)")
         self.ledger.admit(accepted, offer.run, offer.client)
         if pinned is None:
             kept = {"run": offer.run, "client": offer.client, "config": offer.config}
@@ -118,14 +121,33 @@ class JoinedClient:
     def _made(self, offer: Offer) -> ClientNode:
         config, folder = offer.parsed(), self._run_folder(offer.run)
         accepted = judged(self.consent, config)
-        prepared = own_part(config, offer.client, self.consent.data.file)
         path = folder / "ledger.sqlite"
         if not path.exists() and not head_path(path).exists():
             Ledger.create(path, offer.run, {"offer": offer.digest}).close()
         population = self.ledger.admit(accepted, offer.run, offer.client)
-        job = federation(config, prepared, path, offer.run, None, (accepted.method, accepted.setting), population)
+        settled = (accepted.method, accepted.setting)
+        try:
+            job = federation(config, self._own(offer, config), path, offer.run, None, settled, population)
+        except Exception as problem:  # of the data: whether they can be read is theirs to keep, and goes into the noise
+            _log.info("the data of run %s", offer.run, exc_info=True)
+            self.tell(
+                f"run {offer.run}: this client releases zero and noise, for its data are not as the configuration says: {problem}"
+            )
+            job = federation(config, no_part(config), path, offer.run, None, settled, population)
         states = ClientStates(folder / "states")
         return ClientNode(job.context, offer.run, offer.client, states, accepted.setting.rounds)
+
+    def _own(self, offer: Offer, config: Config) -> Prepared:
+        return own_part(config, offer.client, self.consent.data.file)
+
+    def _look(self, accepted: Judged, offer: Offer, config: Config) -> None:
+        """Tell the operator what consenting would mean; raises ConsentRefused where it does not fit into the lifetime."""
+        self.tell(to_markdown(accepted.statement))
+        self.ledger.check(accepted, offer.run, offer.client)
+        try:
+            self._own(offer, config)
+        except FedveilError as problem:
+            self.tell(f"run {offer.run}: this client's data are not as the configuration says: {problem}")
 
     def _run_folder(self, run: str) -> Path:
         return owner_only_folder(owner_only_folder(self.folder / "runs") / run)

@@ -42,10 +42,12 @@ from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.network.demo_network import demo
 from fedveil.release.grid import exponent_for, to_grid
 from fedveil.run.run import run
+from peers.flower_deployed import deployed
 from sides import HERE, descendants, federation, loaded, ours, program, save, setting, together
 
 GRIDS = (8, 16, 24)
 NAMES = {"flower-superlink": "SuperLink", "flower-supernode": "SuperNode", "fedveil join": "client", "fedveil.join": "client"}
+NAMES |= {"flwr-serverapp": "ServerApp", "flwr-clientapp": "ClientApp"}
 
 
 def turns(rounds: int) -> None:
@@ -224,6 +226,26 @@ def deployment(nodes: list[int], rounds: int) -> None:
         save("flower", {f"deployment {clients}": table})
 
 
+def beside(nodes: list[int], rounds: int) -> None:
+    """Networks of fedveil and of plain Flower in turns, twice each, over TLS; seconds of each side's rounds after its first."""
+    for clients in nodes:
+        seconds: dict[str, list[float]] = {"fedveil": [], "plain Flower": []}
+        memories: list[dict[str, list[float]]] = []
+        for _ in range(2):
+            with tempfile.TemporaryDirectory() as folder:
+                result = demo(digits(clients, rounds), Path(folder) / "run", print)
+            assert [row["participants"] for row in result.history] == [clients] * rounds
+            seconds["fedveil"] += [row["seconds"] for row in result.history][1:]
+            rows = deployed(clients, rounds, lambda seen=memories: seen.append(memory()))  # type: ignore[misc]
+            assert [row["answers"] for row in rows] == [clients] * rounds
+            seconds["plain Flower"] += [row["seconds"] for row in rows][1:]
+        kinds = {name for seen in memories for name in seen} - {"server"}
+        most = {name: max(sum(seen.get(name, [])) for seen in memories) for name in kinds}
+        table = {"seconds": seconds, "plain_memory": most}
+        print(clients, table)
+        save("flower", {f"TLS beside plain {clients}": table})
+
+
 def draw() -> None:
     """Seconds a round and memory against the number of clients."""
     held = {int(k.split()[1]): v for k, v in loaded("flower")["table"].items() if k.startswith("deployment")}
@@ -243,7 +265,7 @@ def draw() -> None:
 def main() -> None:
     """Measure what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ("turns", "parts", "grids", "deployment", "draw")
+    names = ("turns", "parts", "grids", "deployment", "beside", "draw")
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--nodes", type=int, nargs="+", default=[3, 10, 20, 50])
@@ -256,6 +278,8 @@ def main() -> None:
         grids()
     if "deployment" in asked.only:
         deployment(asked.nodes, asked.rounds)
+    if "beside" in asked.only:
+        beside([n for n in asked.nodes if n <= 10], asked.rounds)
     if "draw" in asked.only:
         draw()
 

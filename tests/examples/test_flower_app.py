@@ -67,13 +67,20 @@ def test_noise_at_each_client_fills_a_ledger_each(
 ) -> None:
     program = imported("noise_at_the_client", tmp_path, monkeypatch)
     program.CLIENTS = 3
-    assert accuracy(program, capsys) > 0.1
+    accuracy(program, capsys)  # three clients learn nothing under this noise; `test_a_hundred_clients_learn`
     ledgers = sorted((tmp_path / "flower-ledgers").glob("*.sqlite"))
     assert [path.stem for path in ledgers] == ["client-0", "client-1", "client-2"]
     for path in ledgers:
         spent = spending(open_budget(path))
         assert (spent.rows, spent.left) == (program.ROUNDS, pytest.approx(0.0, abs=0.1))
         assert 7.99 < spent.epsilon <= 8.0
+
+
+@pytest.mark.slow
+def test_a_hundred_clients_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    program = imported("noise_at_the_client", tmp_path, monkeypatch)
+    found = accuracy(program, capsys)
+    assert found > 0.4, found  # 0.61 to 0.70 in three runs; 0.1 is guessing
 
 
 @pytest.mark.slow

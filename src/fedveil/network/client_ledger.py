@@ -7,6 +7,8 @@ whom it trusts for that.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
 ITSELF = 0
 """The number under which a client counts itself, whatever its number in a run."""
 TRUSTS = "planned in full at consent; trusts the server to add the noise"
-
-
 _SPENT = "the run plans more than is left of this client's lifetime; its own log tells how much"
 _RECORD = "this client's own record of its lifetime does not allow it; its own log tells why"
 
@@ -54,19 +54,14 @@ class ClientLedger:
             raise ConsentRefused(_RECORD) from problem
 
     def check(self, judged: Judged, run: str, client: int) -> None:
-        """Ask whether all that the run plans still fits.
+        """Ask whether all that the run plans still fits; nothing is charged.
 
         Raises:
             ConsentRefused: it does not.
         """
-        view = judged.setting.scope.view
-        try:
-            number = AGGREGATE if view is not View.SERVER else ITSELF
-            self.budget(view).check_plan(planned_charges(judged.method, judged.setting.of(client)), run, (number,))
-        except BudgetExhausted as refusal:  # whose words tell of other runs
-            raise ConsentRefused(_SPENT) from refusal
-        except LedgerError as problem:
-            raise ConsentRefused(_RECORD) from problem
+        budget, planned, number = self._plan(judged, client)
+        with _refusals():
+            budget.check_plan(planned, run, (number,))
 
     def admit(self, judged: Judged, run: str, client: int) -> BudgetedLedger:
         """Ask whether all that the run plans still fits, and charge it where the client cannot charge release by release.
@@ -77,24 +72,34 @@ class ClientLedger:
         Raises:
             ConsentRefused: it does not fit; nothing was charged.
         """
-        scope = judged.setting.scope
-        budget, planned = self.budget(scope.view), planned_charges(judged.method, judged.setting.of(client))
-        summed = scope.view is not View.SERVER
-        number = AGGREGATE if summed else ITSELF
-        self.check(judged, run, client)
-        try:
+        budget, planned, number = self._plan(judged, client)
+        with _refusals():
+            budget.check_plan(planned, run, (number,))
             ledger = budget.ledger(run, number)
-            if summed and not self._charged(budget, run):
+            if number == AGGREGATE and not self._charged(budget, run):
                 ledger.charge_all([_planned(judged, run, event) for event in planned])
-        except BudgetExhausted as refusal:  # another run came in between
-            raise ConsentRefused(_SPENT) from refusal
-        except LedgerError as problem:
-            raise ConsentRefused(_RECORD) from problem
         return ledger
+
+    def _plan(self, judged: Judged, client: int) -> tuple[PopulationBudget, Sequence[Event], int]:
+        """The lifetime that a run is charged to, its planned releases, and the number that they are charged under."""
+        view = judged.setting.scope.view
+        number = ITSELF if view is View.SERVER else AGGREGATE
+        return self.budget(view), planned_charges(judged.method, judged.setting.of(client)), number
 
     def _charged(self, budget: PopulationBudget, run: str) -> bool:
         with Ledger.open(budget.path) as ledger:
             return any(entry.run == run for _, _, entry in ledger.entries())
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What the server hears of a lifetime that does not allow a run."""
+    try:
+        yield
+    except BudgetExhausted as refusal:  # whose words tell of other runs
+        raise ConsentRefused(_SPENT) from refusal
+    except LedgerError as problem:
+        raise ConsentRefused(_RECORD) from problem
 
 
 def _planned(judged: Judged, run: str, event: Event) -> Entry:

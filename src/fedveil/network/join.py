@@ -89,12 +89,13 @@ def join(consent: Consent, joining: Joining) -> None:
         queue = TaskQueue(endpoint, "flwr-clientapp")
         asked: Queue[tuple[list[bytes], Future[bytes]]] = Queue()
 
-        refused: set[str] = set()
+        refused = ""
 
         def refuse(reason: str) -> None:  # the server offers again and again
-            if reason not in refused:
+            nonlocal refused
+            if reason != refused:
                 joining.tell(f"a message was refused: {printable(reason)}")
-            refused.add(reason)
+            refused = reason
 
         joining.tell(f"waiting for what {joining.server} offers, once it runs and this key is admitted")
         try:

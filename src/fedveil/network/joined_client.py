@@ -130,8 +130,9 @@ class JoinedClient:
             job = federation(config, self._own(offer, config), path, offer.run, None, settled, population)
         except Exception as problem:  # of the data: whether they can be read is theirs to keep, and goes into the noise
             _log.info("the data of run %s", offer.run, exc_info=True)
+            why = printable(problem)
             self.tell(
-                f"run {offer.run}: this client releases zero and noise, for its data are not as the configuration says: {problem}"
+                f"run {offer.run}: this client releases zero and noise: its data are not as the configuration says: {why}"
             )
             job = federation(config, no_part(config), path, offer.run, None, settled, population)
         states = ClientStates(folder / "states")
@@ -147,7 +148,7 @@ class JoinedClient:
         try:
             self._own(offer, config)
         except FedveilError as problem:
-            self.tell(f"run {offer.run}: this client's data are not as the configuration says: {problem}")
+            self.tell(f"run {offer.run}: this client's data are not as the configuration says: {printable(problem)}")
 
     def _run_folder(self, run: str) -> Path:
         return owner_only_folder(owner_only_folder(self.folder / "runs") / run)

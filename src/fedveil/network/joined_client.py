@@ -131,9 +131,7 @@ class JoinedClient:
         except Exception as problem:  # of the data: whether they can be read is theirs to keep, and goes into the noise
             _log.info("the data of run %s", offer.run, exc_info=True)
             why = printable(problem)
-            self.tell(
-                f"run {offer.run}: this client releases zero and noise: its data are not as the configuration says: {why}"
-            )
+            self.tell(f"run {offer.run}: this client releases zero and noise: its data are not as the configuration says: {why}")
             job = federation(config, no_part(config), path, offer.run, None, settled, population)
         states = ClientStates(folder / "states")
         return ClientNode(job.context, offer.run, offer.client, states, accepted.setting.rounds)

@@ -9,7 +9,7 @@ import dp_accounting
 import mpmath as mp
 import numpy as np
 import pytest
-from dp_accounting.pld import pld_privacy_accountant
+from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import trapezoid
@@ -51,6 +51,30 @@ def test_replace_one_renyi_divergence_at_large_orders_by_a_finer_sum(rate: float
     terms = -x * x / (2 * z * z) + order * up + (1 - order) * down
     total = terms.max() + math.log(np.exp(terms - terms.max()).sum() * (x[1] - x[0]) / (z * math.sqrt(2 * math.pi)))
     assert rdp(rate, z, [order], adjacency=REPLACE)[0] == pytest.approx(total / (order - 1), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rate", "z", "order"), [(0.1, 0.04, 1 + 2**-9), (0.01, 0.02, 1.01), (0.5, 0.045, 1.2), (0.3, 1.0, 1 + 2**-12)]
+)
+def test_with_little_noise_or_near_order_one_the_renyi_divergence_lies_little_above_the_integral(
+    rate: float, z: float, order: float
+) -> None:
+    exact, ours = renyi(rate, z, order), rdp(rate, z, [order], adjacency=ZERO)[0]
+    hidden = rate * order / (2 * z * z)  # as if it were seen who takes part, at order 1
+    assert exact <= ours <= (hidden * 1.001 if z == 1 else min(1.3 * exact, 0.999 * order / (2 * z * z)))
+    assert rdp(rate, z, [order], adjacency=REPLACE)[0] <= ours
+
+
+@pytest.mark.parametrize(
+    ("rate", "z", "count", "delta", "step"),
+    [(0.05, 0.0309, 1500, 1e-6, 0.5), (0.1, 0.0309, 120, 1e-5, 0.1), (0.25, 0.02, 3, 1e-3, 0.1)],
+)
+def test_with_little_noise_epsilon_lies_little_above_that_of_a_second_library(
+    rate: float, z: float, count: int, delta: float, step: float
+) -> None:
+    one = privacy_loss_distribution.from_gaussian_mechanism(z, sampling_prob=rate, value_discretization_interval=step)
+    theirs = one.self_compose(count).get_epsilon_for_delta(delta)
+    assert theirs <= epsilon_rdp(rate, z, count, delta, adjacency=ZERO) <= 1.1 * theirs
 
 
 def test_one_step_delta_by_integration_both_ways() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedveil.accounting import gaussian
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.chosen_run import Selection
-from fedveil.accounting.power import tpr_of
+from fedveil.accounting.power import largest_tpr, tpr_of
 from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian
 from fedveil.ledger.entry import event_columns
 from fedveil.release.cost import plan_mu
@@ -89,8 +89,29 @@ def test_the_true_positive_rate_is_at_most_that_of_the_promise() -> None:
 def test_what_it_cannot_compute_it_refuses() -> None:
     with pytest.raises(NotImplementedError, match="fixed_sample"):
         Curve([(("fixed_sample_gaussian:9:3", 0.3, 1.0), 1)], 0.0, 1e-5, "zero_out")
-    with pytest.raises(NotImplementedError, match="this large"):
-        sampled(0.5, 0.3, 5000, 1e-5, Adjacency.ZERO_OUT)
+    with pytest.raises(NotImplementedError, match="this little noise"):
+        Curve([(("sampled_gaussian", 0.3, 0.03), 1)], 0.0, 1e-5, "zero_out", (10.0, 0.0))
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize(
+    ("q", "z", "rounds", "delta"),
+    [
+        (0.5, 0.3, 5000, 1e-5),
+        (0.05, 0.04, 1500, 1e-6),
+        (0.05, 0.0309, 1500, 1e-6),
+        (0.25, 0.032, 3, 1e-3),
+        (0.01, 0.001, 100, 1e-5),
+    ],
+)
+def test_with_little_noise_it_still_tells_a_bound(q: float, z: float, rounds: int, delta: float, adjacency: Adjacency) -> None:
+    events, curve = [SampledGaussian(q, z, rounds)], sampled(q, z, rounds, delta, adjacency)
+    stated, _ = bound(events, delta, adjacency=adjacency)
+    assert 0.9 * stated < curve.epsilon < stated * (1 + 1e-3)
+    assert sampled(q, 1.01 * z, rounds, delta, adjacency).epsilon < curve.epsilon * (1 - 5e-3)
+    tpr = largest_tpr(events, stated, delta, 0.05, adjacency=adjacency)
+    assert 1 - 0.95 * (1 - q) ** rounds < curve.true_positives(0.05) * (1 + 1e-3)
+    assert min(curve.true_positives(0.05), 1.0) <= tpr
 
 
 LAYOUT = Layout.of({"a": (3,), "b": (2, 2), "c": (5,)})

@@ -25,10 +25,11 @@ from fedveil.accounting.types import Adjacency, member
 from fedveil.errors import ConfigError
 
 _Array = NDArray[np.float64]
-_FRACTIONS = (*(1 + 2.0**-k for k in range(10, 1, -1)), *(x / 20 for x in range(26, 40)), *(x / 4 for x in range(9, 32) if x % 4))
+_FRACTIONS = (*(1 + 2.0**-k for k in range(20, 1, -1)), *(x / 20 for x in range(26, 40)), *(x / 4 for x in range(9, 32) if x % 4))
 _INTEGERS = (*range(2, 65), *range(68, 129, 4), *range(144, 257, 16), *range(288, 513, 32), 640, 768, 1024)
 ORDERS: tuple[float, ...] = tuple(sorted({*_FRACTIONS, *map(float, _INTEGERS)}))
-_TINY_NOISE = 0.05  # below it sampling is not worth its arithmetic: the unsampled curve is used
+_TINY_NOISE = 0.05  # below it, and below order 1 + 2**-10, as if the adversary saw who takes part: little is lost
+_NEAREST = 1 + 2.0**-10
 
 
 @cache
@@ -148,13 +149,16 @@ def rdp(
         raise ConfigError(f"Renyi orders must be finite and > 1, got {list(orders)[:5]}")
     if rate == 0:
         return np.zeros_like(alphas)
-    unsampled = alphas / (2 * z * z)
-    if rate == 1 or z < _TINY_NOISE:
-        return unsampled
-    excess = _log_excess_replace(rate, z, alphas) if adjacency is Adjacency.REPLACE_ONE else _log_excess(rate, z, alphas)
-    if adjacency is None:
-        excess = np.logaddexp(excess, np.log(_symmetric_surplus(rate, z, alphas)))
-    return np.minimum(np.logaddexp(0.0, excess) / (alphas - 1), unsampled)
+    growth = alphas * (alphas - 1) / (2 * z * z)
+    seen = np.logaddexp(0.0, math.log(rate) + growth + np.log(-np.expm1(-growth))) / (alphas - 1)
+    hidden = (alphas >= _NEAREST) & (rate < 1) & (z >= _TINY_NOISE)
+    if hidden.any():
+        orders = alphas[hidden]
+        excess = _log_excess_replace(rate, z, orders) if adjacency is Adjacency.REPLACE_ONE else _log_excess(rate, z, orders)
+        if adjacency is None:
+            excess = np.logaddexp(excess, np.log(_symmetric_surplus(rate, z, orders)))
+        seen[hidden] = np.minimum(np.logaddexp(0.0, excess) / (orders - 1), seen[hidden])
+    return seen
 
 
 def epsilon_rdp(

@@ -87,8 +87,7 @@ def _check_numbers(findings: Findings, run: Path, ledger: LedgerFile, spent: Row
     findings.check(right, "rounds of the history", finished, len(rounds))
     others = _PARSERS["history.csv"](private.read_text(encoding="utf-8")) if private.exists() else []
     seen = Counter({int(row["round"]): int(row["participants"]) for row in (*history, *others) if row.get("participants")})
-    least = 0 if statement["scope"]["view"] == "server" else -1
-    few = [r for r in rounds if spent.participants.get(r, least) < seen[r]]
+    few = [r for r in rounds if spent.participants.get(r, 0 if statement["scope"]["view"] == "server" else -1) < seen[r]]
     few += [r for r in spent.participants if r > finished - bool(ledger.closing)]
     findings.check(not few, "rounds of the ledger", "the participants of the history", f"others in {few}" if few else "the same")
     excess = spent.dimension - statement["dimension"] if ledger.releases else 0

@@ -20,24 +20,20 @@ Search = tuple[float, float] | None  # expected number of runs, and shape of its
 
 
 class Curve:
-    """What releases tell together: so many of each sampled one, with rates below 1, and Gaussian ones with this sum of mu^2.
-
-    NotImplementedError: for kinds that are not known here, and where losses in floats do not reach epsilon."""
+    """What releases tell together: so many of each sampled one, with rates below 1, and Gaussian ones with this sum of mu^2."""
 
     def __init__(self, sampled: Counts, mu_squared: float, delta: float, adjacency: str, search: Search = None) -> None:
         sampled, search = ((), None) if math.isinf(mu_squared) else (sampled, search)
         self.mu, self.exact = math.sqrt(mu_squared), not (sampled or search)
         pairs = [(*_tails(*release, adjacency), count) for release, count in sorted(sampled)]
         if sampled and mu_squared > 0 and not search:
-            plain: Tails = lambda losses: (ndtr(self.mu / 2 - losses / self.mu), ndtr(-self.mu / 2 - losses / self.mu))  # noqa: E731
-            pairs.append((plain, plain, 1.0))
+            pairs.append((plain := _tails("sampled_gaussian", 1.0, 1 / self.mu, "zero_out")[0], plain, 1.0))
         composed = [_composed(pairs, delta), _composed([(b, a, n) for a, b, n in pairs], delta)] if sampled and not search else []
         self.losses = [_best_of(pairs, mu_squared, delta, *search)] if search else composed
-        self.epsilon = gaussian_epsilon(self.mu, delta) if self.exact else _root(lambda epsilon: self._delta(epsilon) > delta)
+        seen = any(far > delta for _, _, far in self.losses) and _seen(sampled, mu_squared, delta)  # losses beyond floats
+        self.epsilon = gaussian_epsilon(self.mu, delta) if self.exact else seen or _root(lambda e: self._delta(e) > delta)
 
     def _delta(self, epsilon: float) -> float:
-        if epsilon > 600:
-            raise NotImplementedError("an epsilon this large")
         above = ((losses[(k := int(np.searchsorted(losses, epsilon))) :], mass[k:], far) for losses, mass, far in self.losses)
         return max(far - float(mass @ np.expm1(epsilon - losses)) for losses, mass, far in above)
 
@@ -68,6 +64,13 @@ def _root(above: Callable[[float], bool]) -> float:
     return high
 
 
+def _seen(sampled: Counts, mu_squared: float, delta: float) -> float:
+    """Epsilon as if it were seen in which rounds the unit took part, by Renyi divergences: they are convex in that mixture."""
+    growth = (above := np.geomspace(1e-9, 100, 4000)) * (1 + above) / 2  # above: orders less 1
+    logs = [n * np.logaddexp(0, growth / z**2 + np.log(-q * np.expm1(-growth / z**2))) for (_, q, z), n in sampled]
+    return float(min((sum(logs, growth * mu_squared) - math.log(delta) - np.log1p(above)) / above - np.log1p(1 / above)))
+
+
 def _tails(kind: str, q: float, z: float, adjacency: str) -> tuple[Tails, Tails]:
     """Both directions of one release: with the unit, (1-q) N(0) + q N(1), against N(0); or against (1-q) N(0) + q N(-1)."""
     if kind != "sampled_gaussian":
@@ -83,9 +86,9 @@ def _tails(kind: str, q: float, z: float, adjacency: str) -> tuple[Tails, Tails]
         return ndtr(x / z), (1 - q) * ndtr(x / z) + q * ndtr((x - 1) / z)
 
     def replaced(losses: Array) -> tuple[Array, Array]:  # the sensitivity, 1, is the distance from -1/2 to 1/2
-        c, growth = q * math.exp(-1 / (8 * z * z)), np.expm1(losses)
-        v = ((1 - q) * growth + np.sqrt(((1 - q) * growth) ** 2 + 4 * c * c * (growth + 1))) / (2 * c)
-        middle = (1 - q) * ndtr(-(x := 2 * z * z * np.log(v)) / z)
+        log_c, growth = math.log(2 * q) - 1 / (8 * z * z), (1 - q) * np.expm1(losses)
+        log_v = np.log(np.maximum(growth + np.hypot(growth, np.exp(log_c + losses / 2)), 1e-300)) - log_c
+        middle = (1 - q) * ndtr(-(x := 2 * z * z * np.where(losses > 0, log_v, 0.0)) / z)
         return middle + q * ndtr((0.5 - x) / z), middle + q * ndtr((-0.5 - x) / z)
 
     return (removed, added) if adjacency == "zero_out" else (replaced, replaced)
@@ -95,17 +98,18 @@ def _composed(pairs: list[Pair], delta: float) -> tuple[Array, Array, float]:
     """The loss of all releases together in one direction: its values, their masses, and the mass at infinity, from above."""
     tail = 1e-6 * delta
     tops = [(_top(first, tail / count), _top(second, tail / count)) for first, second, count in pairs]
-    rough = [(*_masses(pair[:2], top, max(map(max, tops)) / 7500)[:2], pair[2]) for pair, top in zip(pairs, tops, strict=True)]
-    step = 2.2 * _reach(rough, tail) / (size := 1 << 18)
-    product, infinite = np.ones(size // 2 + 1, dtype=np.complex128), 0.0
+    most = max(map(max, tops))
+    rough = [(*_masses((p, q), top, most / 7500)[:2], n) for (p, q, n), top in zip(pairs, tops, strict=True)]
+    step = max(2.2 * _reach(rough, tail), most / 4) / (size := 1 << 18)
+    product, kept = np.ones(size // 2 + 1, dtype=np.complex128), 0.0
     for (first, second, count), top in zip(pairs, tops, strict=True):
         losses, mass, beyond = _masses((first, second), top, step)
         product *= np.fft.rfft(np.bincount(np.rint(losses / step).astype(np.int64) % size, mass, size)) ** count
-        infinite += count * beyond
+        kept += count * math.log1p(-min(beyond, 1 - 1e-16))
     total = np.roll(np.maximum(np.fft.irfft(product, size), 0.0), size // 2)
-    if not math.isclose(float(total.sum()) + infinite, 1.0, abs_tol=1e-6):
+    if not math.isclose(float(total.sum()), math.exp(kept), abs_tol=1e-6):
         raise NotImplementedError("so many releases")
-    return (np.arange(size) - size // 2) * step, total, infinite + 2 * tail
+    return (np.arange(size) - size // 2) * step, total, 2 * tail - math.expm1(kept)
 
 
 def _top(tails: Tails, tail: float) -> float:
@@ -125,8 +129,7 @@ def _masses(pair: tuple[Tails, Tails], tops: tuple[float, float], step: float) -
 
 def _half(tails: Tails, cells: int, step: float) -> tuple[Array, float]:
     """Masses of the first world at losses 0, step, ..., of one sign, and beyond; tails: of what lies further from 0."""
-    sizes = abs(step) * np.arange(cells + 1)
-    p, q = tails(sizes)
+    p, q = tails(sizes := abs(step) * np.arange(cells + 1))
     dp, dq = np.maximum(p[:-1] - p[1:], 0.0), np.maximum(q[:-1] - q[1:], 0.0)
     b = np.clip((dp - np.exp(np.sign(step) * sizes[:-1]) * dq) / -np.expm1(-step), 0.0, dp)  # at the far end: dp = a + b and
     return np.append(dp - b, 0.0) + np.append(0.0, b), float(p[-1])  # dq = a e^-near + b e^-(near + step)
@@ -138,8 +141,9 @@ def _best_of(pairs: list[Pair], mu_squared: float, delta: float, runs: float, sh
     knots, orders = 1 + np.geomspace(0.1, 500, 600), 1 + np.geomspace(0.1, 500, 20_000)
     logs = knots * (knots - 1) * mu_squared / 2
     for first, second, count in pairs:
-        up, down = _top(first, 1e-60), _top(second, 1e-60)
-        both = [_masses((first, second), (up, down), up / 8_000), _masses((second, first), (down, up), up / 8_000)]
+        if max(tops := (_top(first, 1e-60), _top(second, 1e-60))) > 599:
+            raise NotImplementedError("a search with this little noise")
+        both = [_masses((first, second), tops, tops[0] / 8_000), _masses((second, first), tops[::-1], tops[0] / 8_000)]
         logs += count * np.max([[logsumexp((a - 1) * losses, b=mass) for losses, mass, _ in both] for a in knots], axis=1)
     curve = np.interp(orders, knots, logs) / (orders - 1)  # the logarithm of a moment is convex: a bound from above
     extra = (1 + shape) * min(log, float(min((1 - 1 / orders) * curve + log / orders)))

@@ -60,12 +60,10 @@ def check_statement(findings: Findings, statement: Json, page: str, x: Expected 
         subject, stated = f"proven epsilon ({view} view)", float(numbers["proven"]["epsilon"])
         curve = RowCosts(x, numbers["releases"]).curve(statement["delta"], _pair(statement))
         tolerance, tpr = EXACT if curve.exact else NUMERIC, curve.true_positives(0.05)
-        right = stated == curve.epsilon or math.isclose(stated, curve.epsilon, rel_tol=tolerance)
         blunt = not curve.exact and (numbers["proven"]["accountant"] != "pld" or stated > 100)  # less sharp, and still a bound
-        right, text = right or (blunt and curve.epsilon < stated < math.inf), f"{curve.epsilon:.9g} by a second path"
-        findings.check(right, subject, text, f"{stated:.9g}")
-        if not curve.exact:
-            tpr = min(max(numbers["tpr"], tpr * (1 - tolerance)), 1.0)
+        right = math.isclose(stated, curve.epsilon, rel_tol=tolerance) or (blunt and curve.epsilon < stated < math.inf)
+        findings.check(right, subject, f"{curve.epsilon:.9g} by a second path", f"{stated:.9g}")
+        tpr = tpr if curve.exact else min(max(numbers["tpr"], tpr * (1 - tolerance)), 1.0)
         mu = curve.mu if curve.exact and math.isfinite(stated) else None
         findings.agree(f"mu and tpr ({view} view)", {"mu": (mu, numbers["mu"]), "tpr": (tpr, numbers["tpr"])})
     on_page = {float(text.rstrip(".")) for text in re.findall(r"\d[\d.]*(?:e[+-]?\d+)?", page)}
@@ -84,10 +82,8 @@ def check_rows(findings: Findings, spent: RowCosts, statement: Json, complete: b
     least = plan.epsilon if complete and view != "server" and math.isfinite(plan.epsilon) else 0.0
     right = least * (1 - tolerance) <= epsilon <= (most := float(own["proven"]["epsilon"])) * (1 + tolerance)
     findings.check(right, subject, f"{least:.9g} to {most:.9g}", f"{epsilon:.9g}")
-    for noted in (row["epsilon_spent"] for row in last if row.get("epsilon_spent") and view != "final"):
-        findings.check(
-            float(noted) >= epsilon * (1 - tolerance), "epsilon spent in the history", f"at least {epsilon:.9g}", noted
-        )
+    for text in (row["epsilon_spent"] for row in last if row.get("epsilon_spent") and view != "final"):
+        findings.check(float(text) >= epsilon * (1 - tolerance), "epsilon spent in the history", f"at least {epsilon:.9g}", text)
     proven = float(statement["views"][place]["proven"]["epsilon"])
     right = target is None or proven <= target * (1 + EXACT) or proven == math.inf
     findings.check(right, "target epsilon", f"at most {target}", f"{proven:.9g}")

@@ -248,6 +248,22 @@ def test_clips_have_headroom_and_stay_in_range() -> None:
         method_from({"name": "aldp-fl", "clip_range": [2.0, 1.0]})
 
 
+@pytest.mark.parametrize(("options", "most"), [({}, 1.0), ({"clip_range": (0.5, 4.0)}, 4.0)])
+def test_noise_alone_does_not_drive_the_default_clips_up(options: dict[str, Any], most: float) -> None:
+    """Clients who send nothing, under noise of 20 clips: it is taken for movement, and may not raise itself."""
+    policy, noise = Window(ALDPFL(**options), setting(noise_multiplier=20.0)), torch.Generator().manual_seed(1)
+    state, highest = policy.start(), 0.0
+    for _ in range(30):
+        plan = policy.plan(released([0.0] * 7), state)
+        assert isinstance(plan.noise_std, Tensor)
+        assert plan.layer_clip is not None
+        highest = max(highest, float((plan.layer_clip / state["first"]).max()))
+        std = plan.noise_std.repeat_interleave(torch.tensor(LAYOUT.sizes))
+        sent = replace(upload([0.0] * 7, [0.0] * 7), vector=std * torch.randn(7, generator=noise), noise_std=plan.noise_std)
+        state = policy.observe(state, sent)
+    assert highest == pytest.approx(most)
+
+
 def test_noise_by_hand_in_both_allocations() -> None:
     """C = (1, 2), z = 2, sizes 3 and 4: equal z C sqrt 2; least: sigma_l^2 = 4 (C_l / sqrt n_l)(sqrt 3 + 2 sqrt 4)."""
     state = {"first": torch.tensor([1.0, 2.0]), "norms": torch.empty((0, 2))}

@@ -15,6 +15,7 @@ from fedveil.cli.app import app
 from fedveil.configuration.config import Config, configure
 from fedveil.errors import ConfigError
 from fedveil.statement.certify import certify_config
+from fedveil.statement.plain_words import gathered_in_words
 from fedveil.statement.planner import plan_table
 
 
@@ -68,6 +69,13 @@ def test_the_program_prints_it(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "clients: of a round" in done.output
     assert "%" in done.output
+
+
+@pytest.mark.parametrize(("epsilon", "said"), [(0.1, True), (200.0, False)])
+def test_a_hopeless_verdict_points_to_single_records(epsilon: float, said: bool) -> None:
+    block = certify_config(config(privacy={"epsilon": epsilon})).learnability
+    assert block is not None
+    assert ("fedveil plan shows both units" in gathered_in_words(block)) is said
 
 
 def test_a_run_says_before_it_trains_whether_it_can_learn(tmp_path: Path) -> None:

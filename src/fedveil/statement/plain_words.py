@@ -116,9 +116,11 @@ def gathered_in_words(learnability: Learnability) -> str:
     if level.ratio is None or not learnability.steps:
         return ""
     gathered = gathered_ratio(level.ratio, learnability.steps)
+    records = " Single records need less noise: fedveil plan shows both units, each with what may be kept."
     return (
         f"Over {learnability.steps} of them it is {gathered:.2g} times as long as the signal. Linear models kept about "
         f"{100 * expected_share(gathered):.0f} % of their accuracy above chance at that level (docs/utility.md)."
+        f"{records if learnability.scope.unit is Unit.CLIENT and learnability.verdict == 'no' else ''}"
     )
 
 

@@ -149,7 +149,7 @@ def rdp(
         raise ConfigError(f"Renyi orders must be finite and > 1, got {list(orders)[:5]}")
     if rate == 0:
         return np.zeros_like(alphas)
-    growth = alphas * (alphas - 1) / (2 * z * z)
+    growth = np.maximum(alphas * (alphas - 1) / (2 * z * z), 1e-300)
     seen = np.logaddexp(0.0, math.log(rate) + growth + np.log(-np.expm1(-growth))) / (alphas - 1)
     hidden = (alphas >= _NEAREST) & (rate < 1) & (z >= _TINY_NOISE)
     if hidden.any():

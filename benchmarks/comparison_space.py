@@ -79,6 +79,8 @@ METHODS: dict[str, Entry] = {
     "adapldp": Entry({"turn": [0.02, 0.1, 0.5]}, fixed=True, cohorts=True),
     "nbafl": Entry(scale=40.0, fixed=True, cohorts=True),
     "blur-lus": Entry({"blur": [0.4, 0.0, 0.1], "drop": [0.4, 0.0, 0.2]}),
+    "dp-fedsam": Entry({"rho": [0.05, 0.01, 0.2], "keep": [1.0, 0.4]}),
+    "time-adaptive": Entry({"save_until": [[0.25], [0.5], [0.75]], "saving": [0.5, 0.25, 0.8]}),
     "fed-addp": Entry({"beta": [0.1, 0.3, 1.0], "threshold": [0.4, 0.1, 0.8], "lambda1": [0.1, 0.0]}, heavy=True),
     "fed-dpa": Entry({"threshold": [0.4, 0.1, 0.8], "lambda1": [0.1, 0.0]}, heavy=True),
 }
@@ -86,7 +88,6 @@ LEFT_OUT = {
     "adap-dp-fl": "adapts DP-SGD inside the clients, which protects records; the comparison is at client level",
     "fedavg": "has no noise of its own",
     "soteria, censor, gradient-compression": "defences without a guarantee",
-    "dp-fedsam, time-adaptive": "newer than these runs; docs/methods has what was measured",
 }
 
 

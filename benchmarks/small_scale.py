@@ -1,0 +1,112 @@
+"""Whether the small scale of every recipe learns: FedAvg, with plain steps and no noise, in the setting of its rows.
+
+    OMP_NUM_THREADS=1 FEDVEIL_DATA=... python benchmarks/small_scale.py [RECIPE ...] [--seeds 1 2 3]
+
+The issue of a recipe's small scale is whether its arms can differ at all, so FedAvg shall end 20 points above chance. Settings
+that two recipes share are run once; of rows that differ in nothing but the number of rounds the longest is. Recipes that train
+nothing or attack the first model are left out, rows whose data are not here are named. Writes
+benchmarks/results/small_scale.json, where finished runs are kept until their settings change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedveil.configuration.config import Config
+from fedveil.engines.inline import Inline
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import start
+from fedveil.ledger.ledger import Ledger
+from fedveil.run.assembly import federation, prepare
+from fedveil.studies.reproduce.measurements import MEASURES
+from fedveil.studies.reproduce.recipe import kept, rows
+from fedveil.studies.reproduce.recipe_data import chance_of, presence
+from fedveil.studies.reproduce.recipe_files import load_recipe, recipe_names
+from fedveil.studies.reproduce.recipe_rows import job_of
+
+OUT = Path(__file__).resolve().parent / "results" / "small_scale.json"
+MARGIN = 0.2
+PLAIN = ('method={name="fedavg"}', "privacy={}", "run.engine='inline'")
+
+
+def settings(name: str) -> Iterator[tuple[str, Config]]:
+    """The distinct FedAvg settings of a recipe's small rows, each with the labels of its first row.
+
+    Of a measured sensitivity it is one for each network: other rows differ in what the twins vary.
+    """
+    recipe = load_recipe(name)
+    longest: dict[str, tuple[str, Config]] = {}
+    twin = recipe.measure["name"] == "twin"
+    for row in rows(recipe):
+        if row.missing or not kept(recipe, row, "small"):
+            continue
+        config = job_of(recipe, row, "small", overrides=PLAIN).config
+        training = config.training.model_copy(update={"rounds": 0, "evaluate_every": 0})
+        same = config.model_copy(update={"training": training}).model_dump_json(exclude={"run"})
+        key = config.model_dump_json(include={"model"}) if twin else same
+        if key not in longest or (not twin and longest[key][1].training.rounds < config.training.rounds):
+            longest[key] = (", ".join(row.labels), config)
+    yield from longest.values()
+
+
+def trains(name: str) -> bool:
+    """Whether rows of the recipe have a training that could end at chance."""
+    measure = load_recipe(name).measure["name"]
+    return measure == "twin" or MEASURES[measure].trains
+
+
+def accuracy(config: Config) -> float:
+    """Test accuracy of the last round's global model."""
+    prepared = prepare(config)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.sqlite"
+        Ledger.create(path, "r").close()
+        job = federation(config, prepared, path, "r")
+        progress = start(job)
+        fit(job, Inline(job.context), progress)
+    return float(progress.history[-1]["test_accuracy"])
+
+
+def measured(config: Config, seed: int, found: dict[str, float]) -> float:
+    """The accuracy with this seed, from `found` if it was run before."""
+    training = config.training.model_copy(update={"evaluate_every": config.training.rounds})
+    seeded = config.model_copy(update={"training": training, "run": config.run.model_copy(update={"seed": seed})})
+    content = seeded.model_dump_json(exclude={"run": True, "data": {"data_dir"}})
+    key = f"{hashlib.sha256(content.encode()).hexdigest()[:16]}-{seed}"
+    if key not in found:
+        found[key] = accuracy(seeded)
+    return found[key]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="*", default=recipe_names())
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    options = parser.parse_args()
+    results: dict[str, Any] = json.loads(OUT.read_text()) if OUT.exists() else {"runs": {}, "recipes": {}}
+    here = functools.cache(lambda name: presence(name, os.environ.get("FEDVEIL_DATA")) == "here")
+    for name in (name for name in options.recipes if trains(name)):
+        table = results["recipes"][name] = {}
+        for labels, config in settings(name):
+            chance = chance_of(config.data.name)
+            if not here(config.data.name) or chance is None:
+                table[labels] = {"data": config.data.name, "accuracy": None}
+                continue
+            values = [measured(config, seed, results["runs"]) for seed in options.seeds]
+            table[labels] = {"data": config.data.name, "chance": chance, "accuracy": values}
+            OUT.write_text(json.dumps(results, indent=1) + "\n")
+            enough = "" if min(values) >= chance + MARGIN else "  LESS THAN 20 POINTS ABOVE CHANCE"
+            print(f"{name}: {labels}: {', '.join(f'{100 * v:.1f}' for v in values)} %{enough}", flush=True)
+    OUT.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -78,16 +78,22 @@ def _problem(detail: Mapping[str, Any], model: type[BaseModel], prefix: str) -> 
     key = prefix + ".".join(path)
     allowed = _fields(model, path[:-1])
     if detail["type"] == "extra_forbidden":
-        return (
-            f"{key} = {detail['input']!r}: unknown key{nearest(path[-1], allowed)}; allowed here: {', '.join(allowed) or 'none'}"
-        )
+        there = ", ".join(allowed) or "none"
+        return f"{key} = {_shown(detail['input'])}: unknown key{nearest(path[-1], allowed)}; allowed here: {there}"
     if detail["type"] == "missing":
         return f"{key}: missing; it must be given"
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
         return str(cause)  # of a section that names its keys itself
     message = str(detail["msg"])
-    return f"{key} = {detail['input']!r} is not possible: {message[0].lower()}{message[1:]}"
+    return f"{key} = {_shown(detail['input'])} is not possible: {message[0].lower()}{message[1:]}"
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except RecursionError:
+        return "(nested too deep to be shown)"
 
 
 def _fields(model: Any, path: list[str]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import signal
@@ -127,6 +129,51 @@ def test_a_reader_that_goes_away_ends_no_run(program: str, config: Path, tmp_pat
         done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=120)
         assert (done.returncode, len(done.stdout)) == (0, 1)
     assert {path.name for path in out.iterdir()} >= WRITTEN
+
+
+@forks
+def test_closed_descriptors_end_no_run(config: Path, tmp_path: Path) -> None:
+    """`fedveil run ... >&- 2>&-`: no file of the run gets their numbers."""
+
+    def act() -> None:
+        for number in range(3):
+            os.close(number)
+        sys.stdout = sys.stderr = None
+        try:
+            command("run", config, "--out", tmp_path / "r")()
+        finally:
+            sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+
+    with ForkedProgram(act) as running:
+        assert running.status() == 0
+    assert {path.name for path in (tmp_path / "r").iterdir()} >= WRITTEN
+
+
+def test_what_an_encoding_lacks_is_a_question_mark(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learning curve in the terminal is of blocks."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
+    monkeypatch.setattr(sys, "argv", ["fedveil", "run", str(config), "--quiet", "--out", str(tmp_path / "r")])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code in (None, 0)
+    assert b"after 2 rounds   ??\n" in written.getvalue()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full")
+def test_output_for_which_there_is_no_room_is_named(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        monkeypatch.setattr(sys, "argv", ["fedveil", "certify", str(config)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "fedveil: cannot read or write what this program prints: No space left on device\n"
 
 
 def test_the_verdict_stands_before_training(config: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -79,6 +80,10 @@ def test_numbers_that_no_float_holds_are_refused(
         (b'[data]\nname = "' + b"x" * 100_000 + b'"', " ... "),
         (b"[public]\ndata = [[]]", "public.data"),
         (b"[model]\ntrainable = 1", "model.trainable"),
+        (b"a = " + b"[" * 100_000, "is not valid TOML: it is nested too deep"),
+        (b"a = " + b"{a = " * 100_000, "is not valid TOML: it is nested too deep"),
+        (b"a" + b".a" * 2_000 + b" = 1", "a = (nested too deep to be shown): unknown key"),
+        (b"[training]\nrounds = " + b"9" * 5_000, "is not valid TOML: Exceeds the limit"),
     ],
 )
 def test_an_odd_configuration_is_a_readable_line(content: bytes, words: str, tmp_path: Path) -> None:
@@ -87,6 +92,75 @@ def test_an_odd_configuration_is_a_readable_line(content: bytes, words: str, tmp
     assert (done.status, done.fault()) == (2, "")
     assert words in done.err
     assert len(done.err) < 2100
+
+
+def test_a_configuration_without_an_end_is_not_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").symlink_to("/dev/zero")
+    done = program("certify", tmp_path / "c.toml")
+    assert (done.status, done.fault()) == (2, "")
+    assert "larger than 16 MiB" in done.err
+
+
+def test_a_byte_order_mark_is_no_part_of_a_configuration(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_bytes(b"\xef\xbb\xbf" + (finished / "config.toml").read_bytes())
+    assert program("certify", tmp_path / "c.toml").status == 0
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000, "9" * 5_000])
+def test_odd_values_of_overrides_are_a_readable_line(text: str, finished: Path) -> None:
+    done = program("certify", finished / "config.toml", "--set", f"method.clip={text}")
+    assert (done.status, done.fault()) == (2, "")
+    assert done.err.startswith("fedveil: method.clip = '")
+    done = program("tune", finished / "config.toml", "--on", "mnist", "--try", f"method.clip={text}")
+    assert (done.status, done.fault()) == (2, "")
+    assert "write section.key=[value, value]" in done.err
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("history.csv", "round", "rnd"),
+        ("private/history.csv", "round", "rnd"),
+        ("layers.csv", "layer,", "lyr,"),
+        ("history.csv", "\n0", "\n" + "9" * 200_000),
+        ("config.toml", "rounds = 1", "rounds = " + "9" * 5_000),
+        ("config.toml", "rounds = 1", "rounds = " + "[" * 5_000),
+    ],
+)
+def test_a_report_names_the_table_that_it_cannot_read(name: str, old: str, new: str, finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    file = tmp_path / "run" / name
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+    done = program("report", tmp_path / "run")
+    assert (done.status, done.fault()) == (2, "")
+    assert name in done.err
+
+
+def test_a_pipe_in_the_place_of_a_ledgers_head_is_not_waited_for(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / "ledger.sqlite-head").unlink()
+    os.mkfifo(tmp_path / "run" / "ledger.sqlite-head")
+    done = program("ledger", tmp_path / "run")
+    assert (done.status, done.fault()) == (2, "")
+    assert "ledger.sqlite-head is damaged" in done.err
+
+
+def test_a_name_that_is_no_text_is_refused_and_a_folder_of_such_a_name_is_read(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    shutil.copytree(finished, folder / "run")
+    for words in (("verify", folder / "run"), ("run", finished / "config.toml", "--out", folder / "new")):
+        done = program(*words)
+        assert (done.status, done.fault()) == (2, "")
+        assert "\\xff" in done.err
+        assert "is not text in UTF-8" in done.err
+    assert [path.name for path in folder.iterdir()] == ["run"]
+    monkeypatch.chdir(folder)
+    for command in COMMANDS:
+        assert program(command, "run").status == 0
 
 
 def test_rounds_and_places_that_are_out_of_the_way(finished: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -21,9 +22,9 @@ from fedveil.cli import (
     view_commands,
 )
 from fedveil.cli.command_options import flag
-from fedveil.cli.patient_stream import patient
+from fedveil.cli.patient_stream import patient, standard_descriptors
 from fedveil.engines.interrupts import end_alike
-from fedveil.errors import FedveilError, one_line, plugin_fault
+from fedveil.errors import ConfigError, FedveilError, one_line, plugin_fault
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # parallelism is by processes; threads inside operators only get in their way
 
@@ -82,9 +83,11 @@ def _options(
 
 def main() -> None:
     """Run the program; a user's error is one line on stderr and exit status 2."""
+    standard_descriptors()
     sys.stdout, sys.stderr = patient(sys.stdout), patient(sys.stderr)
     with end_alike() as signals:
         try:
+            _require_text(sys.argv[1:])
             app()
         except (Exception, SystemExit) as error:
             if signals:  # the command has said what is left
@@ -94,6 +97,13 @@ def main() -> None:
                 raise
             typer.echo(f"fedveil: {one_line(line)}", err=True)
             sys.exit(2)
+
+
+def _require_text(words: Sequence[str]) -> None:
+    """Refuse a name that no file and no page could hold."""
+    for word in words:
+        if any("\ud800" <= character <= "\udfff" for character in word):
+            raise ConfigError(f"{os.fsencode(word)!r} is not text in UTF-8: rename the file, or give another name")
 
 
 def _in_a_line(error: BaseException) -> str:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import os
 from typing import TextIO, cast
 
 
-def patient(stream: TextIO) -> TextIO:
-    """The stream, made to outlive its reader."""
-    return cast(TextIO, _Patient(stream))
+def patient(stream: TextIO | None) -> TextIO:
+    """The stream, made to outlive its reader and to write what its encoding lacks as a question mark; none was closed before."""
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="replace")
+    return cast(TextIO, _Patient(stream or open(os.devnull, "w", encoding="utf-8")))
+
+
+def standard_descriptors() -> None:
+    """Open those of input, output and errors that were closed (`>&-`): the next file opened would get their text."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 class _Patient:
@@ -24,6 +34,8 @@ class _Patient:
         except BrokenPipeError:
             self._to_nobody()
             return len(text)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "what this program prints") from None
 
     def flush(self) -> None:
         """Flush, or drop what nobody reads."""
@@ -31,6 +43,8 @@ class _Patient:
             self._stream.flush()
         except BrokenPipeError:
             self._to_nobody()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "what this program prints") from None
 
     def _to_nobody(self) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -5,7 +5,6 @@ Nothing here touches data or imports torch, so that a privacy statement can be h
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
@@ -27,6 +26,7 @@ from fedveil.configuration.sections import (
     method_section_of,
     task_section_of,
 )
+from fedveil.configuration.toml_text import toml_values
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.errors import ConfigError, explain
 from fedveil.methods.base import MethodConfig
@@ -108,8 +108,8 @@ def override(raw: dict[str, Any], item: str) -> None:
     path, equals, text = item.partition("=")
     keys = path.strip().split(".")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = toml_values(f"value = {text}")["value"]
+    except ConfigError:
         value = text.strip()
     if not equals or not all(keys) or (len(keys) < 2 and not isinstance(value, dict)):
         raise ConfigError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,8 +12,12 @@ from fedveil.configuration.config import Config, parse
 from fedveil.configuration.network import WHOLE, network_of
 from fedveil.configuration.plugins import load_plugins
 from fedveil.configuration.recorded_plugins import check_plugins, is_run
+from fedveil.configuration.toml_text import toml_values
 from fedveil.data.own.data_source import PATHS
 from fedveil.errors import ConfigError
+
+LARGEST = 16 * 2**20
+"""Bytes of a configuration that are read: /dev/zero has no end."""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), *, trust_plugins: bool = False, model: object = None) -> Config:
@@ -77,7 +80,9 @@ def import_recorded(target: Path) -> None:
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """As `load_config`, for reading only: whether its plugins may run is not asked."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with Path(path).open("rb") as file:
+            content = file.read(LARGEST + 1)
+        text = content.decode("utf-8-sig")
     except IsADirectoryError:
         inside = Path(path) / "config.toml"
         hint = f"give {inside}" if inside.is_file() else "give a TOML file"
@@ -86,9 +91,11 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML, which is text in UTF-8: {error}") from None
+    if len(content) > LARGEST:
+        raise ConfigError(f"{path} is larger than {LARGEST // 2**20} MiB: no configuration is")
     try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        raw = toml_values(text)
+    except ConfigError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     section, privacy, model = raw.get("run"), raw.get("privacy"), raw.get("model")
     if isinstance(section, dict) and isinstance(section.get("plugins"), list):

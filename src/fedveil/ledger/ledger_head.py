@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from pathlib import Path
 
 from fedveil.errors import LedgerError
@@ -30,7 +31,7 @@ def read_head(path: Path) -> tuple[int, str]:
     """Number of releases, at least, and the digest of that one; raises LedgerError when the head file is missing or damaged."""
     head = head_path(path)
     try:
-        descriptor = os.open(head, os.O_RDONLY)
+        descriptor = os.open(head, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     except OSError as problem:
         raise LedgerError(
             f"{head} cannot be read ({problem.strerror}), so lost releases could not be noticed: copy it together with "
@@ -56,7 +57,7 @@ def raise_head(path: Path, seq: int, digest: str) -> None:
 
 
 def _parse(descriptor: int, head: Path) -> tuple[int, str]:
-    content = os.pread(descriptor, 4096, 0)
+    content = os.pread(descriptor, 4096, 0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
     words = content.decode("ascii", "replace").split()
     if len(words) == 5 and words[3].isascii() and words[3].isdecimal():
         seq, digest = int(words[3]), words[4]

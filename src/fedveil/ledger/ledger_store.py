@@ -199,7 +199,7 @@ def connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
     Args:
         mode: "rw", "ro", or "immutable" for a file that nobody writes: it takes no locks and needs no writable folder.
     """
-    uri = f"file:{quote(str(path.absolute()))}?mode={'ro&immutable=1' if mode == 'immutable' else mode}"
+    uri = f"file:{quote(bytes(path.absolute()))}?mode={'ro&immutable=1' if mode == 'immutable' else mode}"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_SECONDS, check_same_thread=False)
     for pragma in ("synchronous = FULL", "fullfsync = ON", "checkpoint_fullfsync = ON"):
         connection.execute(f"PRAGMA {pragma}")
@@ -312,7 +312,7 @@ def _header(path: Path) -> tuple[int, int]:
     It is read without locks, so another process may be moving its log into the file: the header already counts pages that are
     still to come. `writable_schema` makes SQLite read such a header all the same; the connection cannot write anything.
     """
-    uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
+    uri = f"file:{quote(bytes(path.absolute()))}?mode=ro&immutable=1"
     try:
         with closing(sqlite3.connect(uri, uri=True)) as connection:
             connection.execute("PRAGMA writable_schema = ON")

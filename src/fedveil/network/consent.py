@@ -6,7 +6,6 @@ The client certifies the offered configuration itself. It believes no number tha
 from __future__ import annotations
 
 import math
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.configuration.public_setting import calibrated_setting, population_of
 from fedveil.configuration.sections import PluginMethod, PluginTask
+from fedveil.configuration.toml_text import toml_values
 from fedveil.data.own.data_source import TableSource
 from fedveil.errors import ConfigError, explain
 from fedveil.statement.certify import certify_config
@@ -105,7 +105,7 @@ def read_consent_file(path: Path) -> Consent:
         ConfigError: it cannot be read, or does not say what it must.
     """
     try:
-        raw: dict[str, Any] = tomllib.loads(path.read_text())
+        raw: dict[str, Any] = toml_values(path.read_text())
     except (OSError, ValueError) as problem:
         raise ConfigError(f"cannot read the consent {path}: {problem}") from None
     data = raw.get("data")

@@ -78,10 +78,12 @@ def parse_table(name: str, text: str, columns: Columns) -> list[Row]:
     """The rows of a table's text, every cell of its column's type.
 
     Raises:
-        ValueError: a cell is not of that type, or a row is longer than the header.
+        ValueError: a cell is not of that type, a row is longer than the header, or what its rows are joined by is missing.
     """
     reader = csv.DictReader(io.StringIO(text, newline=""))
     held = {header: _column(name, header, columns) for header in reader.fieldnames or ()}
+    if held and (missing := [key for key in _SPLIT.get(name, ()) if key not in held]):
+        raise ValueError(f"it has no column {missing[0]!r}")
     rows = []
     for row in reader:
         if None in row:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 
 from fedveil.configuration.config import flat, without_free_keys
 from fedveil.configuration.network import HANDED_OVER
+from fedveil.configuration.toml_text import toml_values
 from fedveil.errors import ConfigError
 from fedveil.federation.history import Columns
 from fedveil.run.history_files import DECLARED, Row, joined, parse_columns, parse_table
@@ -174,8 +174,8 @@ def _value(value: Any) -> str:
 
 def _parsed(path: Path, text: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return toml_values(text)
+    except ConfigError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -184,7 +184,7 @@ def _read(path: Path, parse: Callable[[str], T], absent: T) -> T:
         return absent
     try:
         return parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise ConfigError(f"cannot read {path}: {error}; the file is damaged or of another version") from None
 
 

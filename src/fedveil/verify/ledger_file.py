@@ -26,7 +26,7 @@ class LedgerFile:
         log = self.path.with_name(self.path.name + "-wal")
         if not self.path.is_file() or (log.exists() and log.stat().st_size):
             raise OSError(f"{self.path.name} is not there, or it is open still: a run that has ended leaves an empty -wal")
-        with closing(sqlite3.connect(f"file:{quote(str(self.path.absolute()))}?mode=ro&immutable=1", uri=True)) as db:
+        with closing(sqlite3.connect(f"file:{quote(bytes(self.path.absolute()))}?mode=ro&immutable=1", uri=True)) as db:
             total = self._start(db)
             db.row_factory = sqlite3.Row
             for row in map(dict, db.execute("SELECT * FROM release ORDER BY seq")):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -11,6 +10,7 @@ from typing import Any
 
 from fedveil.configuration.config import Config, parse
 from fedveil.configuration.public_setting import population_of
+from fedveil.configuration.toml_text import toml_values
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.errors import ConfigError, nearest
 from fedveil.studies.grid.cell import Cell
@@ -118,8 +118,8 @@ def grid_of(items: Sequence[str]) -> dict[str, list[Any]]:
     for item in items:
         key, _, text = item.partition("=")
         try:
-            values = tomllib.loads(f"values = {text}")["values"]
-        except tomllib.TOMLDecodeError:
+            values = toml_values(f"values = {text}")["values"]
+        except ConfigError:
             values = None
         key = key.strip()
         if not isinstance(values, list) or "." not in key or key in grid:

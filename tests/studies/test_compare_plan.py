@@ -127,6 +127,12 @@ def test_refused_methods(methods: list[str], message: str) -> None:
         plan(base(), methods, [2], [1])
 
 
+def test_a_wrong_method_is_refused_before_data_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedveil.studies.compare.comparison_plan.Check.problem", lambda *_: pytest.fail("data are read"))
+    with pytest.raises(ConfigError, match="unknown method"):
+        plan(base(), ["dp-fedavg", "dp-fedavgg"], [2], [1])
+
+
 def test_a_method_cannot_change_what_a_proven_epsilon_speaks_of() -> None:
     for option in ("view=server", "unit=record", "adjacency=replace_one", "delta=0.0001"):
         with pytest.raises(ConfigError, match=rf"privacy\.{option.split('=')[0]} is part of the guarantee"):

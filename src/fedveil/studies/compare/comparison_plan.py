@@ -60,12 +60,12 @@ def plan(spec: ComparisonSpec, listener: ComparisonListener | None = None) -> li
     """
     method_of(spec.config)  # its plugins may bring others of the methods
     check, listener = Check(column_of(spec.config, spec.metric)), listener or ComparisonListener()
+    places = with_partitions(spec.config, spec.partitions)
+    asked = [(configured(base, method, spec.by), method, partition) for partition, base in places for method in spec.methods]
     rows: list[Planned] = []
-    for partition, base in with_partitions(spec.config, spec.partitions):
-        for method in spec.methods:
-            mine = configured(base, method, spec.by)
-            listener.checking(f"{method} {partition}".strip())
-            rows += (_checked(row, check) for row in _rows(mine, method, partition, spec))
+    for mine, method, partition in asked:
+        listener.checking(f"{method} {partition}".strip())
+        rows += (_checked(row, check) for row in _rows(mine, method, partition, spec))
     return rows
 
 

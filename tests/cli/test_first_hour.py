@@ -295,6 +295,14 @@ def test_an_unknown_name_is_refused_before_anything_is_prepared(config: Path, ov
         (["run", "--preset"], "noisy-fedavg/", "noisy-fedavg/"),
         (["methods"], "noisy-feda", "noisy-fedavg"),
         (["data", "get"], "fash", "fashion-mnist"),
+        (["compare", "--methods"], "dp-fedavg:clip=0.3,banded", "dp-fedavg:clip=0.3,banded-mf"),
+        (["run", "--set"], "training.lo", "training.local"),
+        (["run", "--set"], "training.server_optimizer.m", "training.server_optimizer.momentum="),
+        (["run", "--set"], "data.na", "data.name="),
+        (["run", "--set"], "model.name=len", "model.name=lenet"),
+        (["run", "--set"], "privacy.view=s", "privacy.view=server"),
+        (["run", "--set"], "training.sampling=p", "training.sampling=poisson"),
+        (["run", "--set"], "run.seeded_noise=t", "run.seeded_noise=true"),
     ],
 )
 def test_the_shell_completes_names(words: list[str], begun: str, whole: str) -> None:
@@ -303,3 +311,25 @@ def test_the_shell_completes_names(words: list[str], begun: str, whole: str) -> 
     assert found
     assert all(value.startswith(whole) for value in found)
     assert completing.get_completions(words, "no such name") == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["run", "--set", "privacy.view", "=", "ag"], ["aggregate"]),
+        (["run", "--set", "data.partition.kind", "="], ["iid"]),
+        (["compare", "--methods", "dp-fedavg", ":", "clip", "=", "0.3,banded"], ["0.3,banded-mf"]),
+        (["methods", "noisy-fedp"], ["noisy-fedprox"]),
+    ],
+)
+def test_bash_completes_words_that_it_breaks(
+    typed: list[str], offered: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_FEDVEIL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "\n".join(["fedveil", *typed]))
+    monkeypatch.setenv("COMP_CWORD", str(len(typed)))
+    monkeypatch.setattr(sys, "argv", ["fedveil"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code in (None, 0)
+    assert capsys.readouterr().out.split()[: len(offered)] == offered

@@ -22,6 +22,7 @@ from fedveil.cli import (
     view_commands,
 )
 from fedveil.cli.command_options import flag
+from fedveil.cli.completion import whole_words
 from fedveil.cli.patient_stream import patient, standard_descriptors
 from fedveil.engines.interrupts import end_alike
 from fedveil.errors import ConfigError, FedveilError, one_line, plugin_fault
@@ -88,7 +89,8 @@ def main() -> None:
     with end_alike() as signals:
         try:
             _require_text(sys.argv[1:])
-            app()
+            with whole_words():
+                app(prog_name="fedveil")
         except (Exception, SystemExit) as error:
             if signals:  # the command has said what is left
                 sys.exit(128 + signals[0])

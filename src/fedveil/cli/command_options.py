@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.models import OptionInfo
 
-from fedveil.cli.completion import preset_names
+from fedveil.cli.completion import override_items, preset_names
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
@@ -28,7 +28,10 @@ Preset = Annotated[
     str | None,
     typer.Option(help="Ready configuration to use; `fedveil methods METHOD` lists them.", autocompletion=preset_names),
 ]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override section.key=value; may be repeated.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override section.key=value; may be repeated.", autocompletion=override_items),
+]
 AsJson = Annotated[bool, flag("--json", "Print JSON.")]
 Seed = Annotated[int | None, typer.Option(help="Shorthand for --set run.seed=N.")]
 Quiet = Annotated[bool, flag("--quiet", "No progress bar.")]

@@ -8,13 +8,17 @@ from typing import Annotated, Any, cast
 import typer
 
 from fedveil.cli.command_options import AsJson, OptionalConfig, Overrides, Preset, TrustPlugins, configuration, flag, print_json
+from fedveil.cli.completion import method_lists
 
 commands = typer.Typer()
 
 
 @commands.command("compare")
 def compare_methods(
-    methods: Annotated[str, typer.Option(help="Methods, separated by commas, with options as name:key=value:key=value.")],
+    methods: Annotated[
+        str,
+        typer.Option(help="Methods, separated by commas, with options as name:key=value:key=value.", autocompletion=method_lists),
+    ],
     config: OptionalConfig = None,
     preset: Preset = None,
     epsilon: Annotated[

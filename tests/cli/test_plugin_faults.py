@@ -13,6 +13,7 @@ from fedveil.data import catalogue, load
 from fedveil.methods import method_registry
 
 PLUGIN = """
+{top}
 from typing import Literal
 from fedveil.data.catalogue import Info
 from fedveil.data.load import register as register_data
@@ -69,7 +70,7 @@ view = "{view}"
 engine = "{engine}"
 plugins = ["faulty_plugin.py"]
 """
-PARTS = ("plan", "policy", "aggregate", "claim", "data")
+PARTS = ("top", "plan", "policy", "aggregate", "claim", "data")
 Fails = Callable[..., str]
 
 
@@ -109,6 +110,7 @@ def fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         ("plan", "raise SystemExit", "in plan: SystemExit"),
         ("aggregate", "raise ZeroDivisionError", "in aggregate: ZeroDivisionError"),
         ("claim", "raise OSError('boom')", "in claim: OSError: boom"),
+        ("claim", "raise GeneratorExit('boom')", "in claim: GeneratorExit: boom"),
     ],
 )
 def test_what_it_raises_is_told_with_its_place(part: str, code: str, words: str, fails: Fails, tmp_path: Path) -> None:
@@ -116,10 +118,16 @@ def test_what_it_raises_is_told_with_its_place(part: str, code: str, words: str,
     assert fails(part, code).startswith(f"fedveil: the plugin {tmp_path / 'faulty_plugin.py'}, line {line}, {words} (--debug")
 
 
+@pytest.mark.parametrize("end", ["SystemExit(0)", "SystemExit", "GeneratorExit", "BaseException('boom')"])
+def test_a_plugin_that_ends_while_it_is_imported_is_no_success(end: str, fails: Fails, tmp_path: Path) -> None:
+    error = fails("top", f"raise {end}")
+    assert error.startswith(f"fedveil: run.plugins: {tmp_path / 'faulty_plugin.py'} cannot be imported: {end.partition('(')[0]}")
+
+
 def test_the_place_is_known_from_a_worker_too(fails: Fails, tmp_path: Path) -> None:
     """In the server view the plans of the second round are made where the client trains."""
     told = fails("plan", "if released.round == 1: raise SystemExit('later')", "pool", "server")
-    assert f"the plugin {tmp_path / 'faulty_plugin.py'}, line 14, in plan: SystemExit: later" in told
+    assert f"the plugin {tmp_path / 'faulty_plugin.py'}, line 15, in plan: SystemExit: later" in told
 
 
 @pytest.mark.parametrize(

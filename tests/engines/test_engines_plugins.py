@@ -239,6 +239,7 @@ def _raised(error: BaseException) -> Callable[[Local, torch.Tensor], torch.Tenso
 SPOILT: dict[str, tuple[Callable[[Local, torch.Tensor], torch.Tensor], str]] = {
     "an error without words": (_raised(Wordless()), "Wordless"),
     "an exit": (_raised(SystemExit(3)), "SystemExit: 3"),
+    "an end of another kind": (_raised(GeneratorExit("enough")), "GeneratorExit: enough"),
     "what cannot be looked at": (_nan_that_cannot_be_looked_at, "the update contains NaN"),
     "a state that cannot be saved": (_kept(_boom), "Local.state may hold dense tensors"),
     "a sparse state": (_kept(torch.zeros(2).to_sparse()), "Local.state may hold dense tensors"),

@@ -91,7 +91,7 @@ def main() -> None:
             _require_text(sys.argv[1:])
             with whole_words():
                 app(prog_name="fedveil")
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             if signals:  # the command has said what is left
                 sys.exit(128 + signals[0])
             line = _in_a_line(error)
@@ -112,6 +112,8 @@ def _in_a_line(error: BaseException) -> str:
     """A user's error in words; an empty string for a fault of fedveil's own, and for an exit that a command asked for."""
     if isinstance(error, FedveilError):
         return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return ""
     if fault := plugin_fault(error):
         return f"{fault} (--debug shows how it came to that)"
     if isinstance(error, OSError):

@@ -38,9 +38,9 @@ def load_plugins(plugins: Sequence[str], key: str = "run.plugins") -> None:
                 importlib.import_module(name)
             if file := getattr(sys.modules.get(name), "__file__", None):
                 PLUGIN_FILES.add(file)
-        except FedveilError:
+        except (FedveilError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # SystemExit, too: a run that never began is no success
             raise ConfigError(f"{key}: {plugin} cannot be imported: {_described(error)}") from error
 
 
@@ -128,7 +128,7 @@ def _findable(path: Path, key: str) -> str:
     return name
 
 
-def _described(error: Exception) -> str:
+def _described(error: BaseException) -> str:
     """The error in one line, with the place where it happened."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     place = "" if isinstance(error, SyntaxError | ModuleNotFoundError) else f" ({last.filename}, line {last.lineno})"

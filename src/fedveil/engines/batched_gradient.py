@@ -69,11 +69,13 @@ class Stack:
                 "memory ran out: %d clients at once from now on (run.clients_at_once lowers it from the start)", self.together
             )
             return False
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             for request in part:
                 _alone(request)
-            if not any(isinstance(request.answer, Exception) for request in part):
-                self._one_at_a_time(str(error).splitlines()[0])
+            if not any(isinstance(request.answer, BaseException) for request in part):
+                self._one_at_a_time((str(error).splitlines() or [type(error).__name__])[0])
         return True
 
     def _stacked(self, part: Sequence[Request]) -> None:
@@ -93,7 +95,9 @@ class Stack:
 def _alone(request: Request) -> None:
     try:
         request.answer = request.source(request.local, request.x, request.y)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         request.answer = error
 
 

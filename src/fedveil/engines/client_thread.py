@@ -29,11 +29,11 @@ class Request:
     source: GradientSource
     x: Tensor
     y: Tensor
-    answer: Tensor | Exception | None = None
+    answer: Tensor | BaseException | None = None
 
 
-class _Abandoned(BaseException):
-    """Ends a lane whose round was given up."""
+class _Abandoned(KeyboardInterrupt):
+    """Ends a lane whose round was given up; no failure of its client."""
 
 
 class ClientThread:
@@ -66,7 +66,7 @@ class ClientThread:
         if self._given_up:
             raise _Abandoned
         self.request = None
-        if isinstance(request.answer, Exception):
+        if isinstance(request.answer, BaseException):
             raise request.answer
         assert request.answer is not None
         return request.answer

@@ -88,7 +88,9 @@ def work(
                 total = RunningSum()
                 added = [summed(outcome, total) for outcome in found]  # the first one has the sum when all are there
                 answer = [_slim(one, shared.rows[row], context) for row, one in zip(rows, added, strict=True)]
-            except (Exception, SystemExit) as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 answer = error if isinstance(error, FedveilError) else _known(error)
             try:
                 message = reply(answer, arena)

@@ -79,7 +79,9 @@ class StackedClients:
             return [attempted(self.context, task, plan) for task, plan in zip(tasks, plans, strict=True)]
         try:
             return self._trained(tasks, plans, shape[0], rows)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             if len(tasks) == 1:
                 return [Failure(plans[0], f"{type(error).__name__}: {error}")]
             alone = zip(tasks, plans, strict=True)

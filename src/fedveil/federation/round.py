@@ -175,7 +175,9 @@ def attempted(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Fa
     """Local training under that plan, or why it gave nothing."""
     try:
         return trained(context, task, plan)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return Failure(plan, _reason(error))
 
 
@@ -325,7 +327,7 @@ class _Normals:
         return self._randomness.normal(n, "training", *self._key, self._calls).to(self._device)
 
 
-def _reason(error: Exception | SystemExit) -> str:
+def _reason(error: BaseException) -> str:
     try:
         text = str(error) or type(error).__name__
     except Exception:  # its own words fail, too

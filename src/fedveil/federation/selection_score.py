@@ -66,6 +66,8 @@ def _away(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistics: 
     """How far from the middle a client's own score is [1]."""
     try:
         score = own_score(task, model, x, y, batch_statistics)
-    except Exception:  # the examples are private, and so is what the network does on them
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # the examples are private, and so is what the network does on them
         score = None
     return torch.tensor([0.0 if score is None else score - _MIDDLE])

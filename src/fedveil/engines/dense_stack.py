@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
 from fedveil.engines.batched_gradient import gradients
 from fedveil.training.kept_state import has_own_code
@@ -113,36 +115,39 @@ class StackedGradient:
 
     def __init__(self, context: Context, forward: Forward, tasks: Sequence[ClientTask]) -> None:
         self._learned, clients = (forward, context.model.layout, context.task), context.clients
-        self._starts = torch.tensor([int(clients.offsets[task.client]) for task in tasks]).unsqueeze(1)
-        self._sizes = [clients.size(task.client) for task in tasks]
-        self._draws = [context.randomness.generator("batches", task.released.round, task.client) for task in tasks]
+        self._randomness, self._tasks = context.randomness, tasks
+        numbers = [task.client for task in tasks]
+        self._starts = torch.from_numpy(clients.offsets[numbers]).unsqueeze(1)
+        self._sizes = torch.from_numpy(clients.sizes()[numbers]).unsqueeze(1)
         self._weights = torch.empty(0)
 
     def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """`local.steps` batches; x, y: the examples and targets of all clients."""
         left, size = local.steps, local.spec.batch_size
+        sizes, most = self._sizes.flatten().tolist(), int(self._sizes.max())
+        if most <= size:  # one batch a pass: its order makes no difference but rounding
+            batch = self._batch(torch.arange(most).expand(len(sizes), -1), self._sizes, x, y)
+            yield from repeat(batch, left)
+            return
+        draws = [self._randomness.generator("batches", task.released.round, task.client) for task in self._tasks]
         while left > 0:
-            orders = [torch.randperm(n, generator=draw) for n, draw in zip(self._sizes, self._draws, strict=True)]
-            for begin in range(0, max(self._sizes), size)[:left]:
-                chosen, self._weights = _padded([order[begin : begin + size] for order in orders])
-                places, left = (chosen + self._starts).view(-1), left - 1
-                examples, targets = (part.index_select(0, places).view(*chosen.shape, *part.shape[1:]) for part in (x, y))
-                yield examples, targets
+            orders = pad_sequence([torch.randperm(n, generator=draw) for n, draw in zip(sizes, draws, strict=True)], True)
+            for begin in range(0, most, size)[:left]:
+                yield self._batch(orders[:, begin : begin + size], (self._sizes - begin).clamp_max(size), x, y)
+                left -= 1
+
+    def _batch(self, order: Tensor, sizes: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Examples and targets of the first of each client's `order` [n, b], as many as `sizes` [n, 1]; they fill it up, too."""
+        index = torch.arange(filled(order.shape[1]))
+        there = index < sizes
+        places = (order.gather(1, torch.where(there, index, 0)) + self._starts).view(-1)
+        self._weights = torch.where(there, 1.0 / sizes.double(), 0.0).float()
+        examples, targets = (part.index_select(0, places).view(*there.shape, *part.shape[1:]) for part in (x, y))
+        return examples, targets
 
     def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
         losses, local.model.grad = gradients(self._learned, local.spec, local.model.vector, x, y, self._weights)
         return losses
-
-
-def _padded(batches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The batches as [n, b], each filled up with its first example, and weights [n, b]: 1 / size, and 0 for what fills up."""
-    sizes = [len(batch) for batch in batches]
-    length = filled(max(sizes))
-    if min(sizes) == length:
-        return torch.stack(list(batches)), torch.full((len(sizes), length), 1.0 / length)
-    chosen = torch.stack([torch.cat([batch, batch[:1].expand(length - len(batch))]) for batch in batches])
-    lengths = torch.tensor(sizes, dtype=torch.float64).unsqueeze(1)
-    return chosen, torch.where(torch.arange(length) < lengths, 1.0 / lengths, 0.0).to(torch.float32)
 
 
 def keeps_apart(learned: tuple[Forward, Layout, Task], spec: LocalSpec, shape: tuple[int, int], x: Tensor, y: Tensor) -> bool:

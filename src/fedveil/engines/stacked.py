@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     Shape = tuple[int, ...]
 
-MOST_ROWS = 16
-AT_ONCE = 16 * MOST_ROWS
+MOST_ROWS = 32
+AT_ONCE = 8 * MOST_ROWS
 """Clients among which those of equal shapes are looked for; their updates are in memory until they are sealed."""
 
 _log = logging.getLogger(__name__)

@@ -45,7 +45,7 @@ def test_every_method_is_covered_in_some_view() -> None:
 
 @pytest.mark.parametrize("name", covering(RUNS))
 def test_pool_equals_inline_to_the_bit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedveil.engines.pool_worker.LEAST", 1)  # as if the network were large: all tensors lie in slots
+    monkeypatch.setattr("fedveil.engines.pool_messages.LEAST", 1)  # as if the network were large: all tensors lie in slots
     reference_job = job(RUNS[name], tmp_path / "inline")
     reference = finished(reference_job, Inline(reference_job.context))
     for workers in (1, 2, 3) if name.startswith(("dp-fedavg", "aldp")) else (2,):

@@ -14,7 +14,7 @@ import fedveil.engines.pool as pool_module
 from federation_runs import OWN, assert_same, config, finished, job
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import ProcessPool
-from fedveil.engines.pool_worker import pack, read_reply, reply, unpack
+from fedveil.engines.pool_messages import pack, read_reply, reply, unpack
 from fedveil.engines.shared_arena import SharedArena, WorkerArena
 
 LARGE: dict[str, Any] = {"model": {"name": "mlp", "hidden": [256]}, "training": {"rounds": 4, "clients_per_round": 5}}
@@ -85,7 +85,7 @@ def test_models_of_clients_stay_out_of_the_pipes(method: str, tmp_path: Path, mo
 
     def packed(value: Any, place: Any) -> bytes:
         message = pack(value, place)
-        sizes.append((value[1][0].released.round, len(message)))
+        sizes.append((value[1].round, len(message)))
         return message
 
     def opened(message: bytes, there: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedveil.engines.pool_worker import pack
+from fedveil.engines.pool_messages import pack
 
 Kind = Literal["public", "verdict", "private", "release"]
 

@@ -31,7 +31,8 @@ import torch
 
 from fedveil.engines.interrupts import ends_on_interrupt, put_off
 from fedveil.engines.memory import keep_freed_memory, shared, shared_zeros
-from fedveil.engines.pool_worker import EMPTY, SharedMemory, in_row, pack, read_reply, work
+from fedveil.engines.pool_messages import EMPTY, outcome_of, pack, read_reply, task_values
+from fedveil.engines.pool_worker import SharedMemory, in_row, work
 from fedveil.engines.shared_arena import SharedArena, Slot
 from fedveil.engines.stacked import MOST_ROWS
 from fedveil.errors import ConfigError, FedveilError
@@ -217,24 +218,17 @@ class ProcessPool:
         return next((n for n, number in enumerate(islice(waiting, share)) if tries[number]), share)
 
     def _message(self, worker: _Worker, numbers: list[int], todo: list[ClientTask]) -> bytes:
-        """What a worker gets: its tasks without the models, which it reads in shared memory."""
-        released = todo[numbers[0]].released
-        slim = replace(released, model=EMPTY, previous=None if released.previous is None else EMPTY)
-        changes: dict[str, Any] = {"released": slim}
-        if self.context.summed:
-            changes |= self._common_plan(todo[numbers[0]], known=worker.planned == slim.round)
-        tasks = [replace(todo[number], **changes) for number in numbers]
+        """What a worker gets: its tasks without the models, which it reads in shared memory, and what they share once."""
+        first = todo[numbers[0]]
+        slim = replace(first.released, model=EMPTY, previous=None if first.released.previous is None else EMPTY)
+        common = first.common if isinstance(first.common, Plan) and worker.planned != slim.round else None
+        planned = self.context.summed and (common is not None or worker.planned == slim.round)
+        table = [task_values(todo[number], {} if planned else todo[number].policy_state) for number in numbers]
         for number in numbers:
             if number not in self._row_of:
                 self._row_of[number] = self._free_rows.pop()
         worker.slot = self._slots.lend()
-        return pack(([self._row_of[number] for number in numbers], tasks, worker.slot), self._slots.place)
-
-    def _common_plan(self, task: ClientTask, known: bool) -> dict[str, Any]:
-        """What a worker needs for the plan of the round: it travels once a round; a raw one is made by the worker."""
-        if known:
-            return {"common": None, "policy_state": {}}
-        return {"policy_state": {}} if isinstance(task.common, Plan) else {"common": None}
+        return pack(([self._row_of[number] for number in numbers], slim, common, table, worker.slot), self._slots.place)
 
     def _collect(self, tries: list[int]) -> list[tuple[int, Any]]:
         """What came back: an outcome, an error that ends the run, or None for a client that must be tried again."""
@@ -253,7 +247,7 @@ class ProcessPool:
                     worker.ready = self._came_up = True
                     worker.since = time.monotonic()
                 else:
-                    each = answer if isinstance(answer, list) else [answer] * len(worker.tasks)
+                    each = map(outcome_of, answer) if isinstance(answer, list) else [answer] * len(worker.tasks)
                     answers += zip(worker.tasks, each, strict=True)
                     worker.tasks = ()
             elif worker.process.sentinel in ready:

@@ -216,8 +216,11 @@ def sealed_outcome(context: Context, task: ClientTask, work: Work | Failure, sta
 
 def summed(outcome: Outcome, total: RunningSum) -> Outcome:
     """The outcome, with what it contributes to a sum of integers added to `total`."""
-    added = total.add(outcome.release) if isinstance(outcome.release, Contribution) else outcome.release
-    return outcome if added is outcome.release else replace(outcome, release=added)
+    release = outcome.release
+    if not isinstance(release, Contribution):
+        return outcome
+    kept = total.add(release.sealed)
+    return outcome if kept is release.sealed else replace(outcome, release=replace(release, sealed=kept))
 
 
 def observed(upload: Upload, released: Released) -> Upload:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from fedveil.ledger.ledger import Entry
 from fedveil.release.plan import Plan, Upload
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -67,13 +67,16 @@ class RunningSum:
     def __init__(self) -> None:
         self._total: NDArray[np.int64] | None = None
 
-    def add(self, contribution: Contribution) -> Contribution:
-        """The contribution without its vector; the first one keeps the sum of all."""
-        vector = contribution.sealed
+    def add(self, vector: Tensor, room: Tensor | None = None) -> Tensor:
+        """What its contribution keeps of a vector: nothing, but the first one the sum of all; floats stay as they are.
+
+        room: memory for the sum, int64 [D], if it shall not have its own.
+        """
         if vector.dtype != torch.int64 or not len(vector):
-            return contribution
+            return vector
         if self._total is None:
-            self._total = vector.numpy().copy()
-            return replace(contribution, sealed=torch.from_numpy(self._total))
+            kept = vector.clone() if room is None else room.copy_(vector)
+            self._total = kept.numpy()
+            return kept
         self._total += vector.numpy()
-        return replace(contribution, sealed=ELSEWHERE)
+        return ELSEWHERE

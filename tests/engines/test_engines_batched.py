@@ -21,7 +21,7 @@ from federation_runs import charged, config, covering, every_method, finished, j
 from fedveil.configuration.config import Config
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.engines.batched import Batched
-from fedveil.engines.batched_gradient import Stack, gradients, padded, vectorised
+from fedveil.engines.batched_gradient import Stack, by_example, gradients, padded, vectorised
 from fedveil.engines.client_thread import ClientThread, Request
 from fedveil.engines.device import gpu_problem, settings
 from fedveil.engines.inline import Inline
@@ -87,7 +87,7 @@ def test_stacked_gradients_are_those_of_each_model_alone(name: str, shape: tuple
     vectors = torch.stack([torch.cat([p.detach().flatten() for p in m.parameters()]) for m in modules])
     xs = [torch.randn(n, *shape, generator=generator, dtype=torch.float64) for n in (4, 1, 3)]
     ys = [torch.randint(0, 5, (len(x),), generator=generator) for x in xs]
-    learned = vectorised(modules[0]), layout, Classification()
+    learned = vectorised(modules[0]), layout, by_example(Classification())
     losses, grads = gradients(learned, LocalSpec(batch_clip=clip), vectors, *padded(xs, ys))
     for i, module in enumerate(modules):
         loss = torch.nn.functional.cross_entropy(module(xs[i]), ys[i])

@@ -17,7 +17,8 @@ import fedveil.engines.stacked as stacked
 from federation_runs import bits, compared, config, finished, job, small_digits
 from fedveil.configuration.config import Config
 from fedveil.configuration.config_files import read_config
-from fedveil.engines.dense_stack import dense, keeps_apart, obstacle
+from fedveil.engines.batched_gradient import by_example
+from fedveil.engines.dense_stack import dense, keeps_apart, losses_of, obstacle
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import ProcessPool
 from fedveil.engines.select_engine import engine, settled
@@ -213,9 +214,25 @@ def test_a_pass_that_lets_rows_touch_each_other_is_found() -> None:
         return out + 1e-6 * out.detach().mean(0)
 
     for forward, kept in ((apart, True), (touching, False)):
-        learned = forward, model.layout, Classification()
+        learned = forward, model.layout, losses_of(Classification())
         assert keeps_apart(learned, LocalSpec(), (4, 32), examples, targets) is kept
-    assert keeps_apart((touching, model.layout, Classification()), LocalSpec(), (1, 32), examples, targets)
+    assert keeps_apart((touching, model.layout, losses_of(Classification())), LocalSpec(), (1, 32), examples, targets)
+
+
+@pytest.mark.parametrize("task", [Classification(), Classification(class_weights=(1.0, 2.0, 0.5))])
+def test_losses_with_examples_as_columns_are_those_of_the_task(task: Classification) -> None:
+    draw = torch.Generator().manual_seed(0)
+    outputs, targets = torch.randn(4, 32, 3, generator=draw), torch.randint(0, 3, (4, 32), generator=draw)
+    assert torch.allclose(losses_of(task)(outputs, targets), by_example(task)(outputs, targets), rtol=1e-6, atol=0)
+
+
+def test_a_task_of_the_users_own_keeps_its_losses() -> None:
+    class Absolute(Classification):
+        def losses(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return (output.argmax(1) - target).abs().float()
+
+    outputs, targets = torch.eye(3).expand(2, 3, 3), torch.tensor([[0, 1, 2], [2, 1, 0]])
+    assert losses_of(Absolute())(outputs, targets).tolist() == [[0, 0, 0], [2, 0, 2]]
 
 
 SHARED = nn.Linear(4, 4)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
     """From the parameters [n, ...] of each layer and examples [n, b, ...] to outputs [n, b, ...]."""
+    Losses = Callable[[Tensor, Tensor], Tensor]
+    """From outputs [n, b, ...] and targets [n, b, ...] to the loss of each example [n, b]."""
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +84,7 @@ class Stack:
         x, y, weights = padded([r.x for r in part], [r.y for r in part])
         rows = _on_device(tuple(r.row for r in part), self.vectors.device)
         vectors = self.vectors if len(part) == len(self.vectors) else self.vectors[rows]
-        losses, grads = gradients((self._forward, self.layout, self.task), self.spec, vectors, x, y, weights)
+        losses, grads = gradients((self._forward, self.layout, by_example(self.task)), self.spec, vectors, x, y, weights)
         self.grads.index_copy_(0, rows, grads)
         for request, loss in zip(part, losses.unbind(), strict=True):
             request.answer = loss
@@ -138,23 +140,27 @@ def vectorised(module: nn.Module) -> Forward:
     return vmap(output_of, randomness="different")
 
 
+def by_example(task: Task) -> Losses:
+    """The losses of several models, as of one batch of all their examples."""
+    return lambda output, y: task.losses(output.flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2])
+
+
 def gradients(
-    learned: tuple[Forward, Layout, Task], spec: LocalSpec, vectors: Tensor, x: Tensor, y: Tensor, weights: Tensor
+    learned: tuple[Forward, Layout, Losses], spec: LocalSpec, vectors: Tensor, x: Tensor, y: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The loss [n] and the gradient [n, d] of each model on its own batch, clipped to V row by row when the spec says so.
 
     Args:
-        learned: the forward pass, the layers of the network, and the task.
+        learned: the forward pass, the layers of the network, and the losses of what comes out.
         vectors: parameters [n, d]. x, y, weights: as `padded` gives them.
     """
-    forward, layout, task = learned
+    forward, layout, losses_of = learned
     leaf = vectors.detach().requires_grad_()
     parts = zip(layout.names, layout.shapes, torch.split(leaf, layout.sizes, 1), strict=True)
     parameters = {name: part.view(-1, *shape) for name, shape, part in parts}
     with forward_precision(spec, x.device):
         output = forward(parameters, x)
-    each = task.losses(output.to(vectors.dtype).flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2])
-    losses = (each * weights).sum(1)
+    losses = (losses_of(output.to(vectors.dtype), y) * weights).sum(1)
     (grads,) = torch.autograd.grad(losses.sum(), leaf)
     if spec.batch_clip is not None:
         norms = torch.linalg.vector_norm(grads, dim=1, keepdim=True)

@@ -12,18 +12,20 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
-from fedveil.engines.batched_gradient import gradients
+from fedveil.engines.batched_gradient import by_example, gradients
+from fedveil.tasks.classification import Classification
 from fedveil.training.kept_state import has_own_code
 from fedveil.training.local import Local, Plain
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedveil.engines.batched_gradient import Forward
+    from fedveil.engines.batched_gradient import Forward, Losses
     from fedveil.federation.round import ClientTask, Context
     from fedveil.tasks.task import Task
     from fedveil.training.local import LocalSpec, Objective
@@ -89,6 +91,13 @@ def dense(module: nn.Module) -> Forward:
     return lambda parameters, x: columns(module, "", parameters, x.flatten(2).transpose(1, 2)).transpose(1, 2)
 
 
+def losses_of(task: Task) -> Losses:
+    """The losses of each model's examples; those of few classes take a fraction of the time with the examples as columns."""
+    if type(task) is not Classification:
+        return by_example(task)
+    return lambda output, y: task.losses(output.transpose(1, 2), y)
+
+
 @dataclass
 class Rows:
     """The models of a stack, for `Local.model`. vector, grad: [n, d]."""
@@ -114,11 +123,10 @@ class StackedGradient:
     """Batches and gradients of clients whose batches have the same shapes, as [n, b, ...] and [n, d]; see `BatchGradient`."""
 
     def __init__(self, context: Context, forward: Forward, tasks: Sequence[ClientTask]) -> None:
-        self._learned, clients = (forward, context.model.layout, context.task), context.clients
+        self._learned, clients = (forward, context.model.layout, losses_of(context.task)), context.clients
         self._randomness, self._tasks = context.randomness, tasks
-        numbers = [task.client for task in tasks]
-        self._starts = torch.from_numpy(clients.offsets[numbers]).unsqueeze(1)
-        self._sizes = torch.from_numpy(clients.sizes()[numbers]).unsqueeze(1)
+        ends = clients.offsets[[[task.client, task.client + 1] for task in tasks]]
+        self._starts, self._sizes = (torch.from_numpy(part) for part in (ends[:, :1], np.diff(ends)))
         self._weights = torch.empty(0)
 
     def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -150,7 +158,7 @@ class StackedGradient:
         return losses
 
 
-def keeps_apart(learned: tuple[Forward, Layout, Task], spec: LocalSpec, shape: tuple[int, int], x: Tensor, y: Tensor) -> bool:
+def keeps_apart(learned: tuple[Forward, Layout, Losses], spec: LocalSpec, shape: tuple[int, int], x: Tensor, y: Tensor) -> bool:
     """Whether each of so many rows gets, with batches of that length, the same bits as it does alone.
 
     Args:

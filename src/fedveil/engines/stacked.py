@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from fedveil.engines.dense_stack import Rows, StackedGradient, aligned, dense, filled, keeps_apart, obstacle
+from fedveil.engines.dense_stack import Rows, StackedGradient, aligned, dense, filled, keeps_apart, losses_of, obstacle
 from fedveil.federation.round import ClientTask, Context, Failure, Outcome, Work, attempted, evaluated, planned, sealed_outcome
 from fedveil.release.plan import Plan, Raw
 from fedveil.training.local import Local, follow
@@ -107,7 +107,7 @@ class StackedClients:
     def _keeps_apart(self, length: int) -> bool:
         """Whether batches of that length keep rows apart, however many there are: it must not depend on who is in a stack."""
         if length not in self._apart:
-            learned, clients = (self._forward, self.context.model.layout, self.context.task), self.context.clients
+            learned, clients = (self._forward, self.context.model.layout, losses_of(self.context.task)), self.context.clients
             examples, targets = clients.x.new_empty(0, *clients.x.shape[1:]), clients.y.new_empty(0, *clients.y.shape[1:])
             sizes = (1 << k for k in range(MOST_ROWS.bit_length()))
             self._apart[length] = all(keeps_apart(learned, self.context.spec, (n, length), examples, targets) for n in sizes)

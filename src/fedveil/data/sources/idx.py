@@ -124,5 +124,5 @@ def _zipped(path: Path) -> list[bytes]:
     try:
         with zipfile.ZipFile(path) as archive:
             return [gunzip(unpacked(archive, f"gzip/{name}.gz"), f"{path}: {name}.gz") for name in EMNIST_FILES]
-    except (zipfile.BadZipFile, KeyError, zlib.error) as error:
+    except (zipfile.BadZipFile, KeyError, zlib.error, NotImplementedError) as error:
         raise DataError(f"{path}: not the original archive of EMNIST ({error})") from None

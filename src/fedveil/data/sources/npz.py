@@ -75,7 +75,7 @@ def channels_first(x: Array, info: Info, path: Path) -> Array:
 def _open(file: IO[bytes], path: Path) -> np.lib.npyio.NpzFile:
     try:
         archive = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: not a readable npz archive ({error})") from None
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise DataError(f"{path}: a single array, not an npz archive")
@@ -88,7 +88,7 @@ def _member(archive: np.lib.npyio.NpzFile, path: Path, key: str) -> Array:
     try:
         _check_promise(archive, path, key)
         member = archive[key]
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, EOFError, MemoryError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: array {key!r} cannot be read ({error})") from None
     return np.asarray(member)
 

@@ -40,7 +40,7 @@ def _read(directory: Path, info: Info) -> RawData | None:
                 lambda prefix: [name[len(start) :] for name in names if name.startswith(start + prefix)],
                 info,
             )
-    except (zipfile.BadZipFile, zlib.error, KeyError) as error:
+    except (zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError) as error:
         raise DataError(f"{path}: damaged or not the original archive ({error})") from None
 
 

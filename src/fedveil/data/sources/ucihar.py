@@ -40,7 +40,7 @@ def _read(directory: Path, outer: str, info: Info) -> RawData | None:
                 return _both(lambda name: unpacked(archive, f"{FOLDER}/{name}"), info)
             with zipfile.ZipFile(io.BytesIO(unpacked(archive, f"{FOLDER}.zip"))) as inner:
                 return _both(lambda name: unpacked(inner, f"{FOLDER}/{name}"), info)
-    except (zipfile.BadZipFile, zlib.error, KeyError) as error:
+    except (zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError) as error:
         raise DataError(f"{path}: damaged or not the original archive ({error})") from None
 
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from unittest.mock import patch
 
@@ -23,7 +24,7 @@ class FullDisk:
 
     def __init__(self, folder: Path, fails: int | None = None) -> None:
         self.folder, self.fails, self.points = str(folder), fails, list[str]()
-        self._stack = ExitStack()
+        self._stack, self._one_at_a_time = ExitStack(), Lock()
 
     def __enter__(self) -> FullDisk:
         for name in ("fsync", "pwrite"):
@@ -44,8 +45,9 @@ class FullDisk:
         """Note a call; whether it is the one that fails."""
         if path != self.folder and not path.startswith(f"{self.folder}/"):
             return False
-        self.points.append(f"{what} {os.path.relpath(path, self.folder)}")
-        return len(self.points) - 1 == self.fails
+        with self._one_at_a_time:  # files that belong together are synced by several threads
+            self.points.append(f"{what} {os.path.relpath(path, self.folder)}")
+            return len(self.points) - 1 == self.fails
 
     def _of_descriptor(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def called(descriptor: int, *more: Any) -> Any:

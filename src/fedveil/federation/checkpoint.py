@@ -23,7 +23,8 @@ from typing import Any
 from safetensors import SafetensorError
 
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.federation.plain_state import decode, encode, own_copy, read_tree, sync, sync_folder, tree_parts, write_whole
+from fedveil.federation.file_drafts import Drafts
+from fedveil.federation.plain_state import decode, encode, own_copy, read_tree, sync_folder, tree_parts
 from fedveil.federation.progress import Progress
 from fedveil.federation.unsaved_round import RoundWriter, SavedModel, UnsavedRound
 from fedveil.ledger.ledger_head import read_head
@@ -146,24 +147,29 @@ class Checkpoints:
     def _write(self, done: UnsavedRound) -> None:
         owner_only_folder(self.folder)
         r, name = done.number, f"global-{done.number}"
-        if done.states:
-            self._write_tree(f"states-{r}", done.states)
-        self._write_tree(name, done.parts)
-        length = self._append(done.line)
-        sync_folder(self.folder)  # what the head names is there before the head
-        written = self._written.copy()
-        written.update(done.line)
-        keep = {name, done.previous or name, *(f"states-{k}" for k in done.current.values())}
-        digests = {_JOURNAL: written.hexdigest(), **{file: self._digests[file] for file in sorted(keep)}}
-        head = {
-            "identity": self.identity,
-            "round": r,
-            "journal": length,
-            "previous": done.previous,
-            "sha256": digests,
-            "ledger": done.position,
-        }
-        write_whole(self.folder / _HEAD, json.dumps(head).encode())
+        with Drafts() as drafts:
+            if done.states:
+                self._write_tree(drafts, f"states-{r}", done.states)
+            self._write_tree(drafts, name, done.parts)
+            length = self._append(drafts, done.line)
+            written = self._written.copy()
+            written.update(done.line)
+            keep = {name, done.previous or name, *(f"states-{k}" for k in done.current.values())}
+            digests = {_JOURNAL: written.hexdigest(), **{file: self._digests[file] for file in sorted(keep)}}
+            head = {
+                "identity": self.identity,
+                "round": r,
+                "journal": length,
+                "previous": done.previous,
+                "sha256": digests,
+                "ledger": done.position,
+            }
+            drafts.write(self.folder / _HEAD, [json.dumps(head).encode()])
+            drafts.sync()
+            for tree in (f"states-{r}", name) if done.states else (name,):
+                drafts.rename(self._file(tree))
+            sync_folder(self.folder)  # what the head names is there before the head
+            drafts.rename(self.folder / _HEAD)
         sync_folder(self.folder)
         self._round, self._length, self._written, self._digests, self._current = r, length, written, digests, done.current
         self._seen.update(done.took_part)
@@ -179,17 +185,17 @@ class Checkpoints:
         oldest = min(files)
         return [c for c, r in current.items() if r == oldest]
 
-    def _append(self, lines: bytes) -> int:
+    def _append(self, drafts: Drafts, lines: bytes) -> int:
         path = self.folder / _JOURNAL
-        with open(path, "r+b" if path.exists() else "w+b", opener=owner_only) as file:
-            file.truncate(self._length)
-            file.seek(self._length)
-            file.write(lines)
-            file.flush()
-            sync(file.fileno())
-            return file.tell()
+        file = open(path, "r+b" if path.exists() else "w+b", opener=owner_only)  # noqa: SIM115 (closed with the drafts)
+        drafts.sync_too(file)
+        file.truncate(self._length)
+        file.seek(self._length)
+        file.write(lines)
+        file.flush()
+        return file.tell()
 
-    def _write_tree(self, name: str, tree: dict[str, Any]) -> None:
+    def _write_tree(self, drafts: Drafts, name: str, tree: dict[str, Any]) -> None:
         digest = hashlib.sha256()
 
         def hashed() -> Iterator[bytes | memoryview]:
@@ -197,8 +203,11 @@ class Checkpoints:
                 digest.update(part)
                 yield part
 
-        write_whole(self.folder / f"{name}.safetensors", hashed())
+        drafts.write(self._file(name), hashed())
         self._digests[name] = digest.hexdigest()
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
 
     def _sweep(self) -> None:
         keep = {_HEAD, _JOURNAL, *(f"{name}.safetensors" for name in self._digests)}
@@ -243,7 +252,7 @@ class Checkpoints:
         return progress
 
     def _read_tree(self, name: str) -> dict[str, Any]:
-        path = self.folder / f"{name}.safetensors"
+        path = self._file(name)
         with path.open("rb") as content:
             if hashlib.file_digest(content, "sha256").hexdigest() != self._digests[name]:
                 raise ValueError(f"{path.name} is not as it was written")

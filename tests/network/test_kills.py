@@ -36,8 +36,8 @@ METHODS: dict[str, dict[str, Any]] = {
 """With private and policy states of the clients, and without any."""
 
 
-class Killed(BaseException):
-    pass
+class Killed(KeyboardInterrupt):
+    """Ends a program at once; any other end of a training is a client's failure."""
 
 
 def kill() -> None:

@@ -307,7 +307,7 @@ def test_the_program_lists_all_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
     lacking = found["ladp-fl/table-8"]
     assert (lacking["runnable"], lacking["missing"], list(lacking["reasons"].values())) == (0, 15, [15])
     assert lacking["small"] == ""
-    assert (found["ladp-fl/table-10"]["runnable"], found["ladp-fl/table-10"]["small_rows"]) == (26, 6)
+    assert (found["ladp-fl/table-10"]["runnable"], found["ladp-fl/table-10"]["small_rows"]) == (26, 14)
     assert all(one["full"].startswith("about ") for one in found.values() if one["runnable"])
 
 

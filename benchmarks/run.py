@@ -13,7 +13,6 @@ import sys
 from fedveil.engines.pool import ProcessPool
 from fedveil.engines.select_engine import settled
 from fedveil.methods.dp_fedavg import DPFedAvg
-from limit import WORKLOADS
 from sides import HERE, Turns, federation, ours, program, save, setting, together
 
 ROUNDS = {"W0": 200, "W1": 15, "W2": 6, "W3": 2, "many": 15}
@@ -33,7 +32,7 @@ def compare(workload: str, rounds: int) -> Turns:
 def main() -> None:
     """Measure and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--workloads", nargs="+", choices=list(ROUNDS), default=list(ROUNDS))
     parser.add_argument("--rounds", type=int)
     options = parser.parse_args()
     for name in options.workloads:

@@ -171,3 +171,26 @@ def test_interrupted_while_a_round_is_written_the_round_is_kept(tmp_path: Path, 
     assert [row["round"] for row in told] == [0, 1]
     go(configuration, path, resume=True)
     same_end(path, tmp_path / "calm")
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_interrupted_as_the_writing_begins_the_run_says_how_to_go_on(
+    started: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, writers = checkpoint.RoundWriter.start, []
+
+    def interrupted(writer: Any) -> None:
+        writers.append(writer)
+        if len(writers) == 3 and not started:
+            signal.raise_signal(signal.SIGINT)
+        start(writer)
+        if len(writers) == 3 and started:
+            signal.raise_signal(signal.SIGINT)
+
+    configuration = inline("dp-fedavg aggregate")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.RoundWriter, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt) as stop:
+            go(configuration, tmp_path / "r")
+    assert len(writers) == 3
+    assert f"interrupted; {writers[-1].round} rounds are saved" in stop.value.__notes__[0]

@@ -92,7 +92,9 @@ def main() -> None:
             with whole_words():
                 app(prog_name="fedveil")
         except BaseException as error:
-            if signals:  # the command has said what is left
+            if signals:  # the command has said what is left, unless something else came of it
+                if not isinstance(error, (KeyboardInterrupt, SystemExit)):
+                    typer.echo(f"fedveil: interrupted; {one_line(str(error) or type(error).__name__)}", err=True)
                 sys.exit(128 + signals[0])
             line = _in_a_line(error)
             if not line or "--debug" in sys.argv:

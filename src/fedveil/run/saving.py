@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Self
 
+from fedveil.engines.interrupts import put_off
+
 if TYPE_CHECKING:
     from fedveil.federation.checkpoint import Checkpoints
     from fedveil.federation.engine import Engine
@@ -25,9 +27,10 @@ class SavedRounds:
         self._unreported = False
 
     def save(self, progress: Progress) -> None:
-        """Begin to save what the last round changed."""
-        self.checkpoints.begin(progress)
-        self._unreported = True
+        """Begin to save what the last round changed; an interruption waits until that has begun, and `finish` then finds it."""
+        with put_off():
+            self.checkpoints.begin(progress)
+            self._unreported = True
         if not self.beside:
             self.finish()
 

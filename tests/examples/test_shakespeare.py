@@ -24,7 +24,7 @@ def test_roles_are_learned_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     try:
         example = importlib.import_module("next_character")
         data = example.load()
-        result = example.train(data, 8.0, rounds=3, clients=50, out=tmp_path / "run")
+        result = example.train(data, 8.0, rounds=6, clients=50, out=tmp_path / "run")
     finally:
         for name in ("plays", "next_character"):
             sys.modules.pop(name, None)

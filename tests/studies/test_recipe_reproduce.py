@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from fedveil.studies.grid.cell import CellState
 from fedveil.studies.reproduce.chance import chance_remarks
 from fedveil.studies.reproduce.collect import COLLECTORS, collected
 from fedveil.studies.reproduce.measurements import MEASURES
-from fedveil.studies.reproduce.recipe import Recipe, RecipeEntry, RecipeRow, rows
+from fedveil.studies.reproduce.recipe import Only, Recipe, RecipeEntry, RecipeRow, kept, rows
 from fedveil.studies.reproduce.recipe_data import chance_of
 from fedveil.studies.reproduce.recipe_files import load_recipe
 from fedveil.studies.reproduce.recipe_jobs import RecipeListener
@@ -160,7 +161,7 @@ def made(*outcomes: RowOutcome, seeds: int = 1, of: str = "test_accuracy") -> Re
     axes += [{"name": "method", "entries": [{"label": name} for name in ("A", "B", "C")]}]
     column = {"label": "accuracy (%)", "of": of, "times": 100}
     recipe = Recipe.model_validate({"title": "t", "paper": "001", "table": "T", "axes": axes, "columns": [column]})
-    return Reproduction("r", recipe, "small", seeds, (), outcomes, 0, Path("r"))
+    return Reproduction("r", recipe, "small", seeds, (), {}, outcomes, 0, Path("r"))
 
 
 def test_arms_at_chance_are_said_to_be() -> None:
@@ -292,6 +293,36 @@ def test_the_program_runs_a_recipe_and_refuses_nonsense(recipe: Path, done: Repr
     for words, problem in ((["--scale", "big"], "--scale big"), (["--seeds", "0"], "--seeds 0")):
         with pytest.raises(ConfigError, match=problem):
             CliRunner().invoke(app, ["reproduce", str(recipe), *words], catch_exceptions=False)
+
+
+def test_chosen_rows_alone_are_run(recipe: Path, tmp_path: Path) -> None:
+    done = reproduce(ReproductionSpec(recipe, only={"method": ["FedAvg", "absent"]}), tmp_path, jobs=1)
+    assert [outcome.row.labels for outcome in done.outcomes] == [("FedAvg",), ("absent",)]
+    assert len(list((tmp_path / "runs" / "cells").iterdir())) == 1
+    assert "Only method: FedAvg, absent: 1 further rows" in scale_text(done)
+    assert done.outcomes[0].values[2] == ()
+    assert done.outcomes[0].problems[2] == "it is relative to the row slow, which is not among those chosen"
+    assert json.loads((write_results(done) / "result.json").read_text())["only"] == {"method": ["FedAvg", "absent"]}
+    assert done.folder == tmp_path / "tiny" / "small-only"
+
+
+def test_a_chosen_label_need_not_be_one_of_the_small_scale() -> None:
+    table = load_recipe("fedglp-adp/table-1")
+    only: Only = {"epsilon": ["4"], "dataset": ["SVHN"]}
+    assert [row.labels[2] for row in rows(table) if kept(table, row, "small", only)] == ["4"] * 5
+
+
+@pytest.mark.parametrize(
+    ("only", "said"),
+    [
+        ("method", "--only method: axis=label is expected"),
+        ("metod=slow", "--only metod: unknown axis of this table (did you mean 'method'?); there are method"),
+        ("method=slov", '--only method=slov: no row has this label (did you mean \'slow\'?); there are "FedAvg", "slow", '),
+    ],
+)
+def test_rows_that_there_are_not_are_refused(recipe: Path, tmp_path: Path, only: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        CliRunner().invoke(app, ["reproduce", str(recipe), "--only", only, "--out", str(tmp_path)], catch_exceptions=False)
 
 
 def test_the_program_lists_all_recipes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from fedveil.cli.command_options import AsJson, OptionalConfig, Overrides, Preset, TrustPlugins, configuration, flag, print_json
 from fedveil.cli.completion import method_lists
+from fedveil.errors import ConfigError
 
 commands = typer.Typer()
 
@@ -65,6 +66,10 @@ def reproduce(
     seeds: Annotated[int, typer.Option(help="Number of runs for each row, with different seeds.")] = 1,
     data_dir: Annotated[Path | None, typer.Option(help="Directory where the data sets are.")] = None,
     jobs: Annotated[int | None, typer.Option(help="Number of runs at a time; by default one per core.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Only rows of this label, axis=label as in the table, such as epsilon=2; may be repeated."),
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -76,7 +81,7 @@ def reproduce(
     if recipe is None:
         found: Any = print_recipes(data_dir, as_json)
     else:
-        spec = ReproductionSpec(recipe, cast(Scale, scale), seeds, data_dir, overrides or [])
+        spec = ReproductionSpec(recipe, cast(Scale, scale), seeds, data_dir, overrides or [], _labels_by_axis(only or []))
         found = reproduce_with_progress(spec, out, jobs, as_json)
     if as_json:
         print_json(found)
@@ -132,3 +137,14 @@ def tune(
         search_privately(spec, out, Selection(runs, shape))
     else:
         look_with_table(spec, out, jobs)
+
+
+def _labels_by_axis(texts: list[str]) -> dict[str, list[str]]:
+    """Labels by axis, from `axis=label` each."""
+    chosen: dict[str, list[str]] = {}
+    for text in texts:
+        axis, sign, label = text.partition("=")
+        if not sign:
+            raise ConfigError(f"--only {text}: axis=label is expected, such as --only epsilon=2")
+        chosen.setdefault(axis, []).append(label)
+    return chosen

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
+
+from fedveil.errors import ConfigError, nearest, unknown
 
 PAPERS = {"000": "LaDP-FL", "001": "FedGLP-ADP", "002": "Noisy-FedAvg", "003": "FedANC", "004": "ALDP-FL"}
 """The five papers by their number, with the name of their method."""
@@ -31,6 +34,9 @@ class Printed(float):
 Value = float | str
 """A published value: a number, or what the table says instead (a dash, a spread, a bound); empty where it says nothing."""
 Overrides = dict[str, Any]
+Only = Mapping[str, Sequence[str]]
+"""By the name of an axis the labels whose rows are chosen; all of an axis that is not in it."""
+_ALL: Only = {}
 
 
 class _Part(BaseModel):
@@ -141,12 +147,22 @@ def rows(recipe: Recipe) -> list[RecipeRow]:
     return found
 
 
-def kept(recipe: Recipe, row: RecipeRow, scale: str) -> bool:
-    """Whether the row belongs to this scale."""
-    if scale != "small":
-        return True
-    wanted = recipe.small.keep
+def kept(recipe: Recipe, row: RecipeRow, scale: str, only: Only = _ALL) -> bool:
+    """Whether the row belongs to this scale; of an axis in `only` those labels do instead."""
+    wanted = {**(recipe.small.keep if scale == "small" else {}), **only}
     return all(label in wanted.get(axis.name, (label,)) for axis, label in zip(recipe.axes, row.labels, strict=True))
+
+
+def check_only(recipe: Recipe, only: Only) -> None:
+    """An error for an axis or a label that the recipe does not have."""
+    axes = {axis.name: [entry.label for entry in axis.entries] for axis in recipe.axes}
+    for name, labels in only.items():
+        if name not in axes:
+            raise unknown("--only", name, "axis of this table", axes)
+        for label in labels:
+            if label not in axes[name]:
+                there = ", ".join(f'"{known}"' for known in axes[name])
+                raise ConfigError(f"--only {name}={label}: no row has this label{nearest(label, axes[name])}; there are {there}")
 
 
 def number(value: Value | None) -> float | None:

@@ -76,10 +76,13 @@ def scale_text(done: Reproduction) -> str:
     own = f" Settings of the user: {', '.join(done.overrides)}." if done.overrides else ""
     if all(outcome.problem for outcome in done.outcomes):
         return "Nothing of it was run."
-    if done.scale == "paper":
-        return f"Scale: the paper's settings, as far as it states them ({seeds}).{own}"
     made = [f"{key} = {_toml(value)}" for key, value in changes(done.recipe).items()]
     rows = f" {done.left_out} further rows at the paper's scale." if done.left_out else ""
+    if done.only:
+        chosen = "; ".join(f"{axis}: {', '.join(labels)}" for axis, labels in done.only.items())
+        rows = f" Only {chosen}: {done.left_out} further rows at the paper's scale."
+    if done.scale == "paper":
+        return f"Scale: the paper's settings, as far as it states them ({seeds}).{rows}{own}"
     if not made and not rows:
         return f"Scale: small, which is the paper's own here ({seeds}).{own}"
     return (
@@ -146,6 +149,7 @@ def as_json(done: Reproduction) -> dict[str, Any]:
         "scale_text": scale_text(done),
         "small": changes(done.recipe) if done.scale == "small" else {},
         "overrides": list(done.overrides),
+        "only": {axis: list(labels) for axis, labels in done.only.items()},
         "seeds": done.seeds,
         "left_out": done.left_out,
         "rows": rows,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedveil.errors import ConfigError, DataError, nearest
 from fedveil.studies.reproduce.collect import Measured, collected
-from fedveil.studies.reproduce.recipe import Recipe, RecipeColumn, RecipeRow, kept, number, rows
+from fedveil.studies.reproduce.recipe import Only, Recipe, RecipeColumn, RecipeRow, check_only, kept, number, rows
 from fedveil.studies.reproduce.recipe_data import chance_of, unavailable
 from fedveil.studies.reproduce.recipe_files import load_recipe
 from fedveil.studies.reproduce.recipe_jobs import MeasuredRow, RecipeListener, measured
@@ -51,13 +51,14 @@ class RowOutcome:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A recipe's rows at one scale, each with its outcome. left_out: rows of the paper's scale that this scale does not have."""
+    """A recipe's rows at one scale, each with its outcome. left_out: rows of the paper's scale that are not among them."""
 
     name: str
     recipe: Recipe
     scale: Scale
     seeds: int
     overrides: tuple[str, ...]
+    only: Only
     outcomes: tuple[RowOutcome, ...]
     left_out: int
     folder: Path
@@ -69,7 +70,8 @@ class ReproductionSpec:
 
     Args:
         recipe: its name, or its file. seeds: repetitions of each row. data_dir: where data sets lie.
-        overrides: `section.key=value`, for all rows, applied last.
+        overrides: `section.key=value`, for all rows, applied last. only: which rows, by axis; of axes that are not in it all
+            those of the scale.
 
     Raises:
         ConfigError: no such scale, or no seed.
@@ -80,6 +82,7 @@ class ReproductionSpec:
     seeds: int = 1
     data_dir: str | Path | None = None
     overrides: Sequence[str] = ()
+    only: Only = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
@@ -101,10 +104,11 @@ def reproduce(
         listener: hears what will run, how the runs go on and what is measured.
 
     Raises:
-        ConfigError: a row that cannot be. DataError: none of the rows has its data.
+        ConfigError: a row that cannot be, an axis or a label that there is not. DataError: none of the rows has its data.
     """
     recipe, root, listener = load_recipe(spec.recipe), Path(out), listener or RecipeListener()
-    chosen = [row for row in rows(recipe) if kept(recipe, row, spec.scale)]
+    check_only(recipe, spec.only)
+    chosen = [row for row in rows(recipe) if kept(recipe, row, spec.scale, spec.only)]
     todo = {
         (i, seed): job_of(recipe, row, spec.scale, seed=seed, data_dir=spec.data_dir, overrides=spec.overrides)
         for i, row in enumerate(chosen)
@@ -136,9 +140,10 @@ def reproduce(
         scale=spec.scale,
         seeds=spec.seeds,
         overrides=tuple(spec.overrides),
+        only=spec.only,
         outcomes=tuple(_with_relatives(recipe, outcomes)),
         left_out=len(rows(recipe)) - len(chosen),
-        folder=root / name / spec.scale,
+        folder=root / name / (f"{spec.scale}-only" if spec.only else spec.scale),
     )
 
 
@@ -169,15 +174,17 @@ def _with_relatives(recipe: Recipe, outcomes: Sequence[RowOutcome]) -> list[RowO
     by_label = {o.row.labels: o for o in outcomes}
     done = []
     for outcome in outcomes:
-        values = list(outcome.values)
+        values, problems = list(outcome.values), list(outcome.problems)
         for i, column in enumerate(recipe.columns):
             if not column.relative or not values:
                 continue
             labels = (column.relative.get(a.name, own) for a, own in zip(recipe.axes, outcome.row.labels, strict=True))
-            base = by_label.get(tuple(labels))
+            base = by_label.get(labels := tuple(labels))
             divisor = None if base is None else base.mean(i)
             values[i] = tuple(v / divisor for v in outcome.values[i]) if divisor else ()
-        done.append(RowOutcome(**{**vars(outcome), "values": tuple(values)}))
+            if base is None and not problems[i]:
+                problems[i] = f"it is relative to the row {', '.join(labels)}, which is not among those chosen"
+        done.append(replace(outcome, values=tuple(values), problems=tuple(problems)))
     return done
 
 

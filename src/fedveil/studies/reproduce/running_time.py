@@ -18,7 +18,7 @@ from fedveil.configuration.network import network_of
 from fedveil.configuration.public_setting import setting_of
 from fedveil.data.catalogue import info
 from fedveil.models.model_registry import build
-from fedveil.studies.reproduce.recipe import Recipe, kept, rows
+from fedveil.studies.reproduce.recipe import Only, Recipe, kept, rows
 from fedveil.studies.reproduce.recipe_rows import RowJob, Scale, job_of
 from fedveil.training.cores import available_cores
 
@@ -33,9 +33,9 @@ READ = 3e-8
 _PROBES = ({"name": "lenet5"}, {"name": "cnn2", "channels": [32, 64], "hidden": 512})
 
 
-def seconds_of(recipe: Recipe, scale: Scale) -> float:
-    """About the seconds that all rows of a recipe take, on all cores of this machine."""
-    chosen = [row for row in rows(recipe) if not row.missing and kept(recipe, row, scale)]
+def seconds_of(recipe: Recipe, scale: Scale, only: Only | None = None) -> float:
+    """About the seconds that a recipe's rows (those of `only`) take, on all cores of this machine."""
+    chosen = [row for row in rows(recipe) if not row.missing and kept(recipe, row, scale, only or {})]
     name = str(recipe.measure["name"])
     return sum(_job(job_of(recipe, row, scale), name) for row in chosen) / min(available_cores(), max(len(chosen), 1))
 

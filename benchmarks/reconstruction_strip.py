@@ -166,6 +166,8 @@ def measure(count: int, again: str | None, only: str) -> None:
         if "give Knowledge.labels" in one.get("refused", ""):
             known = (*own.get("knows", PUBLIC), "labels")
             one = attacked(network, method, privacy, kind, replace(options, knows=known)) | {"labels": None}
+        if "labels" in own.get("knows", ()) and "labels" in one:
+            one |= {"labels": None}
         originals, made = one.pop("images", (None, None))
         if originals and key.startswith(STRIP) and key.endswith("/informed"):  # the others are not drawn
             one |= {"images": made[:DRAWN], **({"originals": originals[:DRAWN]} if method["name"] == "fedavg" else {})}

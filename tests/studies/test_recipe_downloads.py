@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -64,11 +65,22 @@ def harbox_folder(folder: Path) -> None:
             np.savetxt(folder / harbox.FOLDER / str(person) / f"{activity}_train.txt", windows.reshape(-1, 10), fmt="%.2f")
 
 
+def femnist(folder: Path) -> None:
+    """Twelve writers with a few of the 62 letters and digits each."""
+    for split, n in (("train", 62), ("test", 5)):
+        users = [f"w{i}" for i in range(12)]
+        data = {user: {"x": (RNG.integers(0, 256, (n, 784)) / 255).tolist(), "y": list(range(n))} for user in users}
+        (folder / "femnist" / split).mkdir(parents=True)
+        text = json.dumps({"users": users, "num_samples": [n] * len(users), "user_data": data})
+        (folder / "femnist" / split / "all.json").write_text(text)
+
+
 MADE_UP: dict[str, tuple[Callable[[Path], None], dict[str, int]]] = {
     "cifar100": (cifar100, {"train_size": 6000, "test_size": 100}),
     "tinyimagenet": (tinyimagenet, {"train_size": 400, "test_size": 200}),
     "svhn": (svhn, {"train_size": 600, "test_size": 100}),
     "harbox": (harbox_folder, {}),
+    "femnist": (femnist, {}),
 }
 """By data set, what writes the files, and their size: copies that are not complete are refused, so the catalogue is told."""
 
@@ -85,9 +97,10 @@ def first_row(name: str, folder: Path) -> RowJob:
 
 
 def needs(recipe: Recipe, row: RecipeRow, name: str, folder: Path) -> RowJob | None:
-    if row.missing or not kept(recipe, row, "small") or recipe.measure["name"] not in ("run", "labels-after"):
+    if row.missing or not kept(recipe, row, "small") or recipe.measure["name"] not in ("run", "labels-after", "generated"):
         return None
-    job = job_of(recipe, row, "small", data_dir=folder, overrides=FEW)
+    own = ("data.partition.examples_per_client=20",) if name == "femnist" else ()
+    job = job_of(recipe, row, "small", data_dir=folder, overrides=(*FEW, *own))
     return job if job.config.data.name == name else None
 
 

@@ -49,8 +49,8 @@ def print_recipes(data_dir: Path | None, as_rows: bool = False) -> list[Listed]:
         table.add_row(*_cells(one), style=None if one["runnable"] else "dim")
     console.print(table)
     console.print(
-        "\nrows: those that fedveil can run, of those in the paper; the others are methods that it does not have, and keep the "
-        "paper's values.\nsmall, paper's: about how long either scale takes, estimated for all cores of this "
+        "\nrows: those that can be run, of those in the paper; the others keep the paper's values, and the recipe says why."
+        "\nsmall, paper's: about how long either scale takes, estimated for all cores of this "
         "machine.\nfedveil reproduce RECIPE [--scale small|paper] runs one.",
         highlight=False,
     )

@@ -1,0 +1,47 @@
+"""What recipes gave, kept for the pages of the papers (docs/papers).
+
+    fedveil reproduce RECIPE [--scale paper] [--only AXIS=LABEL] --data-dir DIR
+    python benchmarks/paper_tables.py reproduced            # the folder that the recipes share
+
+Every result.json below the folder goes into benchmarks/results/paper_tables.json: rows by their labels and the user's settings,
+a number for each seed. A row that is there already is replaced; all rows of a small scale whose settings have changed are
+dropped. `tests/studies/test_paper_tables.py` fails while rows of settings that a recipe no longer has are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+OUT = Path(__file__).resolve().parent / "results" / "paper_tables.json"
+
+
+def put(kept: dict[str, Any], result: dict[str, Any]) -> None:
+    """Add one recipe's result to what is kept."""
+    tables = kept.setdefault(result["recipe"], {})
+    table = tables.get(result["scale"])
+    if table is None or table["small"] != result["small"]:
+        table = tables[result["scale"]] = {"small": result["small"], "rows": []}
+    for row in result["rows"]:
+        values = {value["column"]: {"paper": value["paper"], "ours": value["seeds"]} for value in row["values"] if value["seeds"]}
+        if values:
+            one = {"labels": row["labels"], "overrides": result["overrides"], "values": values}
+            others = [old for old in table["rows"] if any(old[key] != one[key] for key in ("labels", "overrides"))]
+            table["rows"] = [*others, one]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    kept: dict[str, Any] = json.loads(OUT.read_text()) if OUT.exists() else {}
+    found = sorted(parser.parse_args().folder.rglob("result.json"))
+    for path in found:
+        put(kept, json.loads(path.read_text()))
+    OUT.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
+    print(f"{OUT}: {len(found)} results")
+
+
+if __name__ == "__main__":
+    main()

@@ -43,9 +43,7 @@ class FedADDP(TwoVariants):
     """
 
     name: Literal["fed-addp"] = "fed-addp"
-    reconstructed: ClassVar[str] = (
-        "nothing: the published form is the authors' program; the paper's text was not at hand"
-    )
+    reconstructed: ClassVar[str] = "nothing: the published form is the authors' program; the paper's text was not at hand"
     reason: ClassVar[str] = "range and centre of each coordinate, and with them its noise, are raw values of the client (FedADDP)"
     beta: float = Field(0.1, gt=0, allow_inf_nan=False)
     threshold: float = Field(0.4, gt=0, lt=1)

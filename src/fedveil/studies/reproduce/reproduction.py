@@ -178,8 +178,8 @@ def _with_relatives(recipe: Recipe, outcomes: Sequence[RowOutcome]) -> list[RowO
         for i, column in enumerate(recipe.columns):
             if not column.relative or not values:
                 continue
-            labels = (column.relative.get(a.name, own) for a, own in zip(recipe.axes, outcome.row.labels, strict=True))
-            base = by_label.get(labels := tuple(labels))
+            labels = tuple(column.relative.get(a.name, own) for a, own in zip(recipe.axes, outcome.row.labels, strict=True))
+            base = by_label.get(labels)
             divisor = None if base is None else base.mean(i)
             values[i] = tuple(v / divisor for v in outcome.values[i]) if divisor else ()
             if base is None and not problems[i]:

@@ -20,7 +20,7 @@ from fedveil.methods.fed_addp import FedADDP, RangedNoise, magnitude, unit
 from fedveil.papers.fedglp_adp.baseline_claims import fedaddp_noise
 from fedveil.release.plan import Plan, Upload
 from fedveil.training.local import train
-from fisher_clients import X, Y, client
+from fisher_clients import X, Y, as_recorded, client
 
 THEIRS = [-0.01, -0.01, 0.01, -0.008908, -0.004446, -0.000212, 0.004835, -0.009236, -0.05365, 0.01, 0.01, -0.01, -0.01, -0.007428]
 THEIRS += [-0.134844, -0.01, 0.002483, -0.123468, 0.01, -0.01, 0.075099, 0.000127, 0.152091]
@@ -54,7 +54,8 @@ def trained(method: FedADDP, sigma: float | None, normal: Any = torch.zeros) -> 
     return train(local, X, Y, objective)[0], local
 
 
-def test_one_round_is_that_of_the_authors_program() -> None:
+def test_one_round_is_that_of_the_authors_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_recorded(monkeypatch)
     update, local = trained(FedADDP(variant="published"), 2.0)
     assert update.tolist() == pytest.approx(THEIRS, abs=2e-6)
     assert local.state["personal"].tolist() == pytest.approx(OWN, abs=2e-6)
@@ -72,8 +73,9 @@ def test_sigma_0_of_the_program() -> None:
     assert fedaddp_noise(16, 20, 0.1) == pytest.approx(math.sqrt(20 / (16 - math.log(10))))
 
 
-def test_tensors_are_counted_where_coordinates_are_noised() -> None:
+def test_tensors_are_counted_where_coordinates_are_noised(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two neighbours are 2 q apart in each of d coordinates, and the noise is that of M: mu^2 = d / (M sigma_0^2) a round."""
+    as_recorded(monkeypatch)
     sigma = fedaddp_noise(16, 20, 0.1)
     noisy, _ = trained(FedADDP(variant="published"), sigma, torch.ones)
     quiet, _ = trained(FedADDP(variant="published"), sigma)

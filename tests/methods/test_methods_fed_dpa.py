@@ -24,7 +24,7 @@ from fedveil.papers.fedglp_adp.baseline_claims import record_steps
 from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon, opacus_noise_multiplier
 from fedveil.training.local import LocalSpec, OptimizerSpec, train
 from fedveil.training.params import Layout
-from fisher_clients import X, Y, client, network
+from fisher_clients import X, Y, as_recorded, client, network
 
 PUBLISHED = FedDPA(variant="published")
 THEIRS = [-0.019999, -0.020013, 0.020005, -0.019986, -0.019994, -0.020014, 0.020004, -0.020002, -0.063647, 0.019981, 0.020014]
@@ -39,13 +39,15 @@ def trained(method: FedDPA, **changes: Any) -> tuple[torch.Tensor, Any]:
     return update, local
 
 
-def test_one_round_is_that_of_the_authors_program() -> None:
+def test_one_round_is_that_of_the_authors_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_recorded(monkeypatch)
     update, local = trained(PUBLISHED)
     assert update.tolist() == pytest.approx(THEIRS, abs=2e-6)
     assert local.state["personal"].tolist() == pytest.approx((update + local.start).tolist(), abs=1e-7)
 
 
-def test_what_is_sent_of_personal_coordinates() -> None:
+def test_what_is_sent_of_personal_coordinates(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_recorded(monkeypatch)
     _, local = trained(PUBLISHED)
     personal = local.scratch["split"].personal
     assert 0 < int(personal.sum()) < 23

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -32,14 +34,30 @@ NETWORKS = {"linear": (1, 8, 8), "mlp": (1, 8, 8), "lenet5": (1, 28, 28), "resne
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.heavy) if n == "resnet18" else n for n in NETWORKS])
 def test_built_in_networks_go_by_hand(name: str) -> None:
     module, (x, y) = build(name, NETWORKS[name], 4, 1), examples(*NETWORKS[name])
+    assert by_hand.plan_for(module, x, y, cross_entropy).shapes is not None
+    module, x = module.double(), x.double()  # in float32 the rounding of another batch size may turn a ReLU on or off
     plan = by_hand.plan_for(module, x, y, cross_entropy)
     flat, losses = (
         rows(found) if i == 0 else found for i, found in enumerate(by_hand.gradients(module, x, y, cross_entropy, plan))
     )
     for route in (one_by_one, transformed):
         blocks, exact = route(module, x, y, cross_entropy)
-        torch.testing.assert_close(flat, rows(blocks), rtol=2e-3, atol=2e-5)
-        torch.testing.assert_close(losses, exact, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(flat, rows(blocks), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(losses, exact, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("exactly", [True, False])
+def test_what_float32_cannot_tell_float64_decides(monkeypatch: pytest.MonkeyPatch, exactly: bool) -> None:
+    """A ReLU that another batch size turns on in float32 is no reason to leave the fast way; a difference in float64 is one."""
+    agree = by_hand._agree
+
+    def unsure(module: nn.Module, x: torch.Tensor, *more: Any) -> bool:
+        return x.dtype == torch.float64 and exactly and agree(module, x, *more)
+
+    monkeypatch.setattr(by_hand, "_agree", unsure)
+    module, (x, y) = build("mlp", (1, 8, 8), 4, 1), examples(1, 8, 8)
+    assert (by_hand.plan_for(module, x, y, cross_entropy).shapes is not None) == exactly
+    assert all(p.dtype == torch.float32 for p in module.parameters())
 
 
 def test_gradients_leave_the_network_as_it_was() -> None:

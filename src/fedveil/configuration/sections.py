@@ -162,6 +162,7 @@ class TrainingSection(Section):
 
     client_timeout: seconds after which a client that has not answered is given up.
     measure_trained: measure each client's model as its local training left it on the client's own test examples.
+    personal_on_test_set: measure the clients' own models on the whole test set, too.
     """
 
     rounds: int = Field(10, ge=1)
@@ -180,6 +181,7 @@ class TrainingSection(Section):
     max_update_norm: float = Field(1e6, gt=0)
     client_timeout: Annotated[float | None, FREE] = Field(None, gt=0, allow_inf_nan=False)
     measure_trained: bool = False
+    personal_on_test_set: bool = False
 
 
 class SelectionSection(Section):

@@ -13,6 +13,8 @@ from fedveil.federation.final_model import final_model
 from fedveil.training.local import HasPersonalModel
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fedveil.federation.clients import Clients
     from fedveil.federation.history import Record
     from fedveil.federation.progress import Federation, Progress
@@ -65,7 +67,7 @@ def evaluate(federation: Federation, progress: Progress) -> Record:
         row: Record = {"test_loss": loss} | {f"test_{k}": v for k, v in task.scores(*found).items()}
         if tests is not None:
             row[f"client_{task.main.name}"] = _client_scores(task, model, tests, own_statistics)
-            row.update(_personal_scores(federation, progress, tests))
+        row.update(_personal_scores(federation, progress))
     return row
 
 
@@ -80,20 +82,29 @@ def _client_scores(task: Task, model: FlatModel, tests: Clients, own_statistics:
         return none
 
 
-def _personal_scores(federation: Federation, progress: Progress, tests: Clients) -> Record:
-    """The main metric of each client's own model on its own test, where the method has such models (see `HasPersonalModel`)."""
-    objective, task = federation.context.objective, federation.context.task
-    if not isinstance(objective, HasPersonalModel):
+def _personal_scores(federation: Federation, progress: Progress) -> Record:
+    """The main metric of the clients' own models (see `HasPersonalModel`): of each on its own test, on the test set on average."""
+    objective, task, tests = federation.context.objective, federation.context.task, federation.client_tests
+    whole = federation.personal_on_test_set
+    if not isinstance(objective, HasPersonalModel) or (tests is None and not whole):
         return {}
     each: list[float | None] = []
-    for c in range(len(tests)):
+    on_test_set: list[float | None] = []
+    for c in range(len(federation.context.clients)):
         model, state = global_model(federation, progress), progress.privates.get(c, {})
         model.load(objective.personal(progress.model, state))
         if "buffers" in state:
             model.load_buffers(state["buffers"])
-        x, y = tests.examples(c)
         own_statistics = progress.buffers is None and "buffers" not in state
-        each.append(own_score(task, model, x, y, own_statistics))
-    known = [a for a in each if a is not None]
-    name = f"personal_{task.main.name}"
-    return {name: each, f"mean_{name}": sum(known) / len(known) if known else math.nan}
+        if tests is not None:
+            each.append(own_score(task, model, *tests.examples(c), own_statistics))
+        if whole:
+            on_test_set.append(own_score(task, model, *federation.test, own_statistics))
+    row: Record = {} if tests is None else {f"personal_{task.main.name}": each, f"mean_personal_{task.main.name}": _mean(each)}
+    return row | ({f"mean_personal_test_{task.main.name}": _mean(on_test_set)} if whole else {})
+
+
+def _mean(scores: Sequence[float | None]) -> float:
+    """Of those that are known; NaN where none is."""
+    known = [score for score in scores if score is not None]
+    return sum(known) / len(known) if known else math.nan

@@ -63,6 +63,7 @@ def of_task(task: Task) -> tuple[Column, ...]:
         replace(main, name=f"client_{main.name}", title=f"{main.words} by client", kind="client"),
         replace(main, name=f"personal_{main.name}", title=f"{main.words} of the personal models by client", kind="client"),
         replace(main, name=f"mean_personal_{main.name}", title=f"{main.words} of the personal models"),
+        replace(main, name=f"mean_personal_test_{main.name}", title=f"{main.words} of the personal models on the test set"),
         replace(main, name=noisy, title=f"{main.words} on clients' own examples, with noise", public=True),
         Column(f"{noisy}_std", "Standard deviation of that noise", main.unit, "lower", share=main.share, public=True),
         Column("noisy_examples", "Clients' own examples that were counted, with noise", "examples", public=True),
@@ -108,6 +109,11 @@ class Columns(Mapping[str, Column]):
         return self[f"mean_personal_{_metric(self.main)}"]
 
     @property
+    def personal_on_test_set(self) -> Column:
+        """The same, on the whole test set."""
+        return self[f"mean_personal_test_{_metric(self.main)}"]
+
+    @property
     def noisy(self) -> Column:
         """The same on the clients' own examples, with noise."""
         return self[f"noisy_{_metric(self.main)}"]
@@ -122,7 +128,7 @@ class Columns(Mapping[str, Column]):
     def comparable(self) -> list[str]:
         """By which runs can be compared: the main metric, the other scores of the task, the main metric of personal models."""
         scores = [c.name for c in self._known.values() if c.name.startswith("test_") and c.better and c is not self.main]
-        return [self.main.name, *scores, self.personal.name]
+        return [self.main.name, *scores, self.personal.name, self.personal_on_test_set.name]
 
     @property
     def together(self) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -135,7 +141,7 @@ class Columns(Mapping[str, Column]):
         charts = {
             _metric(main): (
                 replace(main, title=main.words.removeprefix("Test ")).words,
-                (main, self.personal, self.noisy, *beside),
+                (main, self.personal, self.personal_on_test_set, self.noisy, *beside),
             ),
             "loss": ("Loss", (self["test_loss"], self["train_loss"])),
             "update": ("The released update and its noise", (self["update_norm"], self["noise_norm"])),

@@ -52,6 +52,7 @@ class Federation:
     Args:
         test: public test examples and labels; server: the server's optimiser on the aggregated step.
         client_tests: each client's own test examples, or None. evaluate_every: rounds between evaluations.
+        personal_on_test_set: the clients' own models are measured on all of `test`, too.
         public: examples and labels that belong to no client, for policies that look at the global model's loss on them.
         participation: what correlated noise assumes of who takes part, and the sampler enforces.
     """
@@ -65,6 +66,7 @@ class Federation:
     evaluate_every: int = 1
     public: tuple[Tensor, Tensor] | None = None
     participation: Participation | None = None
+    personal_on_test_set: bool = False
 
 
 def start(federation: Federation) -> Progress:

@@ -59,7 +59,10 @@ def _needs_personal_models(config: Config, metric: str) -> None:
     from fedveil.run.assembly import objective
     from fedveil.training.local import HasPersonalModel
 
-    if not config.data.client_test_fraction:
+    on_test_set = metric.startswith("mean_personal_test_")
+    if on_test_set and not config.training.personal_on_test_set:
+        raise ConfigError(f"{metric} is measured where training.personal_on_test_set = true: set it")
+    if not on_test_set and not config.data.client_test_fraction:
         raise ConfigError(f"{metric} is measured on the clients' own tests: set data.client_test_fraction, such as 0.2")
     method, setting = calibrated_setting(config)
     if not isinstance(objective(config, method, setting), HasPersonalModel):

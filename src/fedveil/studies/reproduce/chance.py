@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedveil.studies.reproduce.reproduction import Reproduction, RowOutcome
 
-ACCURACIES = ("test_accuracy", "mean_personal_accuracy", "client_accuracy")
+ACCURACIES = ("test_accuracy", "mean_personal_accuracy", "mean_personal_test_accuracy", "client_accuracy")
 """Series that are accuracies."""
 NEAR = 1.5
 """At chance is an accuracy of at most this many times 1 / classes."""

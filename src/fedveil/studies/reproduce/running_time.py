@@ -61,7 +61,8 @@ def _job(job: RowJob, measure: str) -> float:
     examples = steps * min(s.local.batch_size, s.records) * BACKWARD
     evaluations = -(-s.rounds // (job.config.training.evaluate_every or s.rounds)) if measure != "twin" else 1
     own_tests = 2 * job.config.data.client_test_fraction * data.train_size  # by the global model and by their own ones
-    training = _per_operation(forward) * forward * (examples + evaluations * (data.test_size + own_tests))
+    models = 1 + s.clients * job.config.training.personal_on_test_set
+    training = _per_operation(forward) * forward * (examples + evaluations * (models * data.test_size + own_tests))
     training += steps * parameters * PASSES * _per_number()
     if measure == "twin":
         return begin + 2 * training

@@ -43,7 +43,8 @@ def fedglp() -> Iterator[Job]:
     """
     from fedveil.papers.fedglp_adp.fedglp_claim import accountant_noise_multiplier
 
-    base = ("model.channels=[8, 16]", "model.hidden=64", "data.client_test_fraction=0.5", "training.evaluate_every=20")
+    own_tests = ("data.partition.alpha=1.0", "data.client_test_fraction=0.5", "training.personal_on_test_set=false")
+    base = ("model.channels=[8, 16]", "model.hidden=64", *own_tests, "training.evaluate_every=20")
     for seed in (1, 2, 3):
         for epsilon in (2.0, 6.0, 16.0):
             sigma = accountant_noise_multiplier(epsilon, 20, 0.1)

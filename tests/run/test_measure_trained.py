@@ -9,6 +9,8 @@ import pytest
 
 from fedveil.configuration.config import configure
 from fedveil.errors import ConfigError
+from fedveil.federation.plain_state import read_tree
+from fedveil.run.assembly import build_model, prepare
 from fedveil.run.run import run
 
 
@@ -38,6 +40,32 @@ def test_it_needs_the_clients_own_tests(tmp_path: Path) -> None:
     del configuration["data"]["client_test_fraction"]
     with pytest.raises(ConfigError, match="client_test_fraction"):
         run(configure(**configuration), tmp_path / "run")
+
+
+def test_the_clients_models_are_measured_on_the_whole_test_set(tmp_path: Path) -> None:
+    """The mean over the clients of each one's accuracy on all test examples, computed from the states that the run kept."""
+    configuration = settings(measure_trained=True, personal_on_test_set=True)
+    both = run(configure(**configuration), tmp_path / "both").history[-1]
+    del configuration["data"]["client_test_fraction"]
+    config, folder = configure(**configuration), tmp_path / "all"
+    row = run(config, folder).history[-1]
+    assert {"mean_personal_accuracy", "mean_personal_test_accuracy"} <= set(both)
+    assert "mean_personal_accuracy" not in row
+    prepared, shares = prepare(config), []
+    model, (x, y) = build_model(config, prepared), prepared.test
+    for state in read_tree(folder / "checkpoint" / "states-2.safetensors").values():
+        model.load(state["private"]["trained"])
+        shares.append(float((model.module(x).argmax(1) == y).float().mean()))
+    assert len(shares) == 6
+    assert row["mean_personal_test_accuracy"] == pytest.approx(sum(shares) / 6, abs=1e-6)
+    assert row["mean_personal_test_accuracy"] < both["mean_personal_accuracy"] - 0.1  # its own labels are what a client knows
+    assert "mean_personal_test_accuracy" not in (folder / "history.csv").read_text()  # it tells of single clients
+
+
+def test_a_method_without_own_models_has_none_to_measure(tmp_path: Path) -> None:
+    plain = run(configure(**settings()), tmp_path / "plain")
+    asked = run(configure(**settings(personal_on_test_set=True)), tmp_path / "asked")
+    assert asked.history[-1].keys() == plain.history[-1].keys()
 
 
 def test_a_method_with_personal_models_refuses_it(tmp_path: Path) -> None:

@@ -156,6 +156,10 @@ def test_a_number_that_nobody_measures_is_told_before_training() -> None:
     rows = plan(configuration, methods, [8], [1], metric="mean_personal_accuracy")
     assert [bool(r.cells) for r in rows] == [False, True]
     assert "dp-fedavg has no models of the clients' own" in rows[0].reason
+    on_test_set = plan(configuration, methods[1:], [8], [1], metric="mean_personal_test_accuracy")
+    assert (on_test_set[0].cells, "set it" in on_test_set[0].reason) == ((), True)
+    asked = [f"{method}:training.personal_on_test_set=true" for method in methods[1:]]
+    assert plan(base(), asked, [8], [1], metric="mean_personal_test_accuracy")[0].cells
 
 
 def test_refused_epsilons_and_seeds() -> None:

@@ -162,7 +162,7 @@ class TrainingSection(Section):
 
     client_timeout: seconds after which a client that has not answered is given up.
     measure_trained: measure each client's model as its local training left it on the client's own test examples.
-    personal_on_test_set: measure the clients' own models on the whole test set, too.
+    personal_on_test_set: measure models of the clients' own, where the run has any, on the whole test set, too.
     """
 
     rounds: int = Field(10, ge=1)

@@ -83,7 +83,7 @@ def _client_scores(task: Task, model: FlatModel, tests: Clients, own_statistics:
 
 
 def _personal_scores(federation: Federation, progress: Progress) -> Record:
-    """The main metric of the clients' own models (see `HasPersonalModel`): of each on its own test, on the test set on average."""
+    """The main metric of the clients' own models (see `HasPersonalModel`), on their own tests and on the test set on average."""
     objective, task, tests = federation.context.objective, federation.context.task, federation.client_tests
     whole = federation.personal_on_test_set
     if not isinstance(objective, HasPersonalModel) or (tests is None and not whole):

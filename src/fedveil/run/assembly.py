@@ -203,17 +203,18 @@ def federation(
         tests=prepared.client_tests,
         kept=KeptState(f"task.name = {setting.task.name!r}", setting.task) if setting.task.own else None,
     )
+    kept_apart = config.run.engine == "flower"  # clients keep their tests, and the models of their own, for themselves
     return Federation(
         setting,
         method,
         context,
         prepared.test,
-        None if config.run.engine == "flower" else prepared.client_tests,  # what clients keep for themselves
+        None if kept_apart else prepared.client_tests,
         config.training.server_optimizer.spec(),
         config.training.evaluate_every or config.training.rounds,
         prepared.public,
         method.participation(setting),
-        config.training.personal_on_test_set,
+        config.training.personal_on_test_set and not kept_apart,
     )
 
 
@@ -251,31 +252,17 @@ def refuse_mixing(model: FlatModel, examples: torch.Tensor, batch_size: int) -> 
 
 
 def objective(config: Config, method: Method, setting: Setting) -> Objective:
-    """The method's local training, with `training.measure_trained` around it where that is asked for.
-
-    Raises:
-        ConfigError: what is asked to be measured is not there, or is measured already.
-    """
-    own, training = method.objective(setting), config.training
-    if training.measure_trained and isinstance(own, HasPersonalModel):
+    """The method's local training, with `training.measure_trained` around it where that is asked for."""
+    own = method.objective(setting)
+    if not config.training.measure_trained:
+        return own
+    if isinstance(own, HasPersonalModel):
         raise ConfigError(f"{method.name} measures personal models of its own: leave training.measure_trained out")
-    if training.measure_trained and not (config.data.client_test_fraction or training.personal_on_test_set):
+    if not (config.data.client_test_fraction or config.training.personal_on_test_set):
         raise ConfigError(
-            "training.measure_trained needs tests of the clients: set data.client_test_fraction, such as 0.2, or "
-            "training.personal_on_test_set = true"
+            "training.measure_trained needs tests: set data.client_test_fraction, such as 0.2, or training.personal_on_test_set"
         )
-    measured: Objective = Trained(own) if training.measure_trained else own
-    if training.personal_on_test_set and not isinstance(measured, HasPersonalModel):
-        raise ConfigError(
-            f"{method.name} has no models of the clients' own to measure on the test set: set training.measure_trained = true, "
-            f"or leave training.personal_on_test_set out"
-        )
-    if training.personal_on_test_set and config.run.engine == "flower":
-        raise ConfigError(
-            "with run.engine = 'flower' the clients' own models stay with them, and no test set of all of them can be used: "
-            "leave training.personal_on_test_set out"
-        )
-    return measured
+    return Trained(own)
 
 
 def planned_charges(method: Method, setting: Setting) -> list[Event]:

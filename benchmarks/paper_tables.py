@@ -5,7 +5,7 @@
 
 Every result.json below the folder goes into benchmarks/results/paper_tables.json: rows by their labels and the user's settings,
 a number for each seed. A row that is there already is replaced; all rows of a small scale whose settings have changed are
-dropped. `tests/studies/test_paper_tables.py` fails while rows of settings that a recipe no longer has are kept.
+dropped. `tests/studies/test_paper_tables.py` fails while rows of settings that a recipe, or its preset, no longer has are kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def put(kept: dict[str, Any], result: dict[str, Any]) -> None:
     for row in result["rows"]:
         values = {value["column"]: {"paper": value["paper"], "ours": value["seeds"]} for value in row["values"] if value["seeds"]}
         if values:
-            one = {"labels": row["labels"], "overrides": result["overrides"], "values": values}
+            one = {"labels": row["labels"], "overrides": result["overrides"], "settings": row["settings"], "values": values}
             others = [old for old in table["rows"] if any(old[key] != one[key] for key in ("labels", "overrides"))]
             table["rows"] = [*others, one]
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedveil.studies.reproduce.recipe import rows
 from fedveil.studies.reproduce.recipe_files import load_recipe
-from fedveil.studies.reproduce.recipe_rows import changes
+from fedveil.studies.reproduce.recipe_rows import changes, settings_digest
 
 KEPT: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "benchmarks" / "results" / "paper_tables.json").read_text(encoding="utf-8")
@@ -21,12 +21,15 @@ KEPT: dict[str, Any] = json.loads(
 def test_a_kept_table_is_of_todays_recipe(name: str) -> None:
     recipe = load_recipe(name)
     axes, columns = [axis.name for axis in recipe.axes], [column.label for column in recipe.columns]
-    published = {row.labels: row.published for row in rows(recipe)}
+    by_labels = {row.labels: row for row in rows(recipe)}
     for scale, table in KEPT[name].items():
         assert table["small"] == (json.loads(json.dumps(changes(recipe))) if scale == "small" else {}), f"{scale}: run it again"
         assert table["rows"]
         for row in table["rows"]:
-            theirs = published[tuple(row["labels"][axis] for axis in axes)]
+            today = by_labels[tuple(row["labels"][axis] for axis in axes)]
+            assert row["settings"] == settings_digest(recipe, today, scale, row["overrides"]), (
+                f"{scale}, {row['labels']}: run it again"
+            )
             for column, value in row["values"].items():
-                assert value["paper"] == theirs[columns.index(column)]
+                assert value["paper"] == today.published[columns.index(column)]
                 assert value["ours"]

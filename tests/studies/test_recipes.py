@@ -15,7 +15,7 @@ from fedveil.statement.certify import certify_config
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import Recipe, Value, kept, number, rows, shown
 from fedveil.studies.reproduce.recipe_files import load_recipe, recipe_names
-from fedveil.studies.reproduce.recipe_rows import SCALES, job_of
+from fedveil.studies.reproduce.recipe_rows import SCALES, job_of, settings_digest
 
 TABLES = {
     "ladp-fl": [*(f"table-{i}" for i in range(2, 11)), *(f"fig-{i}" for i in range(4, 9))],
@@ -161,6 +161,26 @@ def test_published_numbers_and_what_is_none() -> None:
     assert [number(v) for v in ("-", "> 90", "about 85", "", None)] == [None] * 5
     assert shown(load_recipe("fedglp-adp/table-3").published[0][0][0]) == "0.30"
     assert shown(727901) == "727,901"
+
+
+def test_rows_of_other_settings_have_another_digest(tmp_path: Path) -> None:
+    file = tmp_path / "r.toml"
+
+    def of(text: str, *overrides: str) -> str:
+        file.write_text(text)
+        recipe = load_recipe(str(file))
+        return settings_digest(recipe, rows(recipe)[0], "paper", overrides)
+
+    base = of(GOOD)
+    assert base == of(GOOD.replace('title = "t"', 'title = "another title"').replace("[1.0, 2.0]", "[3.0, 4.0]"))
+    others = [
+        of(GOOD, "privacy.epsilon=5.0"),
+        of(GOOD.replace('of = "test_accuracy"', 'of = "test_f1"')),
+        of(GOOD.replace("fedglp-adp/fashion-mnist", "fedglp-adp/fashion-mnist-proven")),
+        of(GOOD.replace('{ label = "x" }', '{ label = "x", set = { "training.rounds" = 3 } }')),
+        of(GOOD, "training.personal_on_test_set=false"),
+    ]
+    assert len({base, *others}) == 6
 
 
 GOOD = """

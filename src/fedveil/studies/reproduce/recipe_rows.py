@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,6 +63,17 @@ def job_of(
     except ConfigError as problem:
         raise ConfigError(f"row {', '.join(row.labels)}: {problem}") from None
     return RowJob(config.model_copy(update={"run": config.run.model_copy(update={"seed": config.run.seed + seed})}), options)
+
+
+def settings_digest(recipe: Recipe, row: RecipeRow, scale: Scale, overrides: Sequence[str] = ()) -> str:
+    """16 hexadecimal digits of all options that preset, recipe and user give a row, and of what its columns read.
+
+    Rows of one digest were measured alike; options that fedveil has got since, and nobody gave, do not change it.
+    """
+    job = job_of(recipe, row, scale, overrides=overrides)
+    given = job.config.model_dump(mode="json", exclude_unset=True)
+    columns = {column.label: column.of for column in recipe.columns}
+    return hashlib.sha256(json.dumps([given, job.options, columns], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def changes(recipe: Recipe) -> dict[str, Any]:

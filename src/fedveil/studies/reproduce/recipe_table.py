@@ -13,7 +13,7 @@ from typing import Any
 from fedveil.run.run_directory import write_json, write_text, write_versions
 from fedveil.studies.reproduce.chance import chance_remarks
 from fedveil.studies.reproduce.recipe import PAPERS, Value, shown
-from fedveil.studies.reproduce.recipe_rows import changes
+from fedveil.studies.reproduce.recipe_rows import changes, settings_digest
 from fedveil.studies.reproduce.reproduction import Reproduction, RowOutcome
 from fedveil.studies.reproduce.seed_tests import seed_test_remarks
 
@@ -138,7 +138,9 @@ def as_json(done: Reproduction) -> dict[str, Any]:
             for i, column in enumerate(done.recipe.columns)
         ]
         labels = dict(zip(axes, outcome.row.labels, strict=True))
-        rows.append({"labels": labels, "problem": outcome.problem, "values": values, "folders": list(outcome.folders)})
+        row = {"labels": labels, "problem": outcome.problem, "values": values, "folders": list(outcome.folders)}
+        settings = settings_digest(done.recipe, outcome.row, done.scale, done.overrides) if outcome.values else ""
+        rows.append(row | {"settings": settings})
     return {
         "format": "fedveil-reproduction/1",
         "recipe": done.name,

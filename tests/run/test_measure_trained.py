@@ -10,7 +10,9 @@ import pytest
 from fedveil.configuration.config import configure
 from fedveil.errors import ConfigError
 from fedveil.federation.plain_state import read_tree
+from fedveil.pages.report_page import page_values
 from fedveil.run.assembly import build_model, prepare
+from fedveil.run.recorded_run import read_run
 from fedveil.run.run import run
 
 
@@ -50,6 +52,10 @@ def test_the_clients_models_are_measured_on_the_whole_test_set(tmp_path: Path) -
     config, folder = configure(**configuration), tmp_path / "all"
     row = run(config, folder).history[-1]
     assert {"mean_personal_accuracy", "mean_personal_test_accuracy"} <= set(both)
+    (group,) = page_values([read_run(tmp_path / "both")])["groups"]
+    card = group["cards"]["score"]
+    assert f"personal models: {100 * both['mean_personal_accuracy']:.1f} %" in str(card)
+    assert f"personal models on the test set: {100 * both['mean_personal_test_accuracy']:.1f} %" in str(card)
     assert "mean_personal_accuracy" not in row
     prepared, shares = prepare(config), []
     model, (x, y) = build_model(config, prepared), prepared.test

@@ -105,12 +105,19 @@ def _reached(name: str, runs: list[RunData], score: dict[str, float] | None) -> 
 
 def _score(runs: list[RunData], score: dict[str, float] | None) -> dict[str, Any]:
     declared = runs[0].declared
-    main, personal = declared.main, spread([last(run.history, declared.personal.name) for run in runs])
+    main = declared.main
     among = ""
     if score and score["n"] > 1:
         among = f"{main.text(score['min'])} to {main.text(score['max'])} over {score['n']} seeds"
     order = -main.sign * score["mean"] if score else None
-    beside = [f"personal models: {_mean(main, personal)}"] if personal else []
+    beside = [
+        f"{words}: {_mean(main, personal)}"
+        for words, column in (
+            ("personal models", declared.personal),
+            ("personal models on the test set", declared.personal_on_test_set),
+        )
+        if (personal := spread([last(run.history, column.name) for run in runs]))
+    ]
     noisy = [declared.noisy_text(run.history) for run in runs]
     beside += [f"on clients' own examples, with noise: {text}" for text in noisy if text]
     return card_of(main.words, _mean(main, score), order, among, "; ".join(beside))

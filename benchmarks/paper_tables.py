@@ -38,7 +38,11 @@ def main() -> None:
     kept: dict[str, Any] = json.loads(OUT.read_text()) if OUT.exists() else {}
     found = sorted(parser.parse_args().folder.rglob("result.json"))
     for path in found:
-        put(kept, json.loads(path.read_text()))
+        result = json.loads(path.read_text())
+        if all("settings" in row for row in result["rows"]):
+            put(kept, result)
+        else:
+            print(f"{path}: left out, its rows have no digest of their settings: run the recipe again (finished runs stay)")
     OUT.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
     print(f"{OUT}: {len(found)} results")
 

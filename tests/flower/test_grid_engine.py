@@ -33,7 +33,7 @@ from fedveil.release.sealed import SealedUpload
 from flower_nodes import Nodes
 
 RUNS = {name: c for name, c in every_method() if getattr(c.method, "variant", "proven") == "proven"}
-KNOWN_TO_NOBODY = ("train_loss", "client_accuracy", "personal_accuracy", "mean_personal_accuracy")
+KNOWN_TO_NOBODY = ("train_loss", "client_accuracy", "personal_accuracy", "mean_personal_accuracy", "mean_personal_test_accuracy")
 
 
 def engine_of(run: Federation, folder: Path, **more: Any) -> GridEngine:

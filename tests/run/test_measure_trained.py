@@ -10,8 +10,9 @@ import pytest
 from fedveil.configuration.config import configure
 from fedveil.errors import ConfigError
 from fedveil.federation.plain_state import read_tree
+from fedveil.ledger.ledger import Ledger
 from fedveil.pages.report_page import page_values
-from fedveil.run.assembly import build_model, prepare
+from fedveil.run.assembly import build_model, federation, prepare
 from fedveil.run.recorded_run import read_run
 from fedveil.run.run import run
 
@@ -37,7 +38,7 @@ def test_trained_models_are_measured_and_change_nothing_that_leaves(tmp_path: Pa
     assert "mean_personal_accuracy" not in plain.history[-1]
 
 
-def test_it_needs_the_clients_own_tests(tmp_path: Path) -> None:
+def test_it_needs_tests(tmp_path: Path) -> None:
     configuration = settings(measure_trained=True)
     del configuration["data"]["client_test_fraction"]
     with pytest.raises(ConfigError, match="client_test_fraction"):
@@ -65,7 +66,18 @@ def test_the_clients_models_are_measured_on_the_whole_test_set(tmp_path: Path) -
     assert len(shares) == 6
     assert row["mean_personal_test_accuracy"] == pytest.approx(sum(shares) / 6, abs=1e-6)
     assert row["mean_personal_test_accuracy"] < both["mean_personal_accuracy"] - 0.1  # its own labels are what a client knows
-    assert "mean_personal_test_accuracy" not in (folder / "history.csv").read_text()  # it tells of single clients
+    for public in ("history.csv", "summary.json"):
+        assert "personal_test" not in (folder / public).read_text()  # it tells of single clients
+
+
+def test_clients_elsewhere_keep_their_models_to_themselves(tmp_path: Path) -> None:
+    for engine, measured in (("inline", True), ("flower", False)):
+        configuration = settings(measure_trained=True, personal_on_test_set=True)
+        configuration["run"]["engine"] = engine
+        config = configure(**configuration)
+        Ledger.create(tmp_path / f"{engine}.sqlite", engine, {}).close()
+        job = federation(config, prepare(config), tmp_path / f"{engine}.sqlite", engine)
+        assert (job.personal_on_test_set, job.client_tests is not None) == (measured, measured)
 
 
 def test_a_method_without_own_models_has_none_to_measure(tmp_path: Path) -> None:

@@ -160,6 +160,9 @@ def test_a_number_that_nobody_measures_is_told_before_training() -> None:
     assert (on_test_set[0].cells, "set it" in on_test_set[0].reason) == ((), True)
     asked = [f"{method}:training.personal_on_test_set=true" for method in methods[1:]]
     assert plan(base(), asked, [8], [1], metric="mean_personal_test_accuracy")[0].cells
+    apart = [f"{method}:run.engine=flower" for method in asked]
+    (kept_apart,) = plan(base(), apart, [8], [1], metric="mean_personal_test_accuracy")
+    assert (kept_apart.cells, "keep their own models to themselves" in kept_apart.reason) == ((), True)
 
 
 def test_refused_epsilons_and_seeds() -> None:

@@ -176,11 +176,13 @@ def test_rows_of_other_settings_have_another_digest(tmp_path: Path) -> None:
     others = [
         of(GOOD, "privacy.epsilon=5.0"),
         of(GOOD.replace('of = "test_accuracy"', 'of = "test_f1"')),
+        of(GOOD.replace('of = "test_accuracy"', 'of = "test_accuracy"\ncollect = "median"')),
+        of(GOOD.replace("published", 'measure = { name = "twin" }\npublished')),
         of(GOOD.replace("fedglp-adp/fashion-mnist", "fedglp-adp/fashion-mnist-proven")),
         of(GOOD.replace('{ label = "x" }', '{ label = "x", set = { "training.rounds" = 3 } }')),
         of(GOOD, "training.personal_on_test_set=false"),
     ]
-    assert len({base, *others}) == 6
+    assert len({base, *others}) == 8
 
 
 GOOD = """

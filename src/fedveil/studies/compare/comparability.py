@@ -59,6 +59,10 @@ def _needs_personal_models(config: Config, metric: str) -> None:
     from fedveil.run.assembly import objective
     from fedveil.training.local import HasPersonalModel
 
+    if config.run.engine == "flower":
+        raise ConfigError(
+            f"{metric} is measured where run.engine is not 'flower', whose clients keep their own models to themselves"
+        )
     on_test_set = metric.startswith("mean_personal_test_")
     if on_test_set and not config.training.personal_on_test_set:
         raise ConfigError(f"{metric} is measured where training.personal_on_test_set = true: set it")

@@ -66,14 +66,15 @@ def job_of(
 
 
 def settings_digest(recipe: Recipe, row: RecipeRow, scale: Scale, overrides: Sequence[str] = ()) -> str:
-    """16 hexadecimal digits of all options that preset, recipe and user give a row, and of what its columns read.
+    """16 hexadecimal digits of all options that preset, recipe and user give a row, of what is measured and of its columns.
 
-    Rows of one digest were measured alike; options that fedveil has got since, and nobody gave, do not change it.
+    Options that nobody gives do not count: neither a new one nor a default that was changed is seen.
     """
     job = job_of(recipe, row, scale, overrides=overrides)
     given = job.config.model_dump(mode="json", exclude_unset=True)
-    columns = {column.label: column.of for column in recipe.columns}
-    return hashlib.sha256(json.dumps([given, job.options, columns], sort_keys=True).encode()).hexdigest()[:16]
+    columns = [column.model_dump(mode="json") for column in recipe.columns]
+    what = [given, recipe.measure["name"], job.options, columns]
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def changes(recipe: Recipe) -> dict[str, Any]:

@@ -37,14 +37,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     kept: dict[str, Any] = json.loads(OUT.read_text()) if OUT.exists() else {}
     found = sorted(parser.parse_args().folder.rglob("result.json"))
-    for path in found:
-        result = json.loads(path.read_text())
-        if all("settings" in row for row in result["rows"]):
-            put(kept, result)
-        else:
-            print(f"{path}: left out, its rows have no digest of their settings: run the recipe again (finished runs stay)")
+    results = {path: json.loads(path.read_text()) for path in found}
+    old = [path for path, result in results.items() if not all("settings" in row for row in result["rows"])]
+    for path in old:
+        print(f"{path}: left out, its rows have no digest of their settings: run the recipe again (finished runs stay)")
+        del results[path]
+    for result in results.values():
+        put(kept, result)
     OUT.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
-    print(f"{OUT}: {len(found)} results")
+    print(f"{OUT}: {len(results)} results")
 
 
 if __name__ == "__main__":

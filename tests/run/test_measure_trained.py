@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedveil.configuration.config import configure
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, FedveilError
+from fedveil.federation import evaluate
 from fedveil.federation.plain_state import read_tree
-from fedveil.ledger.ledger import Ledger
+from fedveil.federation.progress import Federation
 from fedveil.pages.report_page import page_values
-from fedveil.run.assembly import build_model, federation, prepare
+from fedveil.run.assembly import build_model, prepare
 from fedveil.run.recorded_run import read_run
 from fedveil.run.run import run
 
@@ -70,14 +72,29 @@ def test_the_clients_models_are_measured_on_the_whole_test_set(tmp_path: Path) -
         assert "personal_test" not in (folder / public).read_text()  # it tells of single clients
 
 
-def test_clients_elsewhere_keep_their_models_to_themselves(tmp_path: Path) -> None:
-    for engine, measured in (("inline", True), ("flower", False)):
+def test_a_network_that_fails_with_a_clients_model_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*given: Any) -> float:
+        raise FedveilError("the network divided by zero")
+
+    monkeypatch.setattr(evaluate, "own_score", failing)
+    ended = run(configure(**settings(measure_trained=True, personal_on_test_set=True)), tmp_path / "run")
+    assert math.isnan(ended.history[-1]["mean_personal_accuracy"])
+    assert math.isnan(ended.history[-1]["mean_personal_test_accuracy"])
+    assert ended.history[-1]["test_accuracy"] > 0
+
+
+def test_clients_elsewhere_keep_their_models_to_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = {}
+
+    def trained(job: Federation, *more: Any) -> None:
+        measured[engine] = (job.personal_on_test_set, job.client_tests is not None)
+
+    monkeypatch.setattr("fedveil.run.run._train", trained)
+    for engine in ("inline", "flower"):
         configuration = settings(measure_trained=True, personal_on_test_set=True)
         configuration["run"]["engine"] = engine
-        config = configure(**configuration)
-        Ledger.create(tmp_path / f"{engine}.sqlite", engine, {}).close()
-        job = federation(config, prepare(config), tmp_path / f"{engine}.sqlite", engine)
-        assert (job.personal_on_test_set, job.client_tests is not None) == (measured, measured)
+        run(configure(**configuration), tmp_path / engine)
+    assert measured == {"inline": (True, True), "flower": (False, False)}
 
 
 def test_a_method_without_own_models_has_none_to_measure(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def _attacked(
 ) -> tuple[gan.Gan, int]:
     """Train the federation and, after each round, the attacker; returns it, and in how many rounds it took part."""
     progress, rounds = snapshot.progress, options.round or snapshot.federation.setting.rounds
-    job = replace(snapshot.federation, evaluate_every=rounds + 1, personal_on_test_set=False)
+    job = replace(snapshot.federation, evaluate_every=rounds + 1)
     attacker = gan.start(config, snapshot.make_model, snapshot.info.classes, snapshot.bounds, options.generator())
     rng, client = options.generator(2), settings["attacker"]
     for t in range(rounds):

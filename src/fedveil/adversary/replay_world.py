@@ -94,10 +94,7 @@ def play(
     context = replace(context, door=door, gradients=recorded)
     if neighbour is not None:
         context = replace(context, clients=neighbour.clients, tests=neighbour.tests)
-    job, progress = (
-        replace(job, context=context, client_tests=job.client_tests and context.tests, personal_on_test_set=False),
-        start(job),
-    )
+    job, progress = replace(job, context=context, client_tests=job.client_tests and context.tests), start(job)
     columns, ended = declared(context.task, context.objective, context.policy), ""
     try:
         with RecordedEngine(engine(engine_name, context), context, diary, unchanged=first is None) as workers:

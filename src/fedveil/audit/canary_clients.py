@@ -112,7 +112,7 @@ def run_with_canaries(
     marked = Canaries(context.objective, int(rng.integers(2**31)), 0.5 * context.door.max_norm)
     door = replace(context.door, memory=NoiseMemory())  # noise correlated over the rounds begins anew with each run
     context = replace(context, objective=marked, door=door)
-    federation = replace(federation, context=context, evaluate_every=federation.setting.rounds, personal_on_test_set=False)
+    federation = replace(federation, context=context, evaluate_every=federation.setting.rounds)
     progress = start(federation)
     for canary, client in enumerate(rng.choice(federation.setting.clients, size=k, replace=False)):
         progress.privates[int(client)] = {"canary": canary}

@@ -15,6 +15,8 @@ from fedveil.training.local import HasPersonalModel
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import Tensor
+
     from fedveil.federation.clients import Clients
     from fedveil.federation.history import Record
     from fedveil.federation.progress import Federation, Progress
@@ -97,11 +99,19 @@ def _personal_scores(federation: Federation, progress: Progress) -> Record:
             model.load_buffers(state["buffers"])
         own_statistics = progress.buffers is None and "buffers" not in state
         if tests is not None:
-            each.append(own_score(task, model, *tests.examples(c), own_statistics))
+            each.append(_private_score(task, model, *tests.examples(c), own_statistics))
         if whole:
-            on_test_set.append(own_score(task, model, *federation.test, own_statistics))
+            on_test_set.append(_private_score(task, model, *federation.test, own_statistics))
     row: Record = {} if tests is None else {f"personal_{task.main.name}": each, f"mean_personal_{task.main.name}": _mean(each)}
     return row | ({f"mean_personal_test_{task.main.name}": _mean(on_test_set)} if whole else {})
+
+
+def _private_score(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistics: bool) -> float | None:
+    """The main metric of a client's own model; None where the network fails with it: how a run ends is seen by all."""
+    try:
+        return own_score(task, model, x, y, batch_statistics)
+    except Exception:
+        return None
 
 
 def _mean(scores: Sequence[float | None]) -> float:

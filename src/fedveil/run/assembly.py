@@ -203,18 +203,16 @@ def federation(
         tests=prepared.client_tests,
         kept=KeptState(f"task.name = {setting.task.name!r}", setting.task) if setting.task.own else None,
     )
-    kept_apart = config.run.engine == "flower"  # clients keep their tests, and the models of their own, for themselves
     return Federation(
         setting,
         method,
         context,
         prepared.test,
-        None if kept_apart else prepared.client_tests,
+        None if config.run.engine == "flower" else prepared.client_tests,  # what clients keep for themselves
         config.training.server_optimizer.spec(),
         config.training.evaluate_every or config.training.rounds,
         prepared.public,
         method.participation(setting),
-        config.training.personal_on_test_set and not kept_apart,
     )
 
 

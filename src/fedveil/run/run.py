@@ -143,6 +143,8 @@ def run_prepared(
         progress = checkpoints.load()
         population = None if shared is None else shared.ledger(run_name(config, run_id))
         job = federation(config, prepared, path / "ledger.sqlite", run_id, model, (method, setting), population)
+        if config.training.personal_on_test_set and config.run.engine != "flower":  # whose clients keep their own models
+            job = replace(job, personal_on_test_set=True)
         history, columns = (
             progress.history if progress is not None else [],
             declared(job.context.task, job.context.objective, job.context.policy),

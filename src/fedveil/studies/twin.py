@@ -143,7 +143,7 @@ def _job(config: Config, prepared: Prepared, calibrated: tuple[Method, Setting],
     folder.mkdir()
     Ledger.create(folder / "ledger.sqlite", "twin", {}).close()
     job = federation(config, prepared, folder / "ledger.sqlite", "twin", calibrated=calibrated)
-    return replace(job, client_tests=None, personal_on_test_set=False, evaluate_every=config.training.rounds)
+    return replace(job, client_tests=None, evaluate_every=config.training.rounds)
 
 
 def _distances(

@@ -17,7 +17,7 @@ from fedveil.accounting.types import Adjacency, Unbounded, View
 from fedveil.errors import ConfigError
 from fedveil.methods.sensitive_dp import RawHistory, Remembered, SensitiveDP
 from fedveil.release.cost import plan_mu
-from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
+from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, Plain, train
 from fedveil.training.params import FlatModel
 from method_kit import all_same, charged_mu, digits, job_of, released, setting, swapped_plans, trained, upload
 
@@ -82,6 +82,25 @@ def test_published_is_full_dp_first_and_promises_nothing() -> None:
         method.calibrate(replace(s, local=replace(SPEC, batch_clip=None)))
     with pytest.raises(ValueError, match="lowest"):
         SensitiveDP(clip_range=(2.0, 1.0))
+
+
+def test_momentum_stretches_the_published_bound() -> None:
+    """1 / (1 - mu) times as far, which five steps along one gradient of norm G_c come near to and never pass."""
+    heavy = LocalSpec(5, None, 5, OptimizerSpec(lr=0.1, momentum=0.9), batch_clip=20.0)
+    method = SensitiveDP(variant="published")
+    bounds = [method.objective(setting(local=spec, epsilon=0.2)) for spec in (heavy, replace(heavy, optimizer=OptimizerSpec(lr=0.1)))]
+    assert all(isinstance(b, RawHistory) for b in bounds)
+    with_momentum, plain = (b.reach for b in bounds if isinstance(b, RawHistory))
+    assert with_momentum == pytest.approx(10 * plain)
+    assert plain == pytest.approx(2 * 0.1 * 5 * 20)
+    local = Local(FlatModel(Two()), torch.zeros(7), heavy, Moves(20.0), torch.Generator())  # type: ignore[arg-type]
+    update, _ = train(local, torch.zeros(5, 1), torch.zeros(5), Plain())
+    by_hand = 0.1 * 20 * sum(0.9**j for k in range(5) for j in range(k + 1))
+    assert float(update.norm()) == pytest.approx(by_hand)
+    assert plain / 2 < by_hand < with_momentum / 2
+    for optimizer in (OptimizerSpec(lr=0.1, weight_decay=0.1), OptimizerSpec("adam", 0.1)):
+        with pytest.raises(ConfigError, match="bounds SGD steps"):
+            method.check_published(setting(local=replace(heavy, optimizer=optimizer), epsilon=0.2))
 
 
 # --- proven ---

@@ -19,8 +19,9 @@ from fedveil.adversary.snapshot import snapshot_of
 from fedveil.configuration.config import Config, parse
 from fedveil.errors import ConfigError
 from fedveil.run.run import run
-from fedveil.studies.reproduce import measurements
+from fedveil.studies.reproduce import measurements, running_time
 from fedveil.studies.reproduce.measurements import MEASURES
+from fedveil.studies.reproduce.recipe_files import load_recipe
 
 Collect = Callable[[], list[Interception]]
 
@@ -137,6 +138,14 @@ def test_a_copy_of_a_test_image_counts_as_a_whole_client(saved: tuple[Config, Pa
 def test_examples_that_do_not_fit_are_refused(kind: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         attack(tmp_path / "none.toml", kind, AttackOptions(**options))
+
+
+def test_small_networks_take_as_long_as_their_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """500 images in 15 rows of 4,800 steps: where an evaluation takes a second, no estimate is below 36 million of them."""
+    monkeypatch.setattr(running_time, "_evaluation", lambda: 1.0)
+    monkeypatch.setattr(running_time, "_per_operation", lambda forward: 1e-13)
+    monkeypatch.setattr(running_time, "available_cores", lambda: 1)
+    assert running_time.seconds_of(load_recipe("noisy-fedavg/table-14"), "paper") == pytest.approx(15 * 500 * 4800, rel=0.01)
 
 
 def test_only_reconstruction_attacks_invert(tmp_path: Path) -> None:

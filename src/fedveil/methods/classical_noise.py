@@ -10,22 +10,25 @@ from fedveil.methods.base import Setting
 from fedveil.papers.ladp_fl.ladp_claim import claimed_total, sensitivity_theorem2
 
 
-def training_reach(s: Setting, method: str, moves: int | None = None) -> float:
-    """2 eta M G_c: how far M plain SGD steps on gradients clipped to G_c can drive two models apart.
+def training_reach(s: Setting, method: str, moves: int | None = None, *, momentum: bool = False) -> float:
+    """2 eta M G_c: how far M SGD steps on gradients clipped to G_c can drive two models apart.
 
     Args:
         moves: M; None counts epochs, as LaDP-FL's Theorem 2 does.
+        momentum: whether the method speaks of momentum mu too, whose velocity is at most G_c (1 + mu + mu^2 + ...): the reach is
+            1 / (1 - mu) times as far.
 
     Raises:
         ConfigError: training that the bound does not speak of.
     """
     optimizer, clip = s.local.optimizer, s.local.batch_clip
-    if clip is None or optimizer.name != "sgd" or optimizer.momentum or optimizer.weight_decay:
+    if clip is None or optimizer.name != "sgd" or optimizer.weight_decay or (optimizer.momentum and not momentum):
+        steps, without = ("SGD steps", "weight_decay") if momentum else ("plain SGD steps", "momentum or weight_decay")
         raise ConfigError(
-            f"the published variant of {method} bounds plain SGD steps on clipped gradients: set training.batch_clip (G_c), "
-            "and training.optimizer to sgd without momentum or weight_decay"
+            f"the published variant of {method} bounds {steps} on clipped gradients: set training.batch_clip (G_c), "
+            f"and training.optimizer to sgd without {without}"
         )
-    return sensitivity_theorem2(optimizer.lr, s.local.epochs if moves is None else moves, clip)
+    return sensitivity_theorem2(optimizer.lr, s.local.epochs if moves is None else moves, clip) / (1 - optimizer.momentum)
 
 
 def full_dp_std(s: Setting, method: str) -> float:

@@ -40,7 +40,7 @@ class SensitiveDP(TwoVariants):
 
     name: Literal["sensitive-dp"] = "sensitive-dp"
     reconstructed: ClassVar[str] = (
-        "all equations, for SGD alone of the paper's four optimisers; that the sensitivity is estimated from local and global "
+        "all equations, for SGD and momentum of the paper's four optimisers; that the sensitivity is estimated from local and global "
         "history is in the abstract"
     )
     reason: ClassVar[str] = "the noise follows raw updates, and their history bounds nothing (Sensitive DP)"
@@ -51,7 +51,7 @@ class SensitiveDP(TwoVariants):
     clip_range: ClipRange = (0.1, 2.0)
 
     def check_published(self, s: Setting) -> None:
-        training_reach(s, self.name)
+        training_reach(s, self.name, momentum=True)
         super().check_published(s)
 
     def policy(self, s: Setting) -> Policy:
@@ -63,7 +63,7 @@ class SensitiveDP(TwoVariants):
         if self.variant == "proven":
             return Plain()
         multiplier = classical_noise_multiplier(paper_epsilon(s, self.name), s.delta)
-        return RawHistory(method=self, multiplier=multiplier, reach=training_reach(s, self.name))
+        return RawHistory(method=self, multiplier=multiplier, reach=training_reach(s, self.name, momentum=True))
 
     def claim(self, s: Setting) -> Claim | None:
         """As LaDP-FL counts: epsilon in each round, added up."""
@@ -78,7 +78,7 @@ class SensitiveDP(TwoVariants):
 
 @dataclass(frozen=True, kw_only=True)
 class RawHistory(Plain):
-    """Published objective: noise of std c min(2 kappa sqrt(zeta a + (1 - zeta) b), 2 eta E G_c) / epsilon on each weight.
+    """Published objective: noise of std c min(2 kappa sqrt(zeta a + (1 - zeta) b), 2 eta E G_c / (1 - mu)) / epsilon on each weight.
 
     a and b are running averages of the squared norms of the client's own updates, and of how far the global model moved since the
     client saw it last; before there are both, the bound alone counts. Without a clip only the norm of the estimate matters, which

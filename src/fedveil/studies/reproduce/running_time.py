@@ -77,8 +77,8 @@ def _attack(job: RowJob, forward: float) -> float:
     kind = job.options.get("attack", "ig")
     steps = settings.get("steps", {"ig": 4800, "gradinversion": 2000}.get(kind, 300))
     starts = settings.get("restarts", settings.get("seeds", {"ig": 1}.get(kind, 4)))
-    each = steps * starts * (20 if kind in ("dlg", "idlg") else 1) * BACKWARD**2
-    return float(job.options.get("images", 10) * each * forward * _per_operation(forward))
+    evaluations = job.options.get("images", 10) * steps * starts * (20 if kind in ("dlg", "idlg") else 1)
+    return float(evaluations * max(BACKWARD**2 * forward * _per_operation(forward), _evaluation()))
 
 
 def _generator(job: RowJob, forward: float, rounds: int, shape: tuple[int, ...], classes: int) -> float:
@@ -126,6 +126,21 @@ def _timed() -> tuple[tuple[float, float], ...]:
 
         found.append((forward, _time(step) / (BACKWARD * forward * batch)))
     return tuple(found)
+
+
+@cache
+def _evaluation() -> float:
+    """Seconds to differentiate a gradient on one image: less than this no network takes, since calls cost more than operations."""
+    options, shape = _PROBES[0], (3, 32, 32)
+    module = build(str(options["name"]), shape, 10, 0)
+    x, y = torch.rand((1, *shape), requires_grad=True), torch.zeros(1, dtype=torch.int64)
+
+    def evaluate() -> None:
+        loss = torch.nn.functional.cross_entropy(module(x), y)
+        shared = torch.autograd.grad(loss, list(module.parameters()), create_graph=True)
+        torch.autograd.grad(torch.stack([g.square().sum() for g in shared]).sum(), x)
+
+    return _time(evaluate)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Gradient compression: the entries that leave, by hand, and that it learns."""
+"""Gradient compression: one local step against the public code, the entries that leave, by hand, and that it learns."""
 
 from __future__ import annotations
 
@@ -7,14 +7,89 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import method_kit as h
 from fedveil.methods.gradient_compression import Pruned, quantile
+from fedveil.models.model_registry import build
 from fedveil.statement.certify import certify_config
-from fedveil.training.local import BatchGradient, Local, LocalSpec
+from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
 from fedveil.training.params import FlatModel
 
 SERVER = {"privacy": {"view": "server"}}
+X = torch.tensor([[1.0, -0.5, 0.25], [0.3, 0.8, -1.2], [-0.7, 0.2, 0.9]])
+Y = torch.tensor([0, 1, 2])
+GRADIENT = [
+    *(-0.014242538250982761, 0.06051858514547348, -0.08132795244455338, -0.18689735233783722, 0.10380677878856659),
+    *(0.07818777859210968, -0.37806540727615356, -0.0977877601981163, 0.5206387042999268, -0.050431959331035614),
+    *(-0.2707347869873047, 0.4135737717151642, 0.012456715106964111, 0.1083972230553627, -0.11234131455421448),
+    *(-0.20843631029129028, 0.09225793182849884, -0.10019572079181671, 0.011837390251457691, 0.0738091766834259),
+    *(-0.18715202808380127, 0.1752803772687912, -0.06957948207855225, -0.09617792814970016, 0.09489410370588303),
+    *(-0.07508465647697449, 0.05774209275841713, 0.022368740290403366, 0.14883573353290558, -0.17299063503742218),
+    0.024154916405677795,
+]
+"""The gradient of `network()` on X and Y as Soteria's `prune` and CENSOR's `gradient_compression` send it at 0 %."""
+DROPPED = {
+    0.1: [0, 9, 12, 18, 27, 30],
+    0.2: [0, 1, 9, 12, 18, 26, 27, 30],
+    0.6: [0, 1, 2, 4, 5, 7, 9, 12, 13, 16, 18, 19, 22, 25, 26, 27, 28, 30],
+    0.9: [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 12, 13, 14, 16, 17, 18, 19, 22, 23, 24, 25, 26, 27, 28, 30],
+}
+"""Positions in GRADIENT that the public code sets to zero: 10 % is Soteria's DLG, 60 % its GS attack, 20 % CENSOR's."""
+
+
+def network() -> FlatModel:
+    """A network whose parameters are sines."""
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.sin(torch.arange(1.0, p.numel() + 1) * (1 if p.ndim == 2 else 2)).view(p.shape))
+    return FlatModel(module)
+
+
+def one_step(model: FlatModel, x: torch.Tensor, y: torch.Tensor, rate: float, lr: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradient of one batch, and the update that its step leaves."""
+    start, spec = model.vector.clone(), LocalSpec(batch_size=len(y), optimizer=OptimizerSpec(lr=lr))
+    local = Local(model, start, spec, BatchGradient(), torch.Generator().manual_seed(0))
+    update, _ = train(local, x, y, Pruned(rate=rate))
+    model.load(start)
+    local.gradient(local, x, y)
+    return model.grad.clone(), update
+
+
+@pytest.mark.parametrize("rate", DROPPED)
+def test_one_local_step_is_that_of_the_public_code(rate: float) -> None:
+    _, update = one_step(network(), X, Y, rate, lr=0.5)
+    assert (update == 0).nonzero().flatten().tolist() == DROPPED[rate]
+    sent = [0.0 if i in DROPPED[rate] else g for i, g in enumerate(GRADIENT)]
+    assert (update / -0.5).tolist() == pytest.approx(sent, abs=1e-6)
+
+
+TIES = [[4.0, -1.0, 2.0, 2.0, -2.0, 3.0, 1.0, 0.0, 5.0, -2.0, 2.0], [2.0, -2.0, 2.0, 2.0], [-3.0], [0.0] * 7 + [1.0, -2.0, 3.0]]
+TIES_DROPPED = {0.2: [[7], [], [], range(7)], 0.6: [[1, 6, 7], [], [], range(7)]}
+TIES_DROPPED[0.9] = [[1, 2, 3, 4, 5, 6, 7, 9, 10], [], [], range(9)]
+"""Positions in each of the four tensors that are zero when the public code has pruned them."""
+
+
+@pytest.mark.parametrize("rate", TIES_DROPPED)
+def test_ties_and_zeros_are_those_of_the_public_code(rate: float) -> None:
+    model = FlatModel(nn.ParameterList(torch.zeros(len(values)) for values in TIES))
+    local = Local(model, model.vector.clone(), LocalSpec(), BatchGradient(), torch.Generator())
+    model.vector.copy_(torch.cat([torch.tensor(values) for values in TIES]))
+    parts = model.layout.split(Pruned(rate=rate).finish(local))
+    for part, values, dropped in zip(parts, TIES, TIES_DROPPED[rate], strict=True):
+        assert part.tolist() == [0.0 if i in dropped else v for i, v in enumerate(values)]
+
+
+@pytest.mark.parametrize(("rate", "lr", "most"), [(0.9, 0.1, 2), (0.9, 0.001, 20), (0.1, 0.001, 500)])
+def test_only_rounding_tells_an_update_of_one_step_from_its_gradient(rate: float, lr: float, most: int) -> None:
+    x, y = h.job_of(h.digits({"name": "fedavg"}, **SERVER)).context.clients.examples(0)
+    model = FlatModel(build("mlp", (1, 8, 8), 10, seed=0))
+    gradient, update = one_step(model, x[:32], y[:32], rate, lr)
+    parts = model.layout.split(gradient.abs())
+    kept = torch.cat([(part >= np.percentile(part.numpy(), 100 * rate)) & (part > 0) for part in parts])
+    assert len(kept) == 55_210
+    assert int((kept != (update != 0)).sum()) <= most
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.77, 0.99])

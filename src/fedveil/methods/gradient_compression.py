@@ -30,7 +30,7 @@ class GradientCompression(Defence):
     name: Literal["gradient-compression"] = "gradient-compression"
     reason: ClassVar[str] = _REASON
     reconstructed: ClassVar[str] = (
-        "sources prune one gradient; here the update of a round is pruned, which is the same for one local step"
+        "sources prune one gradient, here the update of a round: the same for one local step of plain SGD but for rounding"
     )
     pruning_rate: float = Field(0.9, ge=0, lt=1)
 

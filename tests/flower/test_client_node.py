@@ -40,10 +40,14 @@ def test_a_round_comes_back_as_it_was(tmp_path: Path) -> None:
     _, told, _ = asked(tmp_path)
     server = {"a": torch.arange(3), "b": [1.5, None, {"c": (torch.tensor([True]), "x")}]}
     whole = replace(told, released=replace(told.released, previous=told.released.model * 2, public_loss=0.1, server=server))
+    update = told.released.model + 1
+    whole = replace(whole, released=replace(whole.released, public_update=update))
     found = read_round(round_bytes(whole), len(told.released.model))
     assert found.released.model.equal(told.released.model)
     assert found.released.previous is not None
     assert found.released.previous.equal(told.released.model * 2)
+    assert found.released.public_update is not None
+    assert found.released.public_update.equal(update)
     assert (found.released.round, found.released.public_loss, found.run) == (0, 0.1, "r")
     assert found.released.server["a"].equal(server["a"])
     assert found.released.server["b"][2]["c"][1] == "x"
@@ -56,6 +60,7 @@ def test_a_round_comes_back_as_it_was(tmp_path: Path) -> None:
         lambda told: replace(told, released=replace(told.released, model=told.released.model[:-1])),
         lambda told: replace(told, released=replace(told.released, model=told.released.model.double())),
         lambda told: replace(told, released=replace(told.released, previous=torch.ones(1))),
+        lambda told: replace(told, released=replace(told.released, public_update=told.released.model * torch.inf)),
         lambda told: replace(told, buffers=torch.tensor([torch.inf])),
         lambda told: replace(told, run="other"),
         lambda told: replace(told, released=replace(told.released, round=1)),

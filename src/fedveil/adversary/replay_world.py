@@ -176,7 +176,8 @@ def _plain(plan: Any) -> Any:
 
 def _received(task: ClientTask) -> list[Any]:
     released = task.released
-    return [released.model, released.previous, released.public_loss, task.buffers, task.policy_state, task.weight]
+    public = [released.model, released.previous, released.public_loss, released.public_update]
+    return [*public, task.buffers, task.policy_state, task.weight]
 
 
 def _note_progress(diary: Diary, progress: Progress, columns: Columns) -> None:

@@ -193,6 +193,7 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
         grid_bits=p.grid_bits,
         evaluation=None if p.evaluation is None else p.evaluation.spec(),
         noise_cohort=None if p.noise_cohort is None else p.noise_cohort.spec(),
+        public_split=config.data.public_fraction > 0,
     )
 
 

@@ -31,7 +31,7 @@ import torch
 
 from fedveil.engines.interrupts import ends_on_interrupt, put_off
 from fedveil.engines.memory import keep_freed_memory, shared, shared_zeros
-from fedveil.engines.pool_messages import EMPTY, outcome_of, pack, read_reply, task_values
+from fedveil.engines.pool_messages import outcome_of, pack, read_reply, task_values, without_vectors
 from fedveil.engines.pool_worker import SharedMemory, in_row, work
 from fedveil.engines.shared_arena import SharedArena, Slot
 from fedveil.engines.stacked import MOST_ROWS
@@ -105,7 +105,7 @@ class ProcessPool:
         start = start or ("fork" if sys.platform.startswith("linux") and a_fork_can_train() else "spawn")
         self.mp = mp.get_context(start)
         self._forks = start == "fork"
-        self._models = shared_zeros(2, context.door.layout.dimension, inherited=self._forks)
+        self._models = shared_zeros(3, context.door.layout.dimension, inherited=self._forks)
         self._rows = torch.zeros(0, context.door.parts.dimension, dtype=torch.int64)
         self._free_rows: list[int] = []
         self._row_of: dict[int, int] = {}
@@ -171,8 +171,9 @@ class ProcessPool:
     def _publish(self, released: Released, tasks: int) -> None:
         """Write the global models where the workers read them, and make room for the answers."""
         self._models[0].copy_(released.model)
-        if released.previous is not None:
-            self._models[1].copy_(released.previous)
+        for row, vector in ((1, released.previous), (2, released.public_update)):
+            if vector is not None:
+                self._models[row].copy_(vector)
         if len(self._rows) < tasks:
             self._end_all()
             self._rows = shared_zeros(tasks + tasks // 4, self._rows.shape[1], inherited=self._forks, dtype=torch.int64)
@@ -220,7 +221,7 @@ class ProcessPool:
     def _message(self, worker: _Worker, numbers: list[int], todo: list[ClientTask]) -> bytes:
         """What a worker gets: its tasks without the models, which it reads in shared memory, and what they share once."""
         first = todo[numbers[0]]
-        slim = replace(first.released, model=EMPTY, previous=None if first.released.previous is None else EMPTY)
+        slim = without_vectors(first.released)
         common = first.common if isinstance(first.common, Plan) and worker.planned != slim.round else None
         planned = self.context.summed and (common is not None or worker.planned == slim.round)
         table = [task_values(todo[number], {} if planned else todo[number].policy_state) for number in numbers]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,18 @@ def tasks_of(table: Sequence[Values], released: Released, plan: Plan | Raw | Non
     return [
         ClientTask(client, released, weight, plan, state if plan is None else {}, *more) for state, client, weight, *more in table
     ]
+
+
+def without_vectors(released: Released) -> Released:
+    """What was released, with a stand-in for each vector [d], which workers read in shared memory."""
+    previous, update = (None if vector is None else EMPTY for vector in (released.previous, released.public_update))
+    return replace(released, model=EMPTY, previous=previous, public_update=update)
+
+
+def with_vectors(slim: Released, vectors: torch.Tensor) -> Released:
+    """What was released, its vectors the rows [3, d] of shared memory."""
+    previous = None if slim.previous is None else vectors[1]
+    return replace(slim, model=vectors[0], previous=previous, public_update=None if slim.public_update is None else vectors[2])
 
 
 def outcome_values(outcome: Outcome, release: SealedUpload | Contribution | None, sealed: torch.Tensor) -> Values:

@@ -17,7 +17,7 @@ import torch
 
 from fedveil.engines.interrupts import begin_worker
 from fedveil.engines.memory import keep_freed_memory
-from fedveil.engines.pool_messages import EMPTY, INTEGERS, Values, outcome_values, reply, tasks_of, unpack
+from fedveil.engines.pool_messages import EMPTY, INTEGERS, Values, outcome_values, reply, tasks_of, unpack, with_vectors
 from fedveil.engines.shared_arena import Handle, WorkerArena
 from fedveil.engines.stacked import StackedClients
 from fedveil.errors import FedveilError, plugin_fault
@@ -32,7 +32,8 @@ _PR_SET_PDEATHSIG = 1
 class SharedMemory:
     """What the parent and its workers share.
 
-    models: the global model and the one before it [2, d]. rows: lent to the tasks of a round [n, d]. handle: of the slots.
+    models: the global model, the one before it and the public update [3, d]. rows: lent to the tasks of a round [n, d].
+    handle: of the slots.
     """
 
     models: torch.Tensor
@@ -68,7 +69,7 @@ def work(
         while _next(pipe):
             rows, slim, common, table, slot = unpack(pipe.recv_bytes(), WorkerArena(shared.handle, None).there)
             arena = WorkerArena(shared.handle, slot)
-            released = replace(slim, model=shared.models[0], previous=None if slim.previous is None else shared.models[1])
+            released = with_vectors(slim, shared.models)
             answer: list[Values] | Exception
             try:
                 if context.summed and (planned is None or planned[0] != slim.round):

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError
-from fedveil.federation.evaluate import evaluate, global_model
-from fedveil.federation.evidence import evidence
+from fedveil.federation.before_round import released as released_before
+from fedveil.federation.evaluate import evaluate
 from fedveil.federation.final_model import average_in
 from fedveil.federation.history import Record
 from fedveil.federation.measures import evaluation_figures, method_measures, release_measures
@@ -76,8 +76,7 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     begin = time.perf_counter()
     t, context = progress.round, federation.context
     chosen = sample(federation, progress)
-    server = {} if context.summed else progress.common
-    released = Released(t, progress.model, progress.previous, _public_loss(federation, progress), server=server)
+    released = released_before(federation, progress)
     if context.summed and not progress.common:
         progress.common = context.policy.start()
     plan = context.plan(released, progress.common) if context.summed else None
@@ -238,11 +237,3 @@ def _step(federation: Federation, progress: Progress, uploads: list[Upload]) -> 
     if buffers:
         progress.buffers = torch.stack(buffers).mean(0)
     return float(direction.norm())
-
-
-def _public_loss(federation: Federation, progress: Progress) -> float | None:
-    if federation.public is None:
-        return None
-    model, task = global_model(federation, progress), federation.context.task
-    with torch.no_grad():
-        return task.test_loss(*evidence(task, model, *federation.public, progress.buffers is None))

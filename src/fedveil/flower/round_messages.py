@@ -1,6 +1,7 @@
 """What server and client say to each other in a round, as messages of the wire format.
 
-    ROUND     to all clients of a round, the same bytes: model, the one before, public loss, server state, plan state, statistics
+    ROUND     to all clients of a round, the same bytes: model, the one before, public loss, public update, server state,
+              plan state, statistics
     TASK      to one client: its number and its weight
     RELEASE   from one client: the integers that left its door, or the floats of a release that promises nothing
     REFUSAL   from one client: why it takes no part
@@ -82,6 +83,7 @@ def round_bytes(message: RoundMessage) -> bytes:
         "model": released.model,
         "previous": released.previous,
         "public_loss": released.public_loss,
+        "public_update": released.public_update,
         "server": released.server,
         "plan_state": message.plan_state,
         "buffers": message.buffers,
@@ -103,18 +105,25 @@ def read_round(content: bytes, dimension: int) -> RoundMessage:
     message = decoded(content, Kind.ROUND)
     try:
         tree = decode(message.fields[_TREE], {name: torch.from_numpy(array) for name, array in message.arrays.items()})
-        keys = {"model", "previous", "public_loss", "server", "plan_state", "buffers"}
+        keys = {"model", "previous", "public_loss", "public_update", "server", "plan_state", "buffers"}
         if type(tree) is not dict or set(tree) != keys or not all(type(tree[k]) is dict for k in ("server", "plan_state")):
             raise WireError("a round without its parts")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
         raise WireError(f"a damaged round ({type(problem).__name__})") from None
-    for name in ("model", "previous"):
-        if not (name == "previous" and tree[name] is None):
+    for name in ("model", "previous", "public_update"):
+        if name == "model" or tree[name] is not None:
             _check_vector(tree[name], dimension, name)
     loss, buffers = tree["public_loss"], tree["buffers"]
     if not (loss is None or type(loss) is float) or not (buffers is None or _finite_floats(buffers)):
         raise WireError("a round with a public loss or statistics that are no numbers")
-    released = Released(whole_number(message, "round"), tree["model"], tree["previous"], loss, server=tree["server"])
+    released = Released(
+        whole_number(message, "round"),
+        tree["model"],
+        tree["previous"],
+        loss,
+        server=tree["server"],
+        public_update=tree["public_update"],
+    )
     return RoundMessage(run_name(message), released, tree["plan_state"], buffers)
 
 

@@ -58,6 +58,7 @@ class Setting:
         grid_bits: of the grid of what leaves, where it is not that of the method's mechanism; it costs no privacy.
         evaluation: counts that leave beside each update, or None without.
         noise_cohort: the larger federation that the noise is calibrated for, an extrapolation; None for this one itself.
+        public_split: whether a part of the training set is public and belongs to no client.
     """
 
     clients: int
@@ -84,6 +85,7 @@ class Setting:
     grid_bits: int | None = None
     evaluation: EvaluationCounts | None = None
     noise_cohort: NoiseCohort | None = None
+    public_split: bool = False
 
     def of(self, client: int) -> Setting:
         """The setting of one client: with the target and the noise of its group."""

@@ -223,6 +223,7 @@ class Released:
     `client` is the one that plans, or -1 for the common plan of a round. `server` is what `observe_all` made of all uploads,
     where a policy has it (server view). What this client (server view) or this round (aggregate view) released before reaches
     the policy through `observe`. `public_loss` is the global model's loss on the public split, where the run has one.
+    `public_update` [d] is how training on that split moves the global model, where the policy asks for it (`HasPublicSteps`).
     """
 
     round: int
@@ -231,6 +232,7 @@ class Released:
     public_loss: float | None = None
     client: int = -1
     server: State = field(default_factory=dict)
+    public_update: Tensor | None = None
 
 
 class Policy(Protocol):
@@ -258,6 +260,16 @@ class ServerPolicy(Protocol):
 
     def observe_all(self, state: State, uploads: Sequence[Upload]) -> State:
         """The server's state after all uploads of a round have left; it begins empty."""
+        ...
+
+
+@runtime_checkable
+class HasPublicSteps(Protocol):
+    """A policy that asks the server to train on the public split before each round (`Released.public_update`)."""
+
+    @property
+    def public_steps(self) -> int:
+        """Local steps from the global model, as a client takes them; at least 1."""
         ...
 
 

@@ -1,0 +1,76 @@
+"""What everyone has when a round begins: the global models, and what the server makes of them on the public split."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedveil.errors import ConfigError, FedveilError
+from fedveil.federation.evaluate import global_model
+from fedveil.federation.evidence import evidence
+from fedveil.release.plan import HasPublicSteps, Released
+from fedveil.training.local import BatchGradient, Local, Plain, train
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.federation.progress import Federation, Progress
+
+
+def released(federation: Federation, progress: Progress) -> Released:
+    """All that a policy may see before the coming round; a function of what was released, the seed and the public split.
+
+    Raises:
+        ConfigError: the policy asks for training on the public split, and there is none.
+        FedveilError: that training diverged.
+    """
+    return Released(
+        progress.round,
+        progress.model,
+        progress.previous,
+        _public_loss(federation, progress),
+        server={} if federation.context.summed else progress.common,
+        public_update=_public_update(federation, progress),
+    )
+
+
+def _public_loss(federation: Federation, progress: Progress) -> float | None:
+    if federation.public is None:
+        return None
+    model, task = global_model(federation, progress), federation.context.task
+    with torch.no_grad():
+        return task.test_loss(*evidence(task, model, *federation.public, progress.buffers is None))
+
+
+def _public_update(federation: Federation, progress: Progress) -> Tensor | None:
+    """How the policy's `public_steps` of plain local training on the public split move the global model [d]."""
+    context, t = federation.context, progress.round
+    if not isinstance(context.policy, HasPublicSteps):
+        return None
+    if federation.public is None:
+        raise ConfigError(
+            f"{federation.method.name} trains on public examples before each round, and there are none: set "
+            f"data.public_fraction, such as 0.1"
+        )
+    x, y = federation.public
+    model, randomness = global_model(federation, progress), context.randomness
+    model.load_buffers(context.buffers if progress.buffers is None else progress.buffers)  # else those of the last client
+    device = model.vector.device
+    local = Local(
+        model,
+        progress.model.to(device, copy=True),
+        replace(context.spec, steps=context.policy.public_steps),
+        BatchGradient(context.task),
+        randomness.generator("public batches", t),
+        round=t,
+    )
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(randomness.derive("forward", "public", t))
+        update, _ = train(local, x.to(device), y.to(device), Plain())
+    if not bool(update.isfinite().all()):
+        raise FedveilError(
+            f"training on the public split before round {t} gave NaN or infinite numbers: lower training.optimizer.lr"
+        )
+    return update.to("cpu")

@@ -95,6 +95,17 @@ def test_dp_sgd_at_record_level(tmp_path: Path) -> None:
     assert [row["noise_norm"] for row in other.history] == [row["noise_norm"] for row in reference.history]
 
 
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_clients_plan_with_what_the_server_makes_of_public_examples(view: str, tmp_path: Path) -> None:
+    def made(folder: Path) -> Federation:
+        data = {"name": "digits", "partition": {"kind": "iid", "clients": 6}, "public_fraction": 0.1}
+        return job(config({"name": "fed-smp", "mask": "public"}, view, data=data), folder)
+
+    one, two = made(tmp_path / "a"), made(tmp_path / "b")
+    reference, other = finished(one, Inline(one.context)), finished(two, engine_of(two, tmp_path / "clients"))
+    assert_same_but_for_what_stays(other, reference, two)
+
+
 def test_a_plan_that_reads_private_data_is_refused(tmp_path: Path) -> None:
     run = job(config({"name": "aldp-fl", "variant": "published"}, "server"), tmp_path)
     with pytest.raises(FedveilError, match=r"reads private data .* run.engine = 'flower' needs a variant"):

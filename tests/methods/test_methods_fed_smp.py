@@ -9,18 +9,27 @@ import pytest
 import torch
 
 import method_kit as h
+from federation_runs import config
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Gaussian, View
+from fedveil.adversary.replay import replay
 from fedveil.configuration.config_files import load_config
 from fedveil.configuration.public_setting import calibrated_setting
+from fedveil.engines.inline import Inline
+from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError
-from fedveil.methods.fed_smp import CommonMask, FedSMP, MovedMask, Scaled
+from fedveil.federation.fit import fit
+from fedveil.federation.progress import start
+from fedveil.methods.fed_smp import CommonMask, FedSMP, MovedMask, PublicMask, Scaled
 from fedveil.papers.fedglp_adp.baseline_claims import fedsmp_epsilon, fedsmp_noise_multiplier
 from fedveil.release.plan import Released
 from fedveil.training.local import train
 from fedveil.training.params import Layout
 from fisher_clients import X, Y, client
+from resumed_runs import go, interrupted, same_end
 
+PUBLIC = {"name": "fed-smp", "share": 0.2, "mask": "public", "public_steps": 3}
+SPLIT = "data.public_fraction=0.1"
 LAYOUT = Layout.of({"a": (60,), "b": (40,)})
 
 
@@ -54,9 +63,52 @@ def test_what_the_global_model_moved_most_is_sent() -> None:
     assert int(policy.plan(Released(0, now, None), {}).support.sum()) == 3  # type: ignore[union-attr]
 
 
+def test_what_training_on_public_data_moves_most_is_sent() -> None:
+    policy = FedSMP(share=0.03, mask="public", public_steps=7).policy(h.setting(layout=LAYOUT, public_split=True))
+    assert isinstance(policy, PublicMask)
+    assert (policy.public_steps, policy.common) == (7, False)
+    update = 0.01 * torch.rand(100)
+    update[[5, 50, 99]] = torch.tensor([1.0, -2.0, 0.5])
+    model = torch.randn(100)
+    for t, c in ((0, -1), (3, 0), (3, 8)):
+        plan = policy.plan(Released(t, model, model.flip(0), client=c, public_update=update), {})
+        assert plan.support is not None
+        assert plan.support.nonzero().flatten().tolist() == [5, 50, 99]
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_the_public_mask_is_the_same_when_private_data_change(view: str) -> None:
+    h.check_plans_read_only_uploads(h.at_epsilon_8(PUBLIC, f"privacy.view={view}", SPLIT))
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_a_run_with_the_public_mask_is_replayed_without_a_finding(view: str) -> None:
+    assert replay(h.digits(PUBLIC, SPLIT, clients=12, privacy={"epsilon": 8.0, "view": view})).findings == {}
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_pool_and_inline_agree_on_the_public_mask(view: str) -> None:
+    models = []
+    for engine in (Inline, lambda context: ProcessPool(context, workers=2)):
+        job = h.job_of(h.at_epsilon_8(PUBLIC, f"privacy.view={view}", SPLIT))
+        progress = start(job)
+        assert fit(job, engine(job.context), progress) == ""
+        models.append(progress.model)
+    assert torch.equal(models[0], models[1])
+
+
+def test_a_run_with_the_public_mask_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    data = {"name": "digits", "partition": {"kind": "iid", "clients": 6}, "public_fraction": 0.1}
+    calm = config(PUBLIC, "server", data=data)
+    go(calm, tmp_path / "calm")
+    interrupted(calm, tmp_path / "cut", 1)
+    go(calm, tmp_path / "cut", resume=True)
+    same_end(tmp_path / "cut", tmp_path / "calm")
+
+
 def test_random_coordinates_are_scaled_so_that_their_mean_is_that_of_all() -> None:
     s = h.setting(layout=LAYOUT)
-    assert (FedSMP(share=0.2).scale(s), FedSMP(share=0.2, mask="moved").scale(s)) == (5.0, 1.0)
+    assert [FedSMP(share=0.2, mask=mask).scale(s) for mask in ("random", "moved", "public")] == [5.0, 1.0, 1.0]
     plain, scaled = (train(client(1), X, Y, Scaled(scale=f))[0] for f in (1.0, 5.0))
     assert scaled.tolist() == pytest.approx((5 * plain).tolist())
 
@@ -86,9 +138,10 @@ def test_published_noise_is_a_share_of_the_sums_on_the_mask() -> None:
 
 
 @pytest.mark.parametrize("view", ["server", "aggregate"])
-@pytest.mark.parametrize("mask", ["random", "moved"])
+@pytest.mark.parametrize("mask", ["random", "moved", "public"])
 def test_proven_costs_the_configured_epsilon_and_noise_reaches_the_mask_only(view: str, mask: str) -> None:
-    job = h.job_of(h.at_epsilon_8({"name": "fed-smp", "share": 0.2, "mask": mask}, f"privacy.view={view}"))
+    split = f"data.public_fraction={0.1 if mask == 'public' else 0.0}"
+    job = h.job_of(h.at_epsilon_8({"name": "fed-smp", "share": 0.2, "mask": mask}, f"privacy.view={view}", split))
     rows = h.trained(job).history
     for client_number in range(6) if view == "server" else [-1]:
         assert 0.999 * 8.0 < epsilon_of(math.sqrt(h.book(job).mu2(client_number)), 1e-3) <= 8.0
@@ -102,6 +155,15 @@ def test_what_it_cannot_do_is_refused() -> None:
         FedSMP(variant="published").calibrate(h.setting(View.AGGREGATE))
     with pytest.raises(ConfigError, match="local = 'sgd'"):
         FedSMP().calibrate(h.setting(example_clip=1.0))
+    for variant in ("published", "proven"):
+        with pytest.raises(ConfigError, match=r"method\.mask = 'public' .* set data\.public_fraction"):
+            calibrated_setting(h.digits({**PUBLIC, "variant": variant}, privacy={"epsilon": 8.0}))
+
+
+def test_the_statement_names_the_public_split_where_the_mask_reads_it() -> None:
+    s = h.setting(public_split=True)
+    assert FedSMP(mask="public").assumptions(s) == ("data.public_fraction sets examples aside that are public",)
+    assert FedSMP().assumptions(s) == FedSMP(mask="moved").assumptions(s) == ()
 
 
 @pytest.mark.parametrize("path", h.presets("fed-smp"), ids=lambda p: p.stem)

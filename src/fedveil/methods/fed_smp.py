@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fedveil.accounting.types import Claim, Event, View
+from fedveil.errors import ConfigError
 from fedveil.methods.adaptive import refuse_dp_sgd
 from fedveil.methods.base import MethodConfig, Setting, Variant, calibrated, gaussian_plan, gaussian_releases
 from fedveil.methods.summed_noise import published_noise, summed_claim
@@ -31,26 +32,33 @@ class FedSMP(MethodConfig):
         variant: published or proven; they train alike. Published: noise for the sum of a round, in shares on each upload.
         clip: C, L2 bound on what is kept of an update, after its scale.
         share: k / d, share of coordinates that are sent.
-        mask: `random` coordinates, scaled by d / k so that their mean is that of all; or those that the global model `moved` most
-            in the round before (the paper takes the largest of a few steps on a public data set).
+        mask: `random` coordinates, scaled by d / k so that their mean is that of all; those that a few steps of the server on the
+            `public` split move most, as in the paper; or, without public data, those that the global model `moved` most last.
         mask_seed: public seed of the random mask.
+        public_steps: tau, steps on the public split before each round, with the clients' batches and optimiser.
         sigma: published; noise std of the sum / clip; None is the paper's formula from privacy.epsilon.
     """
 
     name: Literal["fed-smp"] = "fed-smp"
     reconstructed: ClassVar[str] = (
-        "all but the abstract's idea; clip, scale, mask and noise are those of third-party programs, the default share is a "
-        "guess, and its mask by a public data set is replaced by the last movement of the global model"
+        "all but the abstract's idea; clip, scale, masks and noise are those of third-party programs, the default share and "
+        "the number of steps on public data are guesses, and the mask by the last movement of the global model is ours"
     )
     variant: Variant = "proven"
     clip: float = Field(0.5, gt=0, allow_inf_nan=False)
     share: float = Field(0.1, gt=0, le=1)
-    mask: Literal["random", "moved"] = "random"
+    mask: Literal["random", "public", "moved"] = "random"
     mask_seed: int = 0
+    public_steps: int = Field(10, ge=1)
     sigma: float | None = Field(None, ge=0, allow_inf_nan=False)
 
     def calibrate(self, s: Setting) -> Setting:
         """Published: the paper's sigma for the sum. Proven: noise for the configured epsilon, in the run's view."""
+        if self.mask == "public" and not s.public_split:
+            raise ConfigError(
+                "method.mask = 'public' sends what training on public examples moves most, and no examples are public: set "
+                "data.public_fraction, such as 0.1, or method.mask = 'random' or 'moved'"
+            )
         if self.variant == "published":
             formula = partial(fedsmp_noise_multiplier, rounds=s.rounds, delta=s.delta, rate=s.rate)
             return published_noise(s, self.name, self.sigma, formula)
@@ -58,7 +66,7 @@ class FedSMP(MethodConfig):
         return calibrated(self, s)
 
     def policy(self, s: Setting) -> Policy:
-        return (CommonMask if self.mask == "random" else MovedMask)(self, s)
+        return {"random": CommonMask, "public": PublicMask, "moved": MovedMask}[self.mask](self, s)
 
     def objective(self, s: Setting) -> Objective:
         return Scaled(scale=self.scale(s))
@@ -72,6 +80,10 @@ class FedSMP(MethodConfig):
         if self.variant == "proven":
             return None
         return summed_claim(s, partial(fedsmp_epsilon, rounds=s.rounds, delta=s.delta, rate=s.rate), "Fed-SMP, sufficient sigma")
+
+    def assumptions(self, s: Setting) -> tuple[str, ...]:
+        """What the mask reads."""
+        return ("data.public_fraction sets examples aside that are public",) if self.mask == "public" else ()
 
     def kept(self, s: Setting) -> int:
         """k, coordinates sent."""
@@ -112,6 +124,20 @@ class CommonMask:
 
         generator = Randomness(self.method.mask_seed).generator("fed-smp", released.round)
         return torch.rand(self.setting.layout.dimension, generator=generator)
+
+
+@dataclass(frozen=True)
+class PublicMask(CommonMask):
+    """The k coordinates that training on the public split moves most; random where a plan is priced without a run."""
+
+    common: ClassVar[bool] = False
+
+    @property
+    def public_steps(self) -> int:
+        return self.method.public_steps
+
+    def _score(self, released: Released) -> Tensor:
+        return super()._score(released) if released.public_update is None else released.public_update.abs()
 
 
 @dataclass(frozen=True)

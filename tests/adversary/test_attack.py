@@ -215,6 +215,18 @@ def test_local_training_is_told_as_it_is() -> None:
     assert local_spec(Training(1, None, 4, OptimizerSpec("adam", 0.2)), 1, 0).rates is None
 
 
+def test_an_attacked_client_plans_with_what_the_run_makes_of_public_examples(config: Path) -> None:
+    here = at(config, "method.name=fed-smp", "method.mask=public", "method.share=0.1", "data.public_fraction=0.2")
+    assert here.released.public_loss is not None
+    update = here.released.public_update
+    assert update is not None
+    (sent,) = intercept(here, 1, 1)
+    assert sent.upload.sent_mask is not None
+    support = torch.cat([sent.upload.sent_mask[name].reshape(-1) for name in here.layout.names])
+    assert int(support.sum()) == round(0.1 * len(update))
+    assert float(update[support].abs().min()) >= float(update[~support].abs().max())
+
+
 # --- files, names, errors ----------------------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from fedveil.configuration.config import Config
 from fedveil.configuration.config_files import load_config, load_recorded
 from fedveil.engines.select_engine import engine
 from fedveil.errors import ConfigError
+from fedveil.federation.before_round import released
 from fedveil.federation.checkpoint import Checkpoints
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import Federation, Progress, start
@@ -61,10 +62,10 @@ class Snapshot:
         """Whether uploads are added before anyone sees them."""
         return self.federation.context.summed
 
-    @property
+    @cached_property
     def released(self) -> Released:
         """What everyone has when the round begins."""
-        return Released(self.progress.round, self.progress.model, self.progress.previous)
+        return released(self.federation, self.progress)
 
     @property
     def state(self) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ from fedveil.data.partition import Partition, partition
 from fedveil.errors import ConfigError
 from fedveil.pages.report import write_report
 from fedveil.pages.report_page import page_values
+from fedveil.run.assembly import prepare
 from fedveil.run.data_card import HandedOver
 from fedveil.run.recorded_run import read_run
 from fedveil.run.result import Result
@@ -177,6 +178,19 @@ def test_resuming_needs_the_same_data_again(tmp_path: Path) -> None:
         run(CONFIG, path, resume=True, data=changed, partition=whole.partition)
     result = run(CONFIG, path, resume=True, data=data, partition=whole.partition)
     assert len(result.history) == 2
+
+
+def test_a_partition_that_gives_clients_public_examples_is_refused() -> None:
+    public = CONFIG.model_copy(update={"data": CONFIG.data.model_copy(update={"public_fraction": 0.2})})
+    apart = prepare(public)
+    assert apart.public is not None
+    again = prepare(public, partition=apart.partition)
+    assert again.public is not None
+    assert again.public[0].equal(apart.public[0])
+    with pytest.raises(
+        ConfigError, match=r"gives clients 287 of the 287 examples that data\.public_fraction = 0\.2 makes public"
+    ):
+        prepare(public, partition=prepare(CONFIG).partition)
 
 
 @pytest.mark.parametrize("names", [("data",), ("partition",)])

@@ -85,7 +85,8 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
     """Load the data and partition them, unless a program hands them over; tensors are made once.
 
     Raises:
-        ConfigError, DataError: as `load` and `from_options`; or a program handed them over before, and does not now.
+        ConfigError, DataError: as `load` and `from_options`; or a program handed them over before, and does not now; or it gives
+            clients examples that are public.
     """
     section, seed = (config if dataset is None else by_own_clients(config, dataset)).data, config.run.seed
     method_of(config)  # its plugins may bring the data set
@@ -107,6 +108,12 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
         need_strata(dataset.info, options)
         partition = from_options(
             options, strata(dataset.info, dataset.y_train), seed=seed, users=dataset.users_train, among=among
+        )
+    if shared := int(np.isin(partition.clients.order, public_part).sum()):
+        raise ConfigError(
+            f"the partition that was handed over gives clients {shared} of the {len(public_part)} examples that "
+            f"data.public_fraction = {section.public_fraction:g} makes public: leave out what fedveil.data.split.public_split(n, "
+            f"seed={seed}, fraction={section.public_fraction:g})[1] gives of the n = {len(dataset.y_train)} training examples"
         )
     x, y = dataset.standardise(dataset.x_train), dataset.y_train
     tests = None

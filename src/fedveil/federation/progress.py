@@ -53,7 +53,7 @@ class Federation:
         test: public test examples and labels; server: the server's optimiser on the aggregated step.
         client_tests: each client's own test examples, or None. evaluate_every: rounds between evaluations.
         personal_on_test_set: the clients' own models are measured on all of `test`, too.
-        public: examples and labels that belong to no client, for policies that look at the global model's loss on them.
+        public: examples and labels that belong to no client, for policies that look at what the global model makes of them.
         participation: what correlated noise assumes of who takes part, and the sampler enforces.
     """
 

@@ -40,21 +40,16 @@ PLAIN = ('method={name="fedavg"}', "privacy={}", "training.measure_trained=false
 
 
 def settings(name: str) -> Iterator[tuple[str, Config]]:
-    """The distinct FedAvg settings of a recipe's small rows, each with the labels of its first row.
-
-    Of a measured sensitivity it is one for each network: other rows differ in what the twins vary.
-    """
+    """The distinct FedAvg settings of a recipe's small rows, each with the labels of its first row."""
     recipe = load_recipe(name)
     longest: dict[str, tuple[str, Config]] = {}
-    twin = recipe.measure["name"] == "twin"
     for row in rows(recipe):
         if row.missing or not kept(recipe, row, "small"):
             continue
         config = job_of(recipe, row, "small", overrides=PLAIN).config
         training = config.training.model_copy(update={"rounds": 0, "evaluate_every": 0})
-        same = config.model_copy(update={"training": training}).model_dump_json(exclude={"run"})
-        key = config.model_dump_json(include={"model"}) if twin else same
-        if key not in longest or (not twin and longest[key][1].training.rounds < config.training.rounds):
+        key = config.model_copy(update={"training": training}).model_dump_json(exclude={"run"})
+        if key not in longest or longest[key][1].training.rounds < config.training.rounds:
             longest[key] = (", ".join(row.labels), config)
     yield from longest.values()
 

@@ -88,7 +88,9 @@ def test_momentum_stretches_the_published_bound() -> None:
     """1 / (1 - mu) times as far, which five steps along one gradient of norm G_c come near to and never pass."""
     heavy = LocalSpec(5, None, 5, OptimizerSpec(lr=0.1, momentum=0.9), batch_clip=20.0)
     method = SensitiveDP(variant="published")
-    bounds = [method.objective(setting(local=spec, epsilon=0.2)) for spec in (heavy, replace(heavy, optimizer=OptimizerSpec(lr=0.1)))]
+    bounds = [
+        method.objective(setting(local=spec, epsilon=0.2)) for spec in (heavy, replace(heavy, optimizer=OptimizerSpec(lr=0.1)))
+    ]
     assert all(isinstance(b, RawHistory) for b in bounds)
     with_momentum, plain = (b.reach for b in bounds if isinstance(b, RawHistory))
     assert with_momentum == pytest.approx(10 * plain)

@@ -40,8 +40,8 @@ class SensitiveDP(TwoVariants):
 
     name: Literal["sensitive-dp"] = "sensitive-dp"
     reconstructed: ClassVar[str] = (
-        "all equations, for SGD and momentum of the paper's four optimisers; that the sensitivity is estimated from local and global "
-        "history is in the abstract"
+        "all equations, for SGD and momentum of the paper's four optimisers; that the sensitivity is estimated from local and "
+        "global history is in the abstract"
     )
     reason: ClassVar[str] = "the noise follows raw updates, and their history bounds nothing (Sensitive DP)"
     memory: float = Field(0.9, ge=0, lt=1)
@@ -78,7 +78,7 @@ class SensitiveDP(TwoVariants):
 
 @dataclass(frozen=True, kw_only=True)
 class RawHistory(Plain):
-    """Published objective: noise of std c min(2 kappa sqrt(zeta a + (1 - zeta) b), 2 eta E G_c / (1 - mu)) / epsilon on each weight.
+    """Published objective: noise of std c min(2 kappa sqrt(zeta a + (1 - zeta) b), 2 eta E G_c / (1 - mu)) / epsilon.
 
     a and b are running averages of the squared norms of the client's own updates, and of how far the global model moved since the
     client saw it last; before there are both, the bound alone counts. Without a clip only the norm of the estimate matters, which

@@ -22,6 +22,8 @@ from fedveil.papers.ladp_fl.baseline_formulas import falling_first_std, geometri
 from fedveil.release.plan import Plan, Policy, Released, Upload
 from fedveil.training.local import State
 
+_NO_PUBLIC_LOSS = "method.refine_every needs the loss on public data: set data.public_fraction, or refine_every = 0"
+
 
 class TimeVaryingDP(TwoVariants):
     """Noise that falls geometrically over the rounds.
@@ -63,6 +65,8 @@ class TimeVaryingDP(TwoVariants):
                 "method.refine_every plans what is left of one common budget: set privacy.view = 'aggregate' and "
                 "training.sampling = 'fixed', and leave training.max_participations out"
             )
+        if self.refine_every and not s.public_split:
+            raise ConfigError(_NO_PUBLIC_LOSS)
         return calibrated_schedule(self, s)
 
     def check_published(self, s: Setting) -> None:
@@ -128,7 +132,7 @@ class Refined:
         if done % self.method.refine_every or done >= self.setting.rounds:
             return state
         if upload.public_loss is None:
-            raise ConfigError("method.refine_every needs the loss on public data: set data.public_fraction, or refine_every = 0")
+            raise ConfigError(_NO_PUBLIC_LOSS)
         fallen, inverse = upload.public_loss < state["loss"], state["decay"] ** -2
         if fallen:
             return {**state, "loss": upload.public_loss}

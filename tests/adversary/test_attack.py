@@ -24,10 +24,13 @@ from fedveil.adversary.snapshot import Snapshot, snapshot_of, target_of
 from fedveil.attacks import metrics
 from fedveil.configuration.config_files import load_config
 from fedveil.errors import ConfigError
+from fedveil.federation.before_round import released
+from fedveil.federation.progress import start
 from fedveil.release.plan import Fixed, Plan
 from fedveil.run.run import run
 from fedveil.training.local import LocalSpec as Training
 from fedveil.training.local import OptimizerSpec
+from method_kit import job_of
 
 CONFIG: dict[str, Any] = {
     "data": {"name": "digits", "partition": {"kind": "iid", "clients": 8}},
@@ -224,6 +227,10 @@ def test_an_attacked_client_plans_with_what_the_run_makes_of_public_examples(con
     assert sent.upload.sent_mask is not None
     support = torch.cat([sent.upload.sent_mask[name].reshape(-1) for name in here.layout.names])
     assert int(support.sum()) == round(0.1 * len(update))
+    job = job_of(here.config)
+    assert update.equal(released(job, start(job)).public_update)  # type: ignore[arg-type]
+    again = at(config, "method.name=fed-smp", "method.mask=public", "method.share=0.1", "data.public_fraction=0.2", seed=3)
+    assert update.equal(again.released.public_update)  # type: ignore[arg-type]
     assert float(update[support].abs().min()) >= float(update[~support].abs().max())
 
 

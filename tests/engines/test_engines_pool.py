@@ -21,7 +21,7 @@ from by_hand import ONE
 from by_hand import federation as by_hand
 from federation_runs import assert_same, charged, config, covering, every_method, finished, gone, job
 from fedveil.engines.inline import Inline
-from fedveil.engines.pool import ProcessPool, a_fork_can_train
+from fedveil.engines.pool import ProcessPool, a_fork_can_train, start_method
 from fedveil.engines.pool_worker import work
 from fedveil.engines.select_engine import engine, place
 from fedveil.errors import ConfigError, FedveilError
@@ -31,6 +31,7 @@ from fedveil.federation.progress import Federation, Progress, start
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.method import Method
+from fedveil.release.plan import Fixed, Plan
 from fedveil.training.local import Local, Plain
 
 RUNS = dict(every_method())
@@ -68,6 +69,21 @@ def test_workers_are_spawned_where_a_forked_process_cannot_train(monkeypatch: py
 
     monkeypatch.setattr(torch.Tensor, "backward", forbidden)
     assert not a_fork_can_train()
+
+
+def test_workers_are_spawned_where_the_parent_trains_on_public_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps come after the pool has asked whether a forked process can train."""
+    plain = job(RUNS[SPAWNED[0]], tmp_path / "run").context
+    asking = replace(plain, policy=Asking(Plan(clip=1.0)))
+    assert (start_method(plain), start_method(asking)) == ("fork", "fork")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert (start_method(plain), start_method(asking)) == ("fork", "spawn")
+
+
+class Asking(Fixed):
+    """A policy that makes the server train."""
+
+    public_steps = 1
 
 
 @pytest.mark.parametrize("name", [n if n in SPAWNED else pytest.param(n, marks=pytest.mark.slow) for n in RUNS])

@@ -9,11 +9,15 @@ import pytest
 import torch
 
 import method_kit as h
+from by_hand import ONE
+from by_hand import federation as by_hand
 from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.before_round import released
 from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation, start
+from fedveil.methods.fedavg import FedAvg
+from fedveil.release.noise import Randomness
 from fedveil.release.plan import Fixed, HasPublicSteps, Plan
 
 STEPS = 4
@@ -87,6 +91,40 @@ def test_it_depends_on_the_model_the_round_and_public_data_alone() -> None:
     ):
         assert changed.public_update is not None
         assert not changed.public_update.equal(first)
+
+
+def test_layers_that_draw_and_remember_do_not_tell() -> None:
+    """Dropout draws from the global generator, batch norm keeps what it saw: what others drew and saw does not count."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
+    public = torch.randn(40, 2), torch.arange(40) % 2
+    job = by_hand(FedAvg(), [ONE, ONE], module=module)
+    job = replace(job, public=public, context=replace(job.context, policy=Asking(Plan(clip=1.0))))
+    progress = start(job)
+    before = torch.get_rng_state()
+    first = released(job, progress).public_update
+    assert first is not None
+    assert torch.get_rng_state().equal(before)
+    torch.rand(5)
+    module.train()(torch.randn(50, 2) + 3)  # a client's batch: it draws, and moves the running means
+    again = released(job, progress).public_update
+    assert again is not None
+    assert again.equal(first)
+    other = released(replace(job, draws=Randomness(1)), progress).public_update
+    assert other is not None
+    assert not other.equal(first)
+
+
+@pytest.mark.parametrize("steps", [0, -1])
+def test_steps_that_are_none_are_refused(steps: int) -> None:
+    job = asking()
+
+    class Idle(Asking):
+        public_steps = steps
+
+    job = replace(job, context=replace(job.context, policy=Idle(Plan(clip=1.0))))
+    with pytest.raises(ConfigError, match="public_steps is at least 1"):
+        released(job, start(job))
 
 
 def test_nobody_trains_on_public_data_unasked() -> None:

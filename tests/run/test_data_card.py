@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from fedveil.configuration.config import Config
 from fedveil.configuration.config_files import load_config
 from fedveil.data.dataset import Dataset
 from fedveil.data.load import load
-from fedveil.data.partition import Partition, partition
+from fedveil.data.partition import ClientIndices, Partition, partition
 from fedveil.errors import ConfigError
 from fedveil.pages.report import write_report
 from fedveil.pages.report_page import page_values
@@ -191,6 +192,23 @@ def test_a_partition_that_gives_clients_public_examples_is_refused() -> None:
         ConfigError, match=r"gives clients 287 of the 287 examples that data\.public_fraction = 0\.2 makes public"
     ):
         prepare(public, partition=prepare(CONFIG).partition)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda order: order - 1437, "indices are 0 to 1436 for 1437 training examples"),
+        (lambda order: order + 1, "indices are 0 to 1436"),
+        (lambda order: np.where(order == 7, 8, order), "gives 1 examples a second time"),
+        (lambda order: order.astype(np.float64), "indices are integers, got an array of float64"),
+    ],
+)
+def test_a_partition_of_what_there_is_not_or_twice_is_refused(change: Callable[[Any], Any], message: str) -> None:
+    """A negative index is an example under another name: by it a client could hold what is public, or what is another one's."""
+    whole = prepare(CONFIG).partition
+    indices = ClientIndices(change(whole.clients.order), whole.clients.offsets)
+    with pytest.raises(ConfigError, match=message):
+        prepare(CONFIG, partition=replace(whole, clients=indices))
 
 
 @pytest.mark.parametrize("names", [("data",), ("partition",)])

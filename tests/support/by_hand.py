@@ -85,7 +85,7 @@ def federation(
     context = Context(
         model, clients, local, method.objective(setting), method.policy(setting), door, randomness, summed, model.buffers()
     )
-    return Federation(setting, method, context, (clients.x, clients.y), participation=method.participation(setting))
+    return Federation(setting, method, context, (clients.x, clients.y), randomness, participation=method.participation(setting))
 
 
 def gradient(w: NDArray[np.float64], part: Any) -> NDArray[np.float64]:

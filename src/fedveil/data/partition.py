@@ -102,6 +102,26 @@ class Partition:
         flat = np.bincount(owner * classes + labels[self.clients.order], minlength=len(self) * classes)
         return flat.reshape(len(self), classes)
 
+    def check(self, examples: int) -> None:
+        """An error if a client holds what there is not, or an example occurs twice: bounds count each once.
+
+        Args:
+            examples: of the training set.
+        """
+        order = self.clients.order
+        if order.dtype.kind not in "iu":
+            raise ConfigError(f"a partition's indices are integers, got an array of {order.dtype}")
+        if len(order) and not (int(order.min()) >= 0 and int(order.max()) < examples):
+            raise ConfigError(
+                f"a partition's indices are 0 to {examples - 1} for {examples} training examples, "
+                f"got {order.min()} to {order.max()}"
+            )
+        if twice := len(order) - len(np.unique(order)):
+            raise ConfigError(
+                f"the partition gives {twice} examples a second time, to the same client or to another one: give each once, "
+                "or store a copy of it in the data set"
+            )
+
     def fingerprint(self) -> str:
         """SHA-256 over all index arrays: equal for equal partitions."""
         arrays = (np.ascontiguousarray(part, dtype="<i8") for part in (self.clients.offsets, self.clients.order))

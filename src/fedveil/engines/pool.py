@@ -37,7 +37,7 @@ from fedveil.engines.shared_arena import SharedArena, Slot
 from fedveil.engines.stacked import MOST_ROWS
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.round import ClientTask, Context, Failure, Outcome, planned, sealed_outcome
-from fedveil.release.plan import Plan, Released, Upload
+from fedveil.release.plan import HasPublicSteps, Plan, Released, Upload
 from fedveil.release.sealed import ELSEWHERE, Contribution, SealedUpload
 from fedveil.training.cores import available_cores
 
@@ -79,6 +79,12 @@ def a_fork_can_train() -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
+def start_method(context: Context) -> str:
+    """`fork` on Linux where a forked process can train, also when its parent has trained on public data; else `spawn`."""
+    trains_here = isinstance(context.policy, HasPublicSteps) and torch.cuda.is_available()
+    return "fork" if sys.platform.startswith("linux") and not trains_here and a_fork_can_train() else "spawn"
+
+
 class ProcessPool:
     """The engine; `workers` defaults to the cores this process may use.
 
@@ -102,7 +108,7 @@ class ProcessPool:
             raise ConfigError(f"training.client_timeout must be > 0 seconds, got {timeout}")
         self.context, self.timeout, self.stacked = context, timeout, stacked
         self.count = workers or available_cores()
-        start = start or ("fork" if sys.platform.startswith("linux") and a_fork_can_train() else "spawn")
+        start = start or start_method(context)
         self.mp = mp.get_context(start)
         self._forks = start == "fork"
         self._models = shared_zeros(3, context.door.layout.dimension, inherited=self._forks)

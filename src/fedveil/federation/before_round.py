@@ -49,13 +49,15 @@ def _public_update(federation: Federation, progress: Progress) -> Tensor | None:
     context, t = federation.context, progress.round
     if not isinstance(context.policy, HasPublicSteps):
         return None
+    if context.policy.public_steps < 1:
+        raise ConfigError(f"a policy's public_steps is at least 1, got {context.policy.public_steps}")
     if federation.public is None:
         raise ConfigError(
             f"{federation.method.name} trains on public examples before each round, and there are none: set "
             f"data.public_fraction, such as 0.1"
         )
     x, y = federation.public
-    model, randomness = global_model(federation, progress), context.randomness
+    model, draws = global_model(federation, progress), federation.draws
     model.load_buffers(context.buffers if progress.buffers is None else progress.buffers)  # else those of the last client
     device = model.vector.device
     local = Local(
@@ -63,12 +65,13 @@ def _public_update(federation: Federation, progress: Progress) -> Tensor | None:
         progress.model.to(device, copy=True),
         replace(context.spec, steps=context.policy.public_steps),
         BatchGradient(context.task),
-        randomness.generator("public batches", t),
+        draws.generator("public batches", t),
         round=t,
     )
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(randomness.derive("forward", "public", t))
+        torch.manual_seed(draws.derive("forward", "public", t))
         update, _ = train(local, x.to(device), y.to(device), Plain())
+    context.require_constants()
     if not bool(update.isfinite().all()):
         raise FedveilError(
             f"training on the public split before round {t} gave NaN or infinite numbers: lower training.optimizer.lr"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedveil.federation.round import Context
     from fedveil.methods.method import Method
     from fedveil.methods.setting import Setting
+    from fedveil.release.noise import Randomness
     from fedveil.release.noise_mechanism import Participation
 
 
@@ -51,9 +52,10 @@ class Federation:
 
     Args:
         test: public test examples and labels; server: the server's optimiser on the aggregated step.
+        draws: what is random when the server trains on `public`: of the run's own seed, also where an attack has another one.
         client_tests: each client's own test examples, or None. evaluate_every: rounds between evaluations.
         personal_on_test_set: the clients' own models are measured on all of `test`, too.
-        public: examples and labels that belong to no client, for policies that look at what the global model makes of them.
+        public: examples and labels that belong to no client, for policies that look at the loss or at training on them.
         participation: what correlated noise assumes of who takes part, and the sampler enforces.
     """
 
@@ -61,6 +63,7 @@ class Federation:
     method: Method
     context: Context
     test: tuple[Tensor, Tensor]
+    draws: Randomness
     client_tests: Clients | None = None
     server: OptimizerSpec = field(default_factory=lambda: OptimizerSpec(lr=1.0))
     evaluate_every: int = 1

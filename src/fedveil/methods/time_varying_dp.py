@@ -72,6 +72,11 @@ class TimeVaryingDP(TwoVariants):
     def check_published(self, s: Setting) -> None:
         self.first_std(s)
 
+    def assumptions(self, s: Setting) -> tuple[str, ...]:
+        """What the refinement reads."""
+        refined = self.variant == "proven" and self.refine_every
+        return ("data.public_fraction sets examples aside that are public",) if refined else ()
+
     def policy(self, s: Setting) -> Policy:
         """The noise of each round."""
         if self.variant == "published":

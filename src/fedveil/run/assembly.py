@@ -109,6 +109,7 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
         partition = from_options(
             options, strata(dataset.info, dataset.y_train), seed=seed, users=dataset.users_train, among=among
         )
+    partition.check(len(dataset.y_train))
     if shared := int(np.isin(partition.clients.order, public_part).sum()):
         raise ConfigError(
             f"the partition that was handed over gives clients {shared} of the {len(public_part)} examples that "
@@ -215,6 +216,7 @@ def federation(
         method,
         context,
         prepared.test,
+        randomness,
         None if config.run.engine == "flower" else prepared.client_tests,  # what clients keep for themselves
         config.training.server_optimizer.spec(),
         config.training.evaluate_every or config.training.rounds,

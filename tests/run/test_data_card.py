@@ -207,8 +207,9 @@ def test_a_partition_of_what_there_is_not_or_twice_is_refused(change: Callable[[
     """A negative index is an example under another name: by it a client could hold what is public, or what is another one's."""
     whole = prepare(CONFIG).partition
     indices = ClientIndices(change(whole.clients.order), whole.clients.offsets)
-    with pytest.raises(ConfigError, match=message):
-        prepare(CONFIG, partition=replace(whole, clients=indices))
+    for clients in (indices, list(indices)):
+        with pytest.raises(ConfigError, match=message):
+            prepare(CONFIG, partition=replace(whole, clients=clients))
 
 
 @pytest.mark.parametrize("names", [("data",), ("partition",)])

@@ -102,13 +102,16 @@ class Partition:
         flat = np.bincount(owner * classes + labels[self.clients.order], minlength=len(self) * classes)
         return flat.reshape(len(self), classes)
 
-    def check(self, examples: int) -> None:
-        """An error if a client holds what there is not, or an example occurs twice: bounds count each once.
+    def checked(self, examples: int) -> Ints:
+        """All examples that clients hold, in one array.
 
         Args:
             examples: of the training set.
+
+        Raises:
+            ConfigError: a client holds what there is not, or an example occurs twice: bounds count each once.
         """
-        order = self.clients.order
+        order = np.concatenate([np.asarray(held).reshape(-1) for held in self.clients])
         if order.dtype.kind not in "iu":
             raise ConfigError(f"a partition's indices are integers, got an array of {order.dtype}")
         if len(order) and not (int(order.min()) >= 0 and int(order.max()) < examples):
@@ -121,6 +124,7 @@ class Partition:
                 f"the partition gives {twice} examples a second time, to the same client or to another one: give each once, "
                 "or store a copy of it in the data set"
             )
+        return order
 
     def fingerprint(self) -> str:
         """SHA-256 over all index arrays: equal for equal partitions."""

@@ -109,8 +109,7 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
         partition = from_options(
             options, strata(dataset.info, dataset.y_train), seed=seed, users=dataset.users_train, among=among
         )
-    partition.check(len(dataset.y_train))
-    if shared := int(np.isin(partition.clients.order, public_part).sum()):
+    elif shared := int(np.isin(partition.checked(len(dataset.y_train)), public_part).sum()):
         raise ConfigError(
             f"the partition that was handed over gives clients {shared} of the {len(public_part)} examples that "
             f"data.public_fraction = {section.public_fraction:g} makes public: leave out what fedveil.data.split.public_split(n, "

@@ -85,8 +85,8 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
     """Load the data and partition them, unless a program hands them over; tensors are made once.
 
     Raises:
-        ConfigError, DataError: as `load` and `from_options`; or a program handed them over before, and does not now; or it gives
-            clients examples that are public.
+        ConfigError, DataError: as `load` and `from_options`; or a program handed them over before, and does not now; or its
+            partition does not pass `Partition.checked`, or gives clients examples that are public.
     """
     section, seed = (config if dataset is None else by_own_clients(config, dataset)).data, config.run.seed
     method_of(config)  # its plugins may bring the data set

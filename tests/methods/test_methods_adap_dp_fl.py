@@ -14,6 +14,7 @@ from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, SampledGaussian, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.methods.adap_dp_fl import AdapDPFL, Following, no_cheaper
+from fedveil.methods.fedanc import FedANC
 from fedveil.methods.setting import Setting
 from fedveil.release.cost import event_of
 from fedveil.release.plan import Plan, Upload
@@ -148,6 +149,13 @@ def test_a_run_with_a_public_split_lowers_its_noise_and_keeps_its_budget() -> No
         clips = {entry.whole_clip for entry in h.book(job).entries}
         assert stds[-1] < 0.95 * stds[0]
         assert len(clips) > 3
+
+
+def test_who_reads_the_public_split_says_so_where_there_is_one() -> None:
+    for method in (AdapDPFL(), FedANC(variant="proven")):
+        assert method.assumptions(h.setting(public_split=True)) == ("data.public_fraction sets examples aside that are public",)
+        assert method.assumptions(h.setting()) == ()
+    assert FedANC(variant="published").assumptions(h.setting(public_split=True)) == ()
 
 
 def test_refused() -> None:

@@ -163,6 +163,7 @@ def test_what_it_cannot_do_is_refused() -> None:
 def test_the_statement_names_the_public_split_where_the_mask_reads_it() -> None:
     s = h.setting(public_split=True)
     assert FedSMP(mask="public").assumptions(s) == ("data.public_fraction sets examples aside that are public",)
+    assert FedSMP(mask="public").assumptions(h.setting()) == ()
     assert FedSMP().assumptions(s) == FedSMP(mask="moved").assumptions(s) == ()
 
 

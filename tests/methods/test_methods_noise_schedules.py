@@ -228,8 +228,10 @@ def test_refinement_needs_a_public_loss_and_one_common_budget() -> None:
         method.calibrate(setting(View.AGGREGATE, sampling="poisson"))
     with pytest.raises(ConfigError, match=r"data\.public_fraction"):
         method.calibrate(setting(View.AGGREGATE))
-    assert method.assumptions(setting(View.AGGREGATE)) == ("data.public_fraction sets examples aside that are public",)
-    assert not TimeVaryingDP().assumptions(setting(View.AGGREGATE))
+    public = setting(View.AGGREGATE, public_split=True)
+    assert method.assumptions(public) == ("data.public_fraction sets examples aside that are public",)
+    assert not TimeVaryingDP().assumptions(public)
+    assert not method.assumptions(setting(View.AGGREGATE))
     policy = Refined(method, setting(View.AGGREGATE))
     with pytest.raises(ConfigError, match=r"data\.public_fraction"):
         policy.observe(policy.start(), replace(upload([0.0] * 7, [0.0] * 7), round=1))

@@ -58,3 +58,31 @@ def test_what_layers_draw_is_uniform_and_follows_from_the_whole_key() -> None:
             assert torch.randn(20_000).std() == pytest.approx(1, abs=0.03)
     assert all(stats.kstest(one, "uniform").pvalue > 1e-4 for one in drawn)
     assert abs(np.corrcoef(*drawn)[0, 1]) < 0.04
+
+
+def test_what_a_forward_pass_draws_follows_from_the_seed_and_leaves_no_trace() -> None:
+    def drawn(seed: int, *key: object) -> list[float]:
+        with Randomness(seed).forward(torch.device("cpu"), *key):
+            return torch.rand(4).tolist()
+
+    before = torch.get_rng_state()
+    first = drawn(3, "public", 0)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(1)
+    assert drawn(3, "public", 0) == first
+    assert len({tuple(x) for x in (first, drawn(3, "public", 1), drawn(4, "public", 0))}) == 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_what_a_forward_pass_draws_on_a_gpu_follows_from_the_seed_and_leaves_no_trace() -> None:
+    device = torch.device("cuda", torch.cuda.device_count() - 1)
+
+    def drawn() -> list[float]:
+        with Randomness(3).forward(device, 0):
+            return torch.rand(4, device=device).tolist()
+
+    before = torch.cuda.get_rng_state(device)
+    first = drawn()
+    assert torch.equal(torch.cuda.get_rng_state(device), before)
+    torch.rand(1, device=device)
+    assert drawn() == first

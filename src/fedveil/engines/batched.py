@@ -63,9 +63,7 @@ class Batched:
         """Train all, then seal what they release in the order of the tasks."""
         todo = list(tasks)
         start = time.perf_counter()
-        on_gpu = self.device.type == "cuda" and torch.cuda.is_available()
-        with torch.random.fork_rng(devices=[self.device] if on_gpu else []):
-            torch.manual_seed(self.context.randomness.derive("forward", [(task.released.round, task.client) for task in todo]))
+        with self.context.randomness.forward(self.device, [(task.released.round, task.client) for task in todo]):
             works = self._train(todo)
         for i, task in enumerate(todo):
             yield sealed_outcome(self.context, task, works[i], start)

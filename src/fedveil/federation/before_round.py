@@ -68,8 +68,7 @@ def _public_update(federation: Federation, progress: Progress) -> Tensor | None:
         draws.generator("public batches", t),
         round=t,
     )
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(draws.derive("forward", "public", t))
+    with draws.forward(device, "public", t):
         update, _ = train(local, x.to(device), y.to(device), Plain())
     context.require_constants()
     if not bool(update.isfinite().all()):

@@ -261,7 +261,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
         data=None if dp_sgd is not None else (x, y),
     )
     in_turns = context.followed  # with other clients: their engine seeds what layers draw
-    with nullcontext() if in_turns else context.randomness.forward(t, task.client):
+    with nullcontext() if in_turns else context.randomness.forward(device, t, task.client):
         update, loss = train(local, x, y, context.objective)
     context.require_constants()
     buffers = model.buffers()

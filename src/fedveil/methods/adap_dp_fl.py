@@ -17,7 +17,7 @@ from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, Claim, Event, SampledGaussian, Scope, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.methods.adaptive import ClipRange
-from fedveil.methods.base import MethodConfig, Setting, Variant, calibrated, gaussian_releases, sum_noise
+from fedveil.methods.base import MethodConfig, Setting, Variant, calibrated, gaussian_releases, reads_public_split, sum_noise
 from fedveil.release.cost import step_sensitivity
 from fedveil.release.plan import DpSgd, Plan, Policy, Released, Upload
 from fedveil.training.local import State
@@ -85,7 +85,8 @@ class AdapDPFL(MethodConfig):
         return None
 
     def assumptions(self, s: Setting) -> tuple[str, ...]:
-        return ("data.public_fraction, if set, sets examples aside that are public",)
+        """What the noise follows."""
+        return reads_public_split(s)
 
 
 @dataclass(frozen=True)

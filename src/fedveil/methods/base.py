@@ -96,6 +96,11 @@ class MethodConfig(BaseModel):
         return ()
 
 
+def reads_public_split(s: Setting) -> tuple[str, ...]:
+    """The assumption of a method that reads the public split, in a run that has one."""
+    return ("data.public_fraction sets examples aside that are public",) if s.public_split else ()
+
+
 def mean(uploads: Sequence[Upload]) -> Tensor:
     """The weighted mean of what was released."""
     total = sum(u.weight for u in uploads)
@@ -116,5 +121,6 @@ __all__ = [
     "gaussian_releases",
     "mean",
     "planned_releases",
+    "reads_public_split",
     "sum_noise",
 ]

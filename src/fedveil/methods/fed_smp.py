@@ -15,7 +15,7 @@ from pydantic import Field
 from fedveil.accounting.types import Claim, Event, View
 from fedveil.errors import ConfigError
 from fedveil.methods.adaptive import refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, Variant, calibrated, gaussian_plan, gaussian_releases
+from fedveil.methods.base import MethodConfig, Setting, Variant, calibrated, gaussian_plan, gaussian_releases, reads_public_split
 from fedveil.methods.summed_noise import published_noise, summed_claim
 from fedveil.papers.fedglp_adp.baseline_claims import fedsmp_epsilon, fedsmp_noise_multiplier
 from fedveil.release.plan import Plan, Policy, Released, Upload
@@ -83,7 +83,7 @@ class FedSMP(MethodConfig):
 
     def assumptions(self, s: Setting) -> tuple[str, ...]:
         """What the mask reads."""
-        return ("data.public_fraction sets examples aside that are public",) if self.mask == "public" else ()
+        return reads_public_split(s) if self.mask == "public" else ()
 
     def kept(self, s: Setting) -> int:
         """k, coordinates sent."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.methods.adaptive import paper_epsilon
-from fedveil.methods.base import Setting, sum_noise
+from fedveil.methods.base import Setting, reads_public_split, sum_noise
 from fedveil.methods.fedanc_options import FedANCOptions
 from fedveil.methods.fedanc_parts import Budgeted, SparseNoise
 from fedveil.methods.lstm_controller import BETA
@@ -83,4 +83,4 @@ class FedANC(FedANCOptions):
 
     def assumptions(self, s: Setting) -> tuple[str, ...]:
         """What the controller reads."""
-        return ("data.public_fraction, if set, sets examples aside that are public",) if self.variant == "proven" else ()
+        return reads_public_split(s) if self.variant == "proven" else ()

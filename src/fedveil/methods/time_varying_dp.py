@@ -14,7 +14,7 @@ from pydantic import Field
 from fedveil.accounting.types import Claim, Event, View
 from fedveil.errors import ConfigError
 from fedveil.methods.adaptive import paper_epsilon, refuse_dp_sgd
-from fedveil.methods.base import Setting, gaussian_plan, gaussian_releases, sum_noise
+from fedveil.methods.base import Setting, gaussian_plan, gaussian_releases, reads_public_split, sum_noise
 from fedveil.methods.classical_noise import classical_scope, full_dp_std, sequential_claim, training_reach
 from fedveil.methods.noise_schedule import Scheduled, calibrated_schedule, scheduled, scheduled_releases
 from fedveil.methods.two_variants import TwoVariants
@@ -75,7 +75,7 @@ class TimeVaryingDP(TwoVariants):
     def assumptions(self, s: Setting) -> tuple[str, ...]:
         """What the refinement reads."""
         refined = self.variant == "proven" and self.refine_every
-        return ("data.public_fraction sets examples aside that are public",) if refined else ()
+        return reads_public_split(s) if refined else ()
 
     def policy(self, s: Setting) -> Policy:
         """The noise of each round."""

@@ -49,14 +49,10 @@ class Randomness:
         return torch.Generator().manual_seed(self.derive(*key))
 
     @contextmanager
-    def forward(self, *key: object) -> Iterator[None]:
-        """What layers draw from torch's global generator, such as dropout's, comes from the seed; its state is put back."""
-        state = torch.get_rng_state()
-        torch.default_generator.manual_seed(self.derive("forward", *key))
-        try:
+    def forward(self, device: torch.device, *key: object) -> Iterator[None]:
+        """What layers draw from torch's global generators, such as dropout's, comes from the seed; their states are put back."""
+        with _seeded(device, self.derive("forward", *key)):
             yield
-        finally:
-            torch.set_rng_state(state)
 
     @contextmanager
     def layers(self, device: torch.device, *name: object) -> Iterator[None]:
@@ -65,11 +61,7 @@ class Randomness:
         An example that leaves a batch moves the numbers of those behind it, so that who knew them would see all of these move.
         """
         key = self.key("layers", *name)
-        gpus = [device] if device.type == "cuda" and torch.cuda.is_available() else []
-        with torch.random.fork_rng(devices=gpus):
-            if gpus:
-                torch.cuda.manual_seed(int.from_bytes(key[:8], "little") >> 1)
-            torch.default_generator.manual_seed(0)  # of which 32 bits would count: the whole state follows from the key
+        with _seeded(device, int.from_bytes(key[:8], "little") >> 1):  # 32 bits of it on the CPU, whose whole state is set
             words = np.frombuffer(hashlib.shake_256(key).digest(4 * _WORDS.stop), np.uint32)
             state = torch.get_rng_state()
             state.numpy().view(np.uint64)[_WORDS] = words[_WORDS]
@@ -99,3 +91,15 @@ class Randomness:
         if self.seeded_noise:
             return np.random.default_rng(self.derive("sampling", *key))
         return np.random.default_rng(int.from_bytes(os.urandom(32), "little"))
+
+
+@contextmanager
+def _seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """torch's generators that layers on this device draw from are seeded, and their states put back."""
+    gpus = [device] if device.type == "cuda" and torch.cuda.is_available() else []  # a pretended GPU has no generator
+    with torch.random.fork_rng(devices=gpus):
+        if gpus:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
+        yield

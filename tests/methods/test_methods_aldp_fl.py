@@ -159,6 +159,16 @@ def test_noise_of_an_iteration_by_hand() -> None:
     assert float(std[1]) == pytest.approx(float(noise[1]), rel=0.01)
 
 
+def test_d_of_the_sensitivity_may_be_a_batch() -> None:
+    """2 Clip / 5 in place of 2 Clip / 10: twice the noise; of a client with fewer examples than a batch, all its examples."""
+    dataset, batch = (moved([(0.02, 0.01)], normal=1.0, sensitivity=d)[0] for d in ("dataset", "batch"))
+    assert batch[0] - 0.02 == pytest.approx(2 * (dataset[0] - 0.02), rel=1e-4)
+    few = Tensor(3, 1).zero_()
+    local = local_of([(0.02, 0.01)], normal=1.0)
+    update, _ = train(local, few, few[:, 0].long(), BoundedNoise(ALDPFL(variant="published", sensitivity="batch"), 4.0, 1e-7))
+    assert float(update[0]) - 0.02 == pytest.approx(10 / 3 * (dataset[0] - 0.02), rel=1e-4)
+
+
 def test_the_noise_of_training_is_recorded() -> None:
     """Three iterations of one norm: three times the variance of equation 8, for each coordinate of a layer."""
     local = local_of([(0.5, 0.25)] * 3)

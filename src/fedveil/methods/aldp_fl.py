@@ -36,6 +36,8 @@ class ALDPFL(TwoVariants):
         window: k, norms in the sliding window.
         eta: of the bound b = (e^epsilon - eta) / (e^epsilon + eta).
         noise_every: published; one iteration is a batch or a pass over the data (not stated in the paper).
+        sensitivity: published; d of Delta f = 2 Clip / d, which the paper does not define: the client's examples (`dataset`) or
+            those of a batch.
         clip: proven; the clip of a whole update before anything was released, shared among layers by the root of their sizes.
         headroom: proven; clips are this multiple of the window's mean: released norms are already clipped (and in the aggregate
             view those of a mean), so without it they could only shrink.
@@ -50,6 +52,7 @@ class ALDPFL(TwoVariants):
     window: int = Field(3, ge=1)
     eta: float = Field(0.5, gt=-1, lt=1)
     noise_every: Literal["batch", "epoch"] = "batch"
+    sensitivity: Literal["dataset", "batch"] = "dataset"
     clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     headroom: float = Field(1.5, ge=1, allow_inf_nan=False)
     allocation: Literal["equal", "least"] = "least"
@@ -165,7 +168,8 @@ class BoundedNoise:
         window = local.state["window"]
         window = window.new_tensor([*window.tolist(), norms.tolist()])[-self.method.window :]
         clips = window.mean(0)
-        std = 2 * clips / local.examples * classical_noise_multiplier(self.epsilon, self.delta)
+        d = local.examples if self.method.sensitivity == "dataset" else min(local.spec.batch_size, local.examples)
+        std = 2 * clips / d * classical_noise_multiplier(self.epsilon, self.delta)
         bound = bound_of(self.epsilon, self.method.eta)
         moved *= layout.expand((clips / norms.clamp_min(1e-30)).clamp_max(1.0))
         moved += truncated_normal(local.noise(layout.dimension), layout.expand(std), bound)

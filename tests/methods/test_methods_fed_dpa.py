@@ -19,6 +19,7 @@ from fedveil.errors import ConfigError
 from fedveil.methods.fed_dpa import FedDPA, TwoPasses
 from fedveil.methods.fisher_split import fisher, fisher_split, pull, pull_to, scaled
 from fedveil.methods.method import weighting_of
+from fedveil.methods.run_cost import releases_to
 from fedveil.methods.summed_noise import sigma_of
 from fedveil.papers.fedglp_adp.baseline_claims import record_steps
 from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon, opacus_noise_multiplier
@@ -136,7 +137,7 @@ def test_noise_and_claim_by_either_accountant(source: Any, accountant: Any, coun
         assert isinstance(events[0], Unbounded)
     else:
         assert math.sqrt(sum(e.count * e.mu**2 for e in events)) == pytest.approx(math.sqrt(20) / (wanted / 2))  # type: ignore[union-attr]
-        assert method.releases(s, View.AGGREGATE) == events, "weights by size: the sum is not credited with n equal shares"
+        assert releases_to(method, s, View.AGGREGATE) == events, "weights by size: the sum is not credited with n equal shares"
 
 
 def test_proven_costs_the_configured_epsilon_and_counts_all_clients_alike() -> None:

@@ -41,6 +41,7 @@ class DPALDP(TwoVariants):
     """
 
     name: Literal["dpa-ldp"] = "dpa-ldp"
+    aggregates_sum: ClassVar[bool] = True
     reconstructed: ClassVar[str] = (
         "all equations; that the variances minimise a bound on the error under a fixed budget, for a non-smooth part too, is "
         "in the abstract"

@@ -15,11 +15,10 @@ from pydantic import Field
 
 from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
 from fedveil.errors import ConfigError
-from fedveil.methods.base import Setting, gaussian_plan, mean, sum_noise
+from fedveil.methods.base import Setting, gaussian_plan, gaussian_releases, mean, sum_noise
 from fedveil.methods.fedglp_parts import MASK_SHARE, descend_part
 from fedveil.methods.fisher_split import Split, fisher_split, pull, pull_to, refuse_decay
 from fedveil.methods.sparse import NonZero
-from fedveil.methods.summed_noise import upload_releases
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.fedglp_adp.baseline_claims import fedaddp_noise
 from fedveil.release.plan import Fixed, Policy, Upload
@@ -43,6 +42,7 @@ class FedADDP(TwoVariants):
     """
 
     name: Literal["fed-addp"] = "fed-addp"
+    aggregates_sum: ClassVar[bool] = True
     reconstructed: ClassVar[str] = "nothing: the published form is the authors' program; the paper's text was not at hand"
     reason: ClassVar[str] = "range and centre of each coordinate, and with them its noise, are raw values of the client (FedADDP)"
     beta: float = Field(0.1, gt=0, allow_inf_nan=False)
@@ -80,7 +80,7 @@ class FedADDP(TwoVariants):
 
     def releases(self, s: Setting, view: View) -> list[Event]:
         """(f / z)^2 a round; nothing for the published variant."""
-        return upload_releases(self, s, view) if self.variant == "proven" else super().releases(s, view)
+        return gaussian_releases(s, view) if self.variant == "proven" else super().releases(s, view)
 
     def claim(self, s: Setting) -> Claim | None:
         """Of each client's own uploads; the program has a formula from epsilon to sigma_0 only."""

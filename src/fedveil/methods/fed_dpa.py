@@ -17,11 +17,11 @@ from pydantic import Field
 
 from fedveil.accounting.types import Claim, Event, Unbounded, View
 from fedveil.methods.adaptive import refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_plan
+from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_plan, gaussian_releases
 from fedveil.methods.fedglp_parts import MASK_SHARE, descend_part
 from fedveil.methods.fisher_split import Split, fisher_split, pull, pull_to, refuse_decay
 from fedveil.methods.sparse import NonZero
-from fedveil.methods.summed_noise import published_noise, sigma_of, summed_claim, upload_releases
+from fedveil.methods.summed_noise import published_noise, sigma_of, summed_claim
 from fedveil.papers.fedglp_adp.baseline_claims import record_steps
 from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon, opacus_noise_multiplier
 from fedveil.release.plan import Fixed, Policy
@@ -87,7 +87,7 @@ class FedDPA(MethodConfig):
 
     def releases(self, s: Setting, view: View) -> list[Event]:
         """(f / z)^2 a round for each upload; nothing where the mask decides what is noised."""
-        return upload_releases(self, s, view) if self.hides_mask else [Unbounded(_REASON)]
+        return gaussian_releases(s, view) if self.hides_mask else [Unbounded(_REASON)]
 
     def claim(self, s: Setting) -> Claim | None:
         """User level for the sum, by either accountant."""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from fedveil.accounting.gaussian import classical_noise_multiplier
-from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
+from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
 from fedveil.methods.adaptive import paper_epsilon
-from fedveil.methods.base import Setting, Weighting, gaussian_plan, sum_noise
+from fedveil.methods.base import Setting, Weighting, gaussian_plan, planned_releases, sum_noise
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.release.plan import Plan, Policy, Raw, Released, Upload
 from fedveil.training.local import Local, Objective, Plain, State, clip_
@@ -73,6 +73,14 @@ class LDPFed(TwoVariants):
         alpha = paper_epsilon(s, self.name) / s.rounds
         return Ordinal(bound=self.bound, precision=self.precision, alpha=alpha, layers=self.layers_a_round)
 
+    def clamped(self, s: Setting) -> Plan:
+        """Clip and noise, then the bound: on each upload in the server view, whose sum then has less noise than its shares."""
+        return replace(gaussian_plan(s, self.clip), clamp=self.bound * (s.cohort if sum_noise(s) else 1))
+
+    def releases(self, s: Setting, view: View) -> list[Event]:
+        """Proven: f / z a round; the sum of uploads that were clamped one by one is credited with no sum of noise."""
+        return planned_releases(self.clamped(s), s, view) if self.variant == "proven" else super().releases(s, view)
+
     def claim(self, s: Setting) -> Claim | None:
         """Ordinal: alpha for the whole run, by sequential composition. Gaussian: epsilon of one batch."""
         if self.variant == "proven":
@@ -103,8 +111,7 @@ class Turns:
         support = turn(s.layout, m.layers_a_round, released.round)
         if m.variant == "published":
             return Raw(("values perturbed in training",), lambda update: Plan(support=support), m.unproven)
-        clamp = m.bound * (s.cohort if sum_noise(s) else 1)
-        return replace(gaussian_plan(s, m.clip), support=support, clamp=clamp)
+        return replace(m.clamped(s), support=support)
 
     def observe(self, state: State, upload: Upload) -> State:
         return state

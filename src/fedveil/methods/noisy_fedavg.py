@@ -50,6 +50,7 @@ class NoisyFedAvg(MethodConfig):
 
     name: Literal["noisy-fedavg"] = "noisy-fedavg"
     bounds_last_model: ClassVar[bool] = True
+    aggregates_sum: ClassVar[bool] = True
     variant: Variant = "proven"
     sigma: float | None = Field(None, gt=0, allow_inf_nan=False)
     smoothness: float = Field(10.0, gt=0, allow_inf_nan=False)

@@ -49,6 +49,7 @@ class NoisyFedProx(MethodConfig):
 
     name: Literal["noisy-fedprox"] = "noisy-fedprox"
     bounds_last_model: ClassVar[bool] = True
+    aggregates_sum: ClassVar[bool] = True
     variant: Variant = "proven"
     proximal: float = Field(0.1, gt=0, allow_inf_nan=False)
     sigma: float | None = Field(None, gt=0, allow_inf_nan=False)

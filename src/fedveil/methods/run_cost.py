@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from fedveil.accounting.types import Event, Unbounded, View
-from fedveil.methods.method import Method
+from fedveil.methods.method import Method, weighting_of
 from fedveil.methods.setting import Setting
 from fedveil.release.cost import event_of
 from fedveil.release.plan import Plan
@@ -51,20 +52,37 @@ def gaussian_releases(s: Setting, view: View) -> list[Event]:
 def releases_to(method: Method, s: Setting, view: View) -> list[Event]:
     """Everything that a run releases to an adversary with that view: the method's word for the run's own view, the house's else.
 
-    Where clients plan for themselves, a coordinate of a sum carries only the noise of those that sent it, and later plans depend
-    on single uploads. So other views of such a run inherit what is proven against the server; only plans that depend on the round
-    alone, the same for all clients, are credited with the sum of the noise shares.
+    Who sees less than the server does gains by that only where `adds_up`; else what is proven against the server holds for all.
     A bound of the last model says nothing about an average of several.
     """
     own = s.scope.view
     if view is View.FINAL and not (getattr(method, "bounds_last_model", False) and s.final_model == "last"):
         return releases_to(method, s, View.AGGREGATE)
     sums = own is View.FINAL and view is View.AGGREGATE  # what leaves is the same in both
-    if view is own or sums or s.example_clip is not None or getattr(method.policy(s), "common", False):
+    if view is own or sums or s.example_clip is not None:
         return method.releases(s, view)
-    if view is View.SERVER:
-        return [Unbounded("the server receives uploads without noise of their own; only their sum is protected")]
-    return method.releases(s, own)
+    if own is View.SERVER:
+        return method.releases(s, view if adds_up(method, s) else own)
+    if getattr(method.policy(s), "common", False):
+        return method.releases(s, view)
+    return [Unbounded("the server receives uploads without noise of their own; only their sum is protected")]
+
+
+def adds_up(method: Method, s: Setting) -> bool:
+    """Whether a round of single uploads shows no more, to all but the server, than their plain sum with the noise of all of them.
+
+    The plans depend on the round alone, the same for all clients: else a coordinate carries only the noise of those that sent it,
+    and later plans follow single uploads. All weigh the same: else the heaviest moves the mean by more than its share of the
+    noise. And `aggregate` reads nothing but the sum, which a class that has its own says with `aggregates_sum`.
+    """
+    declared, own = (_where(type(method), name) for name in ("aggregates_sum", "aggregate"))
+    said = getattr(method, "aggregates_sum", False) and declared <= own  # what was said of another `aggregate` says nothing
+    return bool(said and weighting_of(method) == "uniform" and getattr(method.policy(s), "common", False))
+
+
+def _where(kind: type, name: str) -> float:
+    """How far up the class that defines that attribute is."""
+    return next((i for i, one in enumerate(kind.__mro__) if name in vars(one)), math.inf)
 
 
 def run_releases(method: Method, s: Setting, view: View) -> list[Event]:
@@ -74,5 +92,6 @@ def run_releases(method: Method, s: Setting, view: View) -> list[Event]:
 
 
 def holds_shares(plan: Plan, s: Setting, view: View) -> bool:
-    """Whether that view sees a sum that carries the noise of several uploads."""
-    return plan.place == "upload" and plan.dp_sgd is None and view is not View.SERVER and s.can_share
+    """Whether that view sees a sum that carries the noise of several uploads, none of which was cut off by a clamp."""
+    noise_of_each = plan.place == "upload" and plan.dp_sgd is None and plan.clamp is None
+    return noise_of_each and view is not View.SERVER and s.can_share

@@ -9,11 +9,10 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
+from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.methods.adaptive import refuse_dp_sgd
-from fedveil.methods.base import MethodConfig, Setting, gaussian_plan, planned_releases, sum_noise
-from fedveil.methods.method import weighting_of
+from fedveil.methods.base import Setting, sum_noise
 
 SUMS = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.AGGREGATE)
 """What such papers speak of: clients, and the sum of a round."""
@@ -52,12 +51,3 @@ def summed_claim(s: Setting, formula: Callable[[float], float], source: str) -> 
         return None
     note = f"sigma = {sigma_of(s):.4g}, of which each upload carries the share 1/sqrt({s.cohort})"
     return Claim(formula(sigma_of(s)), s.delta, SUMS, source, note)
-
-
-def upload_releases(method: MethodConfig, s: Setting, view: View, clip: float = 1.0) -> list[Event]:
-    """The cost of uploads that are all made under the same clip; where clients weigh by size, no view gains by the sum.
-
-    A sum by unequal weights has less noise for its largest weight than n equal shares have.
-    """
-    weighted = weighting_of(method) == "examples"
-    return planned_releases(gaussian_plan(s, clip), s, s.scope.view if weighted else view)

@@ -9,6 +9,7 @@ from fedveil.accounting.formatting import epsilon, number
 from fedveil.accounting.secret_samples import is_amplified
 from fedveil.accounting.types import Adjacency, FixedSampleGaussian, Guarantee, SeenCountGaussian, Unit, View
 from fedveil.methods.method import weighting_of
+from fedveil.methods.run_cost import releases_to
 from fedveil.statement.evaluation_notes import evaluation_note
 from fedveil.statement.public_values import LOOKED_AT
 from fedveil.statement.sampler_error import run_variation, sampler_line
@@ -121,7 +122,7 @@ def _summing(method: Method, s: Setting) -> list[Assumption]:
                 "a single upload has less noise of its own than the sum has, or none",
             )
         ]
-    if not s.can_share or not getattr(method.policy(s), "common", False):
+    if not s.can_share or releases_to(method, s, View.AGGREGATE) == releases_to(method, s, View.SERVER):
         return []  # what is proven against the server holds for all, whoever is missing
     least = f"at least {s.min_survivors}" if s.min_survivors is not None else f"all {s.cohort}"
     others = f", at most {s.colluders} of them the adversary's" if s.colluders else ""

@@ -1,0 +1,126 @@
+"""Who sees no single upload is credited with the noise of all of them only where the server makes nothing but their sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pytest
+import torch
+from scipy.signal import fftconvolve
+from scipy.stats import norm
+
+import method_kit as h
+from fedveil.accounting.gaussian import epsilon_of
+from fedveil.accounting.types import Adjacency, Scope, Unit, View
+from fedveil.errors import ConfigError
+from fedveil.methods.base import MethodConfig, gaussian_plan, mean
+from fedveil.methods.declared_cost import check_declared
+from fedveil.methods.ldp_fed import LDPFed
+from fedveil.methods.nbafl import NbAFL
+from fedveil.methods.run_cost import adds_up
+from fedveil.methods.setting import Setting
+from fedveil.release.plan import Fixed, Policy, Upload
+from fedveil.statement.certify import certify
+from fedveil.training.params import Layout
+
+N, Z = 50, 0.5
+
+
+def setting(**changes: Any) -> Setting:
+    scope = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER)
+    common = {"clients": N, "cohort": N, "rounds": 1, "layout": Layout.of({"w": (3, 2)}), "delta": 1e-5, "noise_multiplier": Z}
+    return replace(h.setting(), scope=scope, **{**common, **changes})
+
+
+def epsilons(method: Any, s: Setting) -> list[float]:
+    """Proven of the server, of the sums, and of the last model."""
+    return [view.proven.epsilon for view in certify(method, s).views]
+
+
+class Plus(MethodConfig):
+    """Constant clip and noise, and the default mean."""
+
+    name: Literal["plus"] = "plus"
+    clip: float = 1.0
+
+    def policy(self, s: Setting) -> Policy:
+        return Fixed(gaussian_plan(s, self.clip))
+
+
+class Weighted(Plus):
+    weighting: Literal["uniform", "examples"] = "examples"
+
+
+class Median(Plus):
+    def aggregate(self, uploads: Sequence[Upload], model: torch.Tensor) -> torch.Tensor:
+        return torch.stack([upload.vector for upload in uploads]).median(0).values
+
+
+class Halved(Plus):
+    aggregates_sum: ClassVar[bool] = True
+
+    def aggregate(self, uploads: Sequence[Upload], model: torch.Tensor) -> torch.Tensor:
+        return mean(uploads) / 2
+
+
+class MedianOfNbafl(NbAFL):
+    """What its base class says of the base's `aggregate` says nothing of this one."""
+
+    aggregate = Median.aggregate
+
+
+class Clamped(Plus):
+    def policy(self, s: Setting) -> Policy:
+        return Fixed(replace(gaussian_plan(s, self.clip), clamp=1.0))
+
+
+def test_a_plain_sum_has_the_noise_of_all_uploads() -> None:
+    one, all_of_them = (epsilon_of(m, 1e-5) for m in (1 / Z, 1 / (Z * math.sqrt(N))))
+    for method in (Plus(), Halved(), Weighted(weighting="uniform")):
+        assert epsilons(method, setting()) == pytest.approx([one, all_of_them, all_of_them], rel=1e-6)
+    assert adds_up(NbAFL(), setting())
+
+
+@pytest.mark.parametrize("method", [Median(), Weighted(), Clamped(), LDPFed()], ids=lambda method: type(method).__name__)
+def test_what_is_no_plain_sum_inherits_the_servers_number(method: Any) -> None:
+    assert epsilons(method, setting()) == pytest.approx([epsilon_of(1 / Z, 1e-5)] * 3, rel=1e-6)
+    texts = " ".join(text for view in certify(method, setting()).views for text in view.proven.assumptions)
+    assert "no upload is missing" not in texts
+    check_declared(method, setting(), torch.zeros(6))
+    assert not adds_up(MedianOfNbafl(), setting())
+
+
+def test_the_old_number_of_uploads_that_are_clamped_one_by_one_is_refuted() -> None:
+    """The others' updates lie at the bound, where a clamp cuts half of their noise off; uploads are rounded down to a grid.
+
+    So S_floor <= S <= S_floor + n h for the sum S of one coordinate, and S >= t is at least as likely as S_floor >= t where the
+    client was zeroed, and at most as likely as S_floor >= t - n h where it has -C.
+    """
+    old = epsilon_of(1 / (Z * math.sqrt(N)), 1e-5)
+    step = 1 / 1000
+    cells = np.arange(-1000, 1001) * step
+
+    def floored(centre: float) -> Any:
+        return np.diff(norm.cdf((np.concatenate([[-np.inf], cells[1:], [np.inf]]) - centre) / Z))
+
+    others = np.ones(1)
+    for _ in range(N - 1):
+        others = np.maximum(fftconvolve(others, floored(1.0)), 0)
+    zeroed, present = (np.cumsum(np.maximum(fftconvolve(others, floored(x)), 0)[::-1])[::-1] for x in (0.0, -1.0))
+    slack = N + 1
+    delta = float((zeroed[slack:] - math.exp(old) * present[:-slack]).max())
+    assert delta > 1e-3 > 1e-5
+    assert certify(LDPFed(), setting()).view(View.AGGREGATE).proven.epsilon > 3 * old
+
+
+def test_a_method_that_claims_the_sum_of_clamped_noise_is_refused() -> None:
+    class Claims(Clamped):
+        def releases(self, s: Setting, view: View) -> Any:
+            return Plus().releases(s, view)
+
+    with pytest.raises(ConfigError, match="in the aggregate view"):
+        check_declared(Claims(), setting(), torch.zeros(6))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedveil.federation.history import Record
     from fedveil.federation.progress import Federation, Progress
     from fedveil.tasks.task import Evidence, Task
+    from fedveil.training.local import State
     from fedveil.training.params import FlatModel
 
 
@@ -94,16 +95,25 @@ def _personal_scores(federation: Federation, progress: Progress) -> Record:
     on_test_set: list[float | None] = []
     for c in range(len(federation.context.clients)):
         model, state = global_model(federation, progress), progress.privates.get(c, {})
-        model.load(objective.personal(progress.model, state))
-        if "buffers" in state:
-            model.load_buffers(state["buffers"])
         own_statistics = progress.buffers is None and "buffers" not in state
+        loaded = _loaded(model, objective, progress.model, state)
         if tests is not None:
-            each.append(_private_score(task, model, *tests.examples(c), own_statistics))
+            each.append(_private_score(task, model, *tests.examples(c), own_statistics) if loaded else None)
         if whole:
-            on_test_set.append(_private_score(task, model, *federation.test, own_statistics))
+            on_test_set.append(_private_score(task, model, *federation.test, own_statistics) if loaded else None)
     row: Record = {} if tests is None else {f"personal_{task.main.name}": each, f"mean_personal_{task.main.name}": _mean(each)}
     return row | ({f"mean_personal_test_{task.main.name}": _mean(on_test_set)} if whole else {})
+
+
+def _loaded(model: FlatModel, objective: HasPersonalModel, released: Tensor, state: State) -> bool:
+    """Whether the client's own model could be put there; an objective that fails on its state gives no figure."""
+    try:
+        model.load(objective.personal(released, state))
+        if "buffers" in state:
+            model.load_buffers(state["buffers"])
+    except Exception:
+        return False
+    return True
 
 
 def _private_score(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistics: bool) -> float | None:

@@ -188,9 +188,19 @@ def declared(task: Task, objective: Objective, policy: object) -> Columns:
     return columns_of(task, (*released, *(replace(c, public=False) for c in measured)))
 
 
+def reserved(method: Method, columns: Columns) -> set[str]:
+    """The public columns, whose names no private figure of an objective can have."""
+    return {column.name for column in columns.values() if column.public} - _private_plans(method)
+
+
+def _private_plans(method: Method) -> set[str]:
+    """What tells of plans that read private data."""
+    return set(_PLANNED) if getattr(method, "variant", "proven") == "published" else set()
+
+
 def hidden(method: Method, s: Setting, columns: Columns) -> set[str]:
     """The public columns that are private in this run, because of its method, its sampling or its view."""
-    found = set(_PLANNED) if getattr(method, "variant", "proven") == "published" else set()  # its plans read private data
+    found = _private_plans(method)
     if s.scope.view is View.FINAL:  # figures of the models before the last, which nobody is to see
         found |= {c.name for c in columns.values() if c not in INDEX and c.name not in (*_COUNTED, "epsilon_spent")}
     if s.sampling == "poisson" and s.scope.view is not View.SERVER:

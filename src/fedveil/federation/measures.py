@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from fedveil.federation.history import declared, reserved
 from fedveil.methods.method import weighting_of
 from fedveil.release.cost import per_layer
 from fedveil.release.evaluation_counts import COUNTS
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from fedveil.federation.progress import Federation, Progress
     from fedveil.federation.round import Outcome
     from fedveil.release.plan import Upload
+    from fedveil.training.local import State
     from fedveil.training.params import Layout
+
+Figures = Mapping[str, float | list[float]]
 
 
 _CLEAR = 3.0
@@ -115,15 +119,22 @@ def evaluation_figures(federation: Federation, uploads: Sequence[Upload]) -> Rec
 
 
 def method_measures(federation: Federation, progress: Progress, clients: list[int]) -> Record:
-    """The figures of this round's policies and objectives (see `HasMetrics`): means over the clients, and each client's own."""
+    """The figures of this round's policies and objectives (see `HasMetrics`): means over the clients, and each client's own.
+
+    An objective's are private, and so are named apart where a public column has their name; what it fails to measure is left out.
+    """
     context = federation.context
+    public = reserved(federation.method, declared(context.task, context.objective, context.policy))
     policies = [progress.common] if context.summed else [progress.policies.get(c, {}) for c in clients]
     row: Record = {}
     own: dict[int, dict[str, Any]] = {c: {} for c in clients}
     for part, states in ((context.objective, [progress.privates.get(c, {}) for c in clients]), (context.policy, policies)):
         if isinstance(part, HasMetrics):
-            measured = [part.measures(state) if state else {} for state in states]
-            row.update(_means([cells for cells in measured if cells]))
+            if part is context.objective:
+                measured = [_measured(part, state, public) for state in states]
+            else:
+                measured = [part.measures(state) if state else {} for state in states]
+            row.update(_means(measured))
             if len(measured) == len(clients) and not (context.summed and part is context.policy):
                 for c, cells in zip(clients, measured, strict=True):
                     own[c].update((key, value) for key, value in cells.items() if not isinstance(value, list))
@@ -132,8 +143,24 @@ def method_measures(federation: Federation, progress: Progress, clients: list[in
     return row
 
 
-def _means(rows: list[Mapping[str, float | list[float]]]) -> Record:
-    return {key: np.mean([row[key] for row in rows], axis=0).tolist() for key in (rows[0] if rows else {})}
+def _measured(objective: HasMetrics, state: State, public: Container[str]) -> Figures:
+    """What an objective measures of a client's state; nothing where that fails: how a run ends is seen by all."""
+    try:
+        cells = objective.measures(state) if state else {}
+        figures = {str(name): np.asarray(value, dtype=float).tolist() for name, value in cells.items()}
+    except Exception:
+        return {}
+    return {f"objective_{name}" if name in public else name: value for name, value in figures.items()}
+
+
+def _means(rows: Sequence[Figures]) -> Record:
+    """Of each figure, over those that have it, as a number or as a list of one length."""
+    found: dict[str, list[float | list[float]]] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row[name] for row in rows if name in row]
+        if len({np.shape(value) for value in values}) == 1:
+            found[name] = values
+    return {name: np.mean(values, axis=0).tolist() for name, values in found.items()}
 
 
 def _counts(upload: Upload, layout: Layout) -> list[float]:

@@ -42,6 +42,15 @@ def tree_parts(tree: dict[str, Any]) -> Iterator[bytes | memoryview]:
         yield _memory(value)
 
 
+def is_storable(tree: dict[str, Any]) -> bool:
+    """Whether such a file can be made of it, but for its tensors' memory, which is not read."""
+    try:
+        next(tree_parts(tree))
+    except Exception:  # numbers of too many digits, a list in itself, a kind of tensor that the format lacks
+        return False
+    return True
+
+
 def _memory(tensor: Tensor) -> memoryview:
     import torch
 

@@ -14,7 +14,7 @@ import torch
 
 from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.federation.evidence import evaluation_counts
-from fedveil.federation.plain_state import mapped
+from fedveil.federation.plain_state import is_storable, mapped
 from fedveil.release.cost import promises
 from fedveil.release.dpsgd import PerExampleGradient, step_noise
 from fedveil.release.evaluation_counts import COUNTS, EvaluationCounts
@@ -291,7 +291,7 @@ def _check_kept(state: Any, noise_power: Any, layers: int) -> None:
     power = noise_power is None or (_dense(noise_power) and noise_power.shape == (layers,) and noise_power.is_floating_point())
     if not power or type(state) is not dict:
         raise ConfigError("Local.state must stay a dictionary, and Local.noise_power one number for each layer")
-    if not _is_plain(state):
+    if not (_is_plain(state) and is_storable(state)):
         raise ConfigError(
             "Local.state may hold dense tensors, numbers and strings, in dictionaries, lists and tuples; no other kind"
         )
@@ -306,7 +306,11 @@ def _is_plain(value: Any) -> bool:
         return all(isinstance(key, str | int) and _is_plain(part) for key, part in value.items())
     if type(value) in (list, tuple):
         return all(map(_is_plain, value))
-    return value is None or _dense(value) or isinstance(value, bool | int | float | str | np.generic)
+    if isinstance(value, np.generic):
+        return isinstance(value.item(), bool | int | float | str)
+    if _dense(value):
+        return value.dtype in (torch.bool, torch.uint8) or value.dtype.is_floating_point or value.dtype.is_signed
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _kept(model: FlatModel, value: Any) -> Any:

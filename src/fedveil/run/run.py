@@ -287,7 +287,8 @@ def summaries(result: Result, run_id: str, columns: Columns) -> tuple[dict[str, 
     }
     if result.selection_score is not None:
         whole["selection_score"] = result.selection_score
-    public = {k: v for k, v in last.items() if columns[k].public or k.startswith("test_")}  # of the last model, which is released
+    shown = Columns(columns.own)  # the last model is released in every view, and with it its scores
+    public = {k: v for k, v in last.items() if columns[k].public or (k.startswith("test_") and shown[k].public)}
     return whole, {k: v for k, v in whole.items() if k != "seconds" or columns[k].public} | {"final": public}
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.data.dataset import Dataset
@@ -82,6 +83,66 @@ def test_client_test_split_is_random_within_the_client() -> None:
     assert abs(position[:500].mean() - position[500:].mean()) < 1.5
     with pytest.raises(ConfigError, match="client_test_fraction = 1"):
         client_test_split(part, 1.0, seed=1)
+
+
+def natural(sizes: list[int]) -> tuple[NDArray[np.int64], Partition]:
+    """The users of examples of so many users, in turns, and their partition."""
+    users = np.argsort(np.concatenate([np.linspace(0, 1, n, endpoint=False) for n in sizes]), kind="stable")
+    users = np.repeat(np.arange(len(sizes)), sizes)[users]
+    return users, partition("users", np.zeros(len(users), int), seed=1, users=users)
+
+
+def in_place(users: NDArray[np.int64], chosen: NDArray[np.int64]) -> list[list[int]]:
+    """Which of each user's examples are chosen, by their places among its examples."""
+    return [np.flatnonzero(np.isin(np.flatnonzero(users == user), chosen)).tolist() for user in range(users.max() + 1)]
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.integers(6, 30), min_size=2, max_size=12),
+    seed=st.integers(0, 99),
+    fraction=st.floats(0.2, 0.9),
+    data=st.data(),
+)
+def test_what_one_client_has_changes_nobody_elses_split(
+    sizes: list[int], seed: int, fraction: float, data: st.DataObject
+) -> None:
+    """Neighbouring data differ in one client alone; a draw over all examples together changed the training sets of all others."""
+    changed = data.draw(st.integers(0, len(sizes) - 1))
+    others = sizes.copy()
+    others[changed] = data.draw(st.integers(1, 40))
+    tests, publics = [], []
+    for each in (sizes, others):
+        users, part = natural(each)
+        tests.append(in_place(users, client_test_split(part, fraction, seed=seed)[1].order))
+        private, public = public_split(len(users), seed=seed, fraction=fraction, users=users)
+        assert np.array_equal(np.sort(np.concatenate([private, public])), np.arange(len(users)))
+        publics.append(in_place(users, public))
+    for first, second in (tests, publics):
+        assert [part for user, part in enumerate(first) if user != changed] == [
+            part for user, part in enumerate(second) if user != changed
+        ]
+
+
+def test_each_client_has_a_split_of_its_own() -> None:
+    users, part = natural([100] * 50)
+    for chosen in (client_test_split(part, 0.2, seed=1)[1].order, public_split(5000, seed=1, fraction=0.2, users=users)[1]):
+        held = in_place(users, chosen)
+        assert {len(own) for own in held} == {20}
+        assert len({tuple(own) for own in held}) == 50
+        counts = np.bincount(np.concatenate(held), minlength=100)
+        assert counts.max() < 25, "no place is preferred: 10 expected, deviation 2.8"
+
+
+def test_the_public_share_of_small_users_is_right_on_average() -> None:
+    users = np.repeat(np.arange(4000), 3)
+    private, public = public_split(12_000, seed=3, fraction=0.1, users=users)
+    assert abs(len(public) - 1200) < 5 * np.sqrt(4000 * 0.3 * 0.7)
+    assert np.bincount(users[private], minlength=4000).min() >= 2
+    most = public_split(12_000, seed=3, fraction=0.99, users=users)[0]
+    assert (np.bincount(users[most]) == 1).all(), "each keeps one to train on"
+    with pytest.raises(ConfigError, match="a public split of 0 from 10 training examples of 10 users"):
+        public_split(10, seed=1, fraction=0.9, users=np.arange(10))
 
 
 def test_split_within_users() -> None:

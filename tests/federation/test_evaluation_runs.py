@@ -23,7 +23,7 @@ from fedveil.federation.evidence import evaluation_counts
 from fedveil.federation.fit import _tasks
 from fedveil.federation.measures import evaluation_figures
 from fedveil.federation.progress import Federation, start
-from fedveil.federation.round import Work, attempted, planned
+from fedveil.federation.round import ClientTask, Work, attempted, planned
 from fedveil.flower.grid_engine import GridEngine
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.network.deployed_data import own_part
@@ -130,11 +130,15 @@ def test_figures_are_those_of_the_model_with_which_the_round_began(view: str, tm
     rows = finished(there, Inline(there.context)).history
     tests = there.context.tests
     assert tests is not None
+    plan = planned(there.context, ClientTask(0, Released(0, there.context.model.vector, None), 1.0))
+    assert isinstance(plan, Plan)
+    noise = plan.extras[COUNTS].noise_std * (math.sqrt(6) if view == "server" else 1)  # of six uploads, or of their sum
     for row, before in zip(rows[1:], rows, strict=False):
         truth = sum(a * tests.size(c) for c, a in enumerate(before["client_accuracy"])) / len(tests.y)
         assert row["noisy_accuracy"] == pytest.approx(truth, abs=6 * row["noisy_accuracy_std"])
         assert row["noisy_examples"] == pytest.approx(len(tests.y), rel=0.3)
-        assert 0 < row["noisy_accuracy_std"] < 0.1
+        found = row["noisy_accuracy"]
+        assert row["noisy_accuracy_std"] == pytest.approx(noise * math.hypot(found, 1 - found) / row["noisy_examples"])
 
 
 def upload(there: Federation, right: float, wrong: float) -> Upload:

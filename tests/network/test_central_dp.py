@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import logging
 import math
@@ -83,6 +84,23 @@ def test_a_stranger_verifies_the_run(tmp_path: Path) -> None:
     assert found.outcome == "verified", [f for f in found.findings if f.kind != "verified"]
     (tmp_path / "run" / "flower.md").write_text("clients were asked nothing else")
     assert fv.verification(tmp_path / "run").outcome == "contradicted"
+
+
+def test_its_ledger_tells_nothing_of_private_files(tmp_path: Path) -> None:
+    """No name, since failures.csv says that a client failed, and no digest that confirms a guess."""
+    closed = []
+    for broken in (set[int](), {101}):
+        folder, grid = tmp_path / f"{len(broken)}", AppGrid(app(), 8)
+        grid.fails = broken
+        central(folder, noise_multiplier=1.0).start(grid, model(), 2)
+        assert (folder / "run" / "private" / "failures.csv").exists() == bool(broken)
+        with Ledger.open(folder / "run" / "ledger.sqlite", read_only=True) as ledger:
+            assert ledger.closing is not None
+            files = {**ledger.meta["files"], **ledger.closing[0]["files"]}
+        closed.append(set(files))
+        own = [file for file in (folder / "run" / "private").iterdir() if file.name != "salt"]
+        assert not {hashlib.sha256(file.read_bytes()).hexdigest() for file in own} & set(files.values())
+    assert closed[0] == closed[1]
 
 
 @pytest.mark.parametrize("kind", [FedAvg, FedProx, FedAdam])

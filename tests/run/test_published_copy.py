@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from fedveil.adversary.audit_run import audit_run
 from fedveil.cli.app import app
+from fedveil.configuration.config import parse
+from fedveil.data.dataset import Dataset
+from fedveil.data.own.arrays import from_arrays
 from fedveil.errors import ConfigError
 from fedveil.ledger.ledger import Ledger
 from fedveil.pages.report_page import page_values
 from fedveil.run.published_copy import publish
 from fedveil.run.recorded_run import read_run
 from fedveil.run.run import run
+from fedveil.run.verification import verification
 from method_kit import digits
 
 CONFIG = digits(
@@ -144,3 +151,106 @@ def test_a_contradicted_run_is_not_shown(made: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is contradicted, so nothing was copied: .*config\.toml"):
         publish(forged, tmp_path / "copy")
     assert [file.name for file in tmp_path.iterdir()] == ["forged"]
+
+
+def neighbours(value: float) -> Dataset:
+    """20 clients with 10 examples each; those of client 0 alone are of that value, and training on 3e38 fails."""
+    draws = np.random.default_rng(0)
+    x, tests = draws.random((200, 8)).astype(np.float32), draws.random((50, 8)).astype(np.float32)
+    y, clients = (x[:, 0] > 0.5).astype(np.int64), np.repeat(np.arange(20), 10)
+    x[:10] = value
+    return from_arrays(x, y, client=clients, test=(tests, (tests[:, 0] > 0.5).astype(np.int64)), name="toy", classes=2)
+
+
+def shape_of(made: Path, shown: Path) -> dict[str, Any]:
+    """What of a published run does not vary with its noise: names of files and columns, numbers of rows, what the ledger says."""
+    publish(made, shown)
+    tables = {file.name: read_table(file) for file in shown.glob("*.csv")}
+    with Ledger.open(shown / "ledger.sqlite", read_only=True) as ledger:
+        opening, (closing, _), rows = ledger.meta, ledger.closing or ({}, ""), len(ledger)
+    return {
+        "files": sorted(file.name for file in shown.iterdir()),
+        "sizes": {
+            name: (shown / name).stat().st_size for name in ("ledger.sqlite", "model.safetensors", "data.json", "config.toml")
+        },
+        "tables": {
+            name: (list(rows[0]), len(rows), [[k for k in row if row[k]] for row in rows]) for name, rows in tables.items()
+        },
+        "summary": list(json.loads((shown / "summary.json").read_text())["final"]),
+        "opening": sorted(opening["files"]),
+        "closing": {**closing, "files": sorted(closing["files"])},
+        "releases": rows,
+    }
+
+
+def test_a_private_file_that_is_changed_missing_or_added_is_named(made: Path, tmp_path: Path) -> None:
+    """In the run itself: the closing binds `private/digests.json`, and that binds the others."""
+
+    def found(kind: str, change: Callable[[Path], object]) -> str:
+        own = Path(shutil.copytree(made, tmp_path / kind))
+        change(own / "private")
+        wrong = [f for f in verification(own).findings if f.subject in ("files", "other files") and f.kind != "verified"]
+        return "; ".join(f"{f.kind}: {f.text}" for f in wrong if "private/" in f.text or f.kind != "trust")
+
+    def reworded(private: Path) -> None:
+        digests = json.loads((private / "digests.json").read_text())
+        (private / "digests.json").write_text(json.dumps(digests | {"private/history.csv": "0" * 64}))
+
+    assert found("same", lambda private: None) == ""
+    changed = found("changed", lambda private: (private / "history.csv").write_text("round\n"))
+    assert changed.startswith("contradicted: ")
+    assert "private/history.csv" in changed
+    assert found("missing", lambda private: (private / "history.csv").unlink()) == "unknown: private/history.csv is gone"
+    added = found("added", lambda private: (private / "failures.csv").write_text("round,client,failure\n"))
+    assert added.startswith("trust: no digest covers ")
+    assert "private/failures.csv" in added
+    assert "private/digests.json" in found("reworded", reworded)
+    unlisted = found("unlisted", lambda private: (private / "digests.json").unlink())
+    assert "unknown: private/digests.json is gone" in unlisted
+    assert "private/history.csv" in unlisted
+
+
+def read_table(file: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(file.read_text().splitlines()))
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate", "final"])
+def test_whether_a_client_failed_is_in_nothing_that_is_shown(view: str, tmp_path: Path) -> None:
+    """Also not in the names that the ledger binds: private/failures.csv is there if and only if a client failed."""
+    found = {}
+    for value in (0.5, 3e38):
+        config = parse(
+            {
+                "method": {"name": "dp-fedavg"},
+                "model": {"name": "linear"},
+                "data": {"partition": {"kind": "users"}},
+                "training": {"rounds": 2, "clients_per_round": 20, "batch_size": 5},
+                "privacy": {"epsilon": 1.0, "delta": 1e-3, "view": view},
+                "run": {"engine": "inline"},
+            }
+        )
+        made = run(config, tmp_path / f"{value}", data=neighbours(value)).path
+        assert (made / "private" / "failures.csv").exists() == (value > 1)
+        found[value] = shape_of(made, tmp_path / f"shown-{value}")
+    assert found[0.5] == found[3e38]
+
+
+def test_whether_anybody_took_part_is_in_nothing_that_is_shown(tmp_path: Path) -> None:
+    """Poisson sampling, where that is secret, and a method that measures each client: private/participants.csv tells."""
+    found: dict[bool, list[Any]] = {True: [], False: []}
+    for seed in range(8):
+        config = digits(
+            {"name": "fed-dpa"},
+            "run.seeded_noise=true",
+            f"run.seed={seed}",
+            rounds=1,
+            data={"partition": {"kind": "iid", "clients": 20}},
+            privacy={"noise_multiplier": 1.0},
+            training={"sampling": "poisson", "clients_per_round": 1},
+        )
+        made = run(config, tmp_path / f"{seed}").path
+        somebody = int(read_run(made).history[0]["participants"]) > 0
+        assert (made / "private" / "participants.csv").exists() == somebody
+        found[somebody].append(shape_of(made, tmp_path / f"shown-{seed}"))
+    assert all(found.values()), "seeds of both kinds"
+    assert len({json.dumps(one) for ones in found.values() for one in ones}) == 1

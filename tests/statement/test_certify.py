@@ -9,7 +9,9 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from rich.console import Console
 
 from fedveil.accounting.accountant import bound
@@ -18,6 +20,7 @@ from fedveil.accounting.learnability import Learnability
 from fedveil.accounting.types import Adjacency, Audit, Claim, Event, SampledGaussian, Scope, Unit, View
 from fedveil.cli.statement_terminal import render, render_brief
 from fedveil.configuration.config import parse
+from fedveil.data.partition import partition
 from fedveil.errors import ConfigError
 from fedveil.methods.aldp_fl import ALDPFL
 from fedveil.methods.dp_fedavg import DPFedAvg
@@ -420,3 +423,36 @@ def test_brackets_in_reasons_are_shown_as_they_are() -> None:
             return ("[red]layers[/red] [0, 1]",)
 
     assert "[red]layers[/red] [0, 1]" in shown(certify(Odd(), setting()))
+
+
+@pytest.mark.parametrize("kind", ["dirichlet", "shards", "label-count", "iid"])
+def test_at_record_level_a_division_by_labels_is_an_assumption(kind: str) -> None:
+    """One label changes, and records of the others lie with other clients: none but the statement can say that it does not."""
+    more = {"dirichlet": {"alpha": 0.5}, "shards": {"per_client": 2}, "label-count": {"labels_per_client": 2}}.get(kind, {})
+
+    def assumed(unit: str) -> list[str]:
+        training = {"local": "dp-sgd", "example_clip": 1.0} if unit == "record" else {}
+        sections = {
+            "data": {"name": "digits", "partition": {"kind": kind, "clients": 10, **more}},
+            "method": {"name": "fedavg", "weighting": "uniform"} if unit == "record" else {"name": "dp-fedavg"},
+            "training": {"rounds": 2, **training},
+            "privacy": {"unit": unit, "noise_multiplier": 2.0, "delta": 1e-5},
+        }
+        return [
+            a.why for a in certify_config(parse(sections)).assumptions if a.what.startswith("which client holds which record")
+        ]
+
+    assert assumed("client") == []
+    found = assumed("record")
+    assert len(found) == (kind != "iid")
+    assert all(f"data.partition.kind = '{kind}'" in why for why in found)
+    labels = np.random.default_rng(0).integers(0, 10, 2000)
+
+    def owners(of: NDArray[np.int64]) -> NDArray[np.int64]:
+        made, found = partition(kind, of, clients=10, seed=0, **more), np.full(2000, -1)
+        found[made.clients.order] = np.repeat(np.arange(10), made.sizes)
+        return found
+
+    others = [np.where(np.arange(2000) == i, (labels + 1) % 10, labels) for i in range(20)]
+    moved = [np.flatnonzero(owners(labels) != owners(other)) for other in others]
+    assert any((records != i).any() for i, records in enumerate(moved)) == bool(found), "it is there where it is needed"

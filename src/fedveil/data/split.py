@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.data.dataset import Dataset, strata
 from fedveil.data.partition import ClientIndices, Partition
-from fedveil.data.seeding import generator
+from fedveil.data.seeding import draws, generator, lots, places
 from fedveil.errors import ConfigError, DataError
 
 Ints = NDArray[np.int64]
 
 
-def public_split(total: int, *, seed: int, fraction: float | None = None, size: int | None = None) -> tuple[Ints, Ints]:
+def public_split(
+    total: int, *, seed: int, fraction: float | None = None, size: int | None = None, users: NDArray[Any] | None = None
+) -> tuple[Ints, Ints]:
     """Take a random public part out of `total` training examples, before they are partitioned among clients.
 
     fraction: between 0 and 1, rounded down; or size: number of examples; exactly one of them.
+    users: whose each example is [total], where they are the clients; with fraction alone. Of each user's examples that share is
+    public, rounded up or down at random, and at most all but one; what the others have changes nothing of it.
     Returns the ascending indices (private, public), neither of them empty; hand the first to `partition` as `among`.
     """
     if (fraction is None) == (size is None):
         raise ConfigError("a public split needs either public_fraction or public_size, and not both")
     if fraction is not None:
         _between("public_fraction", fraction)
+        if users is not None:
+            return _public_of_each(users, fraction, seed)
         size = int(total * fraction)
     if size is None or isinstance(size, bool) or not 0 < size < total:
         raise ConfigError(f"a public split of {size} from {total} training examples; give 1 to {total - 1}")
@@ -33,22 +41,41 @@ def public_split(total: int, *, seed: int, fraction: float | None = None, size: 
     return np.sort(shuffled[size:]), np.sort(shuffled[:size])
 
 
+def _public_of_each(users: NDArray[Any], fraction: float, seed: int) -> tuple[Ints, Ints]:
+    """The public split of each user's examples, from a stream of its own."""
+    ids, who = np.unique(users, return_inverse=True)
+    sizes, rounding = np.bincount(who), lots(f"public split, rounding\n{seed}\n{one}" for one in ids) / 2.0**64
+    shown = _part(who, np.minimum(np.floor(fraction * sizes + rounding), sizes - 1), "public split", seed, ids)
+    if not shown.any():
+        raise ConfigError(
+            f"a public split of 0 from {len(who)} training examples of {len(ids)} users: take a larger public_fraction than "
+            f"{fraction:g}"
+        )
+    return np.flatnonzero(~shown), np.flatnonzero(shown)
+
+
+def _part(owners: Ints, counts: NDArray[Any], purpose: str, seed: int, names: Iterable[Any]) -> NDArray[np.bool_]:
+    """A random `counts` of each owner's examples, whatever the others have.
+
+    names: of the owners; the stream of each follows from its name, the seed and the purpose.
+    """
+    own = draws(lots(f"{purpose}\n{seed}\n{name}" for name in names), owners)
+    return np.asarray(places(owners, own) < counts[owners], dtype=np.bool_)
+
+
 def client_test_split(partition: Partition, fraction: float, *, seed: int) -> tuple[Partition, ClientIndices]:
     """Keep a random part of each client's examples for testing.
 
     fraction: between 0 and 1; client i with n examples keeps round(fraction * n) for testing, but at most n - 1, so a client
-    that has data still trains. Returns the partition of the rest, and the test examples by client (indices into the
+    that has data still trains. Which ones depends on the seed, its number i and n alone, so that one client's data change
+    nobody else's split. Returns the partition of the rest, and the test examples by client (indices into the
     training set, possibly none for small clients).
     """
     _between("client_test_fraction", fraction)
     sizes = partition.sizes
     held = np.clip(np.floor(fraction * sizes + 0.5).astype(np.int64), 0, np.maximum(sizes - 1, 0))
-    order, offsets = partition.clients.order, partition.clients.offsets
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    lot = generator(seed, "client test split").random(len(order))
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[np.lexsort((lot, owner))] = np.arange(len(order)) - np.repeat(offsets[:-1], sizes)
-    test = rank < held[owner]
+    order, clients = partition.clients.order, np.arange(len(sizes))
+    test = _part(np.repeat(clients, sizes), held, "client test split", seed, clients)
     train = ClientIndices(order[~test], _offsets(sizes - held))
     return dataclasses.replace(partition, clients=train), ClientIndices(order[test], _offsets(held))
 

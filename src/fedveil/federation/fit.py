@@ -205,12 +205,18 @@ def _uploads(
     released: Released,
     record: Record,
 ) -> list[Upload]:
-    """Release what the clients sealed: their uploads, charged together, or one noisy mean; nothing if too few survived."""
+    """Release what the clients sealed: their uploads, charged together, or one noisy mean; nothing if too few survived.
+
+    A skipped round leaves the clients' private states as training made them, on every engine: a client over Flower does not learn
+    that it was skipped. What these may cost is charged.
+    """
     context, s = federation.context, federation.setting
     releases = [o.release for o in outcomes if o.release is not None]
     uploads = [] if plan is not None else context.door.release_uploads([r for r in releases if isinstance(r, SealedUpload)])
     if s.min_survivors is not None and len(releases) < s.min_survivors:
         record["skipped"] = f"{len(releases)} of the {s.min_survivors} clients that privacy.min_survivors asks for"
+        if isinstance(plan, Plan):
+            context.door.charge_skipped([r for r in releases if isinstance(r, Contribution)], plan, progress.round)
         return []
     if plan is None:
         if isinstance(context.policy, ServerPolicy):

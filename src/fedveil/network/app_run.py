@@ -29,7 +29,7 @@ from fedveil.release.noise import Randomness
 from fedveil.release.sealed import AGGREGATE
 from fedveil.run.assembly import budgets, new_run_id
 from fedveil.run.binding import conclude, opening
-from fedveil.run.data_card import CARD, FORMAT
+from fedveil.run.data_card import CARD, FORMAT, new_salt
 from fedveil.run.history_files import append_history
 from fedveil.run.shared_budget import check_plan, shared_budget
 from fedveil.run.spending import EpsilonSpent
@@ -120,6 +120,7 @@ class AppRun:
         rundir.write_text(path / "config.toml", _written(config))
         rundir.write_json(path / "statement.json", to_dict(statement))
         rundir.write_text(path / "statement.md", to_markdown(statement))
+        new_salt(path)
         rundir.write_json(path / CARD, _card(clients))
         rundir.write_text(path / "flower.md", page)
         Ledger.create(path / "ledger.sqlite", run, opening(path, method.name)).close()

@@ -275,6 +275,16 @@ class Door:
         update, extras = self.parts.parted(total / denominator)
         return Upload(AGGREGATE, round, update, stds, executed, executed.support, 1.0, buffers, extras=extras)
 
+    def charge_skipped(self, contributions: Sequence[Contribution], plan: Plan, round: int) -> None:
+        """Charge a round whose sum is not released, where noise is drawn inside training.
+
+        Clients keep what the round taught them, such as personal models, and later releases are made with it. Other plans need
+        no such charge: each of their releases is clipped and noised for all that went before.
+        """
+        if plan.dp_sgd is not None:
+            event = event_of(plan, self.layout, self.scope, rate=self.rate, round=round)
+            self.ledger.charge_all([self._entry(plan, event, AGGREGATE, round, len(contributions), (), exact=False)])
+
     # --- the steps ---
 
     def _added_up(self, contributions: Sequence[Contribution], kind: torch.dtype) -> Tensor:

@@ -101,8 +101,10 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
         dataset = split_within_users(dataset, section.user_test_fraction)
     check_targets(task_of(config), dataset)
     among, public_part = None, np.empty(0, dtype=np.int64)
+    by_user = section.partition.get("kind") == "users" and dataset.users_train is not None
     if section.public_fraction:
-        among, public_part = public_split(len(dataset.y_train), seed=seed, fraction=section.public_fraction)
+        users = dataset.users_train if by_user else None
+        among, public_part = public_split(len(dataset.y_train), seed=seed, fraction=section.public_fraction, users=users)
     if partition is None:
         options = checked_options(section.partition)
         need_strata(dataset.info, options)
@@ -113,7 +115,8 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
         raise ConfigError(
             f"the partition that was handed over gives clients {shared} of the {len(public_part)} examples that "
             f"data.public_fraction = {section.public_fraction:g} makes public: leave out what fedveil.data.split.public_split(n, "
-            f"seed={seed}, fraction={section.public_fraction:g})[1] gives of the n = {len(dataset.y_train)} training examples"
+            f"seed={seed}, fraction={section.public_fraction:g}{', users=data.users_train' * by_user})[1] gives of the "
+            f"n = {len(dataset.y_train)} training examples"
         )
     x, y = dataset.standardise(dataset.x_train), dataset.y_train
     tests = None

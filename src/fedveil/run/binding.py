@@ -2,6 +2,9 @@
 
 The opening is part of the ledger's first digest, the closing of its last; `fedveil verify` compares. What changes after the end
 (reports, audits), what is secret and not shown (checkpoints, noise state) and the ledger itself are not covered.
+
+A ledger may be published, and which private files there are tells of the data: failures.csv, that a client failed. So the closing
+binds all of them by one digest, that of `private/digests.json`, which lists theirs and stays in the folder `private`.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ from typing import Any
 from fedveil.errors import LedgerError
 from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.whole_files import DRAFT
-from fedveil.run.run_directory import PRIVATE, SALT
+from fedveil.run.run_directory import PRIVATE, SALT, json_text, private_folder, write_bytes
 
 FOLDERS = (".", PRIVATE)
 """Folders of a run directory whose files are bound."""
+DIGESTS = f"{PRIVATE}/digests.json"
+"""The digests of the private files that a run leaves after its opening."""
 _UNBOUND = ("ledger.sqlite", ".", "noise-state", "report.html", "audits.json", "closing.sig")
 
 
@@ -29,15 +34,23 @@ def digests_of(run: Path) -> dict[str, str]:
     """
     files = [file for folder in FOLDERS for file in sorted((run / folder).glob("*")) if file.is_file()]
     bound = [file for file in files if not file.name.startswith(_UNBOUND) and not file.name.endswith(DRAFT)]
-    salt = (run / PRIVATE / SALT).read_bytes() if (run / PRIVATE / SALT).exists() else b""
-    return {
-        file.relative_to(run).as_posix(): hashlib.sha256(salt * (file.parent.name == PRIVATE) + file.read_bytes()).hexdigest()
-        for file in bound
-    }
+    names = {file.relative_to(run).as_posix(): file for file in bound}
+    salt = _salt(run)
+    return {name: hashlib.sha256(salt * _private(name) + file.read_bytes()).hexdigest() for name, file in names.items()}
+
+
+def _private(name: str) -> bool:
+    return name.startswith(f"{PRIVATE}/")
+
+
+def _salt(run: Path) -> bytes:
+    """What is hashed before each private file."""
+    salt = run / PRIVATE / SALT
+    return salt.read_bytes() if salt.exists() else b""
 
 
 def opening(run: Path, method: str) -> dict[str, Any]:
-    """What a ledger says at its opening: the digests of the files that a run writes before it trains."""
+    """What a ledger says at its opening: the digests of the files that a run writes before it trains, whatever the data."""
     return {"method": method, "files": digests_of(run)}
 
 
@@ -57,7 +70,7 @@ def check_opening(run: Path) -> None:
 
 
 def conclude(run: Path, rounds: int, ended: str, last: Mapping[str, bytes]) -> str:
-    """Close the ledger over everything that lies there since its opening; returns the closing digest, 64 hex digits.
+    """Write DIGESTS and close the ledger over all that lies there since its opening; returns the closing digest, 64 hex digits.
 
     Args:
         rounds: number of finished rounds. ended: why the run stopped early, or an empty string.
@@ -67,11 +80,16 @@ def conclude(run: Path, rounds: int, ended: str, last: Mapping[str, bytes]) -> s
         LedgerError: it is closed over something else already.
     """
     with Ledger.open(run / "ledger.sqlite") as ledger:
-        opened = ledger.meta["files"]
-        files = {name: digest for name, digest in digests_of(run).items() if name not in opened and name not in last}
+        known = {*ledger.meta["files"], *last, DIGESTS}
+        there = {name: digest for name, digest in digests_of(run).items() if name not in known}
+        own = json_text({name: digest for name, digest in there.items() if _private(name)}).encode()
+        files = {name: digest for name, digest in there.items() if not _private(name)}
+        files |= {DIGESTS: hashlib.sha256(_salt(run) + own).hexdigest()}
         files |= {name: hashlib.sha256(content).hexdigest() for name, content in last.items()}
         content = {"files": dict(sorted(files.items())), "rounds": rounds, "ended": ended}
         if ledger.closing is None:
+            private_folder(run)
+            write_bytes(run / DIGESTS, own)
             return ledger.conclude(content)
         held, digest = ledger.closing
         if held != content:

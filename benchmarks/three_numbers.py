@@ -196,7 +196,7 @@ def table(lines: list[dict[str, Any]]) -> str:
         cells += [number(line[key]) for key in ("claimed", "proven", "audited")]
         if line["claimed"] is not None and line["claimed_delta"] != line["delta"]:
             cells[5] += f" (delta {line['claimed_delta']:.2g})"
-        cells += [line["test"], str(line["n"]), f"{line['confidence']:.6g}"]
+        cells += [line["test"], str(line["n"]), f"{math.floor(line['confidence'] * 1e6 + 1e-3) / 1e6:g}"]
         out.append(f"| {' | '.join(cells)} |")
     return "\n".join(out)
 

@@ -30,6 +30,12 @@ def percent_at_most(share: float) -> str:
     return f"{math.ceil(100 * share * scale - 1e-9) / scale:.{digits}f} %"
 
 
+def percent_at_least(share: float) -> str:
+    """A confidence as a percentage, rounded down: two decimals, or as many as tell it from certainty."""
+    digits = 2 if not 0.9999 < share < 1 else math.ceil(-math.log10(100 * (1 - share)) - 1e-9)
+    return f"{math.floor(100 * share * 10**digits + 1e-6) / 10**digits:.15g}%"
+
+
 def joined(names: Sequence[str]) -> str:
     """`a, b and c`."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
+from fedveil.accounting.formatting import percent_at_least
 from fedveil.errors import ConfigError
 
 
@@ -288,7 +289,7 @@ class Audit:
     @property
     def how(self) -> str:
         """Test, confidence (of a bound) and number of samples."""
-        confidence = f"{self.confidence:.0%} confidence, " if self.rigorous else ""
+        confidence = f"{percent_at_least(self.confidence)} confidence, " if self.rigorous else ""
         return f"{self.test}, {confidence}n = {self.n}"
 
     def __str__(self) -> str:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedveil.accounting import pld
+from fedveil.accounting.formatting import at_most
 from fedveil.accounting.lower_bounds import epsilon_at_least
 from fedveil.accounting.types import Adjacency, Audit, SampledGaussian, Scope
 from fedveil.audit.subject import Floats
@@ -80,7 +81,7 @@ def audit_sampled(
     """
     z = largest_noise(counts, event, delta, scope.adjacency, alpha)
     found = 0.0 if math.isinf(z) else epsilon_at_least(replace(event, noise_multiplier=z), delta, scope.adjacency)
-    shown = "no noise is refuted" if math.isinf(z) else f"noise multiplier at most {z:.4g}"
+    shown = "no noise is refuted" if math.isinf(z) else f"noise multiplier at most {at_most(z)}"
     remark = f"{shown} (charged: {event.noise_multiplier:.4g})" + (f"; {note}" if note else "")
     return Audit(found, delta, scope, f"{test}, sampled Gaussian curve", 1 - alpha, counts.n0 + counts.n1, note=remark)
 

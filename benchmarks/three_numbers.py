@@ -17,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from fedveil.accounting.formatting import at_least, at_most
 from fedveil.adversary.audit_run import audit_config
 from fedveil.configuration.config import Config, parse
 from fedveil.errors import ConfigError
@@ -183,7 +184,7 @@ def label(line: dict[str, Any]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three digits, or a dash."""
+    """To the nearest in three digits, or a dash."""
     return "-" if value is None else "inf" if math.isinf(value) else f"{value:.3g}"
 
 
@@ -193,10 +194,10 @@ def table(lines: list[dict[str, Any]]) -> str:
     out = [f"| {' | '.join(head)} |", f"|{'-|' * len(head)}"]
     for line in lines:
         cells = [label(line), line["view"], line["unit"], line["adjacency"], f"{line['delta']:g}"]
-        cells += [number(line[key]) for key in ("claimed", "proven", "audited")]
+        cells += [number(line["claimed"]), at_most(line["proven"], 3), at_least(line["audited"], 3)]
         if line["claimed"] is not None and line["claimed_delta"] != line["delta"]:
             cells[5] += f" (delta {line['claimed_delta']:.2g})"
-        cells += [line["test"], str(line["n"]), f"{line['confidence']:.6g}"]
+        cells += [line["test"], str(line["n"]), f"{math.floor(line['confidence'] * 1e6 + 1e-3) / 1e6:g}"]
         out.append(f"| {' | '.join(cells)} |")
     return "\n".join(out)
 

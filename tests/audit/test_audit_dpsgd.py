@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fedveil.accounting.accountant import bound
-from fedveil.accounting.types import Adjacency, SampledGaussian
+from fedveil.accounting.subsampled import one_step_delta
+from fedveil.accounting.types import Adjacency, SampledGaussian, Scope, Unit, View
 from fedveil.adversary.audit_run import audit_config
 from fedveil.audit.adapter import Case
 from fedveil.audit.dp_sgd_audit import (
@@ -23,7 +24,7 @@ from fedveil.audit.dp_sgd_audit import (
 )
 from fedveil.audit.linear import linear_model
 from fedveil.audit.one_run import epsilon_bound, guess
-from fedveil.audit.sampled_curve import choose_cut, curve_of, largest_noise
+from fedveil.audit.sampled_curve import audit_sampled, choose_cut, curve_of, largest_noise
 from fedveil.audit.two_world import Rates, draw, rates
 from fedveil.configuration.config import Config, parse
 from fedveil.configuration.public_setting import calibrated_setting
@@ -173,6 +174,16 @@ def test_noise_is_bounded_by_exact_rates() -> None:
     found = largest_noise(Rates(wrong, 10_000, wrong, 10_000), event, DELTA, Adjacency.ZERO_OUT)
     assert 1.0 < found < 1.1
     assert math.isinf(largest_noise(Rates(60, 100, 60, 100), event, DELTA, Adjacency.ZERO_OUT))
+
+
+def test_expected_counts_never_show_more_than_the_truth() -> None:
+    """Below delta = 1e-10 the accountant has Renyi bounds only, 5 % above the truth here: no way to a lower bound."""
+    event, n, cut, scope = SampledGaussian(0.5, 1.0), 100_000, 1.5, Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.AGGREGATE)
+    above = 1 - _phi(cut)
+    counts = Rates(round(n * above), n, round(n * (1 - 0.5 * above - 0.5 * (1 - _phi(cut - 1)))), n)
+    found = audit_sampled(counts, event, 1e-11, scope).epsilon
+    assert max(one_step_delta(0.5, 1.0, found)) >= 1e-11  # the true epsilon is no smaller
+    assert found > 5
 
 
 @pytest.mark.parametrize("adjacency", list(Adjacency))

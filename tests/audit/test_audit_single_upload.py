@@ -45,7 +45,7 @@ def test_published_structural_faults_are_infinite_and_the_counts_reach_the_ceili
     assert math.isinf(result.headline.epsilon)
     assert result.headline.scope == worlds.CLIENT_UPLOAD
     assert result.tests[0].epsilon > 4.9
-    assert "which alone show 5.60" in result.headline.note
+    assert "which alone show 5.6 at" in result.headline.note
 
 
 def test_truncated_noise_exceeds_its_claim_without_a_structural_leak() -> None:

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.accounting.gaussian import epsilon_of
-from fedveil.accounting.last_iterate import final_mu
+from fedveil.accounting.last_iterate import final_mu, final_mu_constant
 from fedveil.accounting.types import Adjacency, Gaussian, Unbounded, View
+from fedveil.configuration.config import parse
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
@@ -24,9 +25,11 @@ from fedveil.methods.noisy_fedavg import NoisyFedAvg
 from fedveil.methods.setting import Setting
 from fedveil.methods.trajectory import Ball, Trajectory, last_model_mu, trajectory, upload_std
 from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, Schedule, linear_loss_mu
+from fedveil.release.grid import from_grid, to_grid
 from fedveil.release.plan import Plan, Upload
+from fedveil.release.release_layout import ReleaseLayout
 from fedveil.release.sealed import SealedUpload
-from fedveil.statement.certify import certify
+from fedveil.statement.certify import certify, certify_config
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from method_kit import all_same, charged_mu, digits, job_of, method_releases_mu, released, setting, swapped_plans, trained
 
@@ -245,12 +248,18 @@ def test_the_projected_model_lies_in_the_ball(model: list[float], vector: list[f
         assert float(landed.double().norm()) == pytest.approx(diameter / 2, rel=1e-5, abs=slack)
 
 
+def rounding(s: Setting, sigma: float, diameter: float, bits: int = 24) -> tuple[float, float]:
+    """(h sqrt d, h sqrt d / n + D / 2^20): what truncation to the grid, and whole shifts and floats, put between two models."""
+    cell = 2.0 ** (math.floor(math.log2(sigma)) - bits) * math.sqrt(s.layout.dimension)
+    return cell, cell / s.cohort + diameter / 2**20
+
+
 def test_bound_on_the_last_model_by_hand() -> None:
     """Without smoothness: the best n of (D + 2 C n)^2 / n, over the noise sigma sqrt 4 / 4 of the mean; D = 60, C = 3: n = 10."""
     method = NoisyFedAvg(sigma=1.5, project_to=60.0)
     s = method.calibrate(noisy(View.FINAL, noise_multiplier=None, rounds=2000))
-    expected = (60 + 6 * 10) / math.sqrt(10) / (1.5 / 2)
-    assert last_model_mu(s, 0.0, 60.0, None) == pytest.approx(expected)
+    expected = (60 + (6 + rounding(s, 1.5, 60.0)[1]) * 10) / math.sqrt(10) / (1.5 / 2)
+    assert last_model_mu(s, 0.0, method.ball) == pytest.approx(expected, rel=1e-12)
     assert mu_of(method.releases(s, View.FINAL)) == pytest.approx(min(expected, math.sqrt(2000)))
     longer = replace(s, rounds=2_000_000)
     assert mu_of(method.releases(longer, View.FINAL)) == pytest.approx(expected)
@@ -260,15 +269,87 @@ def test_bound_on_the_last_model_by_hand() -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_assumed_smoothness_is_used_round_by_round(schedule: str) -> None:
-    """rho_t = prod_k (1 + eta L), gamma_t = 2 C_t / n for replacement, noise sigma / sqrt n on the mean of n = 4."""
+    """rho_t = prod_k (1 + eta L), gamma_t = 2 C_t / n for replacement and rounding, noise sigma / sqrt n on the mean of n = 4."""
     s = replace(noisy(View.FINAL, schedule, rounds=300, noise_multiplier=None, adjacency=Adjacency.REPLACE_ONE))
     s = NoisyFedAvg(sigma=0.05, project_to=1.0).calibrate(s)
     bounds = np.broadcast_to(trajectory(s), (300,))
     eta = [[s.local.learning_rate(t, k, 3) for k in range(3)] for t in range(300)]
     rhos = [math.prod(1 + 0.01 * e for e in row) for row in eta]
-    by_hand = final_mu(rhos, (2 * bounds / 4).tolist(), [1.0] * 300, [0.05 / 2] * 300)
-    assert last_model_mu(s, 0.0, 1.0, 0.01) == pytest.approx(min(by_hand, last_model_mu(s, 0.0, 1.0, None)), rel=1e-9)
+    gammas = 2 * bounds / 4 + sum(rounding(s, 0.05, 1.0))
+    gammas[0] += 1.0  # whatever the first model's norm, two models are D apart after a round
+    by_hand = final_mu(rhos, gammas.tolist(), [1.0] * 300, [0.05 / 2] * 300)
+    free = last_model_mu(s, 0.0, Ball(1.0, None))
+    assert last_model_mu(s, 0.0, Ball(1.0, 0.01)) == pytest.approx(min(by_hand, free), rel=1e-9)
     assert by_hand < mu_of(NoisyFedAvg(sigma=0.05).releases(s, View.FINAL))
+
+
+@pytest.mark.parametrize("bits", [4, 8, 12, 24])
+def test_the_last_model_pays_for_the_grid(bits: int) -> None:
+    """Coarse grids leave composition only; fine ones cost what truncation does, and the step is that of the run's door."""
+    method = NoisyFedAvg(sigma=0.05, project_to=1.0, assumed_smoothness=0.01)
+    s = method.calibrate(noisy(View.FINAL, rounds=20_000, noise_multiplier=None, grid_bits=bits))
+    plan = method.policy(s).plan(released([0.0] * 7), {})
+    assert isinstance(plan, Plan)
+    (_, exponent), *_ = ReleaseLayout(s.layout, bits=bits).grid(plan)
+    h, sigma = 2.0**exponent, 0.05 / 2
+    assert h * math.sqrt(s.layout.dimension) == rounding(s, 0.05, 1.0, bits)[0]
+    before = final_mu_constant(1.005**3, 3 / 4, 20_000, 1.0, sigma)
+    after = final_mu_constant(1.005**3, 3 / 4 + sum(rounding(s, 0.05, 1.0, bits)), 20_000, 1.0, sigma)
+    found = mu_of(method.releases(s, View.FINAL))
+    assert found == pytest.approx(min(after, last_model_mu(s, 0.0, Ball(1.0, None))), rel=1e-9)
+    assert found >= before
+
+
+@pytest.mark.parametrize(("bits", "epsilon"), [(None, 2.421), (12, 13.51), (8, 15.46)])
+def test_the_example_of_the_privacy_page(bits: int | None, epsilon: float) -> None:
+    """LeNet-5 in a small ball, 20,000 rounds: 2.415 on real numbers, and 15.46 by composition."""
+    privacy = {"delta": 1e-5, "view": "final"} | ({} if bits is None else {"grid_bits": bits})
+    config = {
+        "method": {"name": "noisy-fedavg", "project_to": 0.02, "assumed_smoothness": 0.01, "sigma": 0.05},
+        "data": {"name": "mnist", "partition": {"kind": "iid", "clients": 100}},
+        "model": {"name": "lenet5"},
+        "training": {"rounds": 20_000, "clients_per_round": 100, "local_steps": 1, "batch_clip": 0.1, "optimizer": {"lr": 0.1}},
+        "privacy": privacy,
+    }
+    proven = certify_config(parse(config)).view(View.FINAL).proven
+    assert proven.epsilon == pytest.approx(epsilon, rel=4e-4)
+
+
+CLOSE = st.lists(st.tuples(st.floats(-9, 9, width=32), st.floats(-2, 2, width=32)), min_size=1, max_size=6)
+
+
+@given(CLOSE)
+def test_truncated_updates_are_at_most_a_cell_further_apart(pairs: list[tuple[float, float]]) -> None:
+    """| |trunc x - trunc y| | <= |x - y| + h sqrt d, with h = 1, for the door's own truncation."""
+    x = torch.tensor([a for a, _ in pairs])
+    y = x + torch.tensor([b for _, b in pairs])
+    moved = [to_grid(v, [(slice(0, len(v)), 0)], math.inf).astype(float) for v in (x, y)]
+    apart = float((x.double() - y.double()).norm())
+    assert float(np.linalg.norm(moved[0] - moved[1])) <= apart + math.sqrt(len(pairs)) + 1e-12
+
+
+def test_truncation_is_no_lipschitz_map() -> None:
+    """Two updates 2e-3 apart leave two grid steps apart in every coordinate's length: without the term the bound is wrong."""
+    x = torch.full((100,), 0.999)
+    found = [to_grid(v, [(slice(0, 100), 0)], math.inf) for v in (x, x + 0.002)]
+    assert float((x + 0.002 - x).norm()) < 0.03
+    assert np.linalg.norm(found[0] - found[1]) == 10  # h sqrt d
+
+
+@given(st.integers(0, 2**32), st.floats(-12, 12), st.floats(-3, 12))
+def test_floats_put_less_than_was_counted_between_two_models(seed: int, size: float, far: float) -> None:
+    """The projected float32 model lies within D / 2^21 of the exact one, for moves of any length from a model in the ball."""
+    rng, diameter, d, n = np.random.default_rng(seed), 2.0**size, 50, 7
+    start = torch.from_numpy(rng.standard_normal(d)).float()
+    start *= rng.random() * diameter / 2 / float(start.norm())
+    integers = np.round(rng.standard_normal(d) * 2**24 * diameter * 2**far).astype(np.int64)
+    sent = from_grid(integers, [(slice(0, d), -24)]).div_(n)
+    landed = start + Ball(diameter, None).step([Upload(-1, 0, sent, torch.zeros(1), Plan())], start)
+    exact = start.double().numpy() + integers * 2.0**-24 / n
+    norm, radius = float(np.linalg.norm(exact)), diameter / 2 * (1 - 1e-6)
+    exact = exact if norm <= radius else exact * (radius / norm)
+    assert np.linalg.norm(landed.double().numpy() - exact) <= diameter / 2**21
+    assert float(landed.double().norm()) <= diameter / 2
 
 
 def test_the_statement_says_what_the_last_model_rests_on() -> None:
@@ -279,8 +360,19 @@ def test_the_statement_says_what_the_last_model_rests_on() -> None:
     assert epsilons[View.FINAL] < epsilons[View.AGGREGATE] < epsilons[View.SERVER]
     text = " ".join(method.assumptions(s))
     assert "0.01-smooth" in text
+    assert "as float32 computes them" in text
     assert "no model but the last" in text
-    assert "0.01-smooth" not in " ".join(method.assumptions(replace(s, scope=replace(s.scope, view=View.AGGREGATE))))
+    assert "digits of the last model" in text
+
+
+def test_every_row_with_a_bound_on_the_last_model_says_what_it_rests_on() -> None:
+    """A run that promises something in the aggregate view has a final row too; in the server view composition counts."""
+    method = NoisyFedAvg(sigma=0.5, project_to=2.0, assumed_smoothness=0.01)
+    for view in View:
+        s = method.calibrate(noisy(view, rounds=500, noise_multiplier=None))
+        bounded = mu_of(method.releases(s, View.FINAL)) < mu_of(method.releases(s, View.AGGREGATE))
+        assert bounded is (view is not View.SERVER)
+        assert ("0.01-smooth" in " ".join(method.assumptions(s))) is bounded
 
 
 def test_a_projected_run_is_calibrated_by_its_last_model_and_charged_in_full(tmp_path: Path) -> None:

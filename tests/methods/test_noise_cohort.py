@@ -12,6 +12,7 @@ from scipy.optimize import brentq
 from scipy.special import gammaln
 from scipy.stats import binom, norm
 
+from fedveil.accounting.formatting import at_most
 from fedveil.configuration.config import Config, configure
 from fedveil.configuration.config_files import load_config
 from fedveil.configuration.presets import path_of
@@ -86,7 +87,7 @@ def test_the_statement_has_the_epsilon_of_the_federation_that_there_is() -> None
     assert bounds[1] < statement.proven.epsilon < 1.05 * bounds[1]
     assert statement.warnings[0] == (
         f"extrapolation: the noise is that of a federation of 1,000,000 clients, 1,000 a round, in which epsilon would be 2; for "
-        f"these 1,000 clients, 50 a round, epsilon = {statement.proven.epsilon:.4g} is what is proven"
+        f"these 1,000 clients, 50 a round, epsilon = {at_most(statement.proven.epsilon)} is what is proven"
     )
 
 

@@ -261,6 +261,14 @@ def test_aldp_fl_floor_sup_covers_random_directions_and_their_spread(std: float,
     assert sup <= -math.expm1(1.3 * math.log1p(-min(max(equal, alone), 1 - 1e-15))) + 1e-3
 
 
+@pytest.mark.parametrize("std", [1e-300, 1e-9, 1e-3, 0.05])
+def test_aldp_fl_floor_of_hardly_any_noise(std: float) -> None:
+    """One coordinate may be moved past the bound, so nothing is hidden: 1 to the last bit, not a logarithm of 0."""
+    assert truncated.delta_floor_sup(std, 1.0, 1.5, 10) == 1.0
+    assert truncated.delta_upper(std, 1.0, 1.5, 10, 1.0) == 1.0
+    assert truncated.delta_floor_sup(std, 1.0, 0.4, 2) == pytest.approx(0, abs=1e-20)  # out of reach of so little noise
+
+
 @pytest.mark.parametrize(("std", "shift"), [(0.4, (0.3, 0.0)), (0.4, (0.2, 0.2)), (1.5, (0.3, 0.6))])
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.5, 2.0])
 def test_aldp_fl_two_dimensional_bound_by_integration(std: float, shift: tuple[float, float], epsilon: float) -> None:

@@ -14,6 +14,7 @@ from typing import Any, get_args
 import pytest
 
 from federation_runs import config
+from fedveil.accounting.formatting import at_most
 from fedveil.accounting.types import Audit, View
 from fedveil.configuration.config import Config, configure
 from fedveil.statement.certify import certify_config
@@ -134,7 +135,7 @@ def untraced(text: str, s: Statement) -> list[str]:
     return lost
 
 
-FORMS = [str, "{:.3g}".format, "{:.4g}".format, "{:.6g}".format, "{:.0%}".format, lambda share: f"{share:.0%}"[:-1]]
+FORMS = [at_most, str, "{:.3g}".format, "{:.4g}".format, "{:.6g}".format, "{:.0%}".format, lambda share: f"{share:.0%}"[:-1]]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -149,7 +150,7 @@ def test_every_number_is_that_of_the_field_beside_it(statements: dict[str, State
 
 def test_a_number_from_elsewhere_is_found(statements: dict[str, Statement]) -> None:
     s = statements["proven"]
-    epsilon = f"{s.proven.epsilon:.4g}"
+    epsilon = at_most(s.proven.epsilon)
     card = pages(s, FIGURES)["model-card"]
     assert set(untraced(card.replace(f"proven: epsilon = {epsilon}", "proven: epsilon = 0.5"), s)) == {"0.5"}
     assert untraced(card.replace("0.8125", "0.99"), s) == ["0.99"]

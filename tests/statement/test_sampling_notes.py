@@ -13,6 +13,7 @@ from rich.console import Console
 
 import method_kit as h
 from fedveil.accounting.accountant import bound
+from fedveil.accounting.formatting import at_most
 from fedveil.accounting.types import (
     Adjacency,
     Event,
@@ -82,8 +83,8 @@ def test_all_layouts_of_the_statement_show_the_seen_count_and_who_must_not_see_i
     s = certify(DPFedAvg(), setting(sampling="poisson"))
     line = if_seen(s.own)
     assert s.own.seen_count is not None
-    assert line == f"{s.own.seen_count:.4g} if the number of participants is seen"
-    assert f"{s.proven.epsilon:.4g} in the aggregate and final view: {line}" in shown(s)
+    assert line == f"{at_most(s.own.seen_count)} if the number of participants is seen"
+    assert f"{at_most(s.proven.epsilon)} in the aggregate and final view: {line}" in shown(s)
     assert line in to_markdown(s)
     assert [row[2].note for row in numbers_table(s).rows[1:]] == [line, line]
     hidden = "who joined, and how many did, stays hidden from everybody but the server"
@@ -154,7 +155,7 @@ def test_what_a_secret_sample_would_give_is_a_remark(adjacency: Adjacency) -> No
     secret, _ = bound([FixedSampleGaussian(200, 40, z, 16)], 1e-5, adjacency=adjacency)
     assert s.own.mu == pytest.approx(4 / z), "the proven number does not count on it"
     assert s.proven.epsilon > 1.5 * secret
-    assert any(f"never learns who was drawn, epsilon = {secret:.4g}; the proven number" in note for note in s.notes)
+    assert any(f"never learns who was drawn, epsilon = {at_most(secret)}; the proven number" in note for note in s.notes)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ def test_users_with_several_records_are_priced_under_dp_sgd() -> None:
     )
     found = certify(FedAvg(), s)
     assert found.proven.epsilon < two < ten
-    line = f"protected less: epsilon = {two:.4g} with 2 records, {ten:.4g} with 10 records (at delta = 1e-05)"
+    line = f"protected less: epsilon = {at_most(two)} with 2 records, {at_most(ten)} with 10 records (at delta = 1e-05)"
     assert any(line in note for note in found.notes)
 
 

@@ -19,6 +19,7 @@ from scipy.stats import binom, norm
 import method_kit as h
 from by_hand import Book
 from fedveil.accounting.accountant import bound
+from fedveil.accounting.formatting import at_most
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian, Scope, Unit, View
 from fedveil.configuration.config import parse
@@ -183,7 +184,7 @@ def test_a_seen_number_of_participants_is_priced_beside_a_hidden_one(
     for view in (View.AGGREGATE, View.FINAL):
         assert s.view(view).seen_count == pytest.approx(seen, rel=1e-4)
     assert s.view(View.SERVER).seen_count is None
-    assert f"against one who sees that number too, epsilon is {s.own.seen_count:.4g}" in in_words(s)
+    assert f"against one who sees that number too, epsilon is {at_most(s.own.seen_count)}" in in_words(s)
 
 
 def test_an_attack_that_sees_the_number_exceeds_the_hidden_price() -> None:

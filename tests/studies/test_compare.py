@@ -18,6 +18,7 @@ from rich.console import Console
 from scipy import stats
 from typer.testing import CliRunner
 
+from fedveil.accounting.formatting import at_most
 from fedveil.accounting.types import Adjacency, Claim, Scope, Unit, View
 from fedveil.cli.app import app
 from fedveil.cli.compare_terminal import LiveTable, render
@@ -312,7 +313,7 @@ def test_a_comparison_says_what_a_seen_number_of_participants_costs(found: Compa
     seen = replace(one, statement=replace(one.statement, views=(server, replace(own, seen_count=20.08), last)))
     said = promise_sentences([seen, seen], "proven")
     assert said[1] == (
-        f"Proven against those who do not see how many clients take part in a round; else {proven:.4g} becomes 20.08."
+        f"Proven against those who do not see how many clients take part in a round; else {at_most(proven)} becomes 20.08."
     )
 
 

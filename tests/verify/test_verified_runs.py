@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from federation_runs import config, covering, every_method
+from fedveil.accounting.formatting import at_most
+from fedveil.configuration.config import parse
 from fedveil.configuration.config_files import load_config
 from fedveil.ledger.ledger import Ledger
 from fedveil.run.demo import demo_config
@@ -92,6 +94,20 @@ def test_the_page_of_an_honest_statement_has_its_numbers(file: Path) -> None:
     statement, findings = certify_config(load_config(file)), Findings()
     check_statement(findings, json.loads(json.dumps(to_dict(statement))), to_markdown(statement))
     assert [finding for finding in findings if finding.kind != "verified"] == []
+
+
+def test_a_proven_number_on_the_page_is_rounded_up_and_no_lower_one_passes() -> None:
+    privacy = {"noise_multiplier": 2.0, "delta": 1e-5, "view": "aggregate"}
+    training = {"rounds": 16, "clients_per_round": 50}
+    data = {"name": "digits", "partition": {"kind": "iid", "clients": 200}}
+    method, model = {"name": "dp-fedavg", "clip": 0.5}, {"name": "linear"}
+    statement = certify_config(parse({"method": method, "model": model, "data": data, "training": training, "privacy": privacy}))
+    page, shown = to_markdown(statement), at_most(statement.proven.epsilon)
+    assert shown != f"{statement.proven.epsilon:.4g}"
+    for text, wrong in ((page, 0), (page.replace(shown, f"{float(shown) - 0.002:.4g}"), 1)):
+        findings = Findings()
+        check_statement(findings, json.loads(json.dumps(to_dict(statement))), text)
+        assert len([finding for finding in findings if finding.kind == "contradicted"]) == wrong
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(40, marks=pytest.mark.slow)])

@@ -123,7 +123,7 @@ def _directed(rate: float, z: float, step: float, highest: float, *, remove: boo
     return Pld(step, -last, probs, base_ends[0] - kept)
 
 
-def _replace_points(rate: float, z: float, losses: _Array) -> _Array:
+def replace_points(rate: float, z: float, losses: _Array) -> _Array:
     """Where ln of the ratio of (1-q) N(0) + q N(1/2) to (1-q) N(0) + q N(-1/2) equals each loss >= 0.
 
     With v = e^(y / 2z^2) and c = e^(-1 / 8z^2): q c v^2 - (1-q) (e^l - 1) v - e^l q c = 0.
@@ -152,7 +152,7 @@ def symmetric_curve(rate: float, z: float, epsilons: _Array, *, replace: bool) -
     """
     if not replace:
         return np.asarray(rate * np.exp(log_deltas_of(1 / z, np.log1p(np.expm1(epsilons) / rate))), dtype=np.float64)
-    ratio = _replace_points(rate, z, epsilons) / (z * z)
+    ratio = replace_points(rate, z, epsilons) / (z * z)
     far = np.exp(epsilons - ratio)  # 1 - h
     near = -np.expm1(np.minimum(epsilons - ratio, 0.0))
     first = np.exp(log_deltas_of(0.5 / z, 0.5 * ratio - 0.125 / (z * z)))
@@ -163,7 +163,7 @@ def _symmetric(rate: float, z: float, step: float, highest: float, *, replace: b
     """The pair of a symmetric curve: its half of positive losses, mirrored by P(-loss) = e^-loss P(loss), and the rest at 0."""
     losses: _Array = np.arange(math.ceil(highest / step) + 1) * np.float64(step)
     if replace:
-        points, centres = _replace_points(rate, z, losses) / z, (0.5 / z, -0.5 / z)
+        points, centres = replace_points(rate, z, losses) / z, (0.5 / z, -0.5 / z)
     else:
         points, centres = 0.5 / z + z * np.log1p(np.expm1(losses) / rate), (1 / z, 0.0)
     p, q = (rate * interval_masses(points - c) + (1 - rate) * interval_masses(points) for c in centres)
@@ -178,7 +178,7 @@ def _symmetric(rate: float, z: float, step: float, highest: float, *, replace: b
     return Pld(step, -(losses.size - 1), probs, tails[0] - kept)
 
 
-def _spread(release: Release, *, replace: bool) -> float:
+def loss_spread(release: Release, *, replace: bool) -> float:
     """Rough std of one release's loss; only the grid depends on it."""
     if not isinstance(release, Sampled):
         return release.spread(replace=replace)
@@ -187,7 +187,7 @@ def _spread(release: Release, *, replace: bool) -> float:
     return min(release.rate * math.sqrt(square), 1 / z)
 
 
-def _highest(release: Release, tail: float) -> float:
+def highest_loss(release: Release, tail: float) -> float:
     """A loss beyond which the release keeps less than `tail` of delta."""
     if not isinstance(release, Sampled):
         return min(max(release.highest(tail), 1e-12), LARGEST_LOSS)
@@ -199,10 +199,10 @@ def _highest(release: Release, tail: float) -> float:
 
 def _grid(releases: Sequence[Release], tail: float, *, replace: bool) -> float:
     """The grid step: fine against the spread of one release, coarse enough for the longest arrays."""
-    typical = sum(r.count * _spread(r, replace=replace) ** 2 for r in releases) / sum(r.count for r in releases)
+    typical = sum(r.count * loss_spread(r, replace=replace) ** 2 for r in releases) / sum(r.count for r in releases)
     finest = math.sqrt(typical) / _STEPS_PER_STD
-    spreads = [_spread(r, replace=False) for r in releases]
-    single = max(2 * _highest(r, tail / r.count) for r in releases) / _LONGEST_STEP
+    spreads = [loss_spread(r, replace=False) for r in releases]
+    single = max(2 * highest_loss(r, tail / r.count) for r in releases) / _LONGEST_STEP
     std = math.sqrt(sum(r.count * s**2 for r, s in zip(releases, spreads, strict=True)))
     total = (16 * std + 3 * std**2) / LONGEST_SUM
     return max(finest, single, total)
@@ -214,7 +214,7 @@ def _log_sum(logs: NDArray[np.floating]) -> float:
     return top + math.log(float(np.exp(logs - top).sum()))
 
 
-def _window(plds: Sequence[Pld], counts: Sequence[int], tail: float) -> tuple[int, int]:
+def loss_window(plds: Sequence[Pld], counts: Sequence[int], tail: float) -> tuple[int, int]:
     """Indices of the total loss outside which the composed mass is at most `tail`, by Chernoff bounds."""
     step = plds[0].step
     low, high = (sum(c * p.lower for c, p in zip(counts, plds, strict=True)) for _ in range(2))
@@ -235,7 +235,7 @@ def _window(plds: Sequence[Pld], counts: Sequence[int], tail: float) -> tuple[in
     return low, max(high, low)
 
 
-def _convolve(plds: Sequence[Pld], counts: Sequence[int], window: tuple[int, int], tail: float) -> Pld:
+def convolve(plds: Sequence[Pld], counts: Sequence[int], window: tuple[int, int], tail: float) -> Pld:
     """The composition of `counts[j]` copies of each `plds[j]`; at most `tail` lies outside the window and counts as infinite."""
     low, high = window
     longest = max(p.probs.size for p in plds)
@@ -306,7 +306,7 @@ def _compose(releases: Sequence[Release], tail: float, direction: bool | None, s
             break
         parts = []
         for r in releases:
-            highest = _highest(r, tail / r.count)
+            highest = highest_loss(r, tail / r.count)
             if not isinstance(r, Sampled):
                 parts.append(r.losses(step, highest, direction, replace=replace))
             elif direction is None:
@@ -315,9 +315,9 @@ def _compose(releases: Sequence[Release], tail: float, direction: bool | None, s
                 parts.append(_directed(r.rate, r.noise_multiplier, step, highest, remove=direction))
         if max(part.infinity for part in parts) > 0.1:
             break
-        low, high = _window(parts, counts, tail)
+        low, high = loss_window(parts, counts, tail)
         if high - low <= 1.5 * LONGEST_SUM:
-            return _convolve(parts, counts, (low, high), tail)
+            return convolve(parts, counts, (low, high), tail)
         step *= (high - low) / LONGEST_SUM
     return Pld(step, 0, np.zeros(1), 1.0)
 
@@ -327,5 +327,5 @@ def is_cheap(releases: Sequence[Release], tail: float) -> bool:
     if len(releases) > 64:
         return False
     step = _grid(releases, tail, replace=False)
-    elements = sum(2 * _highest(r, tail / r.count) / step for r in releases)
+    elements = sum(2 * highest_loss(r, tail / r.count) / step for r in releases)
     return elements <= 4 * _LONGEST_STEP

@@ -89,7 +89,7 @@ def delta_floor_of(std: float, bound: float, shifts: Sequence[float] | NDArray[n
         std, bound: as `delta_floor`. shifts: |v_i| per coordinate, >= 0.
     """
     floors = [delta_floor(std, bound, float(v)) for v in vector("shifts", shifts)]
-    return 1.0 if 1.0 in floors else -math.expm1(math.fsum(math.log1p(-f) for f in floors))
+    return 1.0 if max(floors) >= 1 else -math.expm1(math.fsum(math.log1p(-f) for f in floors))
 
 
 def delta_floor_sup(std: float, bound: float, sensitivity: float, dimension: int) -> float:
@@ -110,7 +110,10 @@ def delta_floor_sup(std: float, bound: float, sensitivity: float, dimension: int
         return delta_floor(std, bound, sensitivity)
     equal = sensitivity / math.sqrt(dimension)
     roots = np.unique(np.concatenate([[0.0], np.geomspace(min(equal * 1e-3, sensitivity * 1e-6), sensitivity, 4001), [equal]]))
-    g = np.array([-math.log1p(-delta_floor(std, bound, float(v))) for v in roots])
+    floors = [delta_floor(std, bound, float(v)) for v in roots]
+    if max(floors) >= 1:  # the noise is so small that one coordinate's floor is 1 to the last bit
+        return 1.0
+    g = np.array([-math.log1p(-floor) for floor in floors])
     squares = roots**2
 
     def dual(log_slope: float) -> float:

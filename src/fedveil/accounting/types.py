@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
+from fedveil.accounting.formatting import at_least, at_most, number, percent_at_least
 from fedveil.errors import ConfigError
 
 
@@ -246,7 +247,7 @@ class Guarantee:
             raise ConfigError("a guarantee of epsilon = inf must say why (reason)")
 
     def __str__(self) -> str:
-        return f"epsilon = {self.epsilon:.4g} at delta = {self.delta:g} ({self.scope})"
+        return f"epsilon = {at_most(self.epsilon)} at delta = {self.delta:g} ({self.scope})"
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,7 @@ class Claim:
         _check(self.epsilon, self.delta)
 
     def __str__(self) -> str:
-        return f"epsilon = {self.epsilon:.4g} at delta = {self.delta:g} ({self.scope}; {self.source})"
+        return f"epsilon = {number(self.epsilon)} at delta = {self.delta:g} ({self.scope}; {self.source})"
 
 
 @dataclass(frozen=True)
@@ -288,9 +289,9 @@ class Audit:
     @property
     def how(self) -> str:
         """Test, confidence (of a bound) and number of samples."""
-        confidence = f"{self.confidence:.0%} confidence, " if self.rigorous else ""
+        confidence = f"{percent_at_least(self.confidence)} confidence, " if self.rigorous else ""
         return f"{self.test}, {confidence}n = {self.n}"
 
     def __str__(self) -> str:
         kind = "at least" if self.rigorous else "estimated"
-        return f"{kind} epsilon = {self.epsilon:.4g} at delta = {self.delta:g} ({self.scope}; {self.how})"
+        return f"{kind} epsilon = {at_least(self.epsilon)} at delta = {self.delta:g} ({self.scope}; {self.how})"

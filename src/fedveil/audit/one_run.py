@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, ndtr, ndtri
 from scipy.stats import binom
 
+from fedveil.accounting.formatting import at_least
 from fedveil.accounting.types import Audit, Scope
 from fedveil.audit.intervals import check_delta, check_level, epsilon_of_mu
 from fedveil.errors import ConfigError
@@ -135,7 +136,7 @@ def audit_one_run(found: Guesses, delta: float, scope: Scope, alpha: float = 0.0
 def audit_one_run_gdp(found: Guesses, delta: float, scope: Scope, alpha: float = 0.05, *, note: str = "") -> Audit:
     """The f-DP bound of one run as an audit: a bound on epsilon only where each canary's trade-off curve is Gaussian."""
     mu = mu_bound(found, alpha)
-    text = f"mu >= {mu:.4g}; Gaussian trade-off curve; {found.v} of {found.r} guesses right" + (f"; {note}" if note else "")
+    text = f"mu >= {at_least(mu)}; Gaussian trade-off curve; {found.v} of {found.r} guesses right" + (f"; {note}" if note else "")
     return Audit(epsilon_of_mu(mu, delta), delta, scope, "one run, canaries, f-DP", 1 - alpha, found.m, note=text)
 
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from fedveil.accounting import pld
-from fedveil.accounting.accountant import bound
+from fedveil.accounting.formatting import at_most
+from fedveil.accounting.lower_bounds import epsilon_at_least
 from fedveil.accounting.types import Adjacency, Audit, SampledGaussian, Scope
 from fedveil.audit.subject import Floats
 from fedveil.audit.two_world import Rates, Repeats, Run, Tradeoff, expected_bounds, midpoint, tradeoff_of_profile
@@ -74,10 +75,13 @@ def audit_sampled(
     note: str = "",
     test: str = "two worlds",
 ) -> Audit:
-    """The bound through the noise that the counts leave possible, for a mechanism that costs `event` but for its noise."""
+    """The bound through the noise that the counts leave possible, for a mechanism that costs `event` but for its noise.
+
+    From that noise to epsilon from below: what the accountant would charge for it is an upper bound, and may exceed the truth.
+    """
     z = largest_noise(counts, event, delta, scope.adjacency, alpha)
-    found = 0.0 if math.isinf(z) else bound([replace(event, noise_multiplier=z)], delta, adjacency=scope.adjacency)[0]
-    shown = "no noise is refuted" if math.isinf(z) else f"noise multiplier at most {z:.4g}"
+    found = 0.0 if math.isinf(z) else epsilon_at_least(replace(event, noise_multiplier=z), delta, scope.adjacency)
+    shown = "no noise is refuted" if math.isinf(z) else f"noise multiplier at most {at_most(z)}"
     remark = f"{shown} (charged: {event.noise_multiplier:.4g})" + (f"; {note}" if note else "")
     return Audit(found, delta, scope, f"{test}, sampled Gaussian curve", 1 - alpha, counts.n0 + counts.n1, note=remark)
 

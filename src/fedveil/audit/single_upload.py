@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedveil.accounting.formatting import at_least
 from fedveil.accounting.types import Audit
 from fedveil.audit.intervals import check_level, epsilon_ceiling
 from fedveil.audit.recompute import audit_noise
@@ -142,6 +143,6 @@ def single_upload(
         tests.append(audit_noise(subject, releases(subject, 0, min(n, _rows(subject)), rng), delta, alpha))
     if structure.leak and delta < subject.rate:
         assert structure.confirmed is not None
-        note = f"{structure}; confirmed in {n} + {n} releases, which alone show {structure.floor:.2f} at 95 % confidence"
+        note = f"{structure}; confirmed in {n} + {n} releases, which alone show {at_least(structure.floor, 3)} at 95 % confidence"
         headline = Audit(float("inf"), delta, scope, "one upload, structural", 1 - FALSE_CONSTANT, 2 * n, note=note)
     return SingleUpload(structure, headline, tuple(tests))

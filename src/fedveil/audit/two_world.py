@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedveil.accounting.formatting import at_least
 from fedveil.accounting.types import Audit, Scope
 from fedveil.audit.intervals import check_level, clopper_pearson_upper, epsilon_from_rates, epsilon_of_mu, mu_from_rates
 from fedveil.errors import ConfigError
@@ -104,7 +105,7 @@ def audit_gdp(
 ) -> Audit:
     """The bound through mu as an audit: a bound on epsilon ONLY where the mechanism's trade-off curve is Gaussian."""
     mu = counts.mu(alpha)
-    remark = f"mu >= {mu:.4g}; the trade-off curve is Gaussian" + (f"; {note}" if note else "")
+    remark = f"mu >= {at_least(mu)}; the trade-off curve is Gaussian" + (f"; {note}" if note else "")
     name = f"{test}, Gaussian DP"
     return Audit(epsilon_of_mu(mu, delta), delta, scope, name, 1 - alpha, counts.n0 + counts.n1, note=remark)
 

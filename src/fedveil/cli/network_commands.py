@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedveil.accounting.formatting import at_most
 from fedveil.cli.command_options import NewDirectory, OptionalConfig, Overrides, Preset, configuration
 
 if TYPE_CHECKING:
@@ -121,5 +122,5 @@ def join(
 def _row(record: Record) -> None:
     """One line of a round."""
     scores = "  ".join(f"{k} {v:.4g}" for k, v in record.items() if k.startswith(("test_", "noisy_")) and isinstance(v, float))
-    spent = f"  epsilon {record['epsilon_spent']:.4g}" if "epsilon_spent" in record else ""
+    spent = f"  epsilon {at_most(record['epsilon_spent'])}" if "epsilon_spent" in record else ""
     typer.echo(f"round {record['round']}: {record['participants']} clients  {scores}{spent}  {record['seconds']:.1f} s")

@@ -19,6 +19,7 @@ from fedveil.errors import ConfigError
 from fedveil.methods.base import Method, Setting, calibrated, mean
 from fedveil.papers.convergent_dp.convergent_claim import Schedule, lipschitz, shift
 from fedveil.release.plan import Plan, Released, Upload
+from fedveil.release.release_layout import ReleaseLayout
 from fedveil.training.local import LocalSpec, State
 from fedveil.training.optimizer import OptimizerSpec
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 _ROUNDING = 1 - 1e-6
 """A projected float32 model is scaled this much further, so that its exact norm stays within the ball."""
+
+_FLOATS = 2.0**-20
+"""What float32 puts between two models in a round, in diameters of the ball: decoding the mean, adding it, projecting."""
 
 
 UNIT_NOTE = "the paper's neighbours differ in one sample, which its client covers"
@@ -64,6 +68,10 @@ class Ball:
 
     diameter: float | None
     smoothness: float | None
+
+    def bounds_last_model(self, s: Setting) -> bool:
+        """Whether the final view of such a run has a bound of its own."""
+        return self.diameter is not None and s.scope.view is not View.SERVER
 
     def step(self, uploads: Sequence[Upload], model: Tensor) -> Tensor:
         """The plain mean, or what is left of it inside the ball."""
@@ -147,13 +155,16 @@ def calibrated_trajectory(method: Method, s: Setting, sigma: float | None, proxi
 
 
 def cost(s: Setting, view: View, proximal: float, ball: Ball) -> list[Event]:
-    """Composition over the rounds; for the final view of a projected run the bound on the last model, where that is smaller."""
+    """Composition over the rounds; for the final view of a projected run the bound on the last model, where that is smaller.
+
+    Not for runs that promise something to the server: their uploads are averaged in float32 one by one, whose error has no bound.
+    """
     bounds = trajectory(s, proximal)
     events = composed(s, view, bounds)
-    if view is not View.FINAL or ball.diameter is None or isinstance(events[0], Unbounded):
+    if view is not View.FINAL or not ball.bounds_last_model(s) or isinstance(events[0], Unbounded):
         return events
     mu = math.sqrt(sum(e.count * e.mu**2 for e in events if isinstance(e, Gaussian)))
-    last = last_model_mu(s, proximal, ball.diameter, ball.smoothness)
+    last = last_model_mu(s, proximal, ball)
     return [Gaussian(last)] if last < mu else events
 
 
@@ -169,34 +180,44 @@ def composed(s: Setting, view: View, bounds: NDArray[np.float64]) -> list[Event]
     return [Gaussian(float(np.linalg.norm(largest)))]
 
 
-def last_model_mu(s: Setting, proximal: float, diameter: float, smoothness: float | None) -> float:
+def last_model_mu(s: Setting, proximal: float, ball: Ball) -> float:
     """mu of the last model of a projected run, by shifted interpolation (docs/privacy.md, section 5).
 
-    The mean of n uploads, h of them honest, has noise std sigma sqrt(h) / n; one client moves it by f C_t / n. Without smoothness
+    The mean of n uploads, k of them honest, has noise std sigma sqrt(k) / n; one client moves it by f C_t / n. Without smoothness
     two models at distance d end a round at most d + 2 C_t apart, whatever the data.
+
+    What leaves is truncated to a grid, which no Lipschitz map is: with smoothness two models end up to h sqrt(d) further apart,
+    h the grid step of one upload. Shifts are whole grid steps of the sum, which leaves h sqrt(d) / n. Floats add theirs.
     """
-    std = upload_std(s, trajectory(s, proximal)) * math.sqrt(s.sharers) / s.cohort
-    gammas = s.scope.update_factor / s.cohort
-    return _unit_last_model_mu(s.local, s.rounds, proximal, diameter, smoothness, gammas) / std
+    if ball.diameter is None:
+        raise ConfigError("the bound on the last model needs a ball: set method.project_to")
+    bounds, sigma = trajectory(s, proximal), upload_std(s, trajectory(s, proximal))
+    cell = grid_step(s, bounds, sigma) * math.sqrt(s.layout.dimension)
+    rounded = cell / s.cohort + _FLOATS * ball.diameter
+    run = (s.local, s.rounds, proximal, ball.diameter)
+    mu = _unit_last_model_mu(*run, None, 2.0, rounded)
+    if ball.smoothness is not None:
+        mu = min(mu, _unit_last_model_mu(*run, ball.smoothness, s.scope.update_factor / s.cohort, cell + rounded))
+    return mu * s.cohort / (sigma * math.sqrt(s.sharers))
+
+
+def grid_step(s: Setting, bounds: NDArray[np.float64], sigma: float) -> float:
+    """The grid step of an upload with noise sigma, the largest of all rounds."""
+    plan = Plan(clip=float(bounds.max()), noise_std=sigma * s.update_noise, place="upload")
+    return max(2.0**k for _, k in ReleaseLayout(s.layout, bits=s.grid_bits).grid(plan))
 
 
 @lru_cache(maxsize=16)
 def _unit_last_model_mu(
-    spec: LocalSpec, rounds: int, proximal: float, diameter: float, smoothness: float | None, share: float
+    spec: LocalSpec, rounds: int, proximal: float, diameter: float, smoothness: float | None, share: float, extra: float
 ) -> float:
-    """`last_model_mu` for noise std 1 on the model; mu is inverse to the std. share: f / n."""
+    """One of its two bounds for noise std 1 on the model; mu is inverse to the std. Each gamma is share C_t + extra."""
     bounds, each = _trajectory(spec, rounds, proximal), rates(spec, rounds)
-    free = _last(np.ones(len(bounds)), 2 * bounds, rounds, diameter)
-    if smoothness is None:
-        return free
-    rhos = np.array([lipschitz(r, smoothness, proximal=proximal) for r in each])
-    return min(free, _last(rhos, share * bounds, rounds, diameter))
-
-
-def _last(rhos: NDArray[np.float64], gammas: NDArray[np.float64], rounds: int, diameter: float) -> float:
-    """The bound for noise std 1: in closed form where all rounds are alike."""
-    if len(gammas) == 1:
+    rhos = np.array([1.0 if smoothness is None else lipschitz(r, smoothness, proximal=proximal) for r in each])
+    gammas = share * bounds + extra
+    if len(gammas) == 1:  # all rounds are alike: in closed form
         return final_mu_constant(float(rhos[0]), float(gammas[0]), rounds, diameter, 1.0)
+    gammas[0] += diameter  # the first model may lie outside the ball, where floats are coarser; after it two models are D apart
     return final_mu(rhos, gammas, np.full(rounds, diameter), np.ones(rounds))
 
 
@@ -208,10 +229,15 @@ def trajectory_assumptions(s: Setting, ball: Ball) -> tuple[str, ...]:
             f"at least {s.sharers} honest clients add their noise share to every released sum "
             "(a round with fewer is charged more)"
         )
-    if ball.diameter is not None and s.scope.view is View.FINAL:
-        found.append(
-            "final view: the adversary sees no model but the last, and no round fails or has fewer honest uploads than planned"
-        )
+    if ball.bounds_last_model(s):
+        found += [
+            "final view: the adversary sees no model but the last, and no round fails or has fewer honest uploads than planned",
+            "final view: the last digits of the last model, below the grid step of the mean or by the rounding of float32, tell "
+            "nothing of earlier rounds",
+        ]
         if ball.smoothness is not None:
-            found.append(f"final view: every client's loss is {ball.smoothness:g}-smooth, which no network's is known to be")
+            found.append(
+                f"final view: every client's loss is {ball.smoothness:g}-smooth, with gradients and steps as float32 computes "
+                "them, which no network's is known to be"
+            )
     return tuple(found)

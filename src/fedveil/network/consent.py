@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from fedveil.accounting.formatting import at_most
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.configuration.public_setting import calibrated_setting, population_of
 from fedveil.configuration.sections import PluginMethod, PluginTask
@@ -141,7 +142,7 @@ def judged(consent: Consent, config: Config) -> Judged:
     cap = consent.lifetime[scope.view]
     if statement.proven.epsilon > cap.epsilon and statement.proven.delta >= cap.delta:
         raise ConsentRefused(
-            f"the run has epsilon = {statement.proven.epsilon:.4g} at delta = {statement.proven.delta:g}, and this client's "
+            f"the run has epsilon = {at_most(statement.proven.epsilon)} at delta = {statement.proven.delta:g}, and this client's "
             f"lifetime is epsilon = {cap.epsilon:g} at delta = {cap.delta:g}"
         )
     if setting.z < consent.least_noise:

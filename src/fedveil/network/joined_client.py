@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedveil.accounting.formatting import at_most
 from fedveil.errors import FedveilError
 from fedveil.federation.plain_state import write_whole
 from fedveil.flower.client_node import ClientNode
@@ -107,7 +108,7 @@ class JoinedClient:
         except Exception:  # whose words may tell of the data
             _log.exception("the offer of run %s", offer.run)
             return refusal_bytes(offer, "an error at the client, which its own log describes")
-        self.tell(f"run {offer.run}: consented as client {offer.client}, epsilon = {epsilon:.4g}")
+        self.tell(f"run {offer.run}: consented as client {offer.client}, epsilon = {at_most(epsilon)}")
         return consent_bytes(offer, epsilon)
 
     def _node(self, task: TaskMessage) -> ClientNode:

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from fedveil.accounting.formatting import epsilon, number, percent_at_most
+from fedveil.accounting.formatting import at_least, epsilon, number, percent_at_most
 from fedveil.accounting.types import Audit, Claim, Unit, View
 from fedveil.pages.spent import Spent, spent
 from fedveil.run.recorded_run import RunData
@@ -78,7 +78,13 @@ def card_of(title: str, value: str, order: float | None, *lines: str) -> Values:
 def _claimed(claim: Claim | None) -> Values:
     if claim is None:
         return card_of("Claimed ε", "–", None, "No paper's formula speaks of this configuration.")
-    return card_of("Claimed ε", _epsilon(claim.epsilon), claim.epsilon, f"delta = {claim.delta:g}, {claim.scope}", claim.source)
+    return card_of(
+        "Claimed ε",
+        epsilon(claim.epsilon, UNBOUNDED, number),
+        claim.epsilon,
+        f"delta = {claim.delta:g}, {claim.scope}",
+        claim.source,
+    )
 
 
 def _proven(s: Statement) -> Values:
@@ -91,7 +97,7 @@ def _audited(s: Statement) -> Values:
     if audit is None:
         return card_of("Audited ε", "–", None, "No attack on this configuration is on record: fedveil audit RUN adds one.")
     sign, how = ("≥", "at least") if audit.rigorous else ("≈", "estimated")
-    value = f"{sign} {epsilon(audit.epsilon, '∞')}"
+    value = f"{sign} {epsilon(audit.epsilon, '∞', at_least)}"
     return card_of("Audited ε", value, audit.epsilon, f"delta = {audit.delta:g}, {audit.scope}", f"{how}, {audit.how}")
 
 

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedveil.accounting.formatting import at_most
 from fedveil.errors import ConfigError
 from fedveil.federation.history import Columns, Record
 from fedveil.statement.plain_words import scope_line
@@ -98,7 +99,7 @@ def _score(result: Result) -> str:
 
 def _promise(result: Result) -> str:
     proven = result.privacy.proven.epsilon
-    return "nothing proven" if math.isinf(proven) else f"proven epsilon {proven:.4g} at {scope_line(result.privacy)}"
+    return "nothing proven" if math.isinf(proven) else f"proven epsilon {at_most(proven)} at {scope_line(result.privacy)}"
 
 
 def _svg(values: Sequence[float], title: str) -> str:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fedveil.accounting.formatting import number
+from fedveil.accounting.formatting import at_most
 from fedveil.statement.plain_words import SEES, in_words, scope_line, unit_in_words, verdict_in_words
 from fedveil.statement.statement import SIMULATION_ONLY, VIEWS, Statement
 from fedveil.statement.statement_text import Item, TextSection, facts, variant_of
@@ -81,7 +81,7 @@ def numbers(statement: Statement) -> list[Item]:
         if claim is not None:
             found.append(fact(f"claimed: {claim}{f': {claim.note}' if claim.note else ''}", f"views[{i}].claimed"))
     for i, group in enumerate(statement.groups):
-        cap = f"epsilon = {number(group.epsilon)} at {scope_line(statement)}"
+        cap = f"epsilon = {at_most(group.epsilon)} at {scope_line(statement)}"
         found.append(fact(f"proven for {group.clients} clients with a cap of their own: {cap}", f"groups[{i}]", "delta", "scope"))
     return found
 

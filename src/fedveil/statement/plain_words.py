@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedveil.accounting.formatting import number, percent_at_most
+from fedveil.accounting.formatting import at_most, percent_at_most
 from fedveil.accounting.learnability import Learnability, expected_share, gathered_ratio
 from fedveil.accounting.types import Adjacency, Unit, View
 from fedveil.statement.statement import FPR, SIMULATION_ONLY, Statement, ViewNumbers
@@ -63,7 +63,7 @@ def _seen_count(own: ViewNumbers) -> str:
         return ""
     return (
         f" It needs the number of participants of each round to be hidden from this adversary: against one who sees that number "
-        f"too, epsilon is {number(own.seen_count)}."
+        f"too, epsilon is {at_most(own.seen_count)}."
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedveil.accounting import accountant
+from fedveil.accounting.formatting import at_most
 from fedveil.accounting.sampler_variation import sampler_delta, total_variation
 from fedveil.accounting.types import Adjacency, Event
 from fedveil.errors import ConfigError
@@ -81,7 +82,7 @@ def ideal_noise(variation: float, epsilon: float, delta: float) -> list[Assumpti
     return [
         Assumption(
             f"the noise sampler is ideal, not only within total variation {variation:.2g} over the whole run",
-            f"at epsilon = {epsilon:.4g} that distance would add more than 1 % to delta = {delta:g}",
+            f"at epsilon = {at_most(epsilon)} that distance would add more than 1 % to delta = {delta:g}",
         )
     ]
 

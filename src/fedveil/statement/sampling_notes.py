@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedveil.accounting.accountant import bound
+from fedveil.accounting.formatting import at_most
 from fedveil.accounting.secret_samples import is_amplified
 from fedveil.accounting.types import (
     Adjacency,
@@ -74,7 +75,7 @@ def _secret_sample(method: Method, s: Setting, events: Sequence[Event]) -> str:
         return ""
     return (
         f"{s.cohort} of {s.clients} clients are drawn afresh in each round: against whoever sees the sums and never learns who "
-        f"was drawn, epsilon = {secret:.4g}; the proven number does not count on that secrecy"
+        f"was drawn, epsilon = {at_most(secret)}; the proven number does not count on that secrecy"
     )
 
 
@@ -88,7 +89,7 @@ def _several_records(s: Setting, events: Sequence[Event]) -> str:
     found = []
     for k in (k for k in _RECORDS if k <= s.records):
         costs = [UserRecordsGaussian(k, event.rate, event.noise_multiplier, event.count) for event in sampled]
-        found.append(f"{bound(costs, s.delta, adjacency=s.scope.adjacency)[0]:.4g} with {k} records")
+        found.append(f"{at_most(bound(costs, s.delta, adjacency=s.scope.adjacency)[0])} with {k} records")
     if not found:
         return ""
     return f"a user with several records at one client is protected less: epsilon = {', '.join(found)} (at delta = {s.delta:g})"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedveil.accounting.formatting import epsilon, joined, number, percent_at_most
+from fedveil.accounting.formatting import at_least, at_most, epsilon, joined, number, percent_at_most
 from fedveil.accounting.learnability import Learnability
 from fedveil.accounting.types import Audit, Claim, View
 from fedveil.statement.plain_words import gathered_in_words, in_words, kind_line, run_line, scope_line, verdict_in_words
@@ -147,7 +147,7 @@ def _groups(statement: Statement) -> TextSection:
 
 def if_seen(numbers: ViewNumbers) -> str:
     """The epsilon for those who see how many took part, where that matters."""
-    return f"{number(numbers.seen_count)} if the number of participants is seen" if numbers.seen_count is not None else ""
+    return f"{at_most(numbers.seen_count)} if the number of participants is seen" if numbers.seen_count is not None else ""
 
 
 def _badge(statements: Sequence[Statement], view: View, name: Number) -> str:
@@ -165,7 +165,7 @@ def audited_cell(statement: Statement, audit: Audit | None) -> str:
     if audit is None:
         return "-"
     kind = "at least" if audit.rigorous else "estimated"
-    return f"{kind} {number(audit.epsilon)}{_apart(statement, audit)} ({audit.how})"
+    return f"{kind} {at_least(audit.epsilon)}{_apart(statement, audit)} ({audit.how})"
 
 
 def _apart(statement: Statement, other: Claim | Audit) -> str:
@@ -196,7 +196,7 @@ def _learnability(block: Learnability) -> TextSection:
             rows.append((TextCell(str(level.view)), *map(TextCell, known)))
     scope = block.scope
     kind = f"{scope.unit} level, {scope.adjacency.replace('_', '-')}"
-    promise = f"epsilon = {number(block.epsilon)} at delta = {block.delta:g} ({kind}, in that view)"
+    promise = f"epsilon = {at_most(block.epsilon)} at delta = {block.delta:g} ({kind}, in that view)"
     said = (verdict_in_words(block), gathered_in_words(block))
     return TextSection(
         "Can it learn?",

@@ -36,6 +36,16 @@ globalThis.veilChart = (() => {
     return size >= 1000 ? Math.round(value).toLocaleString("en-US") : String(Number(value.toPrecision(digits)));
   }
 
+  /** The least number of so many significant digits that is not below an upper bound, but for floating-point error. */
+  function roundedUp(value, digits = 3) {
+    if (!Number.isFinite(value) || value <= 0) return value;
+    const unit = 10 ** Math.min(Math.floor(Math.log10(value)) - digits + 1, value < 1e7 ? 0 : Infinity);
+    return Number((Math.ceil((value * (1 - 1e-9)) / unit) * unit).toPrecision(15));
+  }
+
+  /** An upper bound for people: as `format`, rounded up. */
+  const atMost = (value, digits = 3) => format(roundedUp(value, digits), digits);
+
   function node(tag, attributes = {}, children = []) {
     const made = tag.startsWith("svg:") ? document.createElementNS(SVG, tag.slice(4)) : document.createElement(tag);
     for (const [key, value] of Object.entries(attributes)) {
@@ -411,5 +421,7 @@ globalThis.veilChart = (() => {
     return state;
   }
   veilChart.format = format;
+  veilChart.atMost = atMost;
+  veilChart.roundedUp = roundedUp;
   return veilChart;
 })();

@@ -6,7 +6,7 @@
   const F = globalThis.veilFamilies;
   const W = globalThis.veilWords;
   const { el } = globalThis.veilPage;
-  const format = globalThis.veilChart.format;
+  const { format, atMost } = globalThis.veilChart;
   const $ = (id) => document.getElementById(id);
 
   // [key, group, label, symbol, lowest, highest, start, whole, logarithmic]
@@ -284,7 +284,7 @@
     if (rounded < s.low || rounded > s.high)
       return say(`ε = ${format(target)} needs z = ${format(found)}, outside the slider (${format(s.low)} to ${format(s.high)}).`, true);
     set(s, rounded, "");
-    return say(`z = ${format(rounded, 4)} proves ε = ${format(F.proven(setting()), 4)}.`);
+    return say(`z = ${format(rounded, 4)} proves ε = ${atMost(F.proven(setting()), 4)}.`);
   }
 
   for (const [key, family] of Object.entries(F.FAMILIES)) $("family").append(new Option(family.title, key));

@@ -42,10 +42,16 @@ globalThis.veilFamilies = (() => {
   }
 
   const bounds = new Map();
+  /** What the grid of uploads and float32 put between two models in a round, in units of clip / n: see docs/privacy.md, section 5. */
+  function rounded(p, z) {
+    const cell = 2 ** (Math.floor(Math.log2(perUpload(p, z) * p.clip)) - ROUNDING.bits) * Math.sqrt(p.dim);
+    return ((cell * (1 + 1 / p.cohort) + p.diameter * 2 ** -20) * p.cohort) / p.clip;
+  }
+
   /** mu of the last of t models, projected on a ball of diameter D each round: see fedveil.accounting.last_iterate.final_mu_constant. */
-  function projectedMu(p, t, z = p.noise) {
+  function projectedMu(p, t, z = p.noise, extra = rounded(p, z)) {
     const rho = lipschitz(p);
-    const [shift, size] = [factor(p), (p.diameter * p.cohort) / p.clip]; // in units of clip / n
+    const [shift, size] = [factor(p) + extra, (p.diameter * p.cohort) / p.clip]; // in units of clip / n
     const key = `${rho}|${shift}|${size}`;
     if (!bounds.has(key)) bounds.clear();
     const least = bounds.get(key) ?? [Infinity];
@@ -58,7 +64,7 @@ globalThis.veilFamilies = (() => {
       const feasible = rho <= 1 || logY - logX >= Math.log(shift) - 1e-12;
       least.push(Math.min(least[n - 1], feasible ? Math.exp(2 * logY - logX) : Infinity));
     }
-    return Math.sqrt(Math.min(t * shift * shift, least[t - 1])) / onTheSum(p, z);
+    return Math.sqrt(Math.min(t * factor(p) ** 2, least[t - 1])) / onTheSum(p, z);
   }
 
   // --- what is proven ------------------------------------------------------------------------------------------------------------------

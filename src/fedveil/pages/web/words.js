@@ -4,9 +4,9 @@
 globalThis.veilWords = (() => {
   const { cell, el } = globalThis.veilPage;
   const F = globalThis.veilFamilies;
-  const format = globalThis.veilChart.format;
+  const { format, atMost, roundedUp } = globalThis.veilChart;
   const $ = (id) => document.getElementById(id);
-  const percent = (x) => (x > 0.9995 ? "100 %" : `${Number((100 * x).toPrecision(x < 0.1 ? 2 : 3))} %`);
+  const percent = (x) => (x > 0.9995 ? "100 %" : `${Number((100 * roundedUp(x, x < 0.1 ? 2 : 3)).toPrecision(12))} %`);
   const SEES = { server: "each upload", aggregate: "each round's sum", final: "the last model only" };
   const dashed = (name) => name.replace("_", "-");
   const scopeText = (p) => `${p.unit} level, ${dashed(p.adjacency)}, ${p.view} view, δ\u00a0=\u00a0${format(p.delta)}`;
@@ -64,7 +64,7 @@ globalThis.veilWords = (() => {
     if (eps === Infinity) parts.push("Of this configuration ", bold("nothing can be proven"), `: ${F.event(p, p.view).reason ?? "the bound is infinite"}. `);
     else {
       parts.push(`After ${format(p.rounds)} rounds, someone who sees ${SEES[p.view]} and accepts 5 % false alarms recognises ${whom} at most `);
-      parts.push(bold(percent(rate)), " of the time (guessing: 5 %); proven ", bold(`ε = ${format(eps)}`), ". ");
+      parts.push(bold(percent(rate)), " of the time (guessing: 5 %); proven ", bold(`ε = ${atMost(eps)}`), ". ");
     }
     if (eps !== Infinity && F.familyOf(p).unbounded) parts.push("That holds for the repaired variant; the published form has no bound. ");
     if (claim && Number.isFinite(claim.epsilon)) parts.push(besideProof(p, eps, claim));
@@ -75,7 +75,7 @@ globalThis.veilWords = (() => {
 
   function cards(p, eps, claim, ratio) {
     const family = F.familyOf(p);
-    const number = (value) => (value === Infinity ? "no bound" : Number.isNaN(value) ? "–" : `ε = ${format(value)}`);
+    const number = (value, shown = format) => (value === Infinity ? "no bound" : Number.isNaN(value) ? "–" : `ε = ${shown(value)}`);
     const beside = claim && F.sameView(p);
     $("claimed").textContent = beside ? number(claim.epsilon) : claim ? "another view" : "no claim";
     $("claimed").dataset.value = beside ? claim.epsilon : "";
@@ -85,7 +85,7 @@ globalThis.veilWords = (() => {
         ? (claim.why ?? `${family.source}. Scope: ${claimScope(p, claim)}; δ\u00a0=\u00a0${format(p.delta)}.`)
         : "The method's own accounting is the proof; there is no separate claim.";
     $("proven-title").textContent = family.unbounded ? "Proven, repaired variant" : "Proven";
-    $("proven").textContent = number(eps);
+    $("proven").textContent = number(eps, atMost);
     $("proven").dataset.value = eps;
     const why = eps === Infinity ? ` No bound: ${F.event(p, p.view).reason}.` : ` ${accountant(p)}.`;
     $("proven-scope").textContent = `${scopeText(p)};${why}`;
@@ -135,7 +135,7 @@ globalThis.veilWords = (() => {
       const eps = F.proven(p, p.rounds, view);
       const rate = F.provenTradeoff(p, [0.05], view)[0];
       const cells = [
-        ["Proven ε", format(eps)],
+        ["Proven ε", atMost(eps)],
         ["At 5 % false alarms", eps === Infinity ? "no bound" : percent(rate)],
         ["Because", becauseOf(p, view)],
       ];

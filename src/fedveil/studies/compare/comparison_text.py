@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from fedveil.accounting.formatting import epsilon
+from fedveil.accounting.formatting import epsilon, number
 from fedveil.studies.compare.comparison_rows import Row
 from fedveil.studies.statistics import LEVEL, seeds_needed, smallest_rank_sum, smallest_signed_rank
 
@@ -29,7 +29,7 @@ def count(row: Row) -> str:
 def claimed(row: Row) -> str:
     """The epsilon that the paper claims, `none` where it claims nothing."""
     claim = row.statement.claimed if row.statement else None
-    return "none" if claim is None else epsilon(claim.epsilon, "∞")
+    return "none" if claim is None else epsilon(claim.epsilon, "∞", number)
 
 
 def proven(row: Row) -> str:

@@ -80,9 +80,8 @@ def check_rows(findings: Findings, spent: RowCosts, statement: Json, complete: b
     own, subject, pair = statement["views"][min(place, 1)], f"epsilon spent ({view} view)", _pair(statement)
     curve, plan = spent.curve(delta, pair), RowCosts(spent.expected, own["releases"]).curve(delta, pair)
     epsilon, most, tolerance = curve.epsilon, float(own["proven"]["epsilon"]), EXACT if curve.exact else NUMERIC
-    least = plan.epsilon if complete and view != "server" and math.isfinite(plan.epsilon) else 0.0
-    right = least * (1 - tolerance) <= epsilon <= most * (1 + tolerance)
-    findings.check(right, subject, f"{least:.9g} to {most:.9g}", f"{epsilon:.9g}")
+    least = (1 - tolerance) * plan.epsilon if complete and view != "server" and math.isfinite(plan.epsilon) else 0.0
+    findings.check(least <= epsilon <= most * (1 + tolerance), subject, f"{least:.9g} to {most:.9g}", f"{epsilon:.9g}")
     for text in (row["epsilon_spent"] for row in last if row.get("epsilon_spent") and view != "final"):
         findings.check(float(text) >= epsilon * (1 - tolerance), "epsilon spent in the history", f"at least {epsilon:.9g}", text)
     proven = float(statement["views"][place]["proven"]["epsilon"])

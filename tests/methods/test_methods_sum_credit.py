@@ -124,3 +124,13 @@ def test_a_method_that_claims_the_sum_of_clamped_noise_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="in the aggregate view"):
         check_declared(Claims(), setting(), torch.zeros(6))
+
+
+def test_rounds_that_a_cap_on_participations_empties_are_credited_with_no_sum() -> None:
+    """12 clients, 8 a round, each at most twice in 4 rounds: the sampler made rounds of 8, 8, 7 and 1 of them."""
+    some = {"clients": 12, "cohort": 8, "rounds": 4, "noise_multiplier": 3.0, "max_participations": 2}
+    server, sums, last = epsilons(Plus(), setting(**some))
+    worst = epsilon_of(math.sqrt(1 + 1 / 7) / 3, 1e-5)  # in the last two rounds
+    assert server == sums == last > worst > epsilon_of(math.sqrt(2 / 8) / 3, 1e-5)
+    assert adds_up(Plus(), setting(**some, min_survivors=8))
+    assert adds_up(Plus(), setting(**{**some, "max_participations": 4}))

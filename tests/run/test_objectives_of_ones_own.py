@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 import fedveil as fv
@@ -21,6 +23,7 @@ from fedveil.federation.plain_state import is_storable
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.training.local import Local, Plain, State
 
+LAYERS = len(h.job_of(h.digits({"name": "dp-fedavg"}, "privacy.epsilon=8")).context.model.layout)
 SECRETS = (0.5, 9.0)
 """What client 0 holds, in two worlds that differ in nothing else."""
 
@@ -45,12 +48,18 @@ class Seen(Plain):
             "keys": lambda: {"largest": held} | ({"more": 1.0} if held > 5 else {}),
             "lengths": lambda: {"largest": [held] * (2 if held > 5 else 1)},
             "texts": lambda: {"largest": "x" if held > 5 else 1.0},
+            "by layer": lambda: {"noise_std": [held] * LAYERS, "largest": [held] * LAYERS},
+            "failures": lambda: {"failures": held} if held > 5 else {},
+            "by client": lambda: {"by_client": [held]} if held > 5 else {},
+            "client scores": lambda: {"personal_accuracy": [held] * 100} if held > 5 else {},
+            "tables": lambda: {"largest": [[held, held]] if held > 5 else 1.0},
+            "ends": lambda: {"largest": sys.exit(3) if held > 5 else 1.0},
         }.get(self.mode, dict)()
 
     def personal(self, model: Tensor, state: State) -> Tensor:
         if self.mode == "personal" and state["held"] > 5:
             raise ValueError("secret")
-        return model
+        return model.add_(state["held"]) if self.mode == "moves the model" else model
 
 
 def runs(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
@@ -64,13 +73,28 @@ def runs(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Pat
     return [tmp_path / f"{secret:g}" for secret in SECRETS]
 
 
-@pytest.mark.parametrize("mode", ["raise", "keys", "lengths", "texts", "personal", "state"])
+ENDING = (
+    "raise", "keys", "lengths", "texts", "personal", "state",
+    "by layer", "failures", "by client", "client scores", "tables", "ends", "moves the model",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ENDING)
 def test_what_fails_on_one_clients_state_ends_no_run(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     public = []
     for path in runs(mode, tmp_path, monkeypatch):
         rows = list(csv.DictReader((path / "history.csv").read_text().splitlines()))
         public.append((list(rows[0]), len(rows), sorted(json.loads((path / "summary.json").read_text())["final"])))
+        layers = list(csv.DictReader((path / "layers.csv").read_text().splitlines()))
+        public[-1] += (len(layers), [row["noise_std"] for row in layers])
     assert public[0] == public[1]
+
+
+def test_a_personal_model_is_made_of_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The noise is secret, so the two models differ; by less than the secret that was added to one."""
+    models = [load_file(path / "model.safetensors") for path in runs("moves the model", tmp_path, monkeypatch)]
+    means = [float(torch.cat([tensor.reshape(-1) for tensor in model.values()]).mean()) for model in models]
+    assert max(map(abs, means)) < 0.2  # else 9 or 27 in the second world
 
 
 def test_private_figures_take_no_public_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,11 +102,11 @@ def test_private_figures_take_no_public_name(tmp_path: Path, monkeypatch: pytest
         mean = secret / 12
         final = json.loads((path / "summary.json").read_text())["final"]
         columns = next(csv.reader((path / "history.csv").read_text().splitlines()))
-        assert not {"test_largest", "largest", "objective_clip", "objective_test_accuracy"} & {*final, *columns}
+        assert not {"objective_test_largest", "largest", "objective_clip", "objective_test_accuracy"} & {*final, *columns}
         assert final["clip"] == 1.0
         assert final["test_accuracy"] != pytest.approx(mean)
         whole: dict[str, Any] = json.loads((path / "private" / "summary.json").read_text())["final"]
-        names = ("test_largest", "largest", "objective_clip", "objective_test_accuracy")
+        names = ("objective_test_largest", "largest", "objective_clip", "objective_test_accuracy")
         assert [whole[name] for name in names] == pytest.approx([mean] * 4)
 
 

@@ -23,6 +23,8 @@ from fedveil.run.published_copy import publish
 from fedveil.run.result import Result
 from fedveil.run.run import run_prepared
 from fedveil.run.verification import verification
+from fedveil.verify.check_run import verify_run
+from forged_ledger import ForgedLedger
 from method_kit import digits
 
 STEPS = ({"name": "fedglp-adp", "beta0": 0.3}, {"local": "dp-sgd", "example_clip": 1.0, "local_steps": 2}, {"unit": "record"})
@@ -104,3 +106,13 @@ def test_a_run_with_skipped_rounds_verifies(config: Config, tmp_path: Path) -> N
     assert any("skipped" in row for row in made.history)
     for folder in (tmp_path / "run", publish(tmp_path / "run", tmp_path / "shown")):
         assert [finding for finding in verification(folder).findings if finding.kind in ("contradicted", "unknown")] == []
+
+
+def test_a_row_of_a_full_round_cannot_be_taken_out(tmp_path: Path) -> None:
+    """In a run that skipped others: the rounds that have a row, 0 and 3, had all ten clients."""
+    finished(skipping(CLIENTS), tmp_path / "run")
+    ledger = ForgedLedger.read(tmp_path / "run")
+    ledger.rows = [row for row in ledger.rows if row["round"] != 3]
+    ledger.write(coherent=True)
+    wrong = [finding.subject for finding in verify_run(tmp_path / "run").findings if finding.kind == "contradicted"]
+    assert "rounds of the ledger" in wrong

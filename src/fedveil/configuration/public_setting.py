@@ -22,7 +22,7 @@ from fedveil.configuration.sections import (
 )
 from fedveil.data.catalogue import CATALOGUE, Info, info
 from fedveil.data.dataset import Dataset
-from fedveil.data.partition import BY_CLASS, checked_options
+from fedveil.data.partition import checked_options
 from fedveil.errors import ConfigError
 from fedveil.methods.method import Method
 from fedveil.methods.method_registry import method_from
@@ -194,7 +194,7 @@ def setting_of(config: Config, population: Population | None = None) -> Setting:
         evaluation=None if p.evaluation is None else p.evaluation.spec(),
         noise_cohort=None if p.noise_cohort is None else p.noise_cohort.spec(),
         public_split=config.data.public_fraction > 0,
-        divided_by_class=kind if (kind := config.data.partition.get("kind", "iid")) in BY_CLASS else "",
+        divided_by=_divided_by(config),
     )
 
 
@@ -236,6 +236,12 @@ def described(config: Config, data: Info) -> Config:
     method_of(config)  # its plugins may bring the model
     found = as_recorded(network, data.input_shape, task_of(config).outputs(data), model_seed(config))
     return config.model_copy(update={"model": replace(network, recorded=found)})
+
+
+def _divided_by(config: Config) -> str:
+    """What divides the records by their classes, or in a way that is not known."""
+    kind = config.data.partition.get("kind", "iid")
+    return "" if kind in ("iid", "users") else f"data.partition.kind = '{kind}'"
 
 
 def model_seed(config: Config) -> int:

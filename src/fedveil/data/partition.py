@@ -174,10 +174,6 @@ def from_options(
     return Partition(ClientIndices(chosen[clients.order], clients.offsets), kind, seed, extras)
 
 
-BY_CLASS = tuple(kind for kind in PARTITIONS if kind not in ("iid", "users"))
-"""The kinds that go by the class of each example."""
-
-
 def need_strata(data: Info, options: BaseModel) -> None:
     """Refuse a partition by class of examples that do not have one class each.
 
@@ -185,7 +181,7 @@ def need_strata(data: Info, options: BaseModel) -> None:
         ConfigError: of such a partition.
     """
     kind = str(options.kind)  # type: ignore[attr-defined]
-    if kind in BY_CLASS and data.strata == 1:
+    if kind not in ("iid", "users") and data.strata == 1:
         raise ConfigError(
             f"data.partition.kind = {kind!r} goes by the class of each example, and those of {data.name} do not have one class "
             f"each: choose 'iid' or 'users'"

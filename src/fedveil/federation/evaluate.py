@@ -108,7 +108,7 @@ def _personal_scores(federation: Federation, progress: Progress) -> Record:
 def _loaded(model: FlatModel, objective: HasPersonalModel, released: Tensor, state: State) -> bool:
     """Whether the client's own model could be put there; an objective that fails on its state gives no figure."""
     try:
-        model.load(objective.personal(released, state))
+        model.load(objective.personal(released.clone(), state))  # its own copy: what it changes there is nobody else's
         if "buffers" in state:
             model.load_buffers(state["buffers"])
     except Exception:

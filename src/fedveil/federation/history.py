@@ -74,6 +74,8 @@ _COUNTED = ("participants", "uplink_bytes", "seconds", "skipped")
 """What tells how many clients took part in a round, as the running time does, and nothing of a model."""
 _NOISED = ("noise_norm", "cumulative_noise_norm", "layer_noise_std")
 """What tells it too, where each client brings noise of its own."""
+_PARTS = ("by_client", "failures")
+"""What a record holds besides columns."""
 _PLANNED = (*_NOISED, "clip", "layer_clip", "coordinates", "uplink_bytes")
 """What is chosen by a plan."""
 
@@ -188,9 +190,11 @@ def declared(task: Task, objective: Objective, policy: object) -> Columns:
     return columns_of(task, (*released, *(replace(c, public=False) for c in measured)))
 
 
-def reserved(method: Method, columns: Columns) -> set[str]:
-    """The public columns, whose names no private figure of an objective can have."""
-    return {column.name for column in columns.values() if column.public} - _private_plans(method)
+def reserved(method: Method, objective: Objective, columns: Columns) -> set[str]:
+    """Names that a figure of an objective cannot have, but those that it declares: of columns, and their headers in tables."""
+    own = {column.name for column in objective.columns} if isinstance(objective, HasColumns) else set()
+    taken = {name for column in columns.values() if column.name not in own for name in (column.name, column.header)}
+    return {*taken, *_PARTS} - _private_plans(method)
 
 
 def _private_plans(method: Method) -> set[str]:

@@ -121,17 +121,19 @@ def evaluation_figures(federation: Federation, uploads: Sequence[Upload]) -> Rec
 def method_measures(federation: Federation, progress: Progress, clients: list[int]) -> Record:
     """The figures of this round's policies and objectives (see `HasMetrics`): means over the clients, and each client's own.
 
-    An objective's are private, and so are named apart where a public column has their name; what it fails to measure is left out.
+    An objective's are private, and so are named apart where a column has their name; what it fails to measure, or measures in
+    another shape than a number or one for each layer, is left out.
     """
     context = federation.context
-    public = reserved(federation.method, declared(context.task, context.objective, context.policy))
+    taken = reserved(federation.method, context.objective, declared(context.task, context.objective, context.policy))
+    shapes = ((), (len(context.model.layout),))
     policies = [progress.common] if context.summed else [progress.policies.get(c, {}) for c in clients]
     row: Record = {}
     own: dict[int, dict[str, Any]] = {c: {} for c in clients}
     for part, states in ((context.objective, [progress.privates.get(c, {}) for c in clients]), (context.policy, policies)):
         if isinstance(part, HasMetrics):
             if part is context.objective:
-                measured = [_measured(part, state, public) for state in states]
+                measured = [_measured(part, state, taken, shapes) for state in states]
             else:
                 measured = [part.measures(state) if state else {} for state in states]
             row.update(_means(measured))
@@ -143,14 +145,18 @@ def method_measures(federation: Federation, progress: Progress, clients: list[in
     return row
 
 
-def _measured(objective: HasMetrics, state: State, public: Container[str]) -> Figures:
+def _measured(objective: HasMetrics, state: State, taken: Container[str], shapes: Container[tuple[int, ...]]) -> Figures:
     """What an objective measures of a client's state; nothing where that fails: how a run ends is seen by all."""
     try:
         cells = objective.measures(state) if state else {}
-        figures = {str(name): np.asarray(value, dtype=float).tolist() for name, value in cells.items()}
-    except Exception:
+        figures = {str(name): np.asarray(value, dtype=float) for name, value in cells.items()}
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         return {}
-    return {f"objective_{name}" if name in public else name: value for name, value in figures.items()}
+    apart = (name for name in figures if name in taken or name.startswith("test_"))
+    names = dict.fromkeys(figures) | {name: f"objective_{name}" for name in apart}
+    return {names[name] or name: value.tolist() for name, value in figures.items() if value.shape in shapes}
 
 
 def _means(rows: Sequence[Figures]) -> Record:

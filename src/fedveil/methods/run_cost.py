@@ -73,8 +73,11 @@ def adds_up(method: Method, s: Setting) -> bool:
 
     The plans depend on the round alone, the same for all clients: else a coordinate carries only the noise of those that sent it,
     and later plans follow single uploads. All weigh the same: else the heaviest moves the mean by more than its share of the
-    noise. And `aggregate` reads nothing but the sum, which a class that has its own says with `aggregates_sum`.
+    noise. `aggregate`, with all that it calls, reads nothing but the sum, which a class that has its own says with
+    `aggregates_sum`. And rounds are full: a cap on participations empties the later ones, unless `min_survivors` skips those.
     """
+    if s.min_survivors is None and s.max_participations is not None and s.max_participations < s.rounds:
+        return False
     declared, own = (_where(type(method), name) for name in ("aggregates_sum", "aggregate"))
     said = getattr(method, "aggregates_sum", False) and declared <= own  # what was said of another `aggregate` says nothing
     return bool(said and weighting_of(method) == "uniform" and getattr(method.policy(s), "common", False))

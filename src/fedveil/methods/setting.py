@@ -59,7 +59,7 @@ class Setting:
         evaluation: counts that leave beside each update, or None without.
         noise_cohort: the larger federation that the noise is calibrated for, an extrapolation; None for this one itself.
         public_split: whether a part of the training set is public and belongs to no client.
-        divided_by_class: kind of the partition that goes by the classes of all records, or empty.
+        divided_by: what divides the records by their classes, or in a way that is not known, or empty.
     """
 
     clients: int
@@ -87,7 +87,7 @@ class Setting:
     evaluation: EvaluationCounts | None = None
     noise_cohort: NoiseCohort | None = None
     public_split: bool = False
-    divided_by_class: str = ""
+    divided_by: str = ""
 
     def of(self, client: int) -> Setting:
         """The setting of one client: with the target and the noise of its group."""

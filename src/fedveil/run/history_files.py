@@ -97,7 +97,8 @@ def joined(table: str, public: Sequence[Row], private: Sequence[Row]) -> list[Ro
     if table not in _SPLIT or not (public or table == "history.csv"):
         return [*(private or public)]
     more = {_key(table, row): row for row in private}
-    return [row | more.get(_key(table, row), {}) for row in public]
+    found = [row | more.pop(_key(table, row), {}) for row in public]
+    return sorted([*found, *more.values()], key=lambda row: row["round"])  # rounds of which nothing is public
 
 
 def _key(table: str, row: Row) -> tuple[Any, ...]:
@@ -135,7 +136,9 @@ def _files(folder: Path, history: Sequence[Record], layout: Layout, columns: Col
         shown = {header for header in headers_of(rows) if index and _column(name, header, columns).public}
         public = [{k: v for k, v in row.items() if k in shown} for row in rows]
         private = [{k: v for k, v in row.items() if k in index or k not in shown} for row in rows]
-        if name == "history.csv" or shown - set(index):
+        if name != "history.csv":  # which rows are public tells of nothing private
+            public = [row for row in public if row.keys() - set(index)]
+        if name == "history.csv" or public:
             found[folder / name] = public
         if any(len(row) > len(index) for row in private):
             found[private_folder(folder) / name] = private

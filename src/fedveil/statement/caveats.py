@@ -59,12 +59,12 @@ def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> 
                 "of their norm where it was measured; the bound does not count it",
             )
         )
-    if s.scope.unit is Unit.RECORD and s.divided_by_class:
+    if s.scope.unit is Unit.RECORD and s.divided_by:
         found.append(
             Assumption(
                 "which client holds which record is fixed and public, and stays as it is when a record changes",
-                f"data.partition.kind = '{s.divided_by_class}' divides by the classes of all records: where one has another "
-                f"class, others may lie with other clients, and the bound counts the change of one record",
+                f"{s.divided_by} goes by the classes of records, or is not known: where one has another class, others may lie "
+                f"elsewhere, and the bound counts the change of one record",
             )
         )
     found += dict.fromkeys(_sampling(s, event) for event in events if is_amplified(event))
@@ -138,7 +138,11 @@ def _summing(method: Method, s: Setting) -> list[Assumption]:
         Assumption(
             f"no upload is missing: the sum of each round holds {least} noisy uploads{others}",
             "each upload brings a share of the noise; setting privacy.min_survivors skips rounds with fewer",
-        )
+        ),
+        Assumption(
+            "the last digits of the mean of a round's uploads tell nothing beyond their sum",
+            "the server adds the uploads up as float32, and equal sums of what was released may round differently",
+        ),
     ]
 
 

@@ -36,6 +36,8 @@ class Seen(Plain):
     secret: float = 0.0
 
     def finish(self, local: Local) -> Tensor:
+        if self.mode == "fails" and local.client == 0 and self.secret > 5:
+            raise ValueError("secret")
         held = self.secret if local.client == 0 else 0.0
         local.state["held"] = np.complex64(1) if self.mode == "state" and held > 5 else held
         return super().finish(local)
@@ -62,10 +64,10 @@ class Seen(Plain):
         return model.add_(state["held"]) if self.mode == "moves the model" else model
 
 
-def runs(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def runs(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> list[Path]:
     """A finished run in each world."""
     options = ("data.client_test_fraction=0.3", "training.clients_per_round=12", "run.engine=inline", "privacy.epsilon=8")
-    config = h.digits({"name": "dp-fedavg"}, *options)
+    config = h.digits({"name": "dp-fedavg"}, *options, *more)
     for secret in SECRETS:
         monkeypatch.setattr(DPFedAvg, "objective", lambda self, s, secret=secret: Seen(mode=mode, secret=secret))
         result = fv.train(config, tmp_path / f"{secret:g}")
@@ -122,3 +124,26 @@ def test_state_that_no_checkpoint_can_hold_is_refused_where_it_is_made(value: An
     assert not (_is_plain(state) and is_storable(state))
     kept = {"x": [1, True, "a", None, np.float32(2), np.int64(3), torch.zeros(2, dtype=torch.bfloat16)]}
     assert _is_plain(kept) and is_storable(kept)  # noqa: PT018
+
+
+@pytest.mark.parametrize("engine", ["inline", "batched", "pool"])
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_under_dp_sgd_a_client_that_fails_sends_the_noise_of_its_steps(
+    view: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, it sent exact zeros, and the public noise of the round said so."""
+    steps = (
+        "training.local=dp-sgd",
+        "training.example_clip=1.0",
+        "privacy.unit=record",
+        "privacy.delta=1e-4",
+        f"privacy.view={view}",
+    )
+    noise = []
+    for path in runs("fails", tmp_path, monkeypatch, *steps, f"run.engine={engine}"):
+        rows = list(csv.DictReader((path / "history.csv").read_text().splitlines()))
+        noise.append([row["noise_norm"] for row in rows])
+        failed = [row["failed"] for row in csv.DictReader((path / "private" / "history.csv").read_text().splitlines())]
+    assert noise[0] == noise[1]
+    assert min(map(float, noise[0])) > 0
+    assert failed == ["1"] * 3

@@ -81,7 +81,9 @@ def _client_scores(task: Task, model: FlatModel, tests: Clients, own_statistics:
         return (
             task.client_scores(tests.offsets, *evidence(task, model, tests.x, tests.y, own_statistics)) if len(tests.y) else none
         )
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         return none
 
 
@@ -111,7 +113,9 @@ def _loaded(model: FlatModel, objective: HasPersonalModel, released: Tensor, sta
         model.load(objective.personal(released.clone(), state))  # its own copy: what it changes there is nobody else's
         if "buffers" in state:
             model.load_buffers(state["buffers"])
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         return False
     return True
 
@@ -120,7 +124,9 @@ def _private_score(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_sta
     """The main metric of a client's own model; None where the network fails with it: how a run ends is seen by all."""
     try:
         return own_score(task, model, x, y, batch_statistics)
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         return None
 
 

@@ -23,7 +23,7 @@ from fedveil.release.plan import Plan, Policy, Raw, Released, Upload, copied
 from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task
-from fedveil.training.local import BatchGradient, GradientSource, Local, Objective, State, train
+from fedveil.training.local import BatchGradient, GradientSource, Local, Objective, Plain, State, train
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -148,10 +148,14 @@ class Work:
 
 @dataclass(frozen=True)
 class Failure:
-    """Training that gave no update: the plan it was for, and why; `reason` stays in the client's own log."""
+    """Training that gave no update: the plan it was for, and why; `reason` stays in the client's own log.
+
+    noise: under DP-SGD what leaves instead, as of a client without examples: the noise of all steps.
+    """
 
     plan: Plan | Raw
     reason: str
+    noise: Work | None = None
 
 
 def client_round(context: Context, task: ClientTask) -> Outcome:
@@ -178,7 +182,14 @@ def attempted(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Fa
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        return Failure(plan, _reason(error))
+        return failure(context, task, plan, _reason(error))
+
+
+def failure(context: Context, task: ClientTask, plan: Plan | Raw, reason: str) -> Failure:
+    """Training that gave nothing; under DP-SGD, whose noise is part of training, with the noise of all its steps."""
+    if not isinstance(plan, Plan) or plan.dp_sgd is None:
+        return Failure(plan, reason)
+    return Failure(plan, reason, trained(replace(context, objective=Plain()), task, plan, on_nothing=True))
 
 
 def sealed_outcome(context: Context, task: ClientTask, work: Work | Failure, start: float, terms: Terms | None = None) -> Outcome:
@@ -187,13 +198,13 @@ def sealed_outcome(context: Context, task: ClientTask, work: Work | Failure, sta
     Args:
         terms: of the work's plan, where other clients have it too.
     """
-    door = context.door
+    door, made = context.door, work.noise if isinstance(work, Failure) else work
     problems = [work.reason] if isinstance(work, Failure) else []
     release: SealedUpload | Contribution | None = None
     if not problems or _promising(work.plan, door):
         try:
             release = (door.seal if context.summed else door.seal_upload)(
-                None if isinstance(work, Failure) else work.update,
+                None if made is None else made.update,
                 work.plan if terms is None else terms,
                 task.client,
                 task.released.round,
@@ -210,7 +221,8 @@ def sealed_outcome(context: Context, task: ClientTask, work: Work | Failure, sta
         state = context.policy.observe(state, context.observed(release.upload, task.released))
     seconds = time.perf_counter() - start
     if isinstance(work, Failure) or problem:
-        return Outcome(task.client, release, state, task.private, seconds=seconds, error=problem)
+        power = made.noise_power if made is not None and isinstance(work, Failure) else None
+        return Outcome(task.client, release, state, task.private, seconds=seconds, error=problem, noise_power=power)
     return Outcome(task.client, release, state, work.private, work.loss, work.examples, seconds, noise_power=work.noise_power)
 
 
@@ -232,13 +244,17 @@ def _promising(plan: Plan | Raw, door: Door) -> bool:
     return isinstance(plan, Plan) and (plan.dp_sgd is not None or promises(plan, door.layout))
 
 
-def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
-    """Local training under that plan, where the context's model is; `task.released.model` may be there already."""
-    x, y = context.clients.examples(task.client)
+def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing: bool = False) -> Work:
+    """Local training under that plan, where the context's model is; `task.released.model` may be there already.
+
+    Args:
+        on_nothing: as if the client had no examples.
+    """
+    x, y = (part[:0] if on_nothing else part for part in context.clients.examples(task.client))
     t = task.released.round
     model, device = context.model, context.model.vector.device
     model.load_buffers(task.buffers if task.buffers is not None else task.private.get("buffers", context.buffers))
-    counts = evaluated(context, task)
+    counts = {} if on_nothing else evaluated(context, task)
     executed = copied(plan, device) if isinstance(plan, Plan) else None
     source: GradientSource = BatchGradient(context.task)
     dp_sgd = None if executed is None else executed.dp_sgd
@@ -250,7 +266,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
         model,
         task.released.model.to(device, copy=True),
         context.spec,
-        context.gradients(source),
+        source if on_nothing else context.gradients(source),
         context.randomness.generator("batches", t, task.client),
         round=t,
         support=None if executed is None else executed.support,
@@ -263,7 +279,8 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw) -> Work:
     in_turns = context.followed  # with other clients: their engine seeds what layers draw
     with nullcontext() if in_turns else context.randomness.forward(device, t, task.client):
         update, loss = train(local, x, y, context.objective)
-    context.require_constants()
+    if not on_nothing:
+        context.require_constants()
     buffers = model.buffers()
     if buffers.numel():
         local.state["buffers"] = buffers

@@ -109,7 +109,9 @@ class PerExampleGradient:
         before = model.vector.clone()
         try:
             blocks, losses = self.gradients(model.module, x, y)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             model.vector.copy_(before)
             if len(y) > 1:
                 return self._one_at_a_time(model, x, y)

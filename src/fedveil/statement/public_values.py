@@ -42,7 +42,8 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
         found.append(
             Assumption(
                 f"the code of the model {whose} keeps nothing of an example where it is not looked for: {LOOKED_AT}",
-                "what it kept of one client's data would pass by that client's clip and noise, into the next update or a score",
+                "what it kept of one client's data would pass by that client's clip and noise, into the next update or a score; "
+                "where it is found, the clients after it send zeros and the run ends, which everybody sees",
             )
         )
     if data.counted:

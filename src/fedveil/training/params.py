@@ -161,6 +161,13 @@ class FlatModel:
         for buffer, part in zip(self._buffers, torch.split(values, [b.numel() for b in self._buffers]), strict=True):
             buffer.copy_(part.view(buffer.shape))
 
+    def load_statistics(self, values: Tensor) -> None:
+        """The same in a model that is handed on; how many batches a client had is forgotten too."""
+        self.load_buffers(values)
+        for part in normalising(self.module):
+            if isinstance(part.num_batches_tracked, type(self.vector)):
+                part.num_batches_tracked.zero_()
+
     def remember_constants(self) -> None:
         """Let what the module's own code made of public examples, such as a cache, be constant from now on."""
         if self._kept is not None:

@@ -2,7 +2,8 @@
 
 The client makes its plan itself, from its own method and its own policy state. In the server view the release is charged to the
 client's own ledger before it is written to its disk, and is on its disk before it is answered; so whatever is lost on the way, no
-release is missing in that ledger, and no second one is made in its place.
+release is missing in that ledger, and no second one is made in its place. In the other views the planned rounds were charged in
+advance, each at its own price, so each is answered once: asked in another way it is refused.
 """
 
 from __future__ import annotations
@@ -81,6 +82,11 @@ class ClientNode:
         context, before = self.context, self.states.before(own.round)
         if max(own.round, before.answers) >= self.rounds:
             raise ConfigError(f"the run has {self.rounds} rounds, and this client gave {before.answers} answers")
+        if context.summed and own.round <= self.states.newest:
+            raise ConfigError(
+                f"this client has answered round {self.states.newest}: where planned rounds are charged in advance, it answers "
+                f"each of them once, in their order"
+            )
         state = told.plan_state if context.summed else before.policy or context.policy.start()
         plan = self._plan(told, state)
         name = plan_name(plan, context.door.layout)

@@ -58,6 +58,11 @@ class ClientStates:
         kept = self._read(round)
         return kept.answer if kept.request == request else None
 
+    @property
+    def newest(self) -> int:
+        """The last round that was answered; -1 before the first."""
+        return max(self._rounds(), default=-1)
+
     def before(self, round: int) -> Generation:
         """The states with which the client enters that round.
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from federation_runs import config, job
+from fedveil.errors import BudgetExhausted, ConfigError, FedveilError, LedgerError
 from fedveil.federation.progress import start
 from fedveil.flower.client_states import ClientStates, Generation
 from fedveil.flower.round_messages import (
@@ -115,6 +116,32 @@ def test_an_error_in_training_says_nothing_to_the_server(tmp_path: Path) -> None
     answer = nodes.node(2).answer(round_bytes(told), task_bytes(task))
     assert b"diagnosis" not in answer
     assert b"an error at the client" in answer
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (BudgetExhausted("/home/alice: 16.6814% is asked"), b"its release costs more than is left"),
+        (LedgerError("/home/alice: 16.6814% is asked"), b"own record of the run does not allow it"),
+        (ConfigError("the planned rounds"), b"the planned rounds"),
+    ],
+)
+def test_a_refusal_tells_the_server_nothing_of_the_lifetime_and_the_log_all(
+    problem: FedveilError, said: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes, told, task = asked(tmp_path)
+
+    class Refusing:
+        def charge_all(self, entries: Any) -> None:
+            raise problem
+
+    node = nodes.node(2)
+    node = replace(node, context=replace(node.context, door=replace(node.context.door, ledger=Refusing())))  # type: ignore[arg-type]
+    answer = node.answer(round_bytes(told), task_bytes(task))
+    assert said in answer
+    assert b"alice" not in answer
+    assert b"%" not in answer
+    assert str(problem) in caplog.text
 
 
 def test_two_generations_are_kept_and_a_third_goes(tmp_path: Path) -> None:

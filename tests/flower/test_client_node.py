@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from federation_runs import config, job
+from fedveil.errors import BudgetExhausted, ConfigError, FedveilError, LedgerError
 from fedveil.federation.progress import start
 from fedveil.flower.client_states import ClientStates, Generation
 from fedveil.flower.round_messages import (
@@ -79,13 +80,29 @@ def test_a_task_for_another_client_or_with_an_impossible_weight_is_refused(clien
         nodes.node(2).answer(round_bytes(told), task_bytes(TaskMessage("r", 0, client, weight)))
 
 
-def test_a_client_answers_as_many_rounds_as_are_planned_however_they_are_asked(tmp_path: Path) -> None:
+def answers(nodes: Nodes, told: RoundMessage, rounds: list[int]) -> list[type]:
+    """What kinds of answers these rounds get, each asked with another model."""
+    kinds, model = [], told.released.model
+    for factor, number in enumerate(rounds, 1):
+        lie = replace(told, released=replace(told.released, round=number, model=model * factor))
+        task = TaskMessage("r", number, 2, 1.0)
+        kinds.append(type(read_reply(nodes.node(2).answer(round_bytes(lie), task_bytes(task)), task, len(model))))
+    return kinds
+
+
+def test_a_client_that_charges_each_release_answers_as_many_rounds_as_are_planned_however_they_are_asked(tmp_path: Path) -> None:
+    nodes, told, _ = asked(tmp_path, "server")
+    assert answers(nodes, told, [0] * 5) == [ReleaseMessage] * 3 + [RefusalMessage] * 2
+
+
+def test_where_uploads_are_summed_a_round_is_answered_once_and_the_same_request_alone_again(tmp_path: Path) -> None:
+    """Rounds may differ in price, and each was charged once, in advance."""
     nodes, told, task = asked(tmp_path, "aggregate")
-    dimension, kinds = len(told.released.model), []
-    for factor in range(1, 6):
-        lie = replace(told, released=replace(told.released, model=told.released.model * factor))
-        kinds.append(type(read_reply(nodes.node(2).answer(round_bytes(lie), task_bytes(task)), task, dimension)))
-    assert kinds == [ReleaseMessage] * 3 + [RefusalMessage] * 2
+    request = round_bytes(told), task_bytes(task)
+    first = nodes.node(2).answer(*request)
+    assert answers(nodes, told, [0, 2, 2, 1, 0]) == [ReleaseMessage] * 2 + [RefusalMessage] * 3
+    assert nodes.node(2).answer(*request) == first
+    assert nodes.node(2).states.before(3).answers == 2
 
 
 def test_an_error_in_training_says_nothing_to_the_server(tmp_path: Path) -> None:
@@ -99,6 +116,32 @@ def test_an_error_in_training_says_nothing_to_the_server(tmp_path: Path) -> None
     answer = nodes.node(2).answer(round_bytes(told), task_bytes(task))
     assert b"diagnosis" not in answer
     assert b"an error at the client" in answer
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (BudgetExhausted("/home/alice: 16.6814% is asked"), b"its release costs more than is left"),
+        (LedgerError("/home/alice: 16.6814% is asked"), b"own record of the run does not allow it"),
+        (ConfigError("the planned rounds"), b"the planned rounds"),
+    ],
+)
+def test_a_refusal_tells_the_server_nothing_of_the_lifetime_and_the_log_all(
+    problem: FedveilError, said: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes, told, task = asked(tmp_path)
+
+    class Refusing:
+        def charge_all(self, entries: Any) -> None:
+            raise problem
+
+    node = nodes.node(2)
+    node = replace(node, context=replace(node.context, door=replace(node.context.door, ledger=Refusing())))  # type: ignore[arg-type]
+    answer = node.answer(round_bytes(told), task_bytes(task))
+    assert said in answer
+    assert b"alice" not in answer
+    assert b"%" not in answer
+    assert str(problem) in caplog.text
 
 
 def test_two_generations_are_kept_and_a_third_goes(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_a_crash_at_any_round_changes_no_bit(name: str, tmp_path: Path) -> None:
         assert unnamed(tmp_path / f"run{lost}") == charged(tmp_path / "calm")
 
 
-def test_a_damaged_state_is_refused_and_nothing_begins_anew(tmp_path: Path) -> None:
+def test_a_damaged_state_is_refused_and_nothing_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = job(RUNS["fedglp-adp-proven-server"], tmp_path / "run")
     engine, progress = engine_of(run, tmp_path / "clients"), start(run)
     with pytest.raises(Crash):
@@ -188,7 +188,9 @@ def test_a_damaged_state_is_refused_and_nothing_begins_anew(tmp_path: Path) -> N
     fit(run, engine, progress)
     left_out = [why for row in progress.history[1:] for why in row["failures"].values()]
     assert left_out
-    assert all("refused: the client's state in" in why and "is damaged" in why for why in left_out)
+    assert all("refused: this client's own record of the run does not allow it" in why for why in left_out)
+    assert not any(str(tmp_path) in why for why in left_out)
+    assert f"the client's state in {tmp_path}" in caplog.text
 
 
 # --- answers that nobody honest gives ---------------------------------------------------------------------------------

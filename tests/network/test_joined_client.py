@@ -25,10 +25,12 @@ from fedveil.network.consenting_clients import ConsentingClients
 from fedveil.network.join import Joining, advice, join
 from fedveil.network.joined_client import JoinedClient
 from fedveil.network.offers import Offer, offer_bytes, offer_of, read_consent, read_offer
+from fedveil.run.assembly import planned_charges
 from fedveil.run.run import run
 from fedveil.run.run_directory import write_config
 from fedveil.statement.certify import certify_config
 from joined_clients import Machines, consent, served
+from kill_points import kill_at
 
 THREE: dict[str, Any] = {
     "data": {"partition": {"kind": "iid", "clients": 3}},
@@ -265,6 +267,39 @@ def test_a_configuration_that_changed_is_refused_also_after_a_restart(tmp_path: 
     assert "has changed since" in read_consent(JoinedClient(tmp_path, consent(0)).answer([offer_bytes(other)]), other)
     elsewhere = offer_of("r", 2, small())
     assert "has changed since" in read_consent(client.answer([offer_bytes(elsewhere)]), elsewhere)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+@pytest.mark.parametrize(
+    "step", ["fedveil.network.joined_client.write_whole", "fedveil.network.client_ledger.ClientLedger.admit"]
+)
+def test_a_client_killed_while_it_consents_has_charged_what_it_answers_to(
+    step: str, view: str, when: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that one configuration was charged under is free for no other; what was pinned is charged when it comes again."""
+    cheap, dear = (offer_of("r", 0, small(view, privacy={"epsilon": epsilon})) for epsilon in (0.1, 7.0))
+    path = tmp_path / f"lifetime-{view}.sqlite"
+
+    def kill() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        kill_at(patch, (*step.rsplit(".", 1), when), {1}, kill)
+        with pytest.raises(KeyboardInterrupt):
+            JoinedClient(tmp_path, consent(0)).consented(cheap)
+    first = [row.event for row in rows(path)]
+    reason = read_consent(JoinedClient(tmp_path, consent(0)).answer([offer_bytes(dear)]), dear)
+    pinned = (tmp_path / "runs/r/offer.json").exists() and Offer(**json.loads((tmp_path / "runs/r/offer.json").read_text()))
+    if (step.endswith("write_whole"), when) == (True, "before"):
+        assert (first, reason, pinned) == ([], "", dear)
+    else:
+        assert "has changed since" in reason
+        assert pinned == cheap
+        assert read_consent(JoinedClient(tmp_path, consent(0)).answer([offer_bytes(cheap)]), cheap) == ""
+    planned = judged(consent(0), pinned.parsed())
+    charged = [row.event for row in rows(path)]
+    assert charged == (planned_charges(planned.method, planned.setting.of(0)) if view == "aggregate" else [])
 
 
 def test_rounds_beyond_the_plan_and_of_unknown_runs_are_refused(tmp_path: Path) -> None:

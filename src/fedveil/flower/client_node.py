@@ -2,7 +2,8 @@
 
 The client makes its plan itself, from its own method and its own policy state. In the server view the release is charged to the
 client's own ledger before it is written to its disk, and is on its disk before it is answered; so whatever is lost on the way, no
-release is missing in that ledger, and no second one is made in its place.
+release is missing in that ledger, and no second one is made in its place. In the other views the planned rounds were charged in
+advance, each at its own price, so each is answered once: asked in another way it is refused.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fedveil.errors import ConfigError, FedveilError
+from fedveil.errors import BudgetExhausted, ConfigError, FedveilError, LedgerError
 from fedveil.federation.round import ClientTask, Context, client_round
-from fedveil.flower.client_states import ClientStates, request_name
+from fedveil.flower.client_states import ClientStates, DamagedState, request_name
 from fedveil.flower.received_release import naming_its_bits
 from fedveil.flower.round_messages import (
     RefusalMessage,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from fedveil.training.local import State
 
 _log = logging.getLogger(__name__)
+_SPENT = "its release costs more than is left of this client's budget; its own log tells how much"
+_RECORD = "this client's own record of the run does not allow it; its own log tells why"
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class ClientNode:
             return self.states.answered(own.round, request) or self._answered(told, own, request)
         except FedveilError as problem:
             _log.warning("round %d refused: %s", own.round, problem)
-            return reply_bytes(RefusalMessage(own, str(problem)))
+            return reply_bytes(RefusalMessage(own, _told_to_server(problem)))
         except Exception:  # whose words may tell of the data
             _log.exception("round %d failed", own.round)
             return reply_bytes(RefusalMessage(own, "an error at the client, which its own log describes"))
@@ -81,6 +84,11 @@ class ClientNode:
         context, before = self.context, self.states.before(own.round)
         if max(own.round, before.answers) >= self.rounds:
             raise ConfigError(f"the run has {self.rounds} rounds, and this client gave {before.answers} answers")
+        if context.summed and own.round <= self.states.newest:
+            raise ConfigError(
+                f"this client has answered round {self.states.newest}: where planned rounds are charged in advance, it answers "
+                f"each of them once, in their order"
+            )
         state = told.plan_state if context.summed else before.policy or context.policy.start()
         plan = self._plan(told, state)
         name = plan_name(plan, context.door.layout)
@@ -109,3 +117,10 @@ class ClientNode:
             (upload,) = self.context.door.release_uploads([naming_its_bits(self.context.door, release)])
             return self.context.door.leaving(upload), upload.buffers
         return (None, None) if release is None else (release.sealed, release.buffers)
+
+
+def _told_to_server(problem: FedveilError) -> str:
+    """Why a round is refused, without the words that tell of the client's lifetime or of its disk."""
+    if isinstance(problem, BudgetExhausted):
+        return _SPENT
+    return _RECORD if isinstance(problem, LedgerError | DamagedState) else str(problem)

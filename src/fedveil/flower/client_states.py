@@ -24,6 +24,10 @@ from fedveil.training.local import State
 _DAMAGE = (OSError, KeyError, ValueError, TypeError, SafetensorError)
 
 
+class DamagedState(FedveilError):
+    """A file of states that cannot be read; its words name the file."""
+
+
 @dataclass(frozen=True)
 class Generation:
     """A client's states after a round.
@@ -58,11 +62,16 @@ class ClientStates:
         kept = self._read(round)
         return kept.answer if kept.request == request else None
 
+    @property
+    def newest(self) -> int:
+        """The last round that was answered; -1 before the first."""
+        return max(self._rounds(), default=-1)
+
     def before(self, round: int) -> Generation:
         """The states with which the client enters that round.
 
         Raises:
-            FedveilError: the server has gone back further than this client can, or a file is damaged.
+            FedveilError: the server has gone back further than this client can. DamagedState: a file is damaged.
         """
         rounds = self._rounds()
         earlier = [r for r in rounds if r < round]
@@ -99,7 +108,7 @@ class ClientStates:
             tree = read_tree(self._path(round))
             return Generation(**{**tree, "answer": tree["answer"].numpy().tobytes()})
         except _DAMAGE as problem:
-            raise FedveilError(
+            raise DamagedState(
                 f"the client's state in {self._path(round)} is damaged ({type(problem).__name__}): put a copy of it back, or "
                 f"take no further part in this run"
             ) from problem

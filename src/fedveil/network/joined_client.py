@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from fedveil.accounting.formatting import at_most
 from fedveil.errors import FedveilError
-from fedveil.federation.plain_state import write_whole
+from fedveil.federation.plain_state import sync_folder, write_whole
 from fedveil.flower.client_node import ClientNode
 from fedveil.flower.client_states import ClientStates
 from fedveil.flower.flower_messages import printable
@@ -91,10 +91,10 @@ class JoinedClient:
         if self.check:
             self._look(accepted, offer, config)
             raise ConsentRefused("it is within this client's consent, which only looks at it (--check)")
-        self.ledger.admit(accepted, offer.run, offer.client)
         if pinned is None:
-            kept = {"run": offer.run, "client": offer.client, "config": offer.config}
-            write_whole(self._run_folder(offer.run) / "offer.json", json.dumps(kept).encode())
+            self.ledger.check(accepted, offer.run, offer.client)
+            self._pin(offer)
+        self.ledger.admit(accepted, offer.run, offer.client)  # after the pin: the run was charged for this configuration alone
         return accepted.statement.proven.epsilon
 
     def _answer_offer(self, offer: Offer) -> bytes:
@@ -148,6 +148,13 @@ class JoinedClient:
             self._own(offer, config)
         except FedveilError as problem:
             self.tell(f"run {offer.run}: this client's data are not as the configuration says: {printable(problem)}")
+
+    def _pin(self, offer: Offer) -> None:
+        """Keep the offer; when this returns, it is on the disk."""
+        folder, kept = self._run_folder(offer.run), {"run": offer.run, "client": offer.client, "config": offer.config}
+        write_whole(folder / "offer.json", json.dumps(kept).encode())
+        for listed in (folder, folder.parent, self.folder):
+            sync_folder(listed)
 
     def _run_folder(self, run: str) -> Path:
         return owner_only_folder(owner_only_folder(self.folder / "runs") / run)

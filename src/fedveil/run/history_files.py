@@ -98,7 +98,8 @@ def joined(table: str, public: Sequence[Row], private: Sequence[Row]) -> list[Ro
         return [*(private or public)]
     more = {_key(table, row): row for row in private}
     found = [row | more.pop(_key(table, row), {}) for row in public]
-    return sorted([*found, *more.values()], key=lambda row: row["round"])  # rounds of which nothing is public
+    rest = more.values() if table != "history.csv" else ()  # rounds by layer of which nothing is public
+    return sorted([*found, *rest], key=lambda row: row["round"])
 
 
 def _key(table: str, row: Row) -> tuple[Any, ...]:

@@ -166,10 +166,12 @@ def check_random_moments(folder: Path, kills: int) -> None:
     while hits < kills:
         path, out = folder / str(run_number), folder / f"left-{run_number}"
         run_number += 1
+        patience = 0.7 * lasts
         while not (path / "summary.json").exists():
             if path.exists() and not (path / "ledger.sqlite").exists():
                 break  # killed before it began
-            hits += killed_while_it_hands_over(configuration, path, out, draw.uniform(0, 0.7 * lasts))
+            hits += killed_while_it_hands_over(configuration, path, out, draw.uniform(0, patience))
+            patience *= 1.2  # a fork of a large process is slow, and would be killed for ever before it gets anywhere
         left = [(int(t), digest) for t, digest in (line.split() for line in out.read_text().splitlines())] if out.exists() else []
         rows = entries(path) if (path / "ledger.sqlite").exists() else []
         held = {(e.round, e.note.removeprefix("released sha256 ")) for e in rows}

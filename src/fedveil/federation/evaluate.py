@@ -10,6 +10,7 @@ import torch
 from fedveil.errors import FedveilError
 from fedveil.federation.evidence import evidence, own_score
 from fedveil.federation.final_model import final_model
+from fedveil.federation.private_code import found_by
 from fedveil.training.local import HasPersonalModel
 
 if TYPE_CHECKING:
@@ -77,14 +78,9 @@ def evaluate(federation: Federation, progress: Progress) -> Record:
 def _client_scores(task: Task, model: FlatModel, tests: Clients, own_statistics: bool) -> list[float | None]:
     """The main metric of each client; of none where the network fails on these examples: how a run ends is seen by all."""
     none: list[float | None] = [None] * len(tests)
-    try:
-        return (
-            task.client_scores(tests.offsets, *evidence(task, model, tests.x, tests.y, own_statistics)) if len(tests.y) else none
-        )
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
+    if not len(tests.y):
         return none
+    return found_by(lambda: task.client_scores(tests.offsets, *evidence(task, model, tests.x, tests.y, own_statistics))) or none
 
 
 def _personal_scores(federation: Federation, progress: Progress) -> Record:
@@ -109,25 +105,19 @@ def _personal_scores(federation: Federation, progress: Progress) -> Record:
 
 def _loaded(model: FlatModel, objective: HasPersonalModel, released: Tensor, state: State) -> bool:
     """Whether the client's own model could be put there; an objective that fails on its state gives no figure."""
-    try:
-        model.load(objective.personal(released.clone(), state))  # its own copy: what it changes there is nobody else's
+
+    def load() -> bool:
+        model.load(objective.personal(released.clone(), state))  # of a copy: what it changes there is nobody else's
         if "buffers" in state:
             model.load_buffers(state["buffers"])
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        return False
-    return True
+        return True
+
+    return found_by(load) or False
 
 
 def _private_score(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistics: bool) -> float | None:
     """The main metric of a client's own model; None where the network fails with it: how a run ends is seen by all."""
-    try:
-        return own_score(task, model, x, y, batch_statistics)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        return None
+    return found_by(lambda: own_score(task, model, x, y, batch_statistics))
 
 
 def _mean(scores: Sequence[float | None]) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedveil.federation.history import declared, reserved
+from fedveil.federation.private_code import found_by
 from fedveil.methods.method import weighting_of
 from fedveil.release.cost import per_layer
 from fedveil.release.evaluation_counts import COUNTS
@@ -147,16 +148,15 @@ def method_measures(federation: Federation, progress: Progress, clients: list[in
 
 def _measured(objective: HasMetrics, state: State, taken: Container[str], shapes: Container[tuple[int, ...]]) -> Figures:
     """What an objective measures of a client's state; nothing where that fails: how a run ends is seen by all."""
-    try:
-        cells = objective.measures(state) if state else {}
-        figures = {str(name): np.asarray(value, dtype=float) for name, value in cells.items()}
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        return {}
-    apart = (name for name in figures if name in taken or name.startswith("test_"))
-    names = dict.fromkeys(figures) | {name: f"objective_{name}" for name in apart}
-    return {names[name] or name: value.tolist() for name, value in figures.items() if value.shape in shapes}
+
+    def measured() -> dict[str, Any]:
+        return {str(name): np.asarray(value, dtype=float) for name, value in objective.measures(state).items()}
+
+    def apart(name: str) -> str:
+        return apart(f"objective_{name}") if name in taken or name.startswith("test_") else name
+
+    figures = found_by(measured) if state else None
+    return {apart(name): value.tolist() for name, value in (figures or {}).items() if value.shape in shapes}
 
 
 def _means(rows: Sequence[Figures]) -> Record:

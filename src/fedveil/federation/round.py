@@ -326,7 +326,7 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, np.generic):
         return isinstance(value.item(), bool | int | float | str)
     if _dense(value):
-        return value.dtype in (torch.bool, torch.uint8) or value.dtype.is_floating_point or value.dtype.is_signed
+        return not (value.is_complex() or value.is_quantized)
     return value is None or isinstance(value, bool | int | float | str)
 
 

@@ -63,8 +63,8 @@ def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> 
         found.append(
             Assumption(
                 "which client holds which record is fixed and public, and stays as it is when a record changes",
-                f"{s.divided_by} goes by the classes of records, or is not known: where one has another class, others may lie "
-                f"elsewhere, and the bound counts the change of one record",
+                f"{s.divided_by} goes, or may go, by the classes of records: where one has another class, others may lie with "
+                f"other clients, and the bound counts the change of one record",
             )
         )
     found += dict.fromkeys(_sampling(s, event) for event in events if is_amplified(event))

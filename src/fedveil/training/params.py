@@ -162,11 +162,13 @@ class FlatModel:
             buffer.copy_(part.view(buffer.shape))
 
     def load_statistics(self, values: Tensor) -> None:
-        """The same in a model that is handed on; how many batches a client had is forgotten too."""
+        """`load_buffers` in a model that is handed on: how many batches the last client had is forgotten too."""
         self.load_buffers(values)
+        changed = {id(buffer) for buffer in self._buffers}
         for part in normalising(self.module):
-            if isinstance(part.num_batches_tracked, type(self.vector)):
-                part.num_batches_tracked.zero_()
+            own = dict(part.named_buffers(recurse=False))
+            if id(own.get("running_mean")) in changed:
+                own["num_batches_tracked"].zero_()
 
     def remember_constants(self) -> None:
         """Let what the module's own code made of public examples, such as a cache, be constant from now on."""

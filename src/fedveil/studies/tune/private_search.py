@@ -111,7 +111,9 @@ def _tried(config: Config, prepared: Prepared, work: Path, best: float) -> float
         score = result.selection_score
         if score is None:
             score = result.columns.main.sign * result.score
-    except Exception:  # a failure is an outcome of the run, and secret like it
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # a failure is an outcome of the run, and secret like it
         return -math.inf
     if math.isnan(score) or score <= best:
         return -math.inf

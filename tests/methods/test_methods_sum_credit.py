@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,16 +15,22 @@ from scipy.signal import fftconvolve
 from scipy.stats import norm
 
 import method_kit as h
+from federation_runs import config, job
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
 from fedveil.errors import ConfigError
+from fedveil.federation.fit import _shown
+from fedveil.federation.measures import evaluation_figures
+from fedveil.federation.progress import Federation
+from fedveil.federation.server_step import server_direction
 from fedveil.methods.base import MethodConfig, gaussian_plan, mean
 from fedveil.methods.declared_cost import check_declared
 from fedveil.methods.ldp_fed import LDPFed
 from fedveil.methods.nbafl import NbAFL
 from fedveil.methods.run_cost import adds_up
 from fedveil.methods.setting import Setting
-from fedveil.release.plan import Fixed, Policy, Upload
+from fedveil.release.evaluation_counts import COUNTS
+from fedveil.release.plan import Fixed, Policy, Released, Upload
 from fedveil.statement.certify import certify
 from fedveil.training.params import Layout
 
@@ -134,3 +141,41 @@ def test_rounds_that_a_cap_on_participations_empties_are_credited_with_no_sum() 
     assert server == sums == last > worst > epsilon_of(math.sqrt(2 / 8) / 3, 1e-5)
     assert adds_up(Plus(), setting(**some, min_survivors=8))
     assert adds_up(Plus(), setting(**{**some, "max_participations": 4}))
+
+
+def shifted(there: Federation, uploads: list[Upload], by: torch.Tensor) -> list[Upload]:
+    """The same uploads with integers moved from one to another, so that their sum stays."""
+    moved = torch.stack([torch.as_tensor(upload.integers) for upload in uploads])
+    moved[0] += by
+    moved[1] -= by
+    return [there.context.door.opened(u, integers, u.plan) for u, integers in zip(uploads, moved, strict=True)]
+
+
+def test_the_server_makes_the_same_model_of_uploads_of_equal_sums(tmp_path: Path) -> None:
+    """To the bit: a mean of floats is no function of the sum."""
+    privacy = {"view": "server", "evaluation": {"share": 0.4, "examples": 4}}
+    there = job(config({"name": "dp-fedavg"}, "server", data={"client_test_fraction": 0.25}, privacy=privacy), tmp_path)
+    door, model = there.context.door, there.context.model.vector
+    plan = there.context.plan(Released(0, model, None), {})
+    extras = {COUNTS: torch.tensor([3.0, 1.0])}
+    uploads = [door.upload(torch.full_like(model, 0.01 * c), plan, c, 0, extras=extras) for c in range(3)]
+    integers = uploads[0].integers
+    assert integers is not None
+    step = torch.from_numpy(np.random.default_rng(0).integers(-(2**25), 2**25, len(integers)))
+    others = shifted(there, uploads, step)
+    assert not torch.equal(mean(uploads), mean(others))
+    first, second = (_shown(there, seen) for seen in (uploads, others))
+    assert torch.equal(*(server_direction(there.method, there.setting, seen, model) for seen in (first, second)))
+    assert torch.equal(*(seen[0].extras[COUNTS] for seen in (first, second)))
+    torch.testing.assert_close(first[0].vector, mean(uploads))
+    assert evaluation_figures(there, first, 3) == pytest.approx(evaluation_figures(there, uploads, 3), rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["ldp-fed", "fedanc"])
+def test_uploads_that_do_not_add_up_reach_the_method_one_by_one(method: str, tmp_path: Path) -> None:
+    own = {"pretraining_steps": 20} if method == "fedanc" else {}
+    there = job(config({"name": method, **own}, "server"), tmp_path)
+    model = there.context.model.vector
+    plan = there.context.plan(Released(0, model, None, client=0), there.context.policy.start())
+    uploads = [there.context.door.upload(torch.zeros_like(model), plan, c, 0) for c in range(2)]
+    assert _shown(there, uploads) is uploads

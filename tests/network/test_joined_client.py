@@ -302,6 +302,25 @@ def test_a_client_killed_while_it_consents_has_charged_what_it_answers_to(
     assert charged == (planned_charges(planned.method, planned.setting.of(0)) if view == "aggregate" else [])
 
 
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_a_run_that_was_charged_for_an_offer_that_is_gone_is_refused(view: str, tmp_path: Path) -> None:
+    """As drafts left it that kept no offers: the lifetime knows the run's name, and not which run it was."""
+    there = machines(tmp_path, lifetime={view: {"epsilon": 30.0, "delta": 0.01}})
+    cheap, dear = (small(view, privacy={"epsilon": epsilon}) for epsilon in (0.1, 7.0))
+    result, _ = served(cheap, tmp_path / "server", there)
+    with Ledger.open(result.path / "ledger.sqlite") as ledger:
+        run_name = ledger.run
+    (tmp_path / "0/runs" / run_name / "offer.json").unlink()
+    charged = rows(tmp_path / f"0/lifetime-{view}.sqlite")
+    assert charged
+    for again in (cheap, dear):
+        offer = offer_of(run_name, 0, again)
+        reason = read_consent(there.client(0).answer([offer_bytes(offer)]), offer)
+        assert "no longer has what it consented to: give the run another name" in reason
+    assert rows(tmp_path / f"0/lifetime-{view}.sqlite") == charged
+    assert not (tmp_path / "0/runs" / run_name / "offer.json").exists()
+
+
 def test_rounds_beyond_the_plan_and_of_unknown_runs_are_refused(tmp_path: Path) -> None:
     there = machines(tmp_path / "clients")
     served(small("aggregate"), tmp_path / "server", there)

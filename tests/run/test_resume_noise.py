@@ -20,11 +20,11 @@ ROUNDS, KILLED = 4, 1
 def released(configuration: Any, path: Path, kept: Path, *, resume: bool = False, kill: bool = False) -> None:
     """Run, keep what each round released, and perhaps die by SIGKILL before round `KILLED` is saved."""
     kept.mkdir()
-    step, save = fitting._step, module.Checkpoints.begin
+    shown, save = fitting._shown, module.Checkpoints.begin
 
-    def keeping(federation: Any, progress: Any, uploads: Any) -> None:
-        torch.save([u.vector.clone() for u in uploads], kept / str(progress.round))
-        step(federation, progress, uploads)
+    def keeping(federation: Any, uploads: Any) -> Any:
+        torch.save([u.vector.clone() for u in uploads], kept / str(uploads[0].round))
+        return shown(federation, uploads)
 
     def dying(self: Any, progress: Any) -> None:
         if progress.round == KILLED + 1:
@@ -32,7 +32,7 @@ def released(configuration: Any, path: Path, kept: Path, *, resume: bool = False
         save(self, progress)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "_step", keeping)
+        patch.setattr(fitting, "_shown", keeping)
         if kill:
             patch.setattr(module.Checkpoints, "begin", dying)
         go(configuration, path, resume=resume)

@@ -20,7 +20,10 @@ from fedveil.accounting.learnability import Learnability
 from fedveil.accounting.types import Adjacency, Audit, Claim, Event, SampledGaussian, Scope, Unit, View
 from fedveil.cli.statement_terminal import render, render_brief
 from fedveil.configuration.config import parse
+from fedveil.data.catalogue import info
+from fedveil.data.dataset import Dataset
 from fedveil.data.partition import partition
+from fedveil.data.split import split_within_users
 from fedveil.errors import ConfigError
 from fedveil.methods.aldp_fl import ALDPFL
 from fedveil.methods.dp_fedavg import DPFedAvg
@@ -456,3 +459,27 @@ def test_at_record_level_a_division_by_labels_is_an_assumption(kind: str) -> Non
     others = [np.where(np.arange(2000) == i, (labels + 1) % 10, labels) for i in range(20)]
     moved = [np.flatnonzero(owners(labels) != owners(other)) for other in others]
     assert any((records != i).any() for i, records in enumerate(moved)) == bool(found), "it is there where it is needed"
+
+
+def test_at_record_level_a_split_of_each_users_records_by_label_is_an_assumption() -> None:
+    sections = {
+        "data": {"name": "uci-har", "partition": {"kind": "users"}},
+        "method": {"name": "fedavg", "weighting": "uniform"},
+        "training": {"rounds": 2, "local": "dp-sgd", "example_clip": 1.0},
+        "privacy": {"unit": "record", "noise_multiplier": 2.0, "delta": 1e-5},
+    }
+    assert any("data.user_test_fraction goes" in a.why for a in certify_config(parse(sections)).assumptions)
+    about, half = info("uci-har"), 20
+    x, labels = np.zeros((2 * half, *about.input_shape), np.float32), np.arange(2 * half) % 2
+    users = np.zeros(half, np.int64)
+
+    def trained_on(y: NDArray[np.int64]) -> set[int]:
+        numbered = x.copy()
+        numbered.reshape(2 * half, -1)[:, 0] = np.arange(2 * half)
+        data = Dataset(about, numbered[:half], y[:half], numbered[half:], y[half:], users, users)
+        return set(split_within_users(data, 0.2).x_train.reshape(-1, math.prod(about.input_shape))[:, 0].astype(int))
+
+    other = labels.copy()
+    other[0] = 1 - other[0]
+    assert trained_on(labels) ^ trained_on(other) > set(), "the label of record 0 moved another record"
+    assert 0 in trained_on(labels) & trained_on(other)

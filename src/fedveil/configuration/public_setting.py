@@ -241,7 +241,9 @@ def described(config: Config, data: Info) -> Config:
 def _divided_by(config: Config) -> str:
     """What divides the records by their classes, or in a way that is not known."""
     kind = config.data.partition.get("kind", "iid")
-    return "" if kind in ("iid", "users") else f"data.partition.kind = '{kind}'"
+    if kind == "users":  # see `split_within_users`; own files have a split of their own
+        return "" if config.data.source is not None else "data.user_test_fraction"
+    return "" if kind == "iid" else f"data.partition.kind = '{kind}'"
 
 
 def model_seed(config: Config) -> int:

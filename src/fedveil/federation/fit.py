@@ -94,9 +94,10 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
     for o in outcomes:
         _remember(progress, o, always=federation.participation is not None)
     if uploads:
-        moved = _step(federation, progress, uploads)
+        shown = _shown(federation, uploads)
+        moved = _step(federation, progress, shown)
         record.update(release_measures(federation, uploads, outcomes), update_norm=moved)
-        record.update(evaluation_figures(federation, uploads))
+        record.update(evaluation_figures(federation, shown, len(uploads)))
     average_in(federation, progress)
     record.update(method_measures(federation, progress, present))
     before = progress.history[-1].get("cumulative_noise_norm") if progress.history else 0.0
@@ -229,6 +230,17 @@ def _uploads(
     upload = context.door.release_sum(sealed, plan, progress.round, denominator)
     progress.common = context.policy.observe(progress.common, context.observed(upload, released))
     return [upload]
+
+
+def _shown(federation: Federation, uploads: list[Upload]) -> list[Upload]:
+    """What the global model is made of: where all but the server are credited with seeing a sum, nothing else of it."""
+    if (
+        federation.context.summed
+        or not federation.adds_up
+        or any(u.integers is None or u.plan.clamp is not None for u in uploads)
+    ):
+        return uploads
+    return [federation.context.door.mean_of(uploads)]
 
 
 def _step(federation: Federation, progress: Progress, uploads: list[Upload]) -> float:

@@ -98,8 +98,11 @@ def _noise(variances: list[Tensor], uploads: list[Upload], layout: Layout, *, by
     }
 
 
-def evaluation_figures(federation: Federation, uploads: Sequence[Upload]) -> Record:
+def evaluation_figures(federation: Federation, uploads: Sequence[Upload], senders: int) -> Record:
     """What the counts of a round say of the model with which it began: post-processing of what was released.
+
+    Args:
+        uploads: of the round, or one mean of them. senders: how many uploads left the clients.
 
     `noisy_METRIC` with the standard deviation of its noise, and `noisy_examples`; nothing where these drown in the noise.
     """
@@ -107,10 +110,11 @@ def evaluation_figures(federation: Federation, uploads: Sequence[Upload]) -> Rec
     if s.evaluation is None or not uploads:
         return {}
     summed = uploads[0].client < 0
+    divided_by = s.cohort if federation.context.summed else senders
     counts = torch.stack([u.extras[COUNTS] for u in uploads]).double().sum(0)
-    shares = s.cohort if summed and uploads[0].plan.place == "upload" else 1  # noise in shares, as many as are planned
+    shares = divided_by if summed and uploads[0].plan.place == "upload" else 1  # noise in shares, as many as are planned
     noise = math.sqrt(shares * sum(u.plan.extras[COUNTS].noise_std ** 2 for u in uploads))
-    right, wrong = (counts * (s.cohort if summed else 1)).tolist()
+    right, wrong = (counts * (divided_by if summed else 1)).tolist()
     total = right + wrong
     if not total >= _CLEAR * math.sqrt(2) * noise:
         return {}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+from fedveil.methods.run_cost import adds_up
 from fedveil.training.local import State
 from fedveil.training.optimizer import OptimizerSpec
 
@@ -70,6 +72,11 @@ class Federation:
     public: tuple[Tensor, Tensor] | None = None
     participation: Participation | None = None
     personal_on_test_set: bool = False
+
+    @cached_property
+    def adds_up(self) -> bool:
+        """See `fedveil.methods.run_cost.adds_up`."""
+        return adds_up(self.method, self.setting)
 
 
 def start(federation: Federation) -> Progress:

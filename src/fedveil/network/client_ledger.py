@@ -53,6 +53,19 @@ class ClientLedger:
         except FedveilError as problem:  # whose words tell of this machine
             raise ConsentRefused(_RECORD) from problem
 
+    def require_unknown(self, judged: Judged, run: str) -> None:
+        """Refuse a run that was charged for an offer which is gone: another one would be used at its price.
+
+        Raises:
+            ConsentRefused: the lifetime has rows of that run.
+        """
+        with _refusals():
+            charged = self._charged(self.budget(judged.setting.scope.view), run)
+        if charged:
+            raise ConsentRefused(
+                f"this client charged a run {run} before and no longer has what it consented to: give the run another name"
+            )
+
     def check(self, judged: Judged, run: str, client: int) -> None:
         """Ask whether all that the run plans still fits; nothing is charged.
 

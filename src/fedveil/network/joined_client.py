@@ -92,6 +92,7 @@ class JoinedClient:
             self._look(accepted, offer, config)
             raise ConsentRefused("it is within this client's consent, which only looks at it (--check)")
         if pinned is None:
+            self.ledger.require_unknown(accepted, offer.run)
             self.ledger.check(accepted, offer.run, offer.client)
             self._pin(offer)
         self.ledger.admit(accepted, offer.run, offer.client)  # after the pin: the run was charged for this configuration alone

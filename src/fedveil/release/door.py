@@ -189,6 +189,14 @@ class Door:
         update, extras = self.parts.parted(vector if denominator == 1 else vector.div_(denominator))
         return replace(upload, integers=integers, vector=update, extras=extras)
 
+    def mean_of(self, uploads: Sequence[Upload]) -> Upload:
+        """The mean of uploads on the same grid, a function of the sum of their integers alone: post-processing."""
+        first, n = uploads[0], len(uploads)
+        total = torch.zeros_like(torch.as_tensor(first.integers))
+        for upload in uploads:
+            total += torch.as_tensor(upload.integers)
+        return self.opened(replace(first, client=AGGREGATE, noise_std=first.noise_std / math.sqrt(n)), total, first.plan, n)
+
     def seal(
         self,
         update: Tensor | None,

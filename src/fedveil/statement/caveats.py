@@ -64,7 +64,7 @@ def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> 
             Assumption(
                 "which client holds which record is fixed and public, and stays as it is when a record changes",
                 f"{s.divided_by} goes, or may go, by the classes of records: where one has another class, others may lie with "
-                f"other clients, and the bound counts the change of one record",
+                f"other clients or in the other half of the split, and the bound counts the change of one record",
             )
         )
     found += dict.fromkeys(_sampling(s, event) for event in events if is_amplified(event))
@@ -138,11 +138,7 @@ def _summing(method: Method, s: Setting) -> list[Assumption]:
         Assumption(
             f"no upload is missing: the sum of each round holds {least} noisy uploads{others}",
             "each upload brings a share of the noise; setting privacy.min_survivors skips rounds with fewer",
-        ),
-        Assumption(
-            "the last digits of the mean of a round's uploads tell nothing beyond their sum",
-            "the server adds the uploads up as float32, and equal sums of what was released may round differently",
-        ),
+        )
     ]
 
 

@@ -116,7 +116,7 @@ def card(config: Config, prepared: Prepared, salt: bytes) -> dict[str, Any]:
         | ({"features_of": info.features_of} if info.features_of else {})
         | ({"features": section.features, "public": config.public.model_dump()} if section.features is not None else {}),
         "labels": {**asdict(info.target), "classes": info.classes},
-        "origin": None if dataset.origin is None else asdict(dataset.origin),
+        "origin": None if dataset.origin is None else dataset.origin.public,
         "train_examples": len(dataset.y_train) if prepared.declared is None else population.data.train_size,
         "test_examples": len(dataset.y_test),
         "normalisation": {"scale": info.scale, "mean": info.mean, "std": info.std},

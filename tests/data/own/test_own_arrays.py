@@ -102,7 +102,15 @@ def test_numbers_from_0_go_with_a_list_of_names() -> None:
     data = own(classes=["no", "yes"])
     assert data.info.target.names == ("no", "yes")
     assert set(data.y_train.tolist()) == {0, 1}
-    assert casts(own(y=Y.astype(np.float64), classes=["no", "yes"])) == ("labels float64 -> int64",)
+    assert casts(own(y=Y.astype(np.float64), classes=["no", "yes"])) == ("labels -> their place in classes",)
+
+
+def test_numbers_in_the_list_have_their_places_there() -> None:
+    stars, names = [1 + i % 3 for i in range(N)], ["1", "2", "3", "none"]
+    one, other = own(y=stars, classes=names), own(y=["none", *stars[1:]], classes=names)
+    assert set(one.y_train.tolist()) == {0, 1, 2}
+    assert max((one.y_train != other.y_train).sum(), (one.y_test != other.y_test).sum()) <= 1
+    assert own(y=Y.astype(bool), classes=["True", "False"]).y_train.tolist() == own(y=Y, classes=[1, 0]).y_train.tolist()
 
 
 def test_a_listed_class_that_nobody_has_is_still_one() -> None:

@@ -163,6 +163,21 @@ def test_classes_by_a_list(visits: Path) -> None:
     assert (data.info.classes, set(data.y_train.tolist())) == (2, {0, 1})
 
 
+@pytest.mark.parametrize("classes", [["1", "2", "3", "none"], ["0", "1", "2", "3", "none"], ["a", "b", "c", "d", "none"]])
+def test_what_a_label_means_does_not_depend_on_the_labels_of_others(classes: list[str], tmp_path: Path) -> None:
+    """One text among numbers makes a column of texts: the numbers keep their places, and the card does not tell."""
+    found = []
+    for odd in ("1", "none"):
+        rows = [f"{i % 6},{i},{odd if i == 7 else 1 + i % 3}" for i in range(24)]
+        (tmp_path / "stars.csv").write_text("\n".join(["patient,age,stars", *rows]) + "\n")
+        keys = {"target": "stars", "features": ["age"], "missing": None, "normalise": None, "categories": None}
+        found.append(read(tmp_path / "stars.csv", **keys, classes=classes))
+    one, other = found
+    assert np.array_equal(one.x_train, other.x_train)
+    assert int((one.y_train != other.y_train).sum() + (one.y_test != other.y_test).sum()) == 1
+    assert one.origin == other.origin
+
+
 def test_parquet(visits: Path, tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow, 170 MB")
     write_table = pytest.importorskip("pyarrow.parquet").write_table

@@ -91,6 +91,11 @@ class Endless(IterableDataset[Any]):
             None,
             "part 0 of the items: examples differ in shape: pad, crop or resize them to one shape",
         ),
+        (
+            Listed([(np.zeros((1, 4, 4), np.uint8), 0), (np.zeros((1, 4, 4), np.uint16), 1)]),
+            None,
+            "part 0 of the items: examples differ in type: give all of them the same, such as bytes or float32",
+        ),
         (TensorDataset(X, Y), 2, "client = 2: the items of the dataset have 2 parts: give 2 or more, or an array of ids"),
     ],
 )

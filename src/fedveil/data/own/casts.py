@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -172,12 +172,18 @@ def _picture(x: Array) -> tuple[Array, tuple[str, ...]]:
 
 
 def _listed(y: Array, card: OwnCard, what: str) -> Labelled:
-    """The places of labels in the public list; numbers from 0 stand for themselves where the list is one of texts."""
+    """The places of labels in the public list; numbers from 0 stand for themselves where the list is one of names.
+
+    What a label means follows from itself and from the list. The type of y does not count: files and lists have one by their
+    contents, so that one record would change everybody's labels.
+    """
     labels = card.classes
     assert isinstance(labels, tuple)
-    if y.dtype.kind in "biuf" and all(isinstance(label, str) for label in labels):
-        return _labels(_whole(y, what), len(labels), (), what, card)
-    number = {canonical(label): i for i, label in enumerate(labels)}
+    cast, number = ("labels -> their place in classes",), {canonical(label): i for i, label in enumerate(labels)}
+    if all(isinstance(label, str) and (label == str(i) or not _is_number(label)) for i, label in enumerate(labels)):
+        if y.dtype.kind in "iuf":
+            return replace(_labels(_whole(y, what), len(labels), (), what, card), casts=cast)
+        number = {"False": 0, "True": 1} | {str(i): i for i in range(len(labels))} | number
     known, where = np.unique(y, return_inverse=True)
     unlisted = sum(canonical(one) not in number for one in known.tolist())
     if unlisted:
@@ -186,7 +192,15 @@ def _listed(y: Array, card: OwnCard, what: str) -> Labelled:
             f"list all that there can be, or leave these examples out"
         )
     codes = np.array([number[canonical(one)] for one in known.tolist()], np.int64)[where].reshape(y.shape)
-    return Labelled(codes, Targets(y.shape[1:], "int64", card.class_names), len(labels), ("labels -> their place in classes",))
+    return Labelled(codes, Targets(y.shape[1:], "int64", card.class_names), len(labels), cast)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _labels(y: Array, classes: int, counted: tuple[str, ...], what: str, card: OwnCard) -> Labelled:

@@ -63,11 +63,13 @@ def stacked(values: list[Any], what: str) -> NDArray[Any]:
     """Arrays, tensors, pictures of Pillow, numbers or texts of one shape, as one array; pictures as (channels, height, width).
 
     Raises:
-        DataError: they differ in shape.
+        DataError: they differ in shape, or in type: in a common one, one example would change what the others mean.
     """
     arrays = [_picture(np.asarray(one)) if hasattr(one, "getbands") else array_of(one, what) for one in values]
     if len({array.shape for array in arrays}) > 1:
         raise DataError(f"{what}: examples differ in shape: pad, crop or resize them to one shape")
+    if len({array.dtype.kind if array.dtype.kind in "UT" else array.dtype for array in arrays}) > 1:
+        raise DataError(f"{what}: examples differ in type: give all of them the same, such as bytes or float32")
     return np.stack(arrays)
 
 

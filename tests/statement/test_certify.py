@@ -22,8 +22,8 @@ from fedveil.cli.statement_terminal import render, render_brief
 from fedveil.configuration.config import parse
 from fedveil.data.catalogue import info
 from fedveil.data.dataset import Dataset
-from fedveil.data.partition import partition
-from fedveil.data.split import split_within_users
+from fedveil.data.partition import ClientIndices, Partition, partition
+from fedveil.data.split import client_test_split, split_within_users
 from fedveil.errors import ConfigError
 from fedveil.methods.aldp_fl import ALDPFL
 from fedveil.methods.dp_fedavg import DPFedAvg
@@ -459,6 +459,28 @@ def test_at_record_level_a_division_by_labels_is_an_assumption(kind: str) -> Non
     others = [np.where(np.arange(2000) == i, (labels + 1) % 10, labels) for i in range(20)]
     moved = [np.flatnonzero(owners(labels) != owners(other)) for other in others]
     assert any((records != i).any() for i, records in enumerate(moved)) == bool(found), "it is there where it is needed"
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+def test_at_record_level_that_a_record_left_out_moves_no_other_is_an_assumption(adjacency: str) -> None:
+    """Zero-out zeroes a record's gradients; left out before the split, it moves others of its client into the test set."""
+    sections = {
+        "data": {"name": "digits", "partition": {"kind": "iid", "clients": 10}, "client_test_fraction": 0.2},
+        "method": {"name": "fedavg", "weighting": "uniform"},
+        "training": {"rounds": 2, "local": "dp-sgd", "example_clip": 1.0},
+        "privacy": {"unit": "record", "adjacency": adjacency, "noise_multiplier": 2.0, "delta": 1e-5},
+    }
+    found = [
+        a for a in certify_config(parse(sections)).assumptions if a.what.startswith("which records train, test or are public")
+    ]
+    assert len(found) == (adjacency == "zero_out")
+
+    def trained_on(records: NDArray[np.int64]) -> set[int]:
+        one = Partition(ClientIndices(records, np.array([0, len(records)])), "iid", 0)
+        return set(client_test_split(one, 0.2, seed=1)[0].indices(0).tolist())
+
+    whole, without = trained_on(np.arange(600)), trained_on(np.arange(1, 600))
+    assert len(whole ^ without) > 100
 
 
 def test_at_record_level_a_split_of_each_users_records_by_label_is_an_assumption() -> None:

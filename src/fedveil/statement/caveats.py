@@ -42,6 +42,14 @@ def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> 
         ),
         _clipping(s),
     ]
+    if s.scope.adjacency is Adjacency.ZERO_OUT and s.example_clip is not None:
+        found.append(
+            Assumption(
+                "which records train, test or are public, and at which client, stays the same when one's contribution is zeroed",
+                "splits such as data.client_test_fraction go by the number and the places of records: one that is left out "
+                "before them moves others between training and test, and the bound counts one record",
+            )
+        )
     if s.scope.adjacency is Adjacency.ZERO_OUT and s.scope.unit is Unit.CLIENT:
         found.append(
             Assumption(

@@ -126,6 +126,20 @@ def test_drawn_shapes_are_the_same_each_time_and_need_no_data() -> None:
     assert len(np.unique(one.reshape(20, -1).mean(1))) == 20
 
 
+def test_a_function_that_mixes_examples_is_refused() -> None:
+    """Features standardised over all examples: one client's would move those of everybody, past clip and noise."""
+
+    def flat(x: np.ndarray) -> np.ndarray:
+        return x.reshape(len(x), -1)
+
+    def standardised(x: np.ndarray) -> np.ndarray:
+        return (flat(x) - flat(x).mean(0)) / (flat(x).std(0) + np.float32(1e-3))
+
+    FeatureMap("own.py:flat", flat).of(small())
+    with pytest.raises(ConfigError, match=r"makes other features of 8 test examples together than of each by itself"):
+        FeatureMap("own.py:standardised", standardised).of(small())
+
+
 @pytest.mark.parametrize("public", [(), ("shapes",)])
 def test_what_an_example_becomes_depends_on_it_alone(public: tuple[str, ...]) -> None:
     """Whatever the others are: with one example replaced by a white picture, all others keep their features."""

@@ -40,6 +40,8 @@ SHAPES = "shapes"
 """The name by which pictures that a program draws stand among the public data (`random_shapes`)."""
 _VERSION = 1
 _BATCH = 2000
+_SHOWN, _ROUNDING = 8, 1e-3
+"""Public examples that show whether features of several depend on each other, by more than this."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,11 @@ class FeatureMap:
         """The data set with these features.
 
         Raises:
-            ConfigError, DataError: they do not fit, or public data cannot be had.
+            ConfigError, DataError: they do not fit, mix examples, or public data cannot be had.
         """
         made = self.info(raw.info)
+        if self.name not in FEATURES:
+            self._refuse_mixing(next(_batches(raw.x_test[:_SHOWN], raw.info.scale)))
         kept = self._kept(raw)
         if kept is None or not kept.is_file():
             whitening = self._whitening(raw.info)
@@ -100,6 +104,15 @@ class FeatureMap:
         for x in (raw.x_train, raw.x_test):
             digest.update(np.ascontiguousarray(x).data)
         return cache_root() / "features" / f"{digest.hexdigest()[:32]}.npz"
+
+    def _refuse_mixing(self, x: NDArray[np.float32]) -> None:
+        """An error where public examples have other features together than each by itself: one client would move all others'."""
+        alone = np.concatenate([self._features(one[None]) for one in x])
+        if not np.allclose(self._features(x), alone, rtol=0, atol=_ROUNDING):
+            raise ConfigError(
+                f"data.features = {self.name!r} makes other features of {len(x)} test examples together than of each by itself, "
+                f"and so mixes those of several clients: leave out what it computes over examples, such as their mean"
+            )
 
     def _features(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         found: Any = self.make(x)

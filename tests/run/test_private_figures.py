@@ -10,10 +10,13 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedveil.configuration.config import Config, configure
-from fedveil.pages.figures.run_figures import plot_run
+from fedveil.data.partition import partition
+from fedveil.pages.figures.partition_figure import plot_partition
+from fedveil.pages.figures.run_figures import plot_curves, plot_run
 from fedveil.pages.report_page import page_values
 from fedveil.run import run_directory as rundir
 from fedveil.run.recorded_run import read_run
@@ -126,6 +129,18 @@ def test_what_is_private_is_for_its_owner_alone_from_the_first_byte(tmp_path: Pa
     assert len(private) > 10
     assert set(private) == {0o600}
     assert mode(path / "history.csv") == mode(path / "statement.json") == "0o666", "the others follow the umask"
+
+
+def test_a_picture_of_private_figures_is_for_its_owner_alone(tmp_path: Path) -> None:
+    result = run(config(AGGREGATE | {"view": "final"}), tmp_path / "final")
+    curves = [plot_curves(result.history, result.columns, tmp_path / "final.png")]
+    result = run(config(AGGREGATE), tmp_path / "run")
+    shown = [plot_curves(result.history, result.columns, tmp_path / "curves.png"), plot_run(result.path, ["accuracy"])]
+    curves += [plot_run(result.path, what) for what in (None, ["loss"], ["failed"])]
+    labels = np.arange(60) % 3
+    plot_partition(partition("iid", labels, clients=6, seed=0), labels, 3, tmp_path / "partition.png")
+    assert {mode(file) for file in (*curves, tmp_path / "partition.png")} == {"0o600"}
+    assert all(int(mode(file), 8) & 0o044 for file in shown)
 
 
 def test_a_run_that_was_killed_before_its_ledger_begins_anew(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Table:
 def plot_partition(
     partition: Partition, labels: Ints, classes: int | Sequence[str], path: str | Path, test: ClientIndices | None = None
 ) -> None:
-    """Write a figure of clients against labels; the suffix of `path` gives the format (png, svg, pdf).
+    """Write a figure of clients against labels, for its owner alone; the suffix of `path` gives the format (png, svg, pdf).
 
     Up to 60 clients, one dot for each client and label, its area the number of examples. Above, a map of the share of each
     label in a client's examples, clients ordered by their most frequent label and neighbours averaged above 250. Both with
@@ -48,7 +48,7 @@ def plot_partition(
         private = int(partition.extras["private_label"])
         names = tuple(name + " (private)" * (label == private) for label, name in enumerate(names))
     table = _table(partition, labels, names, test)
-    save(_figure(partition, table), target)
+    save(_figure(partition, table), target, private=True)
 
 
 def _table(partition: Partition, labels: Ints, names: tuple[str, ...], test: ClientIndices | None) -> Table:

@@ -26,21 +26,27 @@ Points = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Panel:
-    """What one panel shows. lines: (round from 1, value) under each line's name. share: values from 0 to 1, in percent."""
+    """What one panel shows. lines: (round from 1, value) under each line's name. share: values from 0 to 1, in percent.
+
+    private: some of it is computed from private data without noise.
+    """
 
     title: str
     axis: str = ""
     lines: dict[str, Points] = field(default_factory=dict)
     share: bool = False
+    private: bool = False
 
 
 def plot_curves(history: Sequence[Record], columns: Columns, path: Path) -> Path:
     """The main metric, loss, and the noise of the mean update against its own norm, over rounds."""
     figure = blank(11, 3.2)
     colours = ((BLUE,), (ORANGE,), (BLUE, GREEN))
-    for axis, (title, names), own in zip(panels(figure, 3, 3), columns.together.values(), colours, strict=False):
-        _draw(axis, _together(title, names[: len(own)], history, columns), own)
-    return save(figure, path)
+    charts = zip(columns.together.values(), colours, strict=False)
+    drawn = [_together(title, names[: len(own)], history, columns) for (title, names), own in charts]
+    for axis, panel, own in zip(panels(figure, 3, 3), drawn, colours, strict=False):
+        _draw(axis, panel, own)
+    return save(figure, path, private=any(panel.private for panel in drawn))
 
 
 def plot_run(run: str | Path, what: Sequence[str] | None = None, out: str | Path | None = None) -> Path:
@@ -66,7 +72,7 @@ def plot_run(run: str | Path, what: Sequence[str] | None = None, out: str | Path
     figure = blank(4.2 * across, 3.2 * -(-len(drawn) // across))
     for axis, panel in zip(panels(figure, len(drawn), across), drawn, strict=True):
         _draw(axis, panel)
-    return save(figure, target)
+    return save(figure, target, private=any(panel.private for panel in drawn))
 
 
 def _panel(run: RunData, name: str) -> Panel:
@@ -93,10 +99,9 @@ def _panel(run: RunData, name: str) -> Panel:
 
 def _together(title: str, names: Sequence[str], rows: Sequence[Row], columns: Columns) -> Panel:
     """A line for each of these columns, as far as the history has them."""
-    lines = {columns[name].words: _points(rows, name) for name in names}
-    drawn = {words: points for words, points in lines.items() if points}
-    first = columns[names[0]]
-    return Panel(title or first.words, first.axis, drawn, first.share)
+    there = [columns[name] for name in names if _points(rows, name)]
+    drawn, first = {column.words: _points(rows, column.name) for column in there}, columns[names[0]]
+    return Panel(title or first.words, first.axis, drawn, first.share, not all(column.public for column in there))
 
 
 def _one_each(column: Column, header: str, rows: Sequence[Row], index: Literal["layer", "client"]) -> Panel:
@@ -106,7 +111,7 @@ def _one_each(column: Column, header: str, rows: Sequence[Row], index: Literal["
         if row.get(header) is not None:
             name = str(row["layer"]) if index == "layer" else f"client {row['client']}"
             lines.setdefault(name, []).append((row["round"] + 1, row[header]))
-    return Panel(column.words, column.axis, _fewer(lines, f"{index}s"), column.share)
+    return Panel(column.words, column.axis, _fewer(lines, f"{index}s"), column.share, index == "client" or not column.public)
 
 
 def _points(rows: Sequence[Row], column: str) -> Points:

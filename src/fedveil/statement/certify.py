@@ -46,8 +46,9 @@ def certify_config(config: Config, data: Dataset | None = None) -> Statement:
     Raises:
         ConfigError: as `certify`.
     """
-    from fedveil.configuration.public_setting import described, method_of, population_of, setting_of
+    from fedveil.configuration.public_setting import by_own_clients, described, method_of, population_of, setting_of
 
+    config = config if data is None else by_own_clients(config, data)
     population = population_of(config, data)
     if config.model.needs_building:
         config = described(config, population.data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fedveil.accounting.types import Unit
 from fedveil.configuration.network import HANDED_OVER
 from fedveil.data.features.feature_map import NETWORKS, SHAPES
 from fedveil.statement.statement import Assumption
@@ -53,6 +54,9 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
                 "nothing was charged for the count, and a class that one client alone has shows in it; classes= says it instead",
             )
         )
+    kind = config.data.partition.get("kind", "iid")
+    if data.users and kind != "users" and config.privacy.unit is Unit.CLIENT:
+        found.append(_people(data.users, kind))
     if data.features_of:
         found.append(_network(data.features_of))
     if config.run.engine in TOGETHER and config.training.local != "dp-sgd":
@@ -66,6 +70,16 @@ _APART = Assumption(
     "they can, by 2e-8 of their gradients where it was measured, and the proof of the clip counts one client's own update only: "
     "inline, pool and stacked train each client by itself",
 )
+
+
+def _people(users: int, kind: str) -> Assumption:
+    """Who a client is, where the data say whose each record is and the clients are made otherwise."""
+    return Assumption(
+        f"whom the guarantee protects is a client that data.partition.kind = '{kind}' made, and none of the {users} clients whom "
+        f"the data name",
+        "who has records with several clients is protected as a group of as many, at a larger epsilon; data.partition.kind = "
+        "'users' makes each of those whom the data name a client",
+    )
 
 
 def _network(name: str) -> Assumption:

@@ -103,14 +103,15 @@ def _statement(config: Config, card: Mapping[str, Any]) -> Any:
 
 def _info(card: Mapping[str, Any]) -> Info:
     """What a card says of its data set, as far as a statement needs it."""
-    sizes, norm = (int(card["train_examples"]), int(card["test_examples"])), card["normalisation"]
+    sizes = int(card["train_examples"]), int(card["test_examples"]), int(card.get("named_clients", 0))
+    norm = card["normalisation"]
     shape, classes = tuple(map(int, card["examples"]["shape"])), int(card["labels"]["classes"])
     name, mean, std = str(card["name"]), tuple(norm["mean"]), tuple(norm["std"])
     target = Targets(tuple(map(int, card["labels"]["shape"])), card["labels"]["dtype"])
     vocabulary, features_of = int(card["examples"].get("vocabulary", 0)), str(card["examples"].get("features_of", ""))
     source, scale = str(card["source"]), norm["scale"]
     counted = tuple(map(str, (card.get("origin") or {}).get("counted", ())))
-    return Info(name, "", shape, classes, *sizes, 0, source, False, mean, std, scale, target, vocabulary, features_of, counted)
+    return Info(name, "", shape, classes, *sizes, source, False, mean, std, scale, target, vocabulary, features_of, counted)
 
 
 def _of_card(config: Config, card: Mapping[str, Any]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -25,6 +26,7 @@ from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import ClientTask, Outcome
 from fedveil.flower.grid_engine import GONE, GridEngine, GridExchange
+from fedveil.flower.round_messages import ReleaseMessage, read_reply, read_task
 from fedveil.flower.wire_format import Kind, WireMessage, decoded, encoded
 from fedveil.ledger.named_bits import named_bits
 from fedveil.methods.dp_fedavg import DPFedAvg
@@ -82,6 +84,24 @@ def test_private_statistics_and_released_ones(method: Any, z: float | None, tmp_
     assert bits(other.model) == bits(reference.model)
     assert (reference.buffers is None) == (z is not None)
     assert reference.buffers is None or (other.buffers is not None and torch.equal(other.buffers, reference.buffers))
+
+
+def test_a_row_names_the_bits_of_an_upload_so_that_nobody_can_find_them_by_trying(tmp_path: Path) -> None:
+    """A published ledger has the row's name for them; those who see sums alone are credited with the noise of all uploads."""
+    plain: list[str] = []
+
+    def listen(client: int, round: bytes, task: bytes, answer: bytes) -> bytes:
+        message = read_reply(answer, read_task(task), run.context.door.parts.dimension)
+        assert isinstance(message, ReleaseMessage)
+        assert message.released is not None
+        plain.append(hashlib.sha256(message.released.numpy().tobytes()).hexdigest())
+        return answer
+
+    run = job(config({"name": "dp-fedavg"}, "server", run={"seeded_noise": False}), tmp_path / "run")
+    finished(run, engine_of(run, tmp_path / "clients", tamper=listen))
+    named = {named_bits(row) for row in charged(tmp_path / "run")}
+    assert len(named) == len(plain) == 12
+    assert not named & set(plain)
 
 
 def test_dp_sgd_at_record_level(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class Mortal(Machines):
         assert isinstance(answer, bytes)
         reply = read_reply(answer, task, 610)
         if isinstance(reply, ReleaseMessage) and reply.released is not None:
-            digest = hashlib.sha256(reply.released.numpy().tobytes()).hexdigest()
+            digest = hashlib.sha256(reply.salt.encode() + reply.released.numpy().tobytes()).hexdigest()
             self.sent.append((task.client, task.round, digest))
 
 

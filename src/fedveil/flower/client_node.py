@@ -98,8 +98,9 @@ class ClientNode:
                 own.client, told.released, own.weight, plan if context.summed else None, state, before.private, told.buffers
             ),
         )
-        released, buffers = self._let_out(outcome.release)
-        answer = reply_bytes(ReleaseMessage(own, name, released, buffers))
+        salt = context.randomness.key("salt", own.round, self.client).hex()
+        released, buffers = self._let_out(outcome.release, salt)
+        answer = reply_bytes(ReleaseMessage(own, name, salt, released, buffers))
         kept = replace(before, request=request, answer=answer, rounds=before.rounds + 1, answers=before.answers + 1)
         if outcome.release is not None:
             private = before.private if outcome.error else outcome.private or before.private
@@ -111,10 +112,10 @@ class ClientNode:
         client = told.released.client if self.context.summed else self.client
         return self.context.plan(replace(told.released, client=client), state)
 
-    def _let_out(self, release: SealedUpload | Contribution | None) -> tuple[Tensor | None, Tensor | None]:
+    def _let_out(self, release: SealedUpload | Contribution | None, salt: str) -> tuple[Tensor | None, Tensor | None]:
         """What leaves, and the batch statistics with it; charged first where it leaves on its own."""
         if isinstance(release, SealedUpload):
-            (upload,) = self.context.door.release_uploads([naming_its_bits(self.context.door, release)])
+            (upload,) = self.context.door.release_uploads([naming_its_bits(self.context.door, release, salt)])
             return self.context.door.leaving(upload), upload.buffers
         return (None, None) if release is None else (release.sealed, release.buffers)
 

@@ -42,7 +42,7 @@ def received_upload(door: Door, plan: Plan, message: ReleaseMessage) -> SealedUp
     vector = _checked(door, plan, message.released, noised=plan.place == "upload")
     buffers = _statistics(plan, message.buffers)
     sealed = door.sealed(vector, plan, task.client, task.round, reason=plan.unproven, weight=task.weight, buffers=buffers)
-    return naming_its_bits(door, sealed)
+    return naming_its_bits(door, sealed, message.salt)
 
 
 def received_contribution(door: Door, plan: Plan, message: ReleaseMessage) -> Contribution:
@@ -57,9 +57,12 @@ def received_contribution(door: Door, plan: Plan, message: ReleaseMessage) -> Co
     return Contribution(task.client, (), plan.unproven, task.weight, vector, None, buffers)
 
 
-def naming_its_bits(door: Door, sealed: SealedUpload) -> SealedUpload:
-    """The upload by a row that says which bits leave: both ledgers name the same ones, and count them once when sent again."""
-    digest = hashlib.sha256(door.leaving(sealed.upload).numpy().tobytes()).hexdigest()
+def naming_its_bits(door: Door, sealed: SealedUpload, salt: str) -> SealedUpload:
+    """The upload by a row that says which bits leave: both ledgers name the same ones, and count them once when sent again.
+
+    Ledgers are published, and the salt is not: of a small model the upload could be found by trying.
+    """
+    digest = hashlib.sha256(salt.encode() + door.leaving(sealed.upload).numpy().tobytes()).hexdigest()
     return replace(sealed, entry=naming_bits(sealed.entry, digest))
 
 

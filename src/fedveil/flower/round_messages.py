@@ -59,11 +59,13 @@ class TaskMessage:
 class ReleaseMessage:
     """What left one client: int64 [D] or float32 [D], or None where a plan that promises nothing refused its update.
 
-    `plan`: digest of the plan under which it left. `buffers`: batch statistics, in runs that release these.
+    `plan`: digest of the plan under which it left. `salt`: of the digest by which both ledgers name it. `buffers`: batch
+    statistics, in runs that release these.
     """
 
     task: TaskMessage
     plan: str
+    salt: str
     released: Tensor | None
     buffers: Tensor | None = None
 
@@ -150,7 +152,7 @@ def reply_bytes(reply: ReleaseMessage | RefusalMessage) -> bytes:
         arrays["buffers"] = reply.buffers.numpy()
     integers = reply.released is not None and reply.released.dtype == torch.int64
     wide = frozenset({"released"} if integers else ())
-    return encoded(WireMessage(Kind.RELEASE, fields | {"plan": reply.plan}, arrays, wide))
+    return encoded(WireMessage(Kind.RELEASE, fields | {"plan": reply.plan, "salt": reply.salt}, arrays, wide))
 
 
 def read_reply(content: bytes, task: TaskMessage, dimension: int) -> ReleaseMessage | RefusalMessage:
@@ -179,7 +181,7 @@ def read_reply(content: bytes, task: TaskMessage, dimension: int) -> ReleaseMess
     released = None if array is None else torch.from_numpy(np.ascontiguousarray(array))
     if released is not None and (released.shape != (dimension,) or released.dtype not in (torch.int64, torch.float32)):
         raise WireError(f"a release of shape {tuple(released.shape)} and type {released.dtype} where [{dimension}] is due")
-    return ReleaseMessage(task, text(message, "plan"), released, statistics)
+    return ReleaseMessage(task, text(message, "plan"), text(message, "salt"), released, statistics)
 
 
 def plan_name(plan: Plan | Raw, layout: Layout) -> str:

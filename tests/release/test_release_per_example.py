@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -260,3 +261,23 @@ def test_an_example_that_is_not_finite_counts_as_zero_in_every_form() -> None:
                 assert float(total.norm()) <= 1.5
             else:
                 torch.testing.assert_close(total, others)
+
+
+def test_weights_chosen_for_it_let_one_example_move_the_gradients_of_all() -> None:
+    """Why that assumption is listed: in the second layer all cancels but rounding, which depends on the size of the batch."""
+    half, width, draw = 64, 784, torch.Generator().manual_seed(0)
+    first = torch.randint(-8, 8, (half, width), generator=draw) * 2.0**20
+    first[-1] -= first.sum(0)
+    signs, row = torch.tensor([0.25, -0.25]).repeat(32)[:, None], torch.cat([torch.ones(half), -torch.ones(half)])
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        last = nn.Linear(64, 10)
+    network = nn.Sequential(nn.Linear(width, 2 * half), nn.ReLU(), nn.Linear(2 * half, 64), nn.ReLU(), last)
+    for layer, weight in ((network[0], torch.cat([first, -first])), (network[2], signs * row)):
+        layer.load_state_dict({"weight": weight, "bias": torch.zeros(len(weight))})
+    x, y = torch.randn(40, width, generator=draw), torch.randint(0, 10, (40,), generator=draw)
+    sums = [clipped_sum(per_example_gradients(network, x[:n], y[:n], Classification().losses)[0], 1.0) for n in range(2, 41)]
+    moved = max(float((more - fewer).norm()) for fewer, more in pairwise(sums))
+    if moved <= 1 + 1e-5:
+        pytest.skip("this library adds in one order, whatever the size of a batch")
+    assert moved > 2

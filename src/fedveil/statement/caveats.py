@@ -62,9 +62,11 @@ def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> 
     if s.example_clip is not None:
         found.append(
             Assumption(
-                "the computed gradient of a record does not depend on which other records are in its batch",
+                "the computed gradient of a record does not depend on which other records are in its batch, and nobody chose the "
+                "weights of a model so that it does",
                 "numerical libraries may add in another order for a batch of another size, which moved gradients by up to 3e-7 "
-                "of their norm where it was measured; the bound does not count it",
+                "of their norm in models that were trained, and by up to twice the clip, for each record of the batch, in one "
+                "whose weights were chosen for it; the bound does not count it",
             )
         )
     if s.scope.unit is Unit.RECORD and s.divided_by:

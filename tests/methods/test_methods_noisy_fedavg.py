@@ -361,7 +361,7 @@ def test_the_statement_says_what_the_last_model_rests_on() -> None:
     text = " ".join(method.assumptions(s))
     assert "0.01-smooth" in text
     assert "as float32 computes them" in text
-    assert "no model but the last" in text
+    assert "no model but the last and no figure of the others" in text
     assert "digits of the last model" in text
 
 

@@ -231,7 +231,8 @@ def trajectory_assumptions(s: Setting, ball: Ball) -> tuple[str, ...]:
         )
     if ball.bounds_last_model(s):
         found += [
-            "final view: the adversary sees no model but the last, and no round fails or has fewer honest uploads than planned",
+            "final view: the adversary sees no model but the last and no figure of the others, such as each round's in "
+            "history.csv, and no round fails or has fewer honest uploads than planned",
             "final view: the last digits of the last model, below the grid step of the mean or by the rounding of float32, tell "
             "nothing of earlier rounds",
         ]

@@ -508,3 +508,19 @@ def test_every_rule_has_a_kind() -> None:
     used = {type(layer) for kind in KINDS.values() for layer in kind.make().modules()}
     assert {t for t in RULES if t not in used} <= {nn.BatchNorm1d, nn.BatchNorm3d}
     assert len(used & set(RULES)) + len({n for n, k in KINDS.items() if k.route != HAND}) >= 30
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_in_passes_of_one_length_a_gradient_has_the_same_bits_whoever_else_is_there(name: str) -> None:
+    """And nearly so wherever it is: functions such as tanh may round otherwise at the end of a vector."""
+    net, x, y = batch(KINDS[name], torch.float32, 24)
+    others, order = torch.arange(24).flip(0).index_fill(0, torch.arange(12, 24), 0), torch.randperm(24)
+    others[:12] = torch.arange(12)
+
+    def gradients(chosen: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(0)
+        return rows(per_example_gradients(net, x[chosen], y[chosen], losses)[0])
+
+    own = gradients(torch.arange(24))
+    assert torch.equal(gradients(others)[:12], own[:12])
+    assert bool(((gradients(order) - own[order]).norm(dim=1) <= 1e-6 * own[order].norm(dim=1)).all())

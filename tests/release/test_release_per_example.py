@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -14,9 +15,14 @@ from torch.nn import functional as F
 
 from fedveil.models.model_registry import build
 from fedveil.release import by_hand
+from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.gradient_blocks import Block, Dense, Products, clipped_sum, lookups, norms, products, rows, weighted_sum
+from fedveil.release.noise import Randomness
 from fedveil.release.per_example import one_by_one, per_example_gradients, transformed
+from fedveil.release.plan import DpSgd
 from fedveil.tasks.classification import Classification
+from fedveil.training.local import Local, LocalSpec
+from fedveil.training.params import FlatModel
 
 cross_entropy = Classification().losses
 
@@ -86,15 +92,19 @@ def test_nothing_is_computed_below_the_lowest_layer_that_trains() -> None:
 # --- what two examples must show ------------------------------------------------------------------------------------------
 
 
-def test_examples_that_are_alike_show_nothing_and_nothing_is_kept() -> None:
-    module, (x, y) = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)), examples(6)
-    same, label = x[:1].expand(3, -1), y[:1].expand(3)
-    assert by_hand.plan_for(module, same, label, cross_entropy).shapes is None
-    torch.testing.assert_close(
-        rows(per_example_gradients(module, same, label, cross_entropy)[0]),
-        rows(one_by_one(module, same, label, cross_entropy)[0]),
-    )
-    assert by_hand.plan_for(module, x, y, cross_entropy).shapes is not None
+def test_a_plan_looks_at_shapes_and_types_alone() -> None:
+    """Else one example would decide by which route the gradients of all are computed, and so how they are rounded."""
+    x, y = examples(6)
+    for others in (x, x[:1].expand(3, -1), x * torch.nan, x * 0):
+        module = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
+        assert by_hand.plan_for(module, others, y[:1].expand(3), cross_entropy).shapes == ((1, 5), (1, 4))
+
+
+def test_two_made_up_examples_that_are_alike_show_nothing() -> None:
+    module, (x, y) = nn.Sequential(nn.Linear(6, 5), nn.Threshold(9.0, 9.0), nn.Linear(5, 4)), examples(6)
+    module[0].requires_grad_(False)
+    assert by_hand.plan_for(module, x, y, cross_entropy).shapes is None
+    torch.testing.assert_close(*(rows(made(module, x, y, cross_entropy)[0]) for made in (per_example_gradients, one_by_one)))
 
 
 def test_a_network_that_mixes_examples_is_not_done_by_hand() -> None:
@@ -263,8 +273,20 @@ def test_an_example_that_is_not_finite_counts_as_zero_in_every_form() -> None:
                 torch.testing.assert_close(total, others)
 
 
-def test_weights_chosen_for_it_let_one_example_move_the_gradients_of_all() -> None:
-    """Why that assumption is listed: in the second layer all cancels but rounding, which depends on the size of the batch."""
+def sums(module: nn.Module, x: torch.Tensor, y: torch.Tensor, counts: Iterable[int]) -> list[torch.Tensor]:
+    """The sum [d] of clipped gradients of the first so many examples, as a step of DP-SGD without noise computes it."""
+    model, found = FlatModel(module), []
+    for n in counts:
+        source = PerExampleGradient(DpSgd(1.0, 0.0, 1.0, 1, 40.0, 40), Randomness(0, True), (0, 0))
+        local = Local(model, model.vector, LocalSpec(), source, torch.Generator())
+        for empty in source.batches(local, x[:n], y[:n]):
+            source(local, *empty)
+        found.append(40 * model.grad)
+    return found
+
+
+def test_weights_chosen_for_it_let_no_example_move_the_gradients_of_the_others() -> None:
+    """In the second layer all cancels but rounding, which depends on the length of a pass."""
     half, width, draw = 64, 784, torch.Generator().manual_seed(0)
     first = torch.randint(-8, 8, (half, width), generator=draw) * 2.0**20
     first[-1] -= first.sum(0)
@@ -276,8 +298,9 @@ def test_weights_chosen_for_it_let_one_example_move_the_gradients_of_all() -> No
     for layer, weight in ((network[0], torch.cat([first, -first])), (network[2], signs * row)):
         layer.load_state_dict({"weight": weight, "bias": torch.zeros(len(weight))})
     x, y = torch.randn(40, width, generator=draw), torch.randint(0, 10, (40,), generator=draw)
-    sums = [clipped_sum(per_example_gradients(network, x[:n], y[:n], Classification().losses)[0], 1.0) for n in range(2, 41)]
-    moved = max(float((more - fewer).norm()) for fewer, more in pairwise(sums))
-    if moved <= 1 + 1e-5:
-        pytest.skip("this library adds in one order, whatever the size of a batch")
-    assert moved > 2
+    moved = [float((more - fewer).norm()) for fewer, more in pairwise(sums(network, x, y, range(41)))]
+    assert max(moved) <= 1 + 1e-5
+    assert sum(length > 0.99 for length in moved) > 30, "gradients of zero would show nothing"
+    whole = (clipped_sum(per_example_gradients(network, x[:n], y[:n], Classification().losses)[0], 1.0) for n in range(2, 41))
+    if max(float((more - fewer).norm()) for fewer, more in pairwise(whole)) <= 1 + 1e-5:
+        pytest.skip("this library adds in one order, whatever the length of a pass: nothing to see here")

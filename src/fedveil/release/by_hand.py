@@ -1,9 +1,9 @@
 """The gradients of a batch's examples from one forward and backward pass, where known layers allow it.
 
-Before the first batch of a kind, two of its examples show whether that is right (`plan_for`). The network must be a function
-of one example, which `torch.func.vmap` proves: it stops at a decision that depends on values. And every tap must hold, where
-the shapes say an example is in the batch, what it holds for that example alone; so must the losses, and the gradients that come
-of it.
+Before the first batch of a kind, two made-up examples show whether that is right (`plan_for`): were they the client's, how all
+gradients are rounded would follow from them. The network must be a function of one example, which `torch.func.vmap` proves: it
+stops at a decision that depends on values. And every tap must hold, where the shapes say an example is in the batch, what it
+holds for that example alone; so must the losses, and the gradients that come of it.
 """
 
 from __future__ import annotations
@@ -96,21 +96,19 @@ def _slopes(each: Tensor, taps: list[Tap], parameters: Iterable[Tensor]) -> list
     return list(found[: len(taps)])
 
 
-# --- what two examples show --------------------------------------------------------------------------------------------
+# --- what two made-up examples show ------------------------------------------------------------------------------------
 
 _PLANS: WeakKeyDictionary[nn.Module, dict[Hashable, Plan]] = WeakKeyDictionary()
 _MOST_PLANS = 64
 
 
 def plan_for(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Plan:
-    """The plan for batches like this one, of at least two examples; found once for a network and kept."""
+    """The plan for batches of such examples, of which only shapes and types are looked at; found once for a network and kept."""
     plans = _PLANS.setdefault(module, {})
     key = _key(module, x, y, losses)
     if key not in plans:
         with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):  # dropout of the network itself draws as ever
-            found = _found(module, x[:2], y[:2], losses)
-        if found is None:
-            return Plan()  # two examples that cannot be told apart show nothing
+            found = _found(module, *_made_up(x, y), losses)
         if len(plans) >= _MOST_PLANS:
             plans.clear()
         plans[key] = found
@@ -134,7 +132,20 @@ def _key(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Hashable:
     return x.shape[1:], x.dtype, x.device, y.shape[1:], y.dtype, kind, flags
 
 
-def _found(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Plan | None:
+def _made_up(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Two examples and targets of the same shapes and types: numbers from 0 to 1; of whole ones, tokens 0 and 1 and class 0."""
+    draw = torch.Generator().manual_seed(0)
+
+    def like(values: Tensor, whole: int) -> Tensor:
+        shape = 2, *values.shape[1:]
+        floats = values.is_floating_point()
+        made = torch.rand(shape, generator=draw) if floats else torch.randint(0, whole, shape, generator=draw)
+        return made.to(values.device, values.dtype)
+
+    return like(x, 2), like(y, 1)
+
+
+def _found(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Plan:
     try:
         with transformable(module):
             vmap(lambda one, target: losses(module(one[None]), target[None]), randomness="different")(x, y)
@@ -147,7 +158,7 @@ def _found(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Plan | No
         with _without_dropout(module) if draws else nullcontext():
             plan = _compared(module, *(_three(module, x, y, losses) if draws else passes))
             _require_gradients(module, x, y, losses, plan)
-        return plan
+        return plan or Plan()  # two examples that cannot be told apart show nothing
     except Exception:
         return Plan()
 

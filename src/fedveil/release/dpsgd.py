@@ -10,6 +10,7 @@ The objective never holds the examples: it gets an empty batch and asks this sou
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -101,14 +102,28 @@ class PerExampleGradient:
         return model.vector.new_full((), torch.nan)
 
     def _sum(self, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
-        """The sum [d] of clipped gradients; an example that raises an error counts as zero, as the log of its client says.
+        """The sum [d] of clipped gradients, computed for `together` examples at a time.
+
+        Numerical libraries add in another order in a pass of another length, so one example more would move the gradients of the
+        others: by a rounding, which weights that were chosen for it make larger than the clip.
+        """
+        parts = zip(torch.split(x, self.together), torch.split(y, self.together), strict=True)
+        return torch.stack([self._part(model, *part) for part in parts]).sum(0)
+
+    @property
+    def together(self) -> int:
+        """Examples in one pass: a public number, about half of a batch, so that little is filled up."""
+        return 8 * max(1, math.ceil(self.plan.expected / 16))
+
+    def _part(self, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
+        """The sum for at most so many examples; one that raises an error counts as zero, as the log of its client says.
 
         What a network writes into its trained parameters, such as an embedding with max_norm, is undone: a client's update would
         show it. Where others of the batch saw it, their gradients are taken again, one at a time.
         """
         before = model.vector.clone()
         try:
-            blocks, losses = self.gradients(model.module, x, y)
+            blocks, losses = self.gradients(model.module, *(_filled(part, self.together) for part in (x, y)))
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -121,11 +136,16 @@ class PerExampleGradient:
             model.vector.copy_(before)
             if len(y) > 1:
                 return self._one_at_a_time(model, x, y)
-        self.losses.append(float(losses.mean()))
-        return clipped_sum(blocks, self.plan.clip)
+        self.losses.append(float(losses[: len(y)].mean()))
+        return clipped_sum(blocks, self.plan.clip, len(y))
 
     def _one_at_a_time(self, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
-        return torch.stack([self._sum(model, x[i : i + 1], y[i : i + 1]) for i in range(len(y))]).sum(0)
+        return torch.stack([self._part(model, x[i : i + 1], y[i : i + 1]) for i in range(len(y))]).sum(0)
+
+
+def _filled(part: Tensor, length: int) -> Tensor:
+    """So many examples: these, and the first of them for those that are missing."""
+    return torch.cat([part, part[:1].expand(length - len(part), *part.shape[1:])]) if len(part) < length else part
 
 
 def step_noise(plan: DpSgd, spec: LocalSpec, layout: Layout, round: int) -> Tensor:

@@ -147,8 +147,8 @@ def rows(blocks: Sequence[Block]) -> Tensor:
     return torch.cat([block.rows() for block in blocks], dim=1)
 
 
-def clipped_sum(blocks: Sequence[Block], clip: float) -> Tensor:
-    """The sum [d] of the examples' gradients, each clipped to L2 norm `clip`, in float64.
+def clipped_sum(blocks: Sequence[Block], clip: float, count: int | None = None) -> Tensor:
+    """The sum [d] of the first `count` examples' gradients (all by default), each clipped to L2 norm `clip`, in float64.
 
     An example whose gradient is not finite counts as zero.
     """
@@ -157,4 +157,7 @@ def clipped_sum(blocks: Sequence[Block], clip: float) -> Tensor:
         wrong = ~size.isfinite()
         blocks = [block.without(wrong) for block in blocks]
         size = size.masked_fill(wrong, math.inf)
-    return weighted_sum(blocks, (clip / size.clamp_min(1e-300)).clamp_max(1.0))
+    weights = (clip / size.clamp_min(1e-300)).clamp_max(1.0)
+    if count is not None:
+        weights[count:] = 0.0
+    return weighted_sum(blocks, weights)

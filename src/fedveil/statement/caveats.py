@@ -62,11 +62,11 @@ def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> 
     if s.example_clip is not None:
         found.append(
             Assumption(
-                "the computed gradient of a record does not depend on where in its batch it is, and nobody chose the weights of a "
-                "model so that it does",
-                "records are computed so many at a time, a public number, and the others among these changed no bit where it was "
-                "measured; functions such as tanh rounded otherwise at the end of a vector, which moved gradients by up to 1e-7 of "
-                "their norm; the bound does not count it",
+                "the computed gradient of a record does not depend on where in its batch it is, and nobody chose the weights of "
+                "a model so that it does",
+                "records are computed so many at a time, a public number, and the others among these changed no bit where it "
+                "was measured; functions such as tanh rounded otherwise at the end of a vector, which moved gradients by up to "
+                "1e-7 of their norm; the bound does not count it",
             )
         )
     if s.scope.unit is Unit.RECORD and s.divided_by:

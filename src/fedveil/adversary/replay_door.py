@@ -148,19 +148,13 @@ class RecordedGradient:
     """The gradient source of DP-SGD, each of its noisy sums noted, or replaced by that of the first world."""
 
     def __init__(self, own: PerExampleGradient, adjacency: Adjacency, diary: Diary, first: Releases) -> None:
-        self.noise, self.diary, self.first, self._size = RecordedRandomness(own.randomness), diary, first, 0
-        self.adjacency = adjacency
-        self._gradients = own.gradients
-        self.own = replace(own, randomness=cast("Randomness", self.noise), gradients=self._counted)
+        self.noise, self.diary, self.first, self.adjacency = RecordedRandomness(own.randomness), diary, first, adjacency
+        self.own = replace(own, randomness=cast("Randomness", self.noise))
 
     def __getattr__(self, name: str) -> Any:
         if name == "own":
             raise AttributeError(name)
         return getattr(self.own, name)
-
-    def _counted(self, module: torch.nn.Module, x: Tensor, y: Tensor) -> Any:
-        self._size = len(y)
-        return self._gradients(module, x, y)
 
     def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         return self.own.batches(local, x, y)
@@ -169,7 +163,7 @@ class RecordedGradient:
         """As the source's; its sum is read in float64, which holds the integers exactly, and then rounded as without a replay."""
         (round, client), plan, model = self.own.key, self.own.plan, local.model
         self.noise.drawn.clear()
-        self._size, grad = 0, model.grad
+        size, grad = self.own.waiting, model.grad
         model.grad = torch.empty(len(grad), dtype=torch.float64)
         try:
             loss = self.own(local, x, y)
@@ -187,7 +181,7 @@ class RecordedGradient:
         whole = ("the sum of a step", 0, len(grad), exponent, float("inf"))
         step = Measured(total, (whole,), step_sensitivity(plan, len(grad), self.adjacency), len(grad))
         self.diary.note("private", SENSITIVITY, round, client, step)
-        self.diary.note("private", BATCHES, round, client, (local.examples, plan.rate, self._size))
+        self.diary.note("private", BATCHES, round, client, (local.examples, plan.rate, size))
         key = (round, client, local.step)
         self.diary.note("release", "", round, client, (key, grad.clone()))
         if key in self.first:

@@ -59,6 +59,11 @@ class PerExampleGradient:
         """Steps of the round, whatever the client holds."""
         return self.plan.steps
 
+    @property
+    def waiting(self) -> int:
+        """Examples of the batch of which no gradient was asked for yet."""
+        return 0 if self._batch is None else len(self._batch[1])
+
     def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Poisson batches, sealed: each example joins each of the planned steps with the planned rate.
 

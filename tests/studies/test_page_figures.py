@@ -143,7 +143,7 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
             row if row == "no protection" else f"epsilon 0.5, {row}",
         )
     ],
-    ("papers/ladp-fl", "| | car | taken for it |", 49): lambda row, i: (
+    ("papers/ladp-fl", "| | car | taken for it |", 91): lambda row, i: (
         [] if row.startswith(("floor", "real")) else generated(row, i)
     ),
     ("papers/aldp-fl", "| accuracy, F1 | MNIST |", 28): lambda row, i: [

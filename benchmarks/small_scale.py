@@ -1,12 +1,12 @@
 """Whether the small scale of every recipe learns: FedAvg, with plain steps and no noise, in the setting of its rows.
 
-    OMP_NUM_THREADS=1 FEDVEIL_DATA=... python benchmarks/small_scale.py [RECIPE ...] [--seeds 1 2 3]
+    OMP_NUM_THREADS=1 FEDVEIL_DATA=... python benchmarks/small_scale.py [RECIPE ...] [--seeds 1 2 3] [--set data.name=NAME]
 
 Arms can differ only where something is learned, so FedAvg shall end 20 points above chance; what does not is pointed out.
 Settings that two recipes share are run once; of rows that differ in nothing but the number of rounds the longest is. Recipes
 that train nothing, attack the first model or count seconds, bits and noise are left out; rows whose data are not here have no
-accuracy. Accuracy is that of the global model. Writes benchmarks/results/small_scale.json, where finished runs are kept until
-their settings change.
+accuracy: --set puts other data in their place. Accuracy is that of the global model. Writes benchmarks/results/small_scale.json,
+where finished runs are kept until their settings change; what was set by hand stands beside the recipe's own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,14 @@ MARGIN = 0.2
 PLAIN = ('method={name="fedavg"}', "privacy={}", "training.measure_trained=false", "run.engine='inline'")
 
 
-def settings(name: str) -> Iterator[tuple[str, Config]]:
+def settings(name: str, overrides: Sequence[str] = ()) -> Iterator[tuple[str, Config]]:
     """The distinct FedAvg settings of a recipe's small rows, each with the labels of its first row."""
     recipe = load_recipe(name)
     longest: dict[str, tuple[str, Config]] = {}
     for row in rows(recipe):
         if row.missing or not kept(recipe, row, "small"):
             continue
-        config = job_of(recipe, row, "small", overrides=PLAIN).config
+        config = job_of(recipe, row, "small", overrides=(*overrides, *PLAIN)).config
         training = config.training.model_copy(update={"rounds": 0, "evaluate_every": 0})
         key = config.model_copy(update={"training": training}).model_dump_json(exclude={"run"})
         if key not in longest or longest[key][1].training.rounds < config.training.rounds:
@@ -90,13 +90,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", default=recipe_names())
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument(
+        "--set", nargs="+", default=[], help="section.key=value for all rows, such as data in place of absent ones"
+    )
     options = parser.parse_args()
     results: dict[str, Any] = json.loads(OUT.read_text()) if OUT.exists() else {"runs": {}, "recipes": {}}
     here = functools.cache(lambda name: presence(name, os.environ.get("FEDVEIL_DATA")) == "here")
     for name in (name for name in options.recipes if trains(name)):
         table: dict[str, Any] = {}
-        results["recipes"][name] = table
-        for labels, config in settings(name):
+        results["recipes"][", ".join([name, *options.set])] = table
+        for labels, config in settings(name, options.set):
             chance = chance_of(config.data.name)
             if not here(config.data.name) or chance is None:
                 table[labels] = {"data": config.data.name, "accuracy": None}

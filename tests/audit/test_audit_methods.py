@@ -194,6 +194,28 @@ def test_noise_scales_of_fedglp_published_tell_a_growing_layer() -> None:
     assert not any(math.isinf(one.epsilon) for one in found)
 
 
+def test_a_claim_about_sums_is_audited_on_sums_although_the_server_sees_uploads() -> None:
+    statement = audit_config(small({"name": "fed-dpa", "variant": "published"}, view="server"), n=60)
+    single, summed = (statement.view(view).audits for view in (View.SERVER, View.AGGREGATE))
+    assert {one.confidence for one in (*single, *summed)} == {1 - 0.05 / 6}
+    worst = [max(one.epsilon for one in audits) for audits in (single, summed)]
+    assert worst[0] > worst[1] > 2.0
+    assert [c.audit.scope.view for c in statement.contradictions() if c.number == "claimed"] == [View.AGGREGATE]
+    without = audit_config(small({"name": "fed-dpa"}, view="server"), n=20)
+    assert not without.view(View.AGGREGATE).audits
+
+
+def test_shares_of_noise_add_up_in_an_audited_sum() -> None:
+    method, setting = calibrated_setting(small({"name": "blur-lus", "variant": "published"}, view="server"))
+    server = Case.of(method, setting, dimension=20)
+    summed = replace(server, setting=replace(server.setting, scope=replace(setting.scope, view=View.AGGREGATE)))
+    seen = [
+        np.std([release_subject(c, np.random.default_rng(i)).mechanism(0, np.random.default_rng(i)).vector for i in range(60)])
+        for c in (server, summed)
+    ]
+    assert seen[1] / seen[0] == pytest.approx(2.0, rel=0.15)  # four uploads
+
+
 @pytest.mark.slow
 def test_fedanc_published_leaks_without_limit() -> None:
     found = audit(small({"name": "fedanc", "variant": "published"}, rounds=1, **RECORD), n=20)

@@ -94,7 +94,16 @@ def audit_setting(
         on_step(f"the last model of {setting.rounds} rounds")
         small = Case.of(method, setting, dimension=LAST_MODEL_DIMENSION)
         return [audit_last_model(small, rng, n=n, delta=setting.delta, alpha=alpha)]
-    return _at_the_door(case, rng, n, alpha, on_step)
+    cases = [case, *_claimed_sum(case)]
+    return [one for seen in cases for one in _at_the_door(seen, rng, n, alpha / len(cases), on_step)]
+
+
+def _claimed_sum(case: Case) -> list[Case]:
+    """The sums of a server that sees uploads, each with a share of the noise, where a claim speaks of sums; else nothing."""
+    s, claim = case.setting, case.method.claim(case.setting)
+    if claim is None or claim.scope.view is not View.AGGREGATE or s.scope.view is not View.SERVER or s.sampling == "poisson":
+        return []
+    return [replace(case, setting=replace(s, scope=replace(s.scope, view=View.AGGREGATE)))]
 
 
 def _at_the_door(case: Case, rng: np.random.Generator, n: int, alpha: float, on_step: Step) -> list[Audit]:
@@ -103,15 +112,16 @@ def _at_the_door(case: Case, rng: np.random.Generator, n: int, alpha: float, on_
     planned = releases_to(case.method, case.setting, case.setting.scope.view)
     bounded = not any(isinstance(event, Unbounded) for event in planned)
     share = alpha / (3 if bounded else 2)
-    on_step("the bits of one release")
+    what = "one sum" if case.summed else "one release"
+    on_step(f"the bits of {what}")
     bits = audit_released_bits(case, rng, n=n, delta=delta, alpha=share)
-    on_step("one release")
+    on_step(what)
     one = single_upload(release_subject(case, rng), rng, n=n, pilot=max(n // 2, 20), delta=delta, alpha=share).headline
     found = [replace(one, note=f"worst pair at the real door, d = {d}; {one.note}"), *([] if bits is None else [bits])]
     if math.isinf(one.epsilon) or not bounded:
         return found
     rounds = min(case.setting.participations, ROUNDS)
-    on_step(f"{rounds} rounds")
+    on_step(f"{rounds} rounds{', summed' if case.summed else ''}")
     return [*found, _whole_run(case, rounds, rng, n, share)]
 
 

@@ -1,0 +1,209 @@
+"""Numbers in the tables of docs are those of the rows that are kept, to the last digit shown."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+KEPT: dict[str, Any] = json.loads((RESULTS / "paper_tables.json").read_text(encoding="utf-8"))
+TWIN: dict[str, list[float]] = json.loads((RESULTS / "papers.json").read_text(encoding="utf-8"))["twin"]
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+ON_FASHION = ["data.name=fashion-mnist"]
+ACCURACY = "average accuracy (%)"
+
+Samples = list[list[float]]
+"""What the numbers of a cell are: for each the kept seeds."""
+
+
+def kept(recipe: str, column: str, *labels: str, scale: str = "small", overrides: list[str] | None = None) -> list[float]:
+    """The seeds of the one kept row that has all these labels, or nothing."""
+    rows = [
+        row["values"][column]["ours"]
+        for row in KEPT[recipe][scale]["rows"]
+        if row["overrides"] == (overrides or []) and set(labels) <= set(row["labels"].values())
+    ]
+    assert len(rows) < 2
+    return rows[0] if rows else []
+
+
+def accuracy_4_8(sigma: str, i: int) -> Samples:
+    """Table 4 on MNIST and CIFAR-10, then Table 8, each at two K."""
+    name, m, data = [("4", "50", "MNIST, LeNet-5"), ("4", "50", "CIFAR-10, ResNet-18"), ("8", "20", "")][i // 2]
+    wanted = {"sigma": sigma, "m": m, "K": ("50", "200")[i % 2]} | ({"scenario": data} if data else {})
+    rows = KEPT[f"noisy-fedavg/table-{name}"]["small"]["rows"]
+    return [row["values"]["accuracy (%)"]["ours"] for row in rows if row["labels"] == wanted]
+
+
+def attacks(row: str, i: int) -> Samples:
+    """Tables 11 and 13 to 16; a row without a table's name goes on with the last one."""
+    sigma, (table, t) = ("1.0", "0.1", "0.01", "0")[i], ATTACKS[row]
+    columns = {"11": ["targets found (%)"], "13": ["labels reconstructed (%)"], "14": ["L2 distance"]}
+    columns |= {"15": ["attribute inferred (%)", "balanced (%)"], "16": ["model (%)"], "16b": ["attacker (%)"]}
+    rows = KEPT[f"noisy-fedavg/table-{table[:2]}"]["small"]["rows"]
+    wanted = [r for r in rows if r["labels"]["sigma"] == sigma and r["labels"].get("T", t) == t]
+    return [wanted[0]["values"][column]["ours"] for column in columns[table]] if wanted else []
+
+
+ATTACKS = {
+    "Table 11, clients found of 10 (%), T = 200": ("11", "200"),
+    "T = 1000": ("11", "1000"),
+    "Table 13, labels reconstructed (%), T = 100": ("13", "100"),
+    "T = 500 (13)": ("13", "500"),
+    "Table 14, L2 distance (3 images, 150 steps), T = 100": ("14", "100"),
+    "T = 500 (14)": ("14", "500"),
+    "Table 15, animal or not (%; ours balanced), T = 100": ("15", "100"),
+    "T = 500 (15)": ("15", "500"),
+    "Table 16, the model's accuracy (%)": ("16", ""),
+    "Table 16, the extracted model's": ("16b", ""),
+}
+SCHEDULES = {"constant": "constant", "cyclic": "cyclically", "stage-wise": "stage-wise", "iterative": "iteratively"}
+COMPONENTS = {"neither": "neither (DP-FedAvg)", "GLP": "GLP", "GLP and ACNDP": "GLP and ACNDP"}
+ALDP = {"ALDP-FL, an iteration is a batch": "ALDP-FL", "ALDP-FL, an iteration is a pass": "ALDP-FL, a pass"}
+ALDP |= {"ALDP-FL, an iteration is a batch, and so is d": "ALDP-FL, d a batch", "Fed-DPA (global model)": "Fed-DPA"}
+TWINS = {"m = 20": "base", "cyclic rates": "schedule-cyclic", "stage-wise rates": "schedule-stage-wise"}
+TWINS |= {"iterative rates": "schedule-iterative", "Noisy-FedProx, alpha = 1": "alpha-1.0"}
+
+
+def own_models(recipe: str, method: str, *labels: str) -> Samples:
+    return [kept(f"fedglp-adp/{recipe}", ACCURACY, method.removesuffix(" (reconstructed)"), *labels)]
+
+
+def generated(row: str, i: int) -> Samples:
+    epsilon, name = re.fullmatch(r"(.*?)(?:, (epsilon .*))?", row).groups()[::-1]  # type: ignore[union-attr]
+    method = f"{epsilon}, {name}" if epsilon else name
+    which = ("public 1", "public 2", "private")[min(i // 2, 2)]
+    column = "accuracy of the model (%)" if i == 6 else (f"FD-judge, {which}", f"taken for the class (%), {which}")[i % 2]
+    return [kept("ladp-fl/table-10", column, method)]
+
+
+def twin(row: str, i: int) -> Samples:
+    name = row.strip("*")
+    curve = TWIN[TWINS.get(name, name.removeprefix("Noisy-FedProx, ").replace(" = ", "-"))]
+    return [[curve[(1, 10, 50, 100)[i] - 1]]]
+
+
+GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
+    ("papers/convergent-dp", "| sigma | MNIST, K = 50 |", 18): accuracy_4_8,
+    ("papers/convergent-dp", "| | T = 100 | 200 |", 24): lambda row, i: [
+        kept("noisy-fedavg/table-9", f"T = {100 * (i + 1)}", SCHEDULES[row], scale="paper")
+    ],
+    ("papers/convergent-dp", "| clients | 100 examples each |", 6): lambda row, i: [
+        next(
+            r["values"]["sensitivity"]["ours"]
+            for r in KEPT["noisy-fedavg/table-12"]["small"]["rows"]
+            if r["labels"] == {"m": row, "S": ("100", "500")[i]}
+        )
+    ],
+    ("papers/convergent-dp", "| Table 7, the paper / ours |", 10): lambda row, i: [
+        kept("noisy-fedavg/table-7", f"T = {200 * (i + 1)}", row.split(";")[0])
+    ],
+    ("papers/convergent-dp", "| | sigma 1 | 0.1 | 0.01 | 0 |", 38): attacks,
+    ("papers/fedglp-adp", "| method | paper, epsilon 2 | ours (small) |", 10): lambda row, i: (
+        own_models("table-1", row, ("2", "16")[i // 2]) if i % 2 and row != "FedAvg, no noise: its global model" else []
+    ),
+    ("papers/fedglp-adp", "| method | alpha 0.1: paper |", 20): lambda row, i: (
+        [] if i % 2 == 0 else own_models("fig-3", row) if i == 7 else own_models("table-2", row, ("0.1", "100", "iid")[i // 2])
+    ),
+    ("papers/fedglp-adp", "| Table 5, all at the same sigma |", 6): lambda row, i: (
+        [kept("fedglp-adp/table-5", ACCURACY, COMPONENTS[row.split(":")[0]], ("2", "16")[i // 2], overrides=ON_FASHION)]
+        if i % 2 and not row.startswith("FedAvg")
+        else []
+    ),
+    ("papers/fedglp-adp", "| Table 3 | epsilon 2: paper |", 6): lambda row, i: (
+        [
+            kept(
+                "fedglp-adp/table-3",
+                ACCURACY,
+                "fixed" if "fixed" in row else "dynamic",
+                ("2", "4", "16")[i // 2],
+                overrides=ON_FASHION,
+            )
+        ]
+        if i % 2
+        else []
+    ),
+    ("papers/fedglp-adp", "| Table 4, epsilon 16 |", 5): lambda row, i: (
+        [kept("fedglp-adp/table-4", ACCURACY, ("0", "0.2", "0.4", "0.8", "1.6")[i], overrides=ON_FASHION)]
+        if row == "ours"
+        else []
+    ),
+    ("papers/ladp-fl", "| method | I: accuracy |", 26): lambda row, i: [
+        kept(
+            "ladp-fl/table-5",
+            ("accuracy (%)", "noise scale")[i % 2],
+            ("I", "II")[i // 2],
+            row if row == "no protection" else f"epsilon 0.5, {row}",
+        )
+    ],
+    ("papers/ladp-fl", "| | car | taken for it |", 91): lambda row, i: (
+        [] if row.startswith(("floor", "real")) else generated(row, i)
+    ),
+    ("papers/aldp-fl", "| accuracy, F1 | MNIST |", 28): lambda row, i: [
+        kept("aldp-fl/table-4", of, ALDP.get(row, row), ("MNIST, LeNet-5", "Fashion-MNIST, LeNet-5")[i], scale="paper")
+        for of in ("accuracy", "F1")
+    ],
+    ("methods/noisy-fedavg", "| setting | after 1 | 10 |", 60): twin,
+}
+"""By page, beginning of the header and numbers held: the samples of the cell in column i (from 0) of a row."""
+
+
+def table(page: str, header: str) -> list[list[str]]:
+    """The cells of the rows below a header that is on the page once; `T = 500` gets the number of the table it goes on with."""
+    lines = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").splitlines()
+    (start,) = [i for i, line in enumerate(lines) if line.startswith(header)]
+    body, above = [], ""
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        above = found[1] if (found := re.match(r"Table (\d+),", cells[0])) else above
+        body.append([f"{cells[0]} ({above})" if cells[0] == "T = 500" else cells[0], *cells[1:]])
+    return body
+
+
+def holds(text: str, value: float) -> bool:
+    """Whether a printed number is the value, rounded to its digits."""
+    digits = len(text.partition(".")[2])
+    return abs(float(text.replace(",", "")) - value) <= 0.5 * 10**-digits * (1 + 1e-6)
+
+
+def expected(sample: list[float], cell: str, *, percent: bool) -> list[float]:
+    """The numbers of a cell for one sample: mean and spread, or one number."""
+    values = [100 * x if percent else x for x in sample]
+    return [fmean(values), stdev(values)] if "±" in cell else [fmean(values)]
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: f"{grid[0]}: {grid[1].strip('| ')}")
+def test_a_table_shows_what_is_kept(grid: tuple[str, str, int]) -> None:
+    page, header, least = grid
+    held = 0
+    for name, *cells in table(page, header):
+        for i, cell in enumerate(cells):
+            samples = [sample for sample in GRIDS[grid](name, i) if sample] if cell else []
+            ours = cell.rpartition(" / ")[2]
+            shown, percents = NUMBER.findall(ours), [part.endswith("%") for part in ours.split(", ")]
+            wanted = [
+                value
+                for sample, percent in zip(samples, [*percents, False], strict=False)
+                for value in expected(sample, ours, percent=percent and max(sample) <= 1 and page == "papers/aldp-fl")
+            ]
+            if wanted:
+                assert len(shown) == len(wanted), f"{name}, column {i + 1}: {cell}"
+                assert all(map(holds, shown, wanted)), f"{name}, column {i + 1}: {cell} beside {wanted}"
+                held += len(wanted)
+    assert held >= least
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "right"), [("22.6", 22.5478, False), ("22.5", 22.5478, True), ("1,160", 1160.47, True)]
+)
+def test_a_number_is_held_to_its_last_digit(text: str, value: float, right: bool) -> None:
+    assert holds(text, value) is right

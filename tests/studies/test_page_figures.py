@@ -68,6 +68,13 @@ SCHEDULES = {"constant": "constant", "cyclic": "cyclically", "stage-wise": "stag
 COMPONENTS = {"neither": "neither (DP-FedAvg)", "GLP": "GLP", "GLP and ACNDP": "GLP and ACNDP"}
 ALDP = {"ALDP-FL, an iteration is a batch": "ALDP-FL", "ALDP-FL, an iteration is a pass": "ALDP-FL, a pass"}
 ALDP |= {"ALDP-FL, an iteration is a batch, and so is d": "ALDP-FL, d a batch", "Fed-DPA (global model)": "Fed-DPA"}
+FEDANC = {"none": "None", "static DP, beta = 0.5 on all coordinates": "static DP"}
+FEDANC |= {"ours, not the paper's: constants beta = gamma = 0.5": "static sparse DP"} | {
+    n: n for n in ("Soteria", "FedANC", "CENSOR")
+}
+CONTROLLER = ("noise scale beta, last", "spread of beta, first rounds", "share gamma, last", "spread of gamma, first rounds")
+CONTROLLER = (*CONTROLLER, "accuracy (%)")
+PAPER: dict[str, Any] = {"scale": "paper", "overrides": ON_FASHION}
 TWINS = {"m = 20": "base", "cyclic rates": "schedule-cyclic", "stage-wise rates": "schedule-stage-wise"}
 TWINS |= {"iterative rates": "schedule-iterative", "Noisy-FedProx, alpha = 1": "alpha-1.0"}
 
@@ -149,6 +156,33 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
     ("papers/aldp-fl", "| accuracy, F1 | MNIST |", 28): lambda row, i: [
         kept("aldp-fl/table-4", of, ALDP.get(row, row), ("MNIST, LeNet-5", "Fashion-MNIST, LeNet-5")[i], scale="paper")
         for of in ("accuracy", "F1")
+    ],
+    ("papers/aldp-fl", "| MSE, SSIM | MNIST |", 30): lambda row, i: (
+        []
+        if row.endswith("the paper")
+        else [kept("aldp-fl/table-5", of, row, ("MNIST", "FashionMNIST", "CIFAR-10")[i]) for of in ("MSE", "SSIM")]
+    ),
+    ("papers/fedanc", "| arm | accuracy, last round (%) |", 24): lambda row, i: [
+        kept("fedanc/fig-6", ("accuracy (%)", "training loss")[i], FEDANC[row.partition(" (")[0]])
+    ],
+    ("papers/fedanc", "| | beta, last |", 20): lambda row, i: [kept("fedanc/fig-3", CONTROLLER[i], row)],
+    ("papers/fedanc", "| lambda | target 600 |", 14): lambda row, i: [
+        kept("fedanc/fig-5", "accuracy (%)", f"lambda = {row.partition(' ')[0]}", overrides=[[], ["privacy.epsilon=300"]][i])
+    ],
+    ("papers/fedanc", "| N, 10 clients a round, target 600 |", 6): lambda row, i: (
+        [kept("fedanc/fig-5", "accuracy (%)", f"N = {row}")] if i == 0 else []
+    ),
+    ("papers/fedanc", "| entries sent |", 16): lambda row, i: [
+        kept("fedanc/fig-4", of, row, ("sees what was sent", "naive")[i]) for of in ("PSNR (dB)", "SSIM")
+    ],
+    ("papers/fedglp-adp", "| Table 3 | epsilon 2 | 4 | 16 |", 6): lambda row, i: [
+        kept("fedglp-adp/table-3", ACCURACY, "fixed" if "fixed" in row else "dynamic", ("2", "4", "16")[i], **PAPER)
+    ],
+    ("papers/fedglp-adp", "| Table 4, at this scale |", 5): lambda row, i: [
+        kept("fedglp-adp/table-4", ACCURACY, ("0", "0.2", "0.4", "0.8", "1.6")[i], **PAPER)
+    ],
+    ("papers/fedglp-adp", "| Table 5 | epsilon 2 | 16 |", 5): lambda row, i: [
+        kept("fedglp-adp/table-5", ACCURACY, COMPONENTS[row.split(":")[0]], ("2", "16")[i], **PAPER)
     ],
     ("methods/noisy-fedavg", "| setting | after 1 | 10 |", 60): twin,
 }

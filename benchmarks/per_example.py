@@ -1,5 +1,7 @@
 """DP-SGD steps at batch 32 beside plain SGD steps: ours, torch.func's vmap, and opacus in its own environment, in turns.
 
+Ours take Poisson batches, 20 of which the mean is 32, and fill up the last pass of each; all others take 32.
+
     python benchmarks/peers/install.py opacus
     python benchmarks/per_example.py --rounds 15
 
@@ -57,18 +59,20 @@ def private(network: str, gradients: Callable[..., Any] = per_example.per_exampl
 def steps(network: str, module: torch.nn.Module, source: GradientSource) -> Iterator[Side]:
     """STEPS steps in this process."""
     model = FlatModel(module)
-    x, y = torch.randn(BATCH, 1, 28, 28), torch.randint(0, 10, (BATCH,))
+    drawn = torch.binomial(torch.full((STEPS,), 20.0 * BATCH), torch.tensor(1 / 20), generator=torch.Generator().manual_seed(7))
+    sizes = drawn.int().tolist() if isinstance(source, PerExampleGradient) else [BATCH] * STEPS
+    x, y = torch.randn(max(sizes), 1, 28, 28), torch.randint(0, 10, (max(sizes),))
     if network != "lenet5":
-        x, y = (torch.randint(0, TOKENS, (BATCH, LENGTH)) for _ in range(2))
+        x, y = (torch.randint(0, TOKENS, (max(sizes), LENGTH)) for _ in range(2))
     spec = LocalSpec(batch_size=BATCH, optimizer=OptimizerSpec(lr=0.05))
     local = Local(model, model.vector.clone(), spec, source, torch.Generator(), examples=BATCH, steps=STEPS)
 
     def side() -> tuple[float, float]:
         before, start = worked([os.getpid()]), time.perf_counter()
-        for step in range(STEPS):
+        for step, size in enumerate(sizes):
             local.step = step
             if isinstance(source, PerExampleGradient):
-                source._batch = x, y
+                source._batch = x[:size], y[:size]
             source(local, x, y)
             local.descend()
         return time.perf_counter() - start, worked([os.getpid()]) - before

@@ -107,6 +107,24 @@ def test_two_made_up_examples_that_are_alike_show_nothing() -> None:
     torch.testing.assert_close(*(rows(made(module, x, y, cross_entropy)[0]) for made in (per_example_gradients, one_by_one)))
 
 
+class PlacesFirst(nn.Module):
+    """Two tokens, of which the layer sees the first of all examples, then the second of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer, self.head = nn.Embedding(9, 5), nn.Linear(5, 5), nn.Linear(5, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = torch.tanh(self.layer(self.table(x.T).flatten(0, 1)))
+        return self.head(seen.view(2, len(x), 5).mean(0))
+
+
+def test_made_up_tokens_tell_the_places_of_one_example_from_those_of_others() -> None:
+    """Tokens 0, 1 and 1, 0 do not: in turn they are the same."""
+    module, x, (_, y) = PlacesFirst(), torch.arange(16).view(8, 2) % 9, examples(n=8)
+    torch.testing.assert_close(*(rows(made(module, x, y, cross_entropy)[0]) for made in (per_example_gradients, one_by_one)))
+
+
 def test_a_network_that_mixes_examples_is_not_done_by_hand() -> None:
     class Mixing(nn.Module):
         def __init__(self) -> None:
@@ -283,6 +301,17 @@ def sums(module: nn.Module, x: torch.Tensor, y: torch.Tensor, counts: Iterable[i
             source(local, *empty)
         found.append(40 * model.grad)
     return found
+
+
+def test_each_example_counts_once_in_the_loss_of_training_however_full_its_pass_is() -> None:
+    module, (x, y) = nn.Linear(6, 4), examples(6, n=9)
+    model = FlatModel(module)
+    source = PerExampleGradient(DpSgd(1.0, 0.0, 1.0, 1, 9.0, 9), Randomness(0, True), (0, 0))
+    local = Local(model, model.vector, LocalSpec(), source, torch.Generator())
+    for empty in source.batches(local, x, y):
+        source(local, *empty)
+    assert source.together == 8
+    assert sum(source.losses) / len(source.losses) == pytest.approx(cross_entropy(module(x), y).mean().item())
 
 
 def test_weights_chosen_for_it_let_no_example_move_the_gradients_of_the_others() -> None:

@@ -133,16 +133,24 @@ def _key(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Hashable:
 
 
 def _made_up(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Two examples and targets of the same shapes and types: numbers from 0 to 1; of whole ones, tokens 0 and 1 and class 0."""
+    """Two examples and targets of the same shapes and types: numbers from 0 to 1; of whole ones, tokens 0 and 1 and class 0.
+
+    The second example is all ones, and each row of the first is zeros after its first place: one example's places in a row, and
+    the places of both in turn, are never the same tokens; and neither example is all padding where 0 pads.
+    """
     draw = torch.Generator().manual_seed(0)
 
-    def like(values: Tensor, whole: int) -> Tensor:
-        shape = 2, *values.shape[1:]
-        floats = values.is_floating_point()
-        made = torch.rand(shape, generator=draw) if floats else torch.randint(0, whole, shape, generator=draw)
+    def like(values: Tensor, second: int) -> Tensor:
+        made = torch.zeros(2, *values.shape[1:])
+        if values.is_floating_point():
+            made.uniform_(generator=draw)
+        else:
+            made[1] = second
+            if values.dim() > 1 and values.shape[-1] > 1:
+                made[0, ..., 0] = second
         return made.to(values.device, values.dtype)
 
-    return like(x, 2), like(y, 1)
+    return like(x, 1), like(y, 0)
 
 
 def _found(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Plan:

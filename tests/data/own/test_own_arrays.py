@@ -113,6 +113,16 @@ def test_numbers_in_the_list_have_their_places_there() -> None:
     assert own(y=Y.astype(bool), classes=["True", "False"]).y_train.tolist() == own(y=Y, classes=[1, 0]).y_train.tolist()
 
 
+def test_one_number_among_truths_moves_no_other_label() -> None:
+    """It makes numbers of a whole list."""
+    truths = Y.astype(bool).tolist()
+    one = own(y=truths, classes=["True", "False"])
+    with pytest.raises(DataError, match="that classes does not list"):
+        own(y=[*truths[:-1], 1], classes=["True", "False"])
+    plain = own(y=[*truths[:-1], int(truths[-1])], classes=["False", "True"])
+    assert plain.y_train.tolist() == (1 - one.y_train).tolist()
+
+
 def test_a_listed_class_that_nobody_has_is_still_one() -> None:
     assert own(classes=5).info.classes == 5
     assert own(y=np.where(Y == 1, "b", "a"), classes=["a", "b", "c"]).info.classes == 3

@@ -180,10 +180,11 @@ def _listed(y: Array, card: OwnCard, what: str) -> Labelled:
     labels = card.classes
     assert isinstance(labels, tuple)
     cast, number = ("labels -> their place in classes",), {canonical(label): i for i, label in enumerate(labels)}
-    if all(isinstance(label, str) and (label == str(i) or not _is_number(label)) for i, label in enumerate(labels)):
+    itself = {"False": 0, "True": 1} | {str(i): i for i in range(len(labels))}
+    if all(isinstance(one, str) and (itself[one] == i if one in itself else not _is_number(one)) for i, one in enumerate(labels)):
         if y.dtype.kind in "iuf":
             return replace(_labels(_whole(y, what), len(labels), (), what, card), casts=cast)
-        number = {"False": 0, "True": 1} | {str(i): i for i in range(len(labels))} | number
+        number = itself | number
     known, where = np.unique(y, return_inverse=True)
     unlisted = sum(canonical(one) not in number for one in known.tolist())
     if unlisted:

@@ -303,6 +303,17 @@ def sums(module: nn.Module, x: torch.Tensor, y: torch.Tensor, counts: Iterable[i
     return found
 
 
+def test_each_example_counts_once_in_the_loss_of_training_however_full_its_pass_is() -> None:
+    module, (x, y) = nn.Linear(6, 4), examples(6, n=9)
+    model = FlatModel(module)
+    source = PerExampleGradient(DpSgd(1.0, 0.0, 1.0, 1, 9.0, 9), Randomness(0, True), (0, 0))
+    local = Local(model, model.vector, LocalSpec(), source, torch.Generator())
+    for empty in source.batches(local, x, y):
+        source(local, *empty)
+    assert source.together == 8
+    assert sum(source.losses) / len(source.losses) == pytest.approx(cross_entropy(module(x), y).mean().item())
+
+
 def test_weights_chosen_for_it_let_no_example_move_the_gradients_of_the_others() -> None:
     """In the second layer all cancels but rounding, which depends on the length of a pass."""
     half, width, draw = 64, 784, torch.Generator().manual_seed(0)

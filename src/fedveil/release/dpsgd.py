@@ -53,6 +53,7 @@ class PerExampleGradient:
     )
     _batch: tuple[Tensor, Tensor] | None = field(default=None, init=False)
     losses: list[float] = field(default_factory=list, init=False)
+    _of_batch: list[float] = field(default_factory=list, init=False)
 
     @property
     def steps(self) -> int:
@@ -98,6 +99,9 @@ class PerExampleGradient:
         if len(y):
             with self.randomness.layers(model.vector.device, *self.key, local.step):
                 total = self._sum(model, x, y).cpu()
+            if self._of_batch:  # else all of its examples raised errors
+                self.losses.append(sum(self._of_batch) / len(self._of_batch))
+                self._of_batch.clear()
         if std:
             step = 2.0 ** step_exponent(self.plan)
             noise = self.randomness.integers(std / step, len(total), "step", *self.key, local.step)
@@ -141,7 +145,7 @@ class PerExampleGradient:
             model.vector.copy_(before)
             if len(y) > 1:
                 return self._one_at_a_time(model, x, y)
-        self.losses += losses[: len(y)].tolist()
+        self._of_batch += losses[: len(y)].tolist()
         return clipped_sum(blocks, self.plan.clip, len(y))
 
     def _one_at_a_time(self, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:

@@ -181,7 +181,7 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
     ("papers/fedglp-adp", "| Table 4, at this scale |", 5): lambda row, i: [
         kept("fedglp-adp/table-4", ACCURACY, ("0", "0.2", "0.4", "0.8", "1.6")[i], **PAPER)
     ],
-    ("papers/fedglp-adp", "| Table 5 | epsilon 2 | 16 |", 5): lambda row, i: [
+    ("papers/fedglp-adp", "| Table 5 | epsilon 2 | 16 |", 6): lambda row, i: [
         kept("fedglp-adp/table-5", ACCURACY, COMPONENTS[row.split(":")[0]], ("2", "16")[i], **PAPER)
     ],
     ("methods/noisy-fedavg", "| setting | after 1 | 10 |", 60): twin,

@@ -121,8 +121,8 @@ class PerExampleGradient:
 
     @property
     def together(self) -> int:
-        """Examples in one pass: a public number, about half of a batch, so that little is filled up."""
-        return 8 * max(1, math.ceil(self.plan.expected / 16))
+        """Examples in one pass: a public number, which one batch in ten exceeds."""
+        return 8 * max(1, math.ceil((self.plan.expected + math.sqrt(2 * self.plan.expected)) / 8))
 
     def _part(self, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
         """The sum for at most so many examples; one that raises an error counts as zero, as the log of its client says.

@@ -295,18 +295,18 @@ def sums(module: nn.Module, x: torch.Tensor, y: torch.Tensor, counts: Iterable[i
     """The sum [d] of clipped gradients of the first so many examples, as a step of DP-SGD without noise computes it."""
     model, found = FlatModel(module), []
     for n in counts:
-        source = PerExampleGradient(DpSgd(1.0, 0.0, 1.0, 1, 40.0, 40), Randomness(0, True), (0, 0))
+        source = PerExampleGradient(DpSgd(1.0, 0.0, 1.0, 1, 16.0, 40), Randomness(0, True), (0, 0))
         local = Local(model, model.vector, LocalSpec(), source, torch.Generator())
         for empty in source.batches(local, x[:n], y[:n]):
             source(local, *empty)
-        found.append(40 * model.grad)
+        found.append(16 * model.grad)
     return found
 
 
 def test_each_example_counts_once_in_the_loss_of_training_however_full_its_pass_is() -> None:
     module, (x, y) = nn.Linear(6, 4), examples(6, n=9)
     model = FlatModel(module)
-    source = PerExampleGradient(DpSgd(1.0, 0.0, 1.0, 1, 9.0, 9), Randomness(0, True), (0, 0))
+    source = PerExampleGradient(DpSgd(1.0, 0.0, 1.0, 1, 4.0, 9), Randomness(0, True), (0, 0))
     local = Local(model, model.vector, LocalSpec(), source, torch.Generator())
     for empty in source.batches(local, x, y):
         source(local, *empty)

@@ -192,9 +192,7 @@ class Door:
     def mean_of(self, uploads: Sequence[Upload]) -> Upload:
         """The mean of uploads on the same grid, a function of the sum of their integers alone: post-processing."""
         first, n = uploads[0], len(uploads)
-        total = torch.zeros_like(torch.as_tensor(first.integers))
-        for upload in uploads:
-            total += torch.as_tensor(upload.integers)
+        total = self._added_up([torch.as_tensor(upload.integers) for upload in uploads], torch.int64)
         return self.opened(replace(first, client=AGGREGATE, noise_std=first.noise_std / math.sqrt(n)), total, first.plan, n)
 
     def seal(
@@ -259,7 +257,7 @@ class Door:
             if reason
             else event_of(executed, self.layout, self.scope, rate=self.rate, noisy_uploads=shares, round=round)
         )
-        total = self._added_up(contributions, kind)
+        total = self._added_up([c.sealed for c in contributions], kind)
         if exact and executed.place == "sum":
             if executed.mechanism.stateful and self.memory is not None:
                 self.memory.hold_to(plan_digest(executed, self.layout))
@@ -295,8 +293,8 @@ class Door:
 
     # --- the steps ---
 
-    def _added_up(self, contributions: Sequence[Contribution], kind: torch.dtype) -> Tensor:
-        vectors = [c.sealed for c in contributions if len(c.sealed)]
+    def _added_up(self, vectors: Sequence[Tensor], kind: torch.dtype) -> Tensor:
+        vectors = [vector for vector in vectors if len(vector)]
         if len(vectors) == 1 and kind == torch.int64:  # the sum of all
             return vectors[0]
         total = torch.zeros(self.parts.dimension, dtype=kind)

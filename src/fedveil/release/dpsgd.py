@@ -13,7 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -117,7 +117,7 @@ class PerExampleGradient:
         others: by a rounding, which weights that were chosen for it make larger than the clip.
         """
         parts = zip(torch.split(x, self.together), torch.split(y, self.together), strict=True)
-        return torch.stack([self._part(model, *part) for part in parts]).sum(0)
+        return reduce(torch.add, (self._part(model, *part) for part in parts))
 
     @property
     def together(self) -> int:

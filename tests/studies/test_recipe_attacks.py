@@ -148,6 +148,15 @@ def test_small_networks_take_as_long_as_their_calls(monkeypatch: pytest.MonkeyPa
     assert running_time.seconds_of(load_recipe("noisy-fedavg/table-14"), "paper") == pytest.approx(15 * 500 * 4800, rel=0.01)
 
 
+def test_the_estimate_counts_what_the_user_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ResNet-18 takes 1.1e9 operations an image, LeNet-5 1.3e6: days become minutes."""
+    monkeypatch.setattr(running_time, "_per_operation", lambda forward: 1e-11)
+    monkeypatch.setattr(running_time, "_per_number", lambda: 0.0)
+    table = load_recipe("noisy-fedavg/table-5")
+    whole = running_time.seconds_of(table, "paper")
+    assert running_time.seconds_of(table, "paper", overrides=["model.name=lenet5"]) < whole / 100
+
+
 def test_only_reconstruction_attacks_invert(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"measure\.attack = 'idgl': unknown attack \(did you mean 'idlg'"):
         MEASURES["inversion"].series(config_of("aldp-fl"), None, tmp_path, attack="idgl")

@@ -100,7 +100,7 @@ class _ProgressListener(RecipeListener):
         console.print(f"[bold]{recipe.table}: {recipe.title}[/] ({self.spec.scale} scale)", highlight=False)
         if configs:
             needed = ", ".join(dict.fromkeys(config.data.name for config in configs))
-            cost = spoken(seconds_of(recipe, self.spec.scale, self.spec.only) * self.spec.seeds)
+            cost = spoken(seconds_of(recipe, self.spec.scale, self.spec.only, self.spec.overrides) * self.spec.seeds)
             console.print(f"{len(configs)} rows to run, {cost} if none was run before. Data: {needed}.", highlight=False)
         for missing, why in lacking.items():
             console.print(f"[bold yellow]Not run, no copy of {missing}:[/] {why}", highlight=False)

@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 import time
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -33,11 +34,12 @@ READ = 3e-8
 _PROBES = ({"name": "lenet5"}, {"name": "cnn2", "channels": [32, 64], "hidden": 512})
 
 
-def seconds_of(recipe: Recipe, scale: Scale, only: Only | None = None) -> float:
-    """About the seconds that a recipe's rows (those of `only`) take, on all cores of this machine."""
+def seconds_of(recipe: Recipe, scale: Scale, only: Only | None = None, overrides: Sequence[str] = ()) -> float:
+    """About the seconds that a recipe's rows (those of `only`, with the user's overrides) take, on all cores of this machine."""
     chosen = [row for row in rows(recipe) if not row.missing and kept(recipe, row, scale, only or {})]
     name = str(recipe.measure["name"])
-    return sum(_job(job_of(recipe, row, scale), name) for row in chosen) / min(available_cores(), max(len(chosen), 1))
+    cores = min(available_cores(), max(len(chosen), 1))
+    return sum(_job(job_of(recipe, row, scale, overrides=overrides), name) for row in chosen) / cores
 
 
 def spoken(seconds: float) -> str:

@@ -157,6 +157,14 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
         kept("aldp-fl/table-4", of, ALDP.get(row, row), ("MNIST, LeNet-5", "Fashion-MNIST, LeNet-5")[i], scale="paper")
         for of in ("accuracy", "F1")
     ],
+    ("papers/aldp-fl", "| small scale | MNIST |", 42): lambda row, i: [
+        [
+            100 * x
+            for x in kept(
+                "aldp-fl/table-4", "accuracy", ALDP.get(row, row), f"{('MNIST', 'Fashion-MNIST', 'CIFAR-10')[i]}, LeNet-5"
+            )
+        ]
+    ],
     ("papers/aldp-fl", "| MSE, SSIM | MNIST |", 30): lambda row, i: (
         []
         if row.endswith("the paper")

@@ -30,6 +30,7 @@ from fedveil.network.consent import Consent, ConsentRefused, Judged, judged
 from fedveil.network.deployed_data import no_part, own_part
 from fedveil.network.offers import ONLY_LOOKS, Offer, consent_bytes, read_offer, refusal_bytes
 from fedveil.run.assembly import federation
+from fedveil.run.run_lock import claimed
 from fedveil.statement.statement_markdown import to_markdown
 
 if TYPE_CHECKING:
@@ -59,9 +60,15 @@ class JoinedClient:
     def answer(self, parts: list[bytes]) -> bytes:
         """The answer to a message: one part is an offer, two are a round.
 
+        Of all processes with this folder one answers at a time: what was consented to and answered before lies in it.
+
         Raises:
             WireError: it is neither, or of a run that this client has not consented to.
         """
+        with claimed(self.folder, wait=True):
+            return self._answer(parts)
+
+    def _answer(self, parts: list[bytes]) -> bytes:
         if len(parts) == 1:
             return self._answer_offer(read_offer(parts[0]))
         if len(parts) != 2:

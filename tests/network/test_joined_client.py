@@ -307,6 +307,21 @@ def test_a_client_killed_while_it_consents_has_charged_what_it_answers_to(
     assert charged == (planned_charges(planned.method, planned.setting.of(0)) if view == "aggregate" else [])
 
 
+@pytest.mark.parametrize(
+    ("method", "left"),
+    [({"name": "gfl-aldpa"}, 0), ({"name": "adapldp"}, 1), ({"name": "dp-fedavg"}, 3), ({"name": "ladp-fl"}, 3)],
+)
+def test_no_release_has_less_noise_than_the_client_asks_for(method: dict[str, Any], left: int, tmp_path: Path) -> None:
+    """Plans that are known beforehand are refused with the offer; those that adapt, in the round that has too little."""
+    many = small("server", method, training={"rounds": 3}, privacy={"epsilon": None, "noise_multiplier": 2.0, "delta": 1e-3})
+    there = machines(tmp_path / "clients", least_noise=2.0, lifetime={"server": {"epsilon": 99.0, "delta": 0.01}})
+    with suppress(FedveilError):
+        served(many, tmp_path / "server", there)
+    released = [row for path in tmp_path.glob("clients/0/runs/*/ledger.sqlite") for row in rows(path)]
+    assert len(released) == left
+    assert all(1 / row.event.mu >= 2.0 * (1 - 1e-6) for row in released)
+
+
 def overlapping(patch: pytest.MonkeyPatch, where: str, ask: Callable[[int], Any]) -> list[Any]:
     """What two processes of one client get, of which neither goes on from `where` before the other is there, if it comes."""
     both, real = threading.Barrier(2), resolve_name(where)

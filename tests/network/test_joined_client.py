@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -15,7 +19,7 @@ from fedveil.accounting.types import View
 from fedveil.configuration.config_files import read_config
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.flower.grid_engine import GONE
-from fedveil.flower.round_messages import TaskMessage
+from fedveil.flower.round_messages import RefusalMessage, RoundMessage, TaskMessage, read_reply, round_bytes, task_bytes
 from fedveil.flower.wire_format import WireError
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.fedanc import FedANC
@@ -25,6 +29,7 @@ from fedveil.network.consenting_clients import ConsentingClients
 from fedveil.network.join import Joining, advice, join
 from fedveil.network.joined_client import JoinedClient
 from fedveil.network.offers import Offer, offer_bytes, offer_of, read_consent, read_offer
+from fedveil.release.plan import Released
 from fedveil.run.assembly import planned_charges
 from fedveil.run.run import run
 from fedveil.run.run_directory import write_config
@@ -302,6 +307,70 @@ def test_a_client_killed_while_it_consents_has_charged_what_it_answers_to(
     assert charged == (planned_charges(planned.method, planned.setting.of(0)) if view == "aggregate" else [])
 
 
+@pytest.mark.parametrize(
+    ("method", "left"),
+    [({"name": "gfl-aldpa"}, 0), ({"name": "adapldp"}, 1), ({"name": "dp-fedavg"}, 3), ({"name": "ladp-fl"}, 3)],
+)
+def test_no_release_has_less_noise_than_the_client_asks_for(method: dict[str, Any], left: int, tmp_path: Path) -> None:
+    """Plans that are known beforehand are refused with the offer; those that adapt, in the round that has too little."""
+    many = small("server", method, training={"rounds": 3}, privacy={"epsilon": None, "noise_multiplier": 2.0, "delta": 1e-3})
+    there = machines(tmp_path / "clients", least_noise=2.0, lifetime={"server": {"epsilon": 99.0, "delta": 0.01}})
+    with suppress(FedveilError):
+        served(many, tmp_path / "server", there)
+    released = [row for path in tmp_path.glob("clients/0/runs/*/ledger.sqlite") for row in rows(path)]
+    assert len(released) == left
+    assert all(1 / row.event.mu >= 2.0 * (1 - 1e-6) for row in released)
+
+
+def overlapping(patch: pytest.MonkeyPatch, where: str, ask: Callable[[int], Any]) -> list[Any]:
+    """What two processes of one client get, of which neither goes on from `where` before the other is there, if it comes."""
+    both, real = threading.Barrier(2), resolve_name(where)
+
+    def met(*args: Any, **more: Any) -> Any:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(1.0)
+        return real(*args, **more)
+
+    patch.setattr(where, met)
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(ask, (0, 1)))
+
+
+def test_two_processes_of_one_client_answer_each_round_once_where_it_was_charged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two servers that share a run has its own process before it, on the client's one folder."""
+    there = [JoinedClient(tmp_path / "client", consent(0)) for _ in range(2)]
+    offer, model = offer_of("r", 0, small("aggregate")), run(small("aggregate"), tmp_path / "any").model.vector
+    for one in there:
+        assert read_consent(one.answer([offer_bytes(offer)]), offer) == ""
+    task = TaskMessage("r", 0, 0, 1.0)
+
+    def ask(number: int) -> type:
+        told = round_bytes(RoundMessage("r", Released(0, model * (number + 1), None), {}, None))
+        return type(read_reply(there[number].answer([told, task_bytes(task)]), task, len(model)))
+
+    kinds = overlapping(monkeypatch, "fedveil.flower.client_node.client_round", ask)
+    assert sorted(kind.__name__ for kind in kinds) == ["RefusalMessage", "ReleaseMessage"]
+
+
+def test_two_processes_of_one_client_consent_to_one_configuration_of_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = [JoinedClient(tmp_path, consent(0)) for _ in range(2)]
+    offers = [offer_of("r", 0, small("aggregate", privacy={"epsilon": epsilon})) for epsilon in (0.1, 7.0)]
+
+    def ask(number: int) -> str:
+        return read_consent(there[number].answer([offer_bytes(offers[number])]), offers[number])
+
+    reasons = overlapping(monkeypatch, "fedveil.network.joined_client.JoinedClient._pin", ask)
+    (agreed,) = (offer for offer, reason in zip(offers, reasons, strict=True) if not reason)
+    assert Offer(**json.loads((tmp_path / "runs/r/offer.json").read_text())) == agreed
+    planned = judged(consent(0), agreed.parsed())
+    charged = [row.event for row in rows(tmp_path / "lifetime-aggregate.sqlite")]
+    assert charged == planned_charges(planned.method, planned.setting.of(0))
+
+
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_a_run_that_was_charged_for_an_offer_that_is_gone_is_refused(view: str, tmp_path: Path) -> None:
     """As drafts left it that kept no offers: the lifetime knows the run's name, and not which run it was."""
@@ -326,9 +395,6 @@ def test_rounds_beyond_the_plan_and_of_unknown_runs_are_refused(tmp_path: Path) 
     served(small("aggregate"), tmp_path / "server", there)
     more = small("aggregate", training={"rounds": 3})
     (name,) = (path.name for path in (tmp_path / "clients/0/runs").iterdir())
-    from fedveil.flower.round_messages import RefusalMessage, RoundMessage, read_reply, round_bytes, task_bytes
-    from fedveil.release.plan import Released
-
     model = run(more, tmp_path / "any").model.vector
     for number in (2, 1):
         task = TaskMessage(name, number, 0, 1.0)

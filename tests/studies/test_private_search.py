@@ -108,6 +108,7 @@ def test_nothing_that_is_left_depends_on_how_many_runs_there_were(
         assert "seconds" not in json.loads((path / "summary.json").read_text())
         with sqlite3.connect(path / "ledger.sqlite") as db:
             assert db.execute("SELECT count(*) FROM release WHERE time IS NOT NULL OR nonce IS NOT NULL").fetchone() == (0,)
+            assert db.execute("SELECT value FROM meta WHERE key = 'created'").fetchone() == ("0.0",)  # not how many ran before
     assert left[0] == left[1]
     assert not any(name.startswith("private") for name in left[0])
     assert texts[0] == texts[1] == ("", "")

@@ -81,6 +81,20 @@ class Client:
         multiplier = step.noise_multiplier / self.case.setting.scope.adjacency.factor
         return SampledGaussian(step.rate, multiplier, self.steps)
 
+    def alike(self) -> bool:
+        """Whether the steps of every round have the rate and the noise of the first, in one run on no examples."""
+        case, first, rng, state = self.case, self.step, np.random.default_rng(0), self.case.policy.start()
+        for t in range(self.rounds):
+            released = case.released(t)
+            plan = case.policy.plan(released, state)
+            assert isinstance(plan, Plan)
+            assert plan.dp_sgd is not None
+            one = plan.dp_sgd
+            if one.rate != first.rate or not math.isclose(one.noise_multiplier, first.noise_multiplier, rel_tol=1e-3):
+                return False
+            state = case.policy.observe(state, observed(case.release(torch.zeros_like(case.model), plan, t, rng), released))
+        return True
+
     def uploads(self, examples: Tensor, rng: np.random.Generator, gradients: GradientOf) -> Iterator[Tensor]:
         """What leaves in each round [d], when the client's examples are these rows [n, d]."""
         case, s, model = self.case, self.case.setting, linear_model(self.case.setting.layout)
@@ -157,16 +171,18 @@ def audit_two_worlds(
 ) -> Audit:
     """Tell two neighbouring data sets of one client apart in n runs each.
 
-    The bound goes through the Gaussian curve at rate 1, through the accountant's own curve where a round is one sampled step
-    (what leaves is then exactly what was charged), and through Clopper-Pearson where steps are hidden in a sum.
+    The bound goes through the Gaussian curve at rate 1, through the accountant's own curve where every round is one sampled step
+    of the same rate and noise (what leaves is then exactly what was charged), and through Clopper-Pearson else: where steps are
+    hidden in a sum, and where rounds differ, whose curve is not that of equal ones.
     """
     check_level(alpha)
     run, scope, step = run_score(client), client.case.scope, client.step
     repeats = Repeats.of(n, delta, alpha)
     note = f"one example of a DP-SGD client, {client.rounds} of {client.case.setting.rounds} rounds, {client.steps} steps"
-    if step.noise_multiplier and step.rate < 1 and step.steps == 1:
+    known = step.noise_multiplier > 0 and client.alike()
+    if known and step.rate < 1 and step.steps == 1:
         return many_sampled_runs(run, client.event, scope, rng, repeats, note=note)
-    gaussian = step.noise_multiplier > 0 and step.rate == 1
+    gaussian = known and step.rate == 1
     return many_runs(run, scope, rng, repeats, gaussian=gaussian, note=note)
 
 
@@ -201,7 +217,8 @@ def simulated_scores(client: Client, m: int, rng: np.random.Generator) -> tuple[
 def audit_canaries(client: Client, rng: np.random.Generator, *, delta: float = 1e-5, alpha: float = 0.05) -> Audit:
     """A bound from one run with as many canary examples as the layout has coordinates; guesses fixed by a simulation."""
     check_level(alpha)
-    m, scope, gaussian = client.case.setting.layout.dimension, client.case.scope, client.step.rate == 1
+    m, scope = client.case.setting.layout.dimension, client.case.scope
+    gaussian = client.step.rate == 1 and client.alike()
 
     def worth(found: Guesses) -> float:
         return mu_bound(found, alpha) if gaussian else epsilon_bound(found, delta, alpha)

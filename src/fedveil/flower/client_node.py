@@ -9,6 +9,7 @@ advance, each at its own price, so each is answered once: asked in another way i
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,7 @@ class ClientNode:
     Args:
         context: with its own examples and a door that charges its own ledger. run: as the server names it.
         client: its number. states: on its own disk. rounds: how many it answers at most, and all before that number.
+        require: refuses a plan that the client did not agree to, by raising a FedveilError.
     """
 
     context: Context
@@ -54,6 +56,7 @@ class ClientNode:
     client: int
     states: ClientStates
     rounds: int
+    require: Callable[[Plan | Raw], None] = lambda plan: None
 
     def answer(self, round: bytes, task: bytes) -> bytes:
         """The reply to the messages of a round, or a refusal with its reason.
@@ -91,6 +94,7 @@ class ClientNode:
             )
         state = told.plan_state if context.summed else before.policy or context.policy.start()
         plan = self._plan(told, state)
+        self.require(plan)
         name = plan_name(plan, context.door.layout)
         outcome = client_round(
             context,

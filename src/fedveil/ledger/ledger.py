@@ -49,12 +49,15 @@ class Ledger:
         _OPEN.add(self)
 
     @classmethod
-    def create(cls, path: str | Path, run: str, meta: Mapping[str, Any] | None = None) -> Self:
+    def create(cls, path: str | Path, run: str, meta: Mapping[str, Any] | None = None, *, created: float | None = None) -> Self:
         """Start an empty ledger at `path` for `run`, with public configuration `meta` (plain JSON values).
+
+        Args:
+            created: the Unix time that it says it was made at; left out, now.
 
         Raises LedgerError if a ledger, or what is left of one, is already there.
         """
-        store.create(Path(path), run, meta or {})
+        store.create(Path(path), run, meta or {}, created)
         return cls.open(path)
 
     @classmethod

@@ -119,14 +119,15 @@ def genesis(meta: Mapping[str, str]) -> str:
 # --- creation ---------------------------------------------------------------------------------------------------------
 
 
-def create(path: Path, run: str, meta: Mapping[str, Any]) -> None:
+def create(path: Path, run: str, meta: Mapping[str, Any], created: float | None = None) -> None:
     """Write an empty ledger, all or nothing; raises LedgerError if one, or what is left of one, is already there."""
     _refuse_leftovers(path)
     try:
         written = json.dumps(dict(meta), allow_nan=False, sort_keys=True)
     except (TypeError, ValueError) as problem:
         raise LedgerError(f"meta must be plain JSON values (text, finite numbers, lists, mappings): {problem}") from problem
-    rows = {"run": run, "created": repr(time.time()), "schema": str(SCHEMA), "fedveil": __version__, "meta": written}
+    now = time.time() if created is None else created
+    rows = {"run": run, "created": repr(now), "schema": str(SCHEMA), "fedveil": __version__, "meta": written}
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
             draft, head = Path(folder, "ledger"), Path(folder, "head")

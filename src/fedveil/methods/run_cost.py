@@ -8,8 +8,8 @@ from dataclasses import replace
 from fedveil.accounting.types import Event, Unbounded, View
 from fedveil.methods.method import Method, weighting_of
 from fedveil.methods.setting import Setting
-from fedveil.release.cost import event_of
-from fedveil.release.plan import Plan
+from fedveil.release.cost import event_of, plan_mu
+from fedveil.release.plan import Plan, Raw
 
 
 def sum_noise(s: Setting) -> bool:
@@ -92,6 +92,16 @@ def run_releases(method: Method, s: Setting, view: View) -> list[Event]:
     """`releases_to`, and the noisy score of a run that is chosen by it."""
     events = releases_to(method, s, view)
     return events if s.selection is None else s.selection.releases(events, s.scope.adjacency)
+
+
+def noise_of(plan: Plan | Raw, s: Setting) -> float:
+    """The noise multiplier of what the run's view sees of a release under this plan; 0 where nothing is proven of it."""
+    if isinstance(plan, Raw) or plan.unproven:
+        return 0.0
+    if plan.dp_sgd is not None:
+        return plan.dp_sgd.noise_multiplier
+    mu = plan_mu(plan, s.layout, 1, s.sharers if holds_shares(plan, s, s.scope.view) else 1)
+    return 0.0 if isinstance(mu, str) else 1 / mu if mu else math.inf
 
 
 def holds_shares(plan: Plan, s: Setting, view: View) -> bool:

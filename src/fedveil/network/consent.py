@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedveil.accounting.formatting import at_most
@@ -19,6 +20,9 @@ from fedveil.configuration.sections import PluginMethod, PluginTask
 from fedveil.configuration.toml_text import toml_values
 from fedveil.data.own.data_source import TableSource
 from fedveil.errors import ConfigError, explain
+from fedveil.methods.calibration import ROUNDING
+from fedveil.methods.run_cost import noise_of
+from fedveil.release.plan import Plan, Raw, Released
 from fedveil.statement.certify import certify_config
 
 if TYPE_CHECKING:
@@ -77,7 +81,7 @@ class Consent(_Section):
     """What a client agrees to.
 
     lifetime: a cap for each view in which it takes part; a view without one is refused.
-    unit, adjacency: what these caps speak of. least_noise: smallest noise multiplier.
+    unit, adjacency: what these caps speak of. least_noise: smallest noise multiplier of any release.
     seeded_noise: whether noise that the server could compute is allowed; it protects nobody.
     """
 
@@ -145,9 +149,25 @@ def judged(consent: Consent, config: Config) -> Judged:
             f"the run has epsilon = {at_most(statement.proven.epsilon)} at delta = {statement.proven.delta:g}, and this client's "
             f"lifetime is epsilon = {cap.epsilon:g} at delta = {cap.delta:g}"
         )
+    policy, nowhere = method.policy(setting), torch.zeros(setting.layout.dimension)
+    for t in range(setting.rounds if consent.least_noise and getattr(policy, "common", False) else 0):
+        require_noise(consent, setting, policy.plan(Released(t, nowhere, None), policy.start()))
     if setting.z < consent.least_noise:
         raise ConsentRefused(f"the noise multiplier is {setting.z:.4g}, and this client asks for {consent.least_noise:g}")
     return Judged(config, method, setting, statement)
+
+
+def require_noise(consent: Consent, setting: Setting, plan: Plan | Raw) -> None:
+    """Refuse a release with less noise than the client asks for. Plans that adapt are asked when they are made.
+
+    Raises:
+        ConsentRefused: it has less, by more than a rounding.
+    """
+    found = noise_of(plan, setting)
+    if found < consent.least_noise * (1 - ROUNDING):
+        raise ConsentRefused(
+            f"the noise multiplier is {found:.4g} in one of its rounds, and this client asks for {consent.least_noise:g}"
+        )
 
 
 def _refuse_code(config: Config) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,11 @@ from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.ledger_head import head_path
 from fedveil.ledger.owner_only import owner_only_folder
 from fedveil.network.client_ledger import ClientLedger
-from fedveil.network.consent import Consent, ConsentRefused, Judged, judged
+from fedveil.network.consent import Consent, ConsentRefused, Judged, judged, require_noise
 from fedveil.network.deployed_data import no_part, own_part
 from fedveil.network.offers import ONLY_LOOKS, Offer, consent_bytes, read_offer, refusal_bytes
 from fedveil.run.assembly import federation
+from fedveil.run.run_lock import claimed
 from fedveil.statement.statement_markdown import to_markdown
 
 if TYPE_CHECKING:
@@ -59,9 +61,15 @@ class JoinedClient:
     def answer(self, parts: list[bytes]) -> bytes:
         """The answer to a message: one part is an offer, two are a round.
 
+        Of all processes with this folder one answers at a time: what was consented to and answered before lies in it.
+
         Raises:
             WireError: it is neither, or of a run that this client has not consented to.
         """
+        with claimed(self.folder, wait=True):
+            return self._answer(parts)
+
+    def _answer(self, parts: list[bytes]) -> bytes:
         if len(parts) == 1:
             return self._answer_offer(read_offer(parts[0]))
         if len(parts) != 2:
@@ -136,7 +144,8 @@ class JoinedClient:
             self.tell(f"run {offer.run}: this client releases zero and noise: its data are not as the configuration says: {why}")
             job = federation(config, no_part(config), path, offer.run, None, settled, population)
         states = ClientStates(folder / "states")
-        return ClientNode(job.context, offer.run, offer.client, states, accepted.setting.rounds)
+        require = partial(require_noise, self.consent, accepted.setting)
+        return ClientNode(job.context, offer.run, offer.client, states, accepted.setting.rounds, require)
 
     def _own(self, offer: Offer, config: Config) -> Prepared:
         return own_part(config, offer.client, self.consent.data.file)

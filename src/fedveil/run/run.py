@@ -252,7 +252,9 @@ def _begin(path: Path, config: Config, prepared: Prepared, statement: Statement,
         labels = strata(info, prepared.dataset.y_train)
         write_card(path, config, prepared)
         rundir.write_partition(rundir.private_folder(path) / "partition.json", prepared.partition, labels, info.strata)
-    Ledger.create(path / "ledger.sqlite", run_id, opening(path, config.method.name)).close()
+    searched = config.privacy.selection is not None and config.privacy.selection.shape is not None
+    created = 0.0 if searched else None  # when the best of several runs began tells how many ran before it
+    Ledger.create(path / "ledger.sqlite", run_id, opening(path, config.method.name), created=created).close()
 
 
 @contextmanager

@@ -14,8 +14,11 @@ _held: set[int] = set()
 
 
 @contextmanager
-def claimed(path: Path) -> Iterator[None]:
+def claimed(path: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold the directory `path` for this run; the claim lies in the kernel and ends with the process, however it ends.
+
+    Args:
+        wait: until whoever holds it has let go.
 
     Raises:
         ConfigError: another run holds it, or its file system knows no locks.
@@ -23,7 +26,7 @@ def claimed(path: Path) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise ConfigError(
                 f"another run is at work in {path}: wait until it has ended, or stop it; choose another --out for a run beside it"

@@ -102,6 +102,19 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
     ("papers/convergent-dp", "| | T = 100 | 200 |", 24): lambda row, i: [
         kept("noisy-fedavg/table-9", f"T = {100 * (i + 1)}", SCHEDULES[row], scale="paper")
     ],
+    ("papers/convergent-dp", "| | accuracy (%), paper | ours |", 8): lambda row, i: (
+        [
+            kept(
+                "noisy-fedavg/table-5",
+                ("accuracy (%)", "sensitivity")[i // 2],
+                row.replace("= ", ""),
+                scale="paper",
+                overrides=["model.name=lenet5"],
+            )
+        ]
+        if i % 2
+        else []
+    ),
     ("papers/convergent-dp", "| clients | 100 examples each |", 6): lambda row, i: [
         next(
             r["values"]["sensitivity"]["ours"]

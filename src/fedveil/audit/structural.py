@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedveil.accounting.formatting import at_least
 from fedveil.audit.subject import AuditedMechanism, Output
 from fedveil.audit.two_world import Rates
 from fedveil.errors import ConfigError
@@ -102,7 +103,8 @@ class Structural:
         parts = [f"{self.different} features constant with different values"] if self.different else []
         parts += [f"{self.point_mass} point masses in one world only"] if self.point_mass else []
         parts += [self.kind] if self.kind else []
-        return f"structural leak: {', '.join(parts)}; {self.deterministic} deterministic coordinates"
+        by_counts = f"by the counts alone epsilon >= {at_least(self.floor)}"
+        return f"structural leak: {', '.join(parts)}; {self.deterministic} deterministic coordinates; {by_counts}"
 
 
 def structural(

@@ -11,12 +11,14 @@ import torch
 
 from fedveil.accounting.types import View
 from fedveil.configuration.config import configure
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.configuration.sections import EvaluationSection
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.network.consent import OwnData
 from fedveil.network.deployed_data import own_part, public_part
 from fedveil.network.joined_client import JoinedClient
 from fedveil.network.offers import offer_bytes, offer_of, read_consent
+from fedveil.run.assembly import checked_model
 from fedveil.run.run import run
 from fedveil.verify.check_run import verify_run
 from joined_clients import Machines, consent, served
@@ -182,6 +184,20 @@ def test_a_record_that_does_not_fit_moves_a_batch_by_one_clip(tmp_path: Path) ->
         assert refused == []
         moved[name] = result.model.vector
     assert 0 < (moved["fits"] - moved["does-not"]).norm() <= 1 / (3 * 40) * 1.001
+
+
+def test_a_record_that_is_large_keeps_no_other_one_from_training(tmp_path: Path) -> None:
+    """Divided by a small constant it was infinite, and the network, tried on a client's own rows, seemed to mix examples."""
+    files(tmp_path)
+    lines = (tmp_path / "1.csv").read_text().splitlines()
+    lines[1] = "3e38,3e38,1"
+    (tmp_path / "1.csv").write_text("\n".join(lines) + "\n")
+    narrow = configuration(tmp_path, "nowhere.csv", normalise={"a": [0, 0.01]}).data
+    for changes, left in (({"data": narrow}, 49), ({"model": configure(model={"name": "mlp"}).model}, 50)):
+        config = by_record(tmp_path).model_copy(update=changes)
+        made = own_part(config, 1, str(tmp_path / "1.csv"))
+        assert made.clients.size(1) == left
+        checked_model(config, made, calibrated_setting(config, made.population)[1])
 
 
 def test_rows_of_parquet_are_read_one_by_one(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedveil.configuration.public_setting import method_of, population_of
-from fedveil.data.dataset import Dataset
+from fedveil.data.dataset import Dataset, standardise
 from fedveil.data.load import load
 from fedveil.data.own.data_source import TableSource
 from fedveil.data.partition import ClientIndices, Partition
@@ -88,19 +88,24 @@ def _row_by_row(config: Config, file: str, tell: Callable[[str], None]) -> tuple
     """All rows of a client's own file, and which of them are as configured; the others keep their places, and hold zeros.
 
     DP-SGD counts on it that a record moves nothing but its own gradient. Read together, one value that does not fit would keep
-    all rows of the client from training.
+    all rows of the client from training; and so would one on which the network fails when it is tried on examples of the test
+    set. So that is an example of nobody.
     """
     info, source = population_of(config).data, _of_client(config, file)
     found = list(source.rows())
     x, y = _zeros(info, len(found))
-    fits = np.array([not isinstance(row, str) for row in found])
     for i, row in enumerate(found):
         if not isinstance(row, str):
             x[i], y[i] = row
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(standardise(x, info)).reshape(len(x), -1).all(1)
+    x[~finite] = 0
+    fits = finite & np.array([not isinstance(row, str) for row in found])
     if not fits.all():
-        why = next(row for row in found if isinstance(row, str))
+        row = found[int(fits.argmin())]
+        why = row if isinstance(row, str) else "numbers beyond float32 when they are normalised"
         tell(f"{(~fits).sum()} of {len(fits)} rows are not as the configuration says, and take no part; the first: {why}")
-    return Dataset(info, x, y, x, y), fits
+    return Dataset(info, x, y, *_zeros(info, 1)), fits
 
 
 def no_part(config: Config) -> Prepared:

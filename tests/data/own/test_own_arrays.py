@@ -317,7 +317,10 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
         {"classes": 1},
         "classes = 1: give the public list of two or more labels, how many there are, or 0 for quantities",
     ),
-    "listed twice": ({"classes": [1, "1"]}, "classes = [1, '1'] names a label twice: give each once"),
+    "listed twice": (
+        {"classes": [1, "1"]},
+        "classes = [1, '1'] names a label twice: give each once; a column of numbers holds '1', '01' and '1.0' as one",
+    ),
     "from data": (
         {"mean": "from data"},
         "mean and std = 'from data': nothing is computed from private data without noise; give public constants, from a public "

@@ -46,8 +46,11 @@ class OwnCard(BaseModel):
             raise ConfigError(
                 f"classes = {classes!r}: give the public list of two or more labels, how many there are, or 0 for quantities"
             )
-        if isinstance(classes, tuple) and len({canonical(label) for label in classes}) < count:
-            raise ConfigError(f"classes = {list(classes)!r} names a label twice: give each once")
+        if isinstance(classes, tuple) and len({reading(label) for label in classes}) < count:
+            raise ConfigError(
+                f"classes = {list(classes)!r} names a label twice: give each once; a column of numbers holds '1', '01' and '1.0' "
+                f"as one"
+            )
         return classes
 
     @field_validator("test", mode="before")
@@ -147,6 +150,20 @@ def canonical(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return str(value)
+
+
+def reading(label: Any) -> str:
+    """A label as text, the same whether its column holds numbers or texts: "01" and "1.0" are 1 where all others are numbers."""
+    return canonical(float(label) if isinstance(label, str) and is_number(label) else label)
+
+
+def is_number(text: str) -> bool:
+    """Whether a column that holds this can be one of numbers."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _computed(key: str, value: Any, example: str) -> str:

@@ -115,8 +115,11 @@ class TableCard(OwnCard):
     @classmethod
     def _different(cls, categories: dict[str, tuple[Value, ...]]) -> dict[str, tuple[Value, ...]]:
         for name, values in categories.items():
-            if not values or len({canonical(value) for value in values}) < len(values):
-                raise ConfigError(f"categories[{name!r}] = {list(values)!r}: list each value that the column can have, once")
+            if not values or len({reading(value) for value in values}) < len(values):
+                raise ConfigError(
+                    f"categories[{name!r}] = {list(values)!r}: list each value that the column can have, once; a column of "
+                    f"numbers holds '1', '01' and '1.0' as one"
+                )
         return categories
 
     @field_validator("normalise")
@@ -152,9 +155,9 @@ def canonical(value: Any) -> str:
     return str(value)
 
 
-def reading(label: Any) -> str:
-    """A label as text, the same whether its column holds numbers or texts: "01" and "1.0" are 1 where all others are numbers."""
-    return canonical(float(label) if isinstance(label, str) and is_number(label) else label)
+def reading(value: Any) -> str:
+    """A label or category as text, the same in a column of numbers and of texts: "01" and "1.0" are 1 where all are numbers."""
+    return canonical(float(value) if isinstance(value, str) and is_number(value) else value)
 
 
 def is_number(text: str) -> bool:

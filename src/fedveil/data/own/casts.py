@@ -244,11 +244,16 @@ def _refuse_text(values: Array, what: str, fix: str = "") -> None:
 def as_times(values: Any, examples: int, what: str = "test: latest") -> Array:
     """Times that can be compared: numbers, dates, or text in the form of ISO 8601.
 
+    Texts that are numbers are numbers, and dates among them are refused: they would make years of all others.
+
     Raises:
         DataError: something else, missing times, or not one for each example.
     """
     times = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
-    if times.dtype.kind in "OUT":
+    numbers = [is_number(str(one)) for one in times.reshape(-1).tolist()] if times.dtype.kind in "OUT" else []
+    if any(numbers):
+        times = times.astype(np.float64) if all(numbers) else np.empty(0, dtype=object)
+    elif times.dtype.kind in "OUT":
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # of time zones, which would be lost

@@ -7,15 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedveil.accounting.types import View
 from fedveil.configuration.config import configure
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.configuration.sections import EvaluationSection
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.network.consent import OwnData
 from fedveil.network.deployed_data import own_part, public_part
 from fedveil.network.joined_client import JoinedClient
 from fedveil.network.offers import offer_bytes, offer_of, read_consent
+from fedveil.run.assembly import checked_model
 from fedveil.run.run import run
 from fedveil.verify.check_run import verify_run
 from joined_clients import Machines, consent, served
@@ -131,6 +134,81 @@ def test_the_answer_to_an_offer_depends_on_no_row(rows: str, tmp_path: Path) -> 
     offer = offer_of("r", 1, configuration(tmp_path, "nowhere.csv"))
     client = JoinedClient(tmp_path / "client", consent(0, data={"file": str(tmp_path / "1.csv"), "columns": ["a", "b", "ill"]}))
     assert read_consent(client.answer([offer_bytes(offer)]), offer) == ""
+
+
+def by_record(folder: Path, test_fraction: float = 0.0) -> Any:
+    """A run that protects records, by DP-SGD."""
+    source = configuration(folder, "nowhere.csv").data.source
+    return configure(
+        data={"source": source, "client_test_fraction": test_fraction},
+        model={"name": "linear"},
+        method={"name": "fedavg", "weighting": "uniform"},
+        training={"rounds": 1, "local_steps": 1, "batch_size": 40, "local": "dp-sgd", "optimizer": {"name": "sgd", "lr": 1.0}},
+        privacy={"noise_multiplier": 1.0, "delta": 1e-5, "view": "server", "unit": "record"},
+        run={"seeded_noise": True, "engine": "inline"},
+    )
+
+
+UNFIT = ("1,2,7", "1,,1", "1,2,", "1,tall,0", "nan,2,1", "1e40,2,1", "1,2,0.5", "1,2", "1,2,1,3", "1,\xff,1")
+
+
+@pytest.mark.parametrize("test_fraction", [0.0, 0.3])
+@pytest.mark.parametrize("row", UNFIT)
+def test_a_record_that_does_not_fit_keeps_no_other_one_from_training(row: str, test_fraction: float, tmp_path: Path) -> None:
+    """It kept all of them from it: a batch was moved by all of its records, and one was charged."""
+    files(tmp_path)
+    config, file = by_record(tmp_path, test_fraction), tmp_path / "1.csv"
+    x, y = own_part(config, 1, str(file)).clients.examples(1)
+    lines, told = file.read_text().splitlines(), list[str]()
+    place = next(i for i, line in enumerate(lines) if line.startswith(f"{x[20, 0]:.3f}".rstrip("0") + ","))
+    lines[place] = row
+    file.write_bytes("\n".join(lines).encode("latin-1"))
+    found = own_part(config, 1, str(file), told.append).clients.examples(1)
+    for left, all_of_them in zip(found, (x, y), strict=True):
+        assert left.equal(torch.cat([all_of_them[:20], all_of_them[21:]]))
+    (line,) = told
+    assert line.startswith("1 of 50 rows are not as the configuration says, and take no part; the first: column")
+
+
+def test_a_record_that_does_not_fit_moves_a_batch_by_one_clip(tmp_path: Path) -> None:
+    moved = {}
+    for name, row in (("fits", "0.5,-0.5,1"), ("does-not", "0.5,-0.5,7")):
+        folder = tmp_path / name
+        folder.mkdir()
+        files(folder)
+        lines = (folder / "1.csv").read_text().splitlines()
+        (folder / "1.csv").write_text("\n".join([*lines, row]) + "\n")  # the last, so that all others draw the same coins
+        own = {c: {"file": str(folder / f"{c}.csv"), "columns": ["a", "b", "ill"]} for c in range(3)}
+        clients = {c: consent(0, unit="record", data=data) for c, data in own.items()}
+        result, refused = served(by_record(folder), folder / "server", Machines(folder / "clients", clients))
+        assert refused == []
+        moved[name] = result.model.vector
+    assert 0 < (moved["fits"] - moved["does-not"]).norm() <= 1 / (3 * 40) * 1.001
+
+
+def test_a_record_that_is_large_keeps_no_other_one_from_training(tmp_path: Path) -> None:
+    """Divided by a small constant it was infinite, and the network, tried on a client's own rows, seemed to mix examples."""
+    files(tmp_path)
+    lines = (tmp_path / "1.csv").read_text().splitlines()
+    lines[1] = "3e38,3e38,1"
+    (tmp_path / "1.csv").write_text("\n".join(lines) + "\n")
+    narrow = configuration(tmp_path, "nowhere.csv", normalise={"a": [0, 0.01]}).data
+    for changes, left in (({"data": narrow}, 49), ({"model": configure(model={"name": "mlp"}).model}, 50)):
+        config = by_record(tmp_path).model_copy(update=changes)
+        made = own_part(config, 1, str(tmp_path / "1.csv"))
+        assert made.clients.size(1) == left
+        checked_model(config, made, calibrated_setting(config, made.population)[1])
+
+
+def test_rows_of_parquet_are_read_one_by_one(tmp_path: Path) -> None:
+    """Together, a gap makes floats of whole numbers, so that it decided whether another row fits."""
+    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow, 170 MB")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow, 170 MB")
+    files(tmp_path)
+    rows = {"a": [1, 2, 2**25, None], "b": [0.5, 0.5, 0.5, 0.5], "ill": [0, 1, 1, 0]}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "1.parquet")
+    x, y = own_part(by_record(tmp_path), 1, str(tmp_path / "1.parquet")).clients.examples(1)
+    assert (x.tolist(), y.tolist()) == ([[1, 0.5], [2, 0.5]], [0, 1])
 
 
 def test_columns_that_the_consent_does_not_name_are_not_read(tmp_path: Path) -> None:

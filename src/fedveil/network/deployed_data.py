@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from fedveil.configuration.public_setting import method_of, population_of
-from fedveil.data.dataset import Dataset
+from fedveil.data.dataset import Dataset, standardise
 from fedveil.data.load import load
 from fedveil.data.own.data_source import TableSource
 from fedveil.data.partition import ClientIndices, Partition
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedveil.configuration.config import Config
+    from fedveil.data.catalogue import Info
 
 
 def public_part(config: Config) -> Prepared:
@@ -54,11 +56,12 @@ def public_part(config: Config) -> Prepared:
     return _prepared(config, dataset, {})
 
 
-def own_part(config: Config, client: int, file: str | None) -> Prepared:
+def own_part(config: Config, client: int, file: str | None, tell: Callable[[str], None] = lambda line: None) -> Prepared:
     """What one client has: its own examples, as those of client number `client`, and nobody else's.
 
     Args:
         file: all of it is this client's; it takes the place of that of `data.source`. None: its part of the configured partition.
+        tell: called with a line about rows that take no part.
 
     Raises:
         ConfigError, DataError: there are no such data.
@@ -67,21 +70,55 @@ def own_part(config: Config, client: int, file: str | None) -> Prepared:
         whole = prepare(config)
         tests = None if whole.client_tests is None else whole.client_tests.alone(client)
         return replace(_prepared(config, whole.dataset, {client: whole.partition.clients[client]}), client_tests=tests)
-    dataset, fraction = _only(config, file), config.data.client_test_fraction
-    alone = _prepared(config, dataset, {client: np.arange(len(dataset.y_train))})
-    if not fraction:
-        return alone
-    rest, own = client_test_split(alone.partition, fraction, seed=config.run.seed)
-    tests = Clients.of(dataset.standardise(dataset.x_train), dataset.y_train, own)
-    return replace(_prepared(config, dataset, {client: rest.clients[client]}), client_tests=tests)
+    if config.training.local == "dp-sgd":
+        dataset, fits = _row_by_row(config, file, tell)
+    else:
+        dataset = _only(config, file)
+        fits = np.ones(len(dataset.y_train), np.bool_)
+    alone = _prepared(config, dataset, {client: np.arange(len(fits))})
+    partition, tests = alone.partition, None
+    if config.data.client_test_fraction:
+        partition, own = client_test_split(partition, config.data.client_test_fraction, seed=config.run.seed)
+        tests = Clients.of(dataset.standardise(dataset.x_train), dataset.y_train, own)
+    kept = partition.clients[client]
+    return replace(_prepared(config, dataset, {client: kept[fits[kept]]}), client_tests=tests)
+
+
+def _row_by_row(config: Config, file: str, tell: Callable[[str], None]) -> tuple[Dataset, NDArray[np.bool_]]:
+    """All rows of a client's own file, and which of them are as configured; the others keep their places, and hold zeros.
+
+    DP-SGD counts on it that a record moves nothing but its own gradient. Read together, one value that does not fit would keep
+    all rows of the client from training; and so would one on which the network fails when it is tried on examples of the test
+    set. So that is an example of nobody.
+    """
+    info, source = population_of(config).data, _of_client(config, file)
+    found = list(source.rows())
+    x, y = _zeros(info, len(found))
+    for i, row in enumerate(found):
+        if not isinstance(row, str):
+            x[i], y[i] = row
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(standardise(x, info)).reshape(len(x), -1).all(1)
+    x[~finite] = 0
+    fits = finite & np.array([not isinstance(row, str) for row in found])
+    if not fits.all():
+        row = found[int(fits.argmin())]
+        why = row if isinstance(row, str) else "numbers beyond float32 when they are normalised"
+        tell(f"{(~fits).sum()} of {len(fits)} rows are not as the configuration says, and take no part; the first: {why}")
+    return Dataset(info, x, y, *_zeros(info, 1)), fits
 
 
 def no_part(config: Config) -> Prepared:
     """What a client has whose own examples are not as configured: none, so that whatever it releases is zero and noise."""
     info = population_of(config).data
-    x = np.zeros((1, *info.input_shape), "int64" if info.vocabulary else "float32")
-    y = np.zeros((1, *info.target.shape), info.target.dtype)
+    x, y = _zeros(info, 1)
     return _prepared(config, Dataset(info, x, y, x, y), {})
+
+
+def _zeros(info: Info, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """So many inputs and targets that say nothing."""
+    x = np.zeros((count, *info.input_shape), "int64" if info.vocabulary else "float32")
+    return x, np.zeros((count, *info.target.shape), info.target.dtype)
 
 
 def _prepared(config: Config, dataset: Dataset, parts: dict[int, NDArray[np.int64]]) -> Prepared:
@@ -104,7 +141,11 @@ def _table(config: Config) -> TableSource:
     return source
 
 
+def _of_client(config: Config, file: str) -> TableSource:
+    """A file with the columns of `data.source`, for training and for testing alike."""
+    return _table(config).model_copy(update={"file": file, "test_file": file, "client": None})
+
+
 def _only(config: Config, file: str) -> Dataset:
-    """All rows of a file with the columns of `data.source`, for training and for testing alike."""
-    source = _table(config).model_copy(update={"file": file, "test_file": file, "client": None})
-    return source.examples(config.data.name)
+    """All rows of such a file."""
+    return _of_client(config, file).examples(config.data.name)

@@ -148,7 +148,7 @@ class JoinedClient:
         return ClientNode(job.context, offer.run, offer.client, states, accepted.setting.rounds, require)
 
     def _own(self, offer: Offer, config: Config) -> Prepared:
-        return own_part(config, offer.client, self.consent.data.file)
+        return own_part(config, offer.client, self.consent.data.file, lambda line: self.tell(f"run {offer.run}: {line}"))
 
     def _look(self, accepted: Judged, offer: Offer, config: Config) -> None:
         """Tell the operator what consenting would mean; raises ConsentRefused where it does not fit into the lifetime."""

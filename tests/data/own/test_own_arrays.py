@@ -185,6 +185,15 @@ def test_by_time() -> None:
         own(test={"latest": ["2024-07-01T00:00:00+02:00"] * N, "share": 0.25})
 
 
+def test_a_date_among_numbers_does_not_make_years_of_them() -> None:
+    """One did, and years so far away are not held in order: what all others trained on changed."""
+    numbers = [(19700101, 20100101, 20200101)[i % 3] for i in range(N)]
+    one, other = (own(test={"latest": times, "since": "20200101"}) for times in (numbers, [str(day) for day in numbers]))
+    assert one.x_train.tolist() == other.x_train.tolist()
+    with pytest.raises(DataError, match="test: latest: give one time for each"):
+        own(test={"latest": [*map(str, numbers[1:]), "2020-01-01"], "since": "20200101"})
+
+
 def test_repr_says_what_was_made() -> None:
     assert repr(own(X.astype(np.float64), Y == 1, test=0.25, name="wards")) == (
         "wards: 30 examples of 10 clients to train, 10 to test; inputs (3) float32, targets 2 classes\n"
@@ -317,7 +326,10 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
         {"classes": 1},
         "classes = 1: give the public list of two or more labels, how many there are, or 0 for quantities",
     ),
-    "listed twice": ({"classes": [1, "1"]}, "classes = [1, '1'] names a label twice: give each once"),
+    "listed twice": (
+        {"classes": [1, "1"]},
+        "classes = [1, '1'] names a label twice: give each once; a column of numbers holds '1', '01' and '1.0' as one",
+    ),
     "from data": (
         {"mean": "from data"},
         "mean and std = 'from data': nothing is computed from private data without noise; give public constants, from a public "

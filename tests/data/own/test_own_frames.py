@@ -303,6 +303,20 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "column 'cost' (the target) holds one label only, so there is nothing to learn: give classes=..., if there can be others",
     ),
 }
+
+
+def test_a_category_is_read_alike_among_numbers_and_texts() -> None:
+    """What reads a file makes numbers of "01" where all others are numbers, and texts where one of them is a text."""
+    ward, listed = np.arange(N) % 2 + 1, {"ward": ["01", "02", "none"]}
+    texts = np.array([f"0{one}" for one in ward], dtype=object)
+    texts[0] = "none"
+    rows = {"age": np.arange(N, dtype=float), "cost": np.arange(N) / 2, "ward": ward}
+    numbers, mixed = (fv.from_frame(rows | {"ward": one}, target="cost", categories=listed) for one in (ward, texts))
+    assert int((numbers.x_train != mixed.x_train).any(1).sum() + (numbers.x_test != mixed.x_test).any(1).sum()) == 1
+    with pytest.raises(ConfigError, match="a column of numbers holds"):
+        fv.from_frame(rows, target="cost", categories={"ward": ["1", "01", "2"]})
+
+
 IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     "drop": (
         {"missing": "drop"},
@@ -329,7 +343,8 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "category twice": (
         {"categories": {"ward": ["a", "a"]}},
-        "categories['ward'] = ['a', 'a']: list each value that the column can have, once",
+        "categories['ward'] = ['a', 'a']: list each value that the column can have, once; a column of numbers holds '1', '01' "
+        "and '1.0' as one",
     ),
     "text for a number": ({"missing": {"age": "none"}}, "missing['age'] = 'none': the column holds numbers, so give a number"),
     "fill not listed": (

@@ -178,6 +178,27 @@ def test_what_a_label_means_does_not_depend_on_the_labels_of_others(classes: lis
     assert one.origin == other.origin
 
 
+@pytest.mark.parametrize("classes", [["01", "02", "03", "none"], ["1.0", "2.0", "3.0", "none"], ["a", "b", "c", "d", "none"]])
+@pytest.mark.parametrize("form", ["{}", "0{}", "{}.0", "{}e0"])
+def test_a_label_is_read_alike_among_numbers_and_texts(classes: list[str], form: str, tmp_path: Path) -> None:
+    """Where the list wrote a number in another way, it was one of its labels in a column of texts alone."""
+    found = []
+    for odd in ("1", "none"):
+        rows = [f"{i % 6},{i},{odd if i == 7 else form.format(1 + i % 3)}" for i in range(24)]
+        (tmp_path / "stars.csv").write_text("\n".join(["patient,age,stars", *rows]) + "\n")
+        keys = {"target": "stars", "features": ["age"], "missing": None, "normalise": None, "categories": None}
+        found.append(read(tmp_path / "stars.csv", **keys, classes=classes))
+    one, other = found
+    assert int((one.y_train != other.y_train).sum() + (one.y_test != other.y_test).sum()) == 1
+
+
+@pytest.mark.parametrize("classes", [["1", "01", "none"], ["1", "1.0", "none"], ["0", "-0", "none"], [1, "1e0", "none"]])
+def test_labels_that_a_column_of_numbers_cannot_tell_apart_are_refused(classes: list[str], visits: Path) -> None:
+    """With a text among them they were two labels, and without it one: one record decided about all others."""
+    with pytest.raises(ConfigError, match=r"names a label twice: give each once; a column of numbers holds"):
+        read(visits, target="ward", features=["age"], categories=None, classes=classes)
+
+
 def test_parquet(visits: Path, tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow, 170 MB")
     write_table = pytest.importorskip("pyarrow.parquet").write_table

@@ -46,8 +46,11 @@ class OwnCard(BaseModel):
             raise ConfigError(
                 f"classes = {classes!r}: give the public list of two or more labels, how many there are, or 0 for quantities"
             )
-        if isinstance(classes, tuple) and len({canonical(label) for label in classes}) < count:
-            raise ConfigError(f"classes = {list(classes)!r} names a label twice: give each once")
+        if isinstance(classes, tuple) and len({reading(label) for label in classes}) < count:
+            raise ConfigError(
+                f"classes = {list(classes)!r} names a label twice: give each once; a column of numbers holds '1', '01' and '1.0' "
+                f"as one"
+            )
         return classes
 
     @field_validator("test", mode="before")
@@ -112,8 +115,11 @@ class TableCard(OwnCard):
     @classmethod
     def _different(cls, categories: dict[str, tuple[Value, ...]]) -> dict[str, tuple[Value, ...]]:
         for name, values in categories.items():
-            if not values or len({canonical(value) for value in values}) < len(values):
-                raise ConfigError(f"categories[{name!r}] = {list(values)!r}: list each value that the column can have, once")
+            if not values or len({reading(value) for value in values}) < len(values):
+                raise ConfigError(
+                    f"categories[{name!r}] = {list(values)!r}: list each value that the column can have, once; a column of "
+                    f"numbers holds '1', '01' and '1.0' as one"
+                )
         return categories
 
     @field_validator("normalise")
@@ -147,6 +153,20 @@ def canonical(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return str(value)
+
+
+def reading(value: Any) -> str:
+    """A label or category as text, the same in a column of numbers and of texts: "01" and "1.0" are 1 where all are numbers."""
+    return canonical(float(value) if isinstance(value, str) and is_number(value) else value)
+
+
+def is_number(text: str) -> bool:
+    """Whether a column that holds this can be one of numbers."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _computed(key: str, value: Any, example: str) -> str:

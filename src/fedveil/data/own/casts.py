@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.data.catalogue import IGNORED, Targets
-from fedveil.data.own.cards import OwnCard, canonical
+from fedveil.data.own.cards import OwnCard, is_number, reading
 from fedveil.errors import DataError
 
 Array = NDArray[Any]
@@ -179,29 +179,21 @@ def _listed(y: Array, card: OwnCard, what: str) -> Labelled:
     """
     labels = card.classes
     assert isinstance(labels, tuple)
-    cast, number = ("labels -> their place in classes",), {canonical(label): i for i, label in enumerate(labels)}
+    cast, number = ("labels -> their place in classes",), {reading(label): i for i, label in enumerate(labels)}
     itself = {"False": 0, "True": 1} | {str(i): i for i in range(len(labels))}
-    if all(isinstance(one, str) and (itself[one] == i if one in itself else not _is_number(one)) for i, one in enumerate(labels)):
+    if all(isinstance(one, str) and (itself[one] == i if one in itself else not is_number(one)) for i, one in enumerate(labels)):
         if y.dtype.kind in "iuf":
             return replace(_labels(_whole(y, what), len(labels), (), what, card), casts=cast)
         number = itself | number
     known, where = np.unique(y, return_inverse=True)
-    unlisted = sum(canonical(one) not in number for one in known.tolist())
+    unlisted = sum(reading(one) not in number for one in known.tolist())
     if unlisted:
         raise DataError(
             f"{what} holds {unlisted} label{'s' * (unlisted > 1)} that classes does not list ({', '.join(map(str, labels))}): "
             f"list all that there can be, or leave these examples out"
         )
-    codes = np.array([number[canonical(one)] for one in known.tolist()], np.int64)[where].reshape(y.shape)
+    codes = np.array([number[reading(one)] for one in known.tolist()], np.int64)[where].reshape(y.shape)
     return Labelled(codes, Targets(y.shape[1:], "int64", card.class_names), len(labels), cast)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _labels(y: Array, classes: int, counted: tuple[str, ...], what: str, card: OwnCard) -> Labelled:
@@ -252,11 +244,16 @@ def _refuse_text(values: Array, what: str, fix: str = "") -> None:
 def as_times(values: Any, examples: int, what: str = "test: latest") -> Array:
     """Times that can be compared: numbers, dates, or text in the form of ISO 8601.
 
+    Texts that are numbers are numbers, and dates among them are refused: they would make years of all others.
+
     Raises:
         DataError: something else, missing times, or not one for each example.
     """
     times = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
-    if times.dtype.kind in "OUT":
+    numbers = [is_number(str(one)) for one in times.reshape(-1).tolist()] if times.dtype.kind in "OUT" else []
+    if any(numbers):
+        times = times.astype(np.float64) if all(numbers) else np.empty(0, dtype=object)
+    elif times.dtype.kind in "OUT":
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # of time zones, which would be lost

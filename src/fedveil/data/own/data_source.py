@@ -6,7 +6,7 @@ statement is made without a look at the files, and a run checks that they are so
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,10 +18,10 @@ from fedveil.data.catalogue import Info, Targets
 from fedveil.data.dataset import Dataset
 from fedveil.data.own.arrays import array_info, of_arrays
 from fedveil.data.own.cards import ArrayCard, OwnCard, TableCard, checked_card
-from fedveil.data.own.casts import Labelled
-from fedveil.data.own.frames import of_table, table_info
+from fedveil.data.own.casts import Array, Labelled
+from fedveil.data.own.frames import examples_of, of_table, table_info
 from fedveil.data.own.image_folder import by_folders, by_table
-from fedveil.data.own.table_files import read_table
+from fedveil.data.own.table_files import read_rows, read_table
 from fedveil.errors import ConfigError, DataError, explain
 
 PATHS = ("file", "test_file", "images", "test_images", "table")
@@ -134,6 +134,20 @@ class TableSource(DataSource, TableCard):
         table = read_table(self.main, list(dict.fromkeys([*columns, *extra])), texts)
         own_test = None if self.test_file is None else read_table(Path(self.test_file), list(dict.fromkeys(columns)), texts)
         return of_table(table, self.model_copy(update={"name": name}), own_test, f"a table in a file {self.main.suffix}")
+
+    def rows(self) -> Iterator[tuple[Array, Array] | str]:
+        """Input and target of each row, read by itself, or what is wrong with it; of whom it is is not asked.
+
+        Raises:
+            DataError: the file cannot be read, or lacks a column.
+        """
+        columns, alone = dict.fromkeys([*self.features, *self.targets]), self.model_copy(update={"client": None})
+        for row in read_rows(self.main, list(columns), [*self.categories]):
+            try:
+                examples, _ = examples_of(row, alone, self.features)
+                yield examples.x[0], examples.labelled.y[0]
+            except Exception as problem:
+                yield str(problem)
 
 
 class ImageSource(DataSource):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.data.own.cards import TableCard, Value, canonical
+from fedveil.data.own.cards import TableCard, Value, canonical, reading
 from fedveil.data.own.casts import as_float
 from fedveil.data.own.frame_columns import TableColumn, column_of
 from fedveil.errors import ConfigError, DataError, nearest
@@ -111,22 +111,22 @@ def _one(column: TableColumn, card: TableCard) -> Array:
 
 
 def _indicators(column: TableColumn, listed: Iterable[Value], fill: Value | None) -> Array:
-    place = {canonical(value): i for i, value in enumerate(listed)}
+    place = {reading(value): i for i, value in enumerate(listed)}
     if column.kind not in ("number", "text"):
         raise DataError(f"column {column.name!r} holds {column.stored}: categories are text or numbers")
     known, where = np.unique(column.values[~column.absent], return_inverse=True)
-    texts = [canonical(value) for value in known.tolist()]
+    texts = [reading(value) for value in known.tolist()]
     if any(text not in place for text in texts):
         count = sum(text not in place for text in texts)
         raise DataError(
             f"column {column.name!r} holds {count} value{'s' * (count > 1)} that categories[{column.name!r}] does not list: list "
             f"all that it can have, or replace them first"
         )
-    if fill is not None and canonical(fill) not in place:
+    if fill is not None and reading(fill) not in place:
         raise ConfigError(f"missing[{column.name!r}] = {fill!r} is not in categories[{column.name!r}]: list it there, too")
     codes = np.zeros(len(column.values), np.int64)
     codes[~column.absent] = np.array([place[text] for text in texts], np.int64)[where.reshape(-1)]
-    codes[column.absent] = 0 if fill is None else place[canonical(fill)]
+    codes[column.absent] = 0 if fill is None else place[reading(fill)]
     return np.eye(len(place), dtype=np.float32)[codes]
 
 

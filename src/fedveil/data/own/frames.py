@@ -58,7 +58,7 @@ def of_table(table: Any, card: TableCard, own_test: Any, source: str) -> Dataset
         raise DataError(
             f"the column {both[0]!r} is a feature and the {'client' if both[0] == card.client else 'target'}: choose one"
         )
-    examples, casts = _examples(table, card, features, rule)
+    examples, casts = examples_of(table, card, features, rule)
     info = table_info(card, features, examples.labelled)
     text = rule_text(rule, card.client is not None) if own_test is None else OWN_TEST
     names = feature_layout(card, features).names
@@ -66,7 +66,7 @@ def of_table(table: Any, card: TableCard, own_test: Any, source: str) -> Dataset
     if own_test is None:
         return divided(examples, rule, card.split_seed, info, origin)
     fixed = card.model_copy(update={"classes": card.classes or examples.labelled.classes, "client": None})
-    return separate(examples, _examples(own_test, fixed, features, None)[0], info, origin)
+    return separate(examples, examples_of(own_test, fixed, features)[0], info, origin)
 
 
 def table_info(card: TableCard, features: tuple[str, ...], labelled: Labelled) -> Info:
@@ -77,9 +77,14 @@ def table_info(card: TableCard, features: tuple[str, ...], labelled: Labelled) -
     return replace(info, target=labelled.target, counted=labelled.counted)
 
 
-def _examples(
-    table: Any, card: TableCard, features: tuple[str, ...], rule: SplitRule | None
+def examples_of(
+    table: Any, card: TableCard, features: tuple[str, ...], rule: SplitRule | None = None
 ) -> tuple[LabelledExamples, tuple[str, ...]]:
+    """All rows of a table, with the times that the rule of the test split goes by, and the casts that this took.
+
+    Raises:
+        DataError: as `from_frame`.
+    """
     x, casts = encoded(table, card, features)
     labelled = _targets(table, card)
     ids = times = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +25,60 @@ def read_table(file: Path, columns: Collection[str], texts: Collection[str] = ()
     Raises:
         DataError: it cannot be read, or lacks a column.
     """
+    return _reader(file)(file, columns, texts)
+
+
+def read_rows(file: Path, columns: Collection[str], texts: Collection[str] = ()) -> Iterator[Any]:
+    """Each row as a table of its own: what one holds has no bearing on how another is read. Arguments as `read_table`.
+
+    In a file that is read together a text among numbers makes text of all of them, and a row that is too long an error. Here the
+    cells of such a row are missing.
+
+    Raises:
+        DataError: the file cannot be read, or lacks a column.
+    """
+    if _reader(file) is _parquet:
+        table = _parquet(file, columns, texts)
+        yield from (table.slice(i, 1) for i in range(len(table)))
+        return
+    header, rows = _cells(file, errors="replace")
+    _need(file, header, columns)
+    for row in rows:
+        known = dict(zip(header, row if len(row) == len(header) else [""] * len(header), strict=True))
+        yield {name: _parsed([known[name]], name in texts) for name in columns}
+
+
+def _reader(file: Path) -> Callable[[Path, Collection[str], Collection[str]], Any]:
     reader = READERS.get(file.suffix.lower())
     if reader is None:
         raise DataError(f"{file}: a table ends in {', '.join(READERS)}: save it as one of them")
     if not file.is_file():
         raise DataError(f"there is no file {file}: paths are relative to the configuration that names them")
-    return reader(file, columns, texts)
+    return reader
 
 
-def _csv(file: Path, columns: Collection[str], texts: Collection[str]) -> dict[str, Array]:
+def _cells(file: Path, errors: str = "strict") -> tuple[list[str], list[list[str]]]:
+    """The header and the rows below it; errors: what to do with bytes that are no UTF-8, as `open` does it."""
     try:
-        with open(file, newline="", encoding="utf-8-sig") as lines:
+        with open(file, newline="", encoding="utf-8-sig", errors=errors) as lines:
             rows = list(csv.reader(lines, delimiter="\t" if file.suffix.lower() == ".tsv" else ","))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read as a table in UTF-8: {error}") from None
     rows = [row for row in rows if row]
     if len(rows) < 2:
         raise DataError(f"{file} has no rows below its header: the first line names the columns")
-    header = rows[0]
+    return rows[0], rows[1:]
+
+
+def _csv(file: Path, columns: Collection[str], texts: Collection[str]) -> dict[str, Array]:
+    header, rows = _cells(file)
     _need(file, header, columns)
     wrong = next((i for i, row in enumerate(rows) if len(row) != len(header)), None)
     if wrong is not None:
         raise DataError(
-            f"{file}: row {wrong} has {len(rows[wrong])} values for {len(header)} columns: quote values that hold commas"
+            f"{file}: row {wrong + 1} has {len(rows[wrong])} values for {len(header)} columns: quote values that hold commas"
         )
-    return {name: _parsed([row[i] for row in rows[1:]], name in texts) for i, name in enumerate(header) if name in columns}
+    return {name: _parsed([row[i] for row in rows], name in texts) for i, name in enumerate(header) if name in columns}
 
 
 def _parsed(cells: list[str], text: bool) -> Array:

@@ -210,7 +210,7 @@ def test_each_sentence_answers_its_own_question(statements: dict[str, Statement]
     homes = {
         "the noise sampler is within": "Floating point",
         "hyper-parameter tuning: runs": "Tuning",
-        "absence and running time": "Side channels",
+        "absence, refusals and running time": "Side channels",
         "figures of a simulation": "Security and access control",
         "noise comes from a secret": "Assumptions",
         "a client as a whole": "Unit of privacy",

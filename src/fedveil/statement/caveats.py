@@ -176,7 +176,8 @@ def not_protected(method: Method, s: Setting, proven: Guarantee, *, batch_norm: 
     """What the promise does not cover."""
     lines = [
         "participation: who takes part in which round, and how many do, is seen by the server or whoever adds the uploads up",
-        "absence and running time: a client whose process vanishes is missing from its round, and it is seen how long each takes",
+        "absence, refusals and running time: a client whose process vanishes is missing from its round, on one machine a "
+        "single value that is not as configured refuses the whole run, and it is seen how long each client takes",
     ]
     if s.amplified and s.example_clip is None:
         lines.append(

@@ -46,7 +46,7 @@ def test_clients_of_an_interrupted_round_count_as_having_taken_part(most: int, a
     assert max(releases.values()) <= most
 
 
-def _interrupt(*_: object) -> None:
+def _interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 

@@ -194,7 +194,7 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
         [kept("fedanc/fig-5", "accuracy (%)", f"N = {row}")] if i == 0 else []
     ),
     ("papers/fedanc", "| entries sent |", 16): lambda row, i: [
-        kept("fedanc/fig-4", of, row, ("sees what was sent", "naive")[i]) for of in ("PSNR (dB)", "SSIM")
+        kept("fedanc/fig-4", of, row, ("sees what was sent", "naive")[i], scale="paper") for of in ("PSNR (dB)", "SSIM")
     ],
     ("papers/fedglp-adp", "| Table 3 | epsilon 2 | 4 | 16 |", 6): lambda row, i: [
         kept("fedglp-adp/table-3", ACCURACY, "fixed" if "fixed" in row else "dynamic", ("2", "4", "16")[i], **PAPER)

@@ -187,6 +187,9 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
         kept("fedanc/fig-6", ("accuracy (%)", "training loss")[i], FEDANC[row.partition(" (")[0]])
     ],
     ("papers/fedanc", "| | beta, last |", 20): lambda row, i: [kept("fedanc/fig-3", CONTROLLER[i], row)],
+    ("papers/fedanc", "| full scale | beta, last |", 10): lambda row, i: [
+        kept("fedanc/fig-3", CONTROLLER[i], row, scale="paper")
+    ],
     ("papers/fedanc", "| lambda | target 600 |", 14): lambda row, i: [
         kept("fedanc/fig-5", "accuracy (%)", f"lambda = {row.partition(' ')[0]}", overrides=[[], ["privacy.epsilon=300"]][i])
     ],
@@ -202,8 +205,8 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
     ("papers/fedglp-adp", "| Table 4, at this scale |", 5): lambda row, i: [
         kept("fedglp-adp/table-4", ACCURACY, ("0", "0.2", "0.4", "0.8", "1.6")[i], **PAPER)
     ],
-    ("papers/fedglp-adp", "| Table 5 | epsilon 2 | 16 |", 6): lambda row, i: [
-        kept("fedglp-adp/table-5", ACCURACY, COMPONENTS[row.split(":")[0]], ("2", "16")[i], **PAPER)
+    ("papers/fedglp-adp", "| Table 5 | epsilon 2 | 4 |", 15): lambda row, i: [
+        kept("fedglp-adp/table-5", ACCURACY, COMPONENTS[row.split(":")[0]], ("2", "4", "6", "8", "16")[i], **PAPER)
     ],
     ("methods/noisy-fedavg", "| setting | after 1 | 10 |", 60): twin,
 }

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from fedveil.accounting.formatting import at_least
 from fedveil.audit import worlds
 from fedveil.audit.structural import features, structural
 from fedveil.audit.subject import AuditedMechanism, Output, on_pair
@@ -103,6 +104,7 @@ def test_each_side_channel_is_found_and_confirmed(mechanism: AuditedMechanism) -
     assert result.leak
     assert result.confirmed is not None
     assert result.floor == pytest.approx(3.28, abs=0.01)  # the ceiling of 100 + 100 releases
+    assert str(result).endswith(f"by the counts alone epsilon >= {at_least(result.floor)}")
 
 
 def test_rarely_noisy_coordinate_is_not_called_constant() -> None:

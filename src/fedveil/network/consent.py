@@ -149,11 +149,13 @@ def judged(consent: Consent, config: Config) -> Judged:
             f"the run has epsilon = {at_most(statement.proven.epsilon)} at delta = {statement.proven.delta:g}, and this client's "
             f"lifetime is epsilon = {cap.epsilon:g} at delta = {cap.delta:g}"
         )
-    policy, nowhere = method.policy(setting), torch.zeros(setting.layout.dimension)
-    for t in range(setting.rounds if consent.least_noise and getattr(policy, "common", False) else 0):
-        require_noise(consent, setting, policy.plan(Released(t, nowhere, None), policy.start()))
     if setting.z < consent.least_noise:
         raise ConsentRefused(f"the noise multiplier is {setting.z:.4g}, and this client asks for {consent.least_noise:g}")
+    policy = method.policy(setting)
+    if consent.least_noise and getattr(policy, "common", False):  # then all plans are known beforehand
+        nowhere = torch.zeros(setting.layout.dimension)
+        for t in range(setting.rounds):
+            require_noise(consent, setting, policy.plan(Released(t, nowhere, None), policy.start()))
     return Judged(config, method, setting, statement)
 
 

@@ -22,6 +22,7 @@ from fedveil.federation.round import planned
 from fedveil.federation.selection_score import release_score
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
+from fedveil.release.plan import is_common
 
 if TYPE_CHECKING:
     from fedveil.adversary.neighbours import Neighbour
@@ -214,7 +215,7 @@ def _conclusions(job: Federation, world: World) -> Iterator[Note]:
     yield Note("verdict", DRAWN, 0, ROUND, f"{again} of {len(digests)} releases carry the noise of another" if again else "")
     batches = [note.value for note in world.notes if note.kind == "private" and note.check == BATCHES]
     yield Note("verdict", BATCHES, 0, ROUND, not_drawn_by_poisson(batches) or _unsampled(job, public(ROWS)))
-    if getattr(job.context.policy, "common", False):
+    if is_common(job.context.policy):
         yield Note("verdict", COMMON, 0, ROUND, _apart(public(PLANS)))
 
 

@@ -16,7 +16,7 @@ from fedveil.methods.method import Method, weighting_of
 from fedveil.methods.run_cost import holds_shares, releases_to, sum_noise
 from fedveil.methods.setting import Setting
 from fedveil.release.cost import event_of
-from fedveil.release.plan import Plan, Policy, Raw, Released
+from fedveil.release.plan import Plan, Policy, Raw, Released, is_common
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +57,7 @@ def check_declared(method: Method, s: Setting, model: Tensor) -> None:
     policy = method.policy(s)
     if not all(callable(getattr(policy, part, None)) for part in ("start", "plan", "observe")):
         raise ConfigError(f"{method.name}: `policy` returned {type(policy).__name__}; it needs start, plan and observe")
-    common = bool(getattr(policy, "common", False))
+    common = is_common(policy)
     clients = {min(group.clients): s.of_group(group) for group in s.groups} or {Released.client: s}
     for view, (client, one) in product((View.SERVER, View.AGGREGATE) if common else (s.scope.view,), clients.items()):
         declared = releases_to(method, one, view)

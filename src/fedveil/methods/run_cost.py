@@ -9,7 +9,7 @@ from fedveil.accounting.types import Event, Unbounded, View
 from fedveil.methods.method import Method, weighting_of
 from fedveil.methods.setting import Setting
 from fedveil.release.cost import event_of, plan_mu
-from fedveil.release.plan import Plan, Raw
+from fedveil.release.plan import Plan, Raw, is_common
 
 
 def sum_noise(s: Setting) -> bool:
@@ -63,7 +63,7 @@ def releases_to(method: Method, s: Setting, view: View) -> list[Event]:
         return method.releases(s, view)
     if own is View.SERVER:
         return method.releases(s, view if adds_up(method, s) else own)
-    if getattr(method.policy(s), "common", False):
+    if is_common(method.policy(s)):
         return method.releases(s, view)
     return [Unbounded("the server receives uploads without noise of their own; only their sum is protected")]
 
@@ -80,7 +80,7 @@ def adds_up(method: Method, s: Setting) -> bool:
         return False
     declared, own = (_where(type(method), name) for name in ("aggregates_sum", "aggregate"))
     said = getattr(method, "aggregates_sum", False) and declared <= own  # what was said of another `aggregate` says nothing
-    return bool(said and weighting_of(method) == "uniform" and getattr(method.policy(s), "common", False))
+    return bool(said and weighting_of(method) == "uniform" and is_common(method.policy(s)))
 
 
 def _where(kind: type, name: str) -> float:

@@ -22,7 +22,7 @@ from fedveil.data.own.data_source import TableSource
 from fedveil.errors import ConfigError, explain
 from fedveil.methods.calibration import ROUNDING
 from fedveil.methods.run_cost import noise_of
-from fedveil.release.plan import Plan, Raw, Released
+from fedveil.release.plan import Plan, Raw, Released, is_common
 from fedveil.statement.certify import certify_config
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def judged(consent: Consent, config: Config) -> Judged:
     if setting.z < consent.least_noise:
         raise ConsentRefused(f"the noise multiplier is {setting.z:.4g}, and this client asks for {consent.least_noise:g}")
     policy = method.policy(setting)
-    if consent.least_noise and getattr(policy, "common", False):  # then all plans are known beforehand
+    if consent.least_noise and is_common(policy):
         nowhere = torch.zeros(setting.layout.dimension)
         for t in range(setting.rounds):
             require_noise(consent, setting, policy.plan(Released(t, nowhere, None), policy.start()))

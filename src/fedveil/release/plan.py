@@ -238,7 +238,7 @@ class Released:
 class Policy(Protocol):
     """Chooses each release from what was released. Functions of explicit state; the state is plain and checkpoints.
 
-    A policy with a true `common` makes plans that depend on the round alone, so that all clients' plans of a round are the same.
+    One that has a true `common` plans by the round alone (`is_common`).
     """
 
     def start(self) -> State:
@@ -252,6 +252,11 @@ class Policy(Protocol):
     def observe(self, state: State, upload: Upload) -> State:
         """The state after `upload` has left."""
         ...
+
+
+def is_common(policy: Policy) -> bool:
+    """Whether its plans depend on the round alone, so that all clients' plans of a round are the same and known beforehand."""
+    return bool(getattr(policy, "common", False))
 
 
 @runtime_checkable

@@ -510,17 +510,24 @@ def test_every_rule_has_a_kind() -> None:
     assert len(used & set(RULES)) + len({n for n, k in KINDS.items() if k.route != HAND}) >= 30
 
 
+def gradients(name: str, chosen: torch.Tensor) -> torch.Tensor:
+    net, x, y = batch(KINDS[name], torch.float32, 24)
+    torch.manual_seed(0)
+    return rows(per_example_gradients(net, x[chosen], y[chosen], losses)[0])
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_in_passes_of_one_length_a_gradient_has_the_same_bits_whoever_else_is_there(name: str) -> None:
-    """And nearly so wherever it is: functions such as tanh may round otherwise at the end of a vector."""
-    net, x, y = batch(KINDS[name], torch.float32, 24)
-    others, order = torch.arange(24).flip(0).index_fill(0, torch.arange(12, 24), 0), torch.randperm(24)
+    others = torch.arange(24).flip(0).index_fill(0, torch.arange(12, 24), 0)
     others[:12] = torch.arange(12)
+    assert torch.equal(gradients(name, others)[:12], gradients(name, torch.arange(24))[:12])
 
-    def gradients(chosen: torch.Tensor) -> torch.Tensor:
-        torch.manual_seed(0)
-        return rows(per_example_gradients(net, x[chosen], y[chosen], losses)[0])
 
-    own = gradients(torch.arange(24))
-    assert torch.equal(gradients(others)[:12], own[:12])
-    assert bool(((gradients(order) - own[order]).norm(dim=1) <= 1e-6 * own[order].norm(dim=1)).all())
+@pytest.mark.parametrize("name", KINDS)
+def test_where_in_its_pass_an_example_is_moves_its_gradient_by_rounding_alone(name: str) -> None:
+    """Functions such as tanh may round otherwise at the end of a vector. `pytest -rP` prints by how much."""
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
+    own = gradients(name, torch.arange(24))[order]
+    apart = (gradients(name, order) - own).norm(dim=1) / own.norm(dim=1)
+    print(f"{float(apart.nan_to_num().max()):.1e} {name}")
+    assert bool((apart.nan_to_num() <= 1e-6).all())

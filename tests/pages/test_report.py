@@ -90,6 +90,18 @@ def test_spending_of_sampled_releases_is_the_accountants(tmp_path: Path) -> None
         assert epsilon == pytest.approx(want, rel=1e-9)
 
 
+def test_the_client_that_spent_most_is_found_among_releases_of_several_kinds(tmp_path: Path) -> None:
+    """Seldom with little noise costs more than often with much, though the central limit theorem says otherwise."""
+    scope = replace(SERVER, unit=Unit.RECORD)
+    seldom, often = SampledGaussian(0.025, 0.6), SampledGaussian(0.5, 4.0)
+    book = charged(tmp_path / "l.sqlite", scope, [(t, c, e) for t in range(9) for c, e in enumerate((seldom, often))])
+    found = spent(book, scope, 1e-5, clients=2)
+    dear, cheap = (bound([replace(e, count=9)], 1e-5, adjacency=scope.adjacency)[0] for e in (seldom, often))
+    assert dear > 2 * cheap
+    assert found.most[-1] == (9, pytest.approx(dear, rel=1e-9))
+    assert found.median[-1] == (9, pytest.approx(cheap, rel=1e-9))
+
+
 def test_spending_without_bound_says_why(tmp_path: Path) -> None:
     book = charged(tmp_path / "l.sqlite", SERVER, [(0, 0, Gaussian(0.3)), (1, 0, Unbounded("read raw data"))])
     found = spent(book, SERVER, 1e-4, clients=1)

@@ -8,7 +8,9 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from fedveil.configuration.config import parse
 from fedveil.data.dataset import Dataset
 from fedveil.data.own.arrays import from_arrays
 from fedveil.errors import ConfigError
+from fedveil.federation import fit as fit_module
 from fedveil.ledger.ledger import Ledger
 from fedveil.pages.report_page import page_values
 from fedveil.run.published_copy import publish
@@ -97,6 +100,22 @@ def test_the_digests_of_private_files_confirm_no_guess(made: Path, shown: Path) 
     salt = (made / "private" / "salt").read_bytes()
     partition = hashlib.sha256(salt + (made / "private" / "partition.json").read_bytes()).hexdigest()
     assert partition.encode() in content, "but they bind the file for whoever has the salt"
+
+
+def test_how_long_a_round_took_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One record can make its client slow: where the network fails on it, all others of its batch are computed one at a time."""
+    known = digits({"name": "dp-fedavg"}, rounds=2, training={"evaluate_every": 2}, privacy={"epsilon": 8.0})
+    copies = []
+    for slow in (1.0, 16.0):
+        clock = count(step=slow)
+        monkeypatch.setattr(fit_module, "time", SimpleNamespace(perf_counter=lambda clock=clock: next(clock)))
+        made = run(known, tmp_path / f"run-{slow:g}")
+        assert [row["seconds"] for row in made.history] == [slow, slow]
+        shown = publish(made.path, tmp_path / f"shown-{slow:g}")
+        summary = json.loads((shown / "summary.json").read_text())
+        assert summary.pop("run")
+        copies.append(((shown / "history.csv").read_text(), summary))
+    assert copies[0] == copies[1]
 
 
 @pytest.mark.parametrize("command", [["report"], ["certify"], ["plot"], ["ledger"]], ids=lambda c: c[0])

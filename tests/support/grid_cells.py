@@ -29,14 +29,12 @@ def cells(seeds: int = 2, rounds: int = 3, methods: tuple[str, ...] = ("dp-fedav
 
 
 def content(path: Path) -> dict[str, Any]:
-    """What a run directory holds, without its name and the seconds it took."""
-    history = [line.split(",") for line in (path / "history.csv").read_text().splitlines()]
-    timed = history[0].index("seconds")
+    """What a run directory holds for everybody, without its name."""
     with Ledger.open(path / "ledger.sqlite") as ledger:
         charged = [{**entry.__dict__, "run": ""} for _, _, entry in ledger.entries()]
     return {
         "model": (path / "model.safetensors").read_bytes(),
-        "history": [row[:timed] + row[timed + 1 :] for row in history],
+        "history": (path / "history.csv").read_text(),
         "statement": (path / "statement.json").read_text(),
         "ledger": charged,
         "summary": {k: v for k, v in json.loads((path / "summary.json").read_text()).items() if k in ("rounds", "ended")},

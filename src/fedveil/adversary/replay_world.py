@@ -193,8 +193,8 @@ def _note_progress(diary: Diary, progress: Progress, columns: Columns) -> None:
 
 
 def _public(row: dict[str, Any], columns: Columns) -> dict[str, Any]:
-    """The columns that are not declared private; running time is not protected."""
-    shown = {name: value for name, value in row.items() if name != "seconds" and columns[name].public}
+    """The columns that are not declared private."""
+    shown = {name: value for name, value in row.items() if columns[name].public}
     if "by_client" in shown:
         shown["by_client"] = [_public(cells, columns) for cells in shown["by_client"]]
         shown["by_client"] = [cells for cells in shown["by_client"] if len(cells) > 1]

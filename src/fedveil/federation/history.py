@@ -45,7 +45,7 @@ COLUMNS = (
     Column("update_norm", "Released update with its noise", "L2 norm", public=True),
     Column("cumulative_noise_norm", "Expected noise, added up over the rounds", "L2 norm", public=True),
     Column("epsilon_spent", "Proven ε of the releases so far", "ε", "lower", public=True),
-    Column("seconds", "Time", "seconds a round", "lower", public=True),
+    Column("seconds", "Time", "seconds a round", "lower"),
 )
 """What every round can have; methods add their own (see `HasMetrics`), which are private unless they are declared public."""
 
@@ -70,8 +70,8 @@ def of_task(task: Task) -> tuple[Column, ...]:
     )
 
 
-_COUNTED = ("participants", "uplink_bytes", "seconds", "skipped")
-"""What tells how many clients took part in a round, as the running time does, and nothing of a model."""
+_COUNTED = ("participants", "uplink_bytes", "skipped")
+"""What tells how many clients took part in a round, and nothing of a model."""
 _NOISED = ("noise_norm", "cumulative_noise_norm", "layer_noise_std")
 """What tells it too, where each client brings noise of its own."""
 _PARTS = ("by_client", "failures")
@@ -210,6 +210,4 @@ def hidden(method: Method, s: Setting, columns: Columns) -> set[str]:
     if s.sampling == "poisson" and s.scope.view is not View.SERVER:
         brought = s.example_clip is not None or s.min_survivors is not None
         found |= {*_COUNTED, *(_NOISED if brought else ())}
-    if s.selection is not None and s.selection.shape is not None:
-        found.add("seconds")  # the first of several runs warms the machine up
     return {name for name in found if columns[name].public}

@@ -9,15 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedveil.accounting.accountant import bound
+from fedveil.accounting.accountant import bound, rdp_curve
+from fedveil.accounting.composition import rdp_epsilons
 from fedveil.accounting.gaussian import epsilon_of
-from fedveil.accounting.secret_samples import rate_of, unsampled_mu
+from fedveil.accounting.subsampled import ORDERS
 from fedveil.accounting.types import Event, Gaussian, Scope, Unbounded
 from fedveil.errors import LedgerError
 from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.ledger_totals import charged, charged_to
 
+_ORDERS = np.array(ORDERS[::4])
 _POINTS = {True: 60, False: 9}
 """Rounds at which epsilon is computed, where that is cheap (Gaussian releases alone) and where it is not."""
 
@@ -61,18 +64,23 @@ def spent(
 
 
 def _over_rounds(book: Ledger, scope: Scope, delta: float, clients: int) -> Spent:
-    cheap, (each_round, each_client, each_cost) = True, (array("q"), array("q"), array("d"))
+    kinds = dict[Event, int]()  # of releases that are not plain Gaussian
+    each_round, each_client, each_kind, each_square = array("q"), array("q"), array("q"), array("d")
     for t, client, event in charged(book, scope):
-        each_round.append(t)
-        each_client.append(client)
-        each_cost.append(_cost(event))
-        cheap = cheap and isinstance(event, Gaussian)
+        kind, square = (
+            (-1, event.count * event.mu**2) if isinstance(event, Gaussian) else (kinds.setdefault(event, len(kinds)), 0.0)
+        )
+        for column, value in ((each_round, t), (each_client, client), (each_kind, kind)):
+            column.append(value)
+        each_square.append(square)
     if not each_round:
         return Spent(problem=f"the ledger charged nothing for the promised scope ({scope})")
     order = np.argsort(each_round, kind="stable")
-    rounds, costs = np.array(each_round)[order], np.array(each_cost)[order]
+    rounds, squares, of_kind = np.array(each_round)[order], np.array(each_square)[order], np.array(each_kind)[order]
     numbers, places = np.unique(np.array(each_client)[order], return_inverse=True)
+    cheap, curves = not kinds, np.array([rdp_curve(event, _ORDERS, adjacency=scope.adjacency) for event in kinds])
     totals, active = np.zeros(len(numbers)), np.zeros(len(numbers), dtype=bool)
+    by_order = np.zeros((len(numbers), len(_ORDERS)))
     most, median, reason, done = [], [], "", 0
 
     def epsilon(place: int, t: int) -> float:
@@ -81,16 +89,19 @@ def _over_rounds(book: Ledger, scope: Scope, delta: float, clients: int) -> Spen
         return bound(charged_to(book, scope, int(numbers[place]), t), delta, adjacency=scope.adjacency)[0]
 
     for t in _spaced(np.unique(rounds).tolist(), _POINTS[cheap]):
-        end = int(np.searchsorted(rounds, t, side="right"))
-        np.add.at(totals, places[done:end], costs[done:end])
-        active[places[done:end]] = True
-        done = end
+        new = slice(done, done := int(np.searchsorted(rounds, t, side="right")))
+        np.add.at(totals, places[new], squares[new])
+        active[places[new]] = True
+        if not cheap:
+            sampled = of_kind[new] >= 0
+            np.add.at(by_order, places[new][sampled], curves[of_kind[new][sampled]])
         among = np.flatnonzero(active)
-        top = int(among[np.argmax(totals[among])])
+        costs = totals if cheap else _by_renyi(totals, by_order, delta)
+        top = int(among[np.argmax(costs[among])])
         most.append((t + 1, epsilon(top, t)))
         if numbers[0] >= 0:
             idle, middle = clients - len(among), (clients - 1) // 2
-            ranked = among[np.argsort(totals[among], kind="stable")]
+            ranked = among[np.argsort(costs[among], kind="stable")]
             median.append((t + 1, 0.0 if middle < idle else epsilon(int(ranked[middle - idle]), t)))
         if math.isinf(most[-1][1]) and not cheap:
             events = charged_to(book, scope, int(numbers[top]), t)
@@ -104,10 +115,7 @@ def _spaced(rounds: list[int], points: int) -> list[int]:
     return sorted({rounds[round(i * (len(rounds) - 1) / max(1, count - 1))] for i in range(count)} | {rounds[-1]})
 
 
-def _cost(event: Event) -> float:
-    """What orders clients by spending: mu^2, for sampled releases that of the central limit (Dong et al. 2019)."""
-    if isinstance(event, Gaussian):
-        return event.count * event.mu**2
-    if isinstance(event, Unbounded):
-        return math.inf
-    return event.count * rate_of(event) ** 2 * math.expm1(min(unsampled_mu(event) ** 2, 700.0))
+def _by_renyi(squares: NDArray[np.float64], by_order: NDArray[np.float64], delta: float) -> NDArray[np.float64]:
+    """Epsilon of each client by Renyi accounting at a few orders: what orders clients by spending."""
+    curves = squares[:, None] * (_ORDERS / 2) + by_order
+    return np.asarray(rdp_epsilons(np.broadcast_to(_ORDERS, curves.shape), curves, delta).min(axis=1), dtype=np.float64)

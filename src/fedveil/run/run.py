@@ -292,7 +292,7 @@ def summaries(result: Result, run_id: str, columns: Columns) -> tuple[dict[str, 
         whole["selection_score"] = result.selection_score
     shown = Columns(columns.own)  # the last model is released in every view, and with it its scores
     public = {k: v for k, v in last.items() if columns[k].public or (k.startswith("test_") and shown[k].public)}
-    return whole, {k: v for k, v in whole.items() if k != "seconds" or columns[k].public} | {"final": public}
+    return whole, {k: v for k, v in whole.items() if k != "seconds"} | {"final": public}
 
 
 def _write_statement(path: Path, statement: Statement) -> None:

@@ -22,7 +22,7 @@ from fedveil.engines.device import settings
 from fedveil.engines.memory import keep_freed_memory
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
-from fedveil.federation.round import ClientTask, Context, Failure, Outcome, Work, attempted, planned, sealed_outcome
+from fedveil.federation.round import ClientTask, Context, Failure, Outcome, Work, attempted, failure, planned, sealed_outcome
 from fedveil.training.local import BatchGradient, GradientSource
 
 if TYPE_CHECKING:
@@ -94,14 +94,14 @@ class Batched:
         finally:
             for _, thread in running.values():
                 thread.give_up()
-        return self._checked(works)
+        return self._checked(works, todo)
 
-    def _checked(self, works: dict[int, Work | Failure]) -> dict[int, Work | Failure]:
+    def _checked(self, works: dict[int, Work | Failure], todo: list[ClientTask]) -> dict[int, Work | Failure]:
         """All of them fail if the code that they shared kept anything: it may have gone from one to another."""
         try:
             self.context.require_constants()
         except ConfigError as error:
-            return {index: Failure(work.plan, str(error)) for index, work in works.items()}
+            return {i: failure(self.context, todo[i], work.plan, str(error)) for i, work in works.items()}
         return works
 
     def _client(self, thread: ClientThread, task: ClientTask, start: Tensor, row: int) -> Work | Failure:

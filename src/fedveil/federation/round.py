@@ -201,7 +201,7 @@ def sealed_outcome(context: Context, task: ClientTask, work: Work | Failure, sta
     door, made = context.door, work.noise if isinstance(work, Failure) else work
     problems = [work.reason] if isinstance(work, Failure) else []
     release: SealedUpload | Contribution | None = None
-    if not problems or _promising(work.plan, door):
+    if not problems or promising(work.plan, door):
         try:
             release = (door.seal if context.summed else door.seal_upload)(
                 None if made is None else made.update,
@@ -240,7 +240,8 @@ def observed(upload: Upload, released: Released) -> Upload:
     return replace(upload, start=released.model, public_loss=released.public_loss)
 
 
-def _promising(plan: Plan | Raw, door: Door) -> bool:
+def promising(plan: Plan | Raw, door: Door) -> bool:
+    """Whether anything is promised of what leaves under this plan, at the door or in training."""
     return isinstance(plan, Plan) and (plan.dp_sgd is not None or promises(plan, door.layout))
 
 
@@ -287,7 +288,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
     noise_power = local.noise_power
     if dp_sgd is not None:  # an objective has no say in figures that are public
         noise_power = step_noise(dp_sgd, context.spec, model.layout, t)
-    elif noise_power is not None and _promising(plan, context.door):
+    elif noise_power is not None and promising(plan, context.door):
         noise_power = None
     update, state, noise_power, extras = _kept(model, (update, local.state, noise_power, local.extras | counts))
     _check_kept(state, noise_power, len(model.layout))

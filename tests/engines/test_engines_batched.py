@@ -405,7 +405,7 @@ def test_under_dp_sgd_clients_that_shared_code_which_kept_something_send_their_n
     run = job(
         config({"name": "dp-fedavg"}, "server", training={"local": "dp-sgd", "batch_clip": None}, privacy=by_record), tmp_path
     )
-    run = replace(run, context=replace(run.context, kept=Keeping()))  # type: ignore[arg-type]
+    run = replace(run, context=replace(run.context, kept=(Keeping(),)))  # type: ignore[arg-type]
     progress = start(run)
     tasks = [ClientTask(client, Released(0, progress.model, None), 1.0) for client in range(4)]
     with Batched(run.context) as workers:

@@ -46,8 +46,8 @@ class Context:
     """What all clients of a run share; nothing in it changes between rounds.
 
     `summed`: uploads are added before anyone sees them (aggregate and final view). `buffers`: the initial batch statistics.
-    `gradients`: what an engine makes of each client's source of gradients. `task`: what is learned; `kept`: what its own code
-    keeps, if it is the user's. `evaluation`: counts on the clients' own `tests` that leave beside each update.
+    `gradients`: what an engine makes of each client's source of gradients. `task`: what is learned; `kept`: what code of
+    the user's own keeps. `evaluation`: counts on the clients' own `tests` that leave beside each update.
     Training happens where `model` and `clients` are; plans, door, tests and all states stay on the CPU.
     """
 
@@ -62,7 +62,7 @@ class Context:
     buffers: Tensor
     gradients: Callable[[GradientSource], GradientSource] = _itself
     task: Task = field(default_factory=Classification)
-    kept: KeptState | None = None
+    kept: tuple[KeptState, ...] = ()
     evaluation: EvaluationCounts | None = None
     tests: Clients | None = None
 
@@ -82,14 +82,14 @@ class Context:
         return self.gradients is not _itself
 
     def require_constants(self) -> None:
-        """Refuse what the code of the model or the task kept of a client's examples.
+        """Refuse what the code of the model, the task or the method kept of a client's examples.
 
         Raises:
             ConfigError: each time from then on.
         """
         self.model.require_constants()
-        if self.kept is not None:
-            self.kept.require_unchanged()
+        for kept in self.kept:
+            kept.require_unchanged()
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class Batched:
             return InStep(source, thread, row) if isinstance(source, BatchGradient) else source
 
         assert self._stack is not None
-        context = replace(self.context, model=self._stack.models[row], gradients=in_step)
+        context = replace(self.context, model=self._stack.models[row], gradients=in_step, in_turns=True)
         return attempted(context, replace(task, released=replace(task.released, model=start)), plan)
 
     def _room(self, tasks: int) -> Stack:

@@ -48,6 +48,7 @@ class Context:
     `summed`: uploads are added before anyone sees them (aggregate and final view). `buffers`: the initial batch statistics.
     `gradients`: what an engine makes of each client's source of gradients. `task`: what is learned; `kept`: what code of
     the user's own keeps. `evaluation`: counts on the clients' own `tests` that leave beside each update.
+    `in_turns`: clients train in turns with each other, and their engine seeds what layers draw.
     Training happens where `model` and `clients` are; plans, door, tests and all states stay on the CPU.
     """
 
@@ -63,6 +64,7 @@ class Context:
     gradients: Callable[[GradientSource], GradientSource] = _itself
     task: Task = field(default_factory=Classification)
     kept: tuple[KeptState, ...] = ()
+    in_turns: bool = False
     evaluation: EvaluationCounts | None = None
     tests: Clients | None = None
 
@@ -277,8 +279,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
         plan=executed,
         data=None if dp_sgd is not None else (x, y),
     )
-    in_turns = context.followed  # with other clients: their engine seeds what layers draw
-    with nullcontext() if in_turns else context.randomness.forward(device, t, task.client):
+    with nullcontext() if context.in_turns else context.randomness.forward(device, t, task.client):
         update, loss = train(local, x, y, context.objective)
     if not on_nothing:
         context.require_constants()

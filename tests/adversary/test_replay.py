@@ -134,6 +134,17 @@ def test_a_replay_in_which_nobody_holds_anything_says_so() -> None:
         replay_federation(fresh)
 
 
+def test_dropout_is_the_same_in_both_worlds(tmp_path: Path) -> None:
+    """Whoever follows gradients does not seed what layers draw: other masks in the second world looked like a leak."""
+    (tmp_path / "dropping_net.py").write_text(
+        "from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))\n"
+    )
+    config = digits(
+        {"name": "dp-fedavg"}, f"model.name={tmp_path / 'dropping_net.py'}:net", "run.engine=inline", "privacy.epsilon=8"
+    )
+    assert replay(config).findings == {}
+
+
 def test_the_pool_is_replayed_as_well() -> None:
     assert replay(config_of("dp-fedavg", "server", {}, {}), rounds=2, engine="pool").findings == {}
 

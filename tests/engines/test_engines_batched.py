@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedveil.engines.batched as batched
 import fedveil.engines.batched_gradient as batched_gradient
 import fedveil.engines.select_engine as engines
 from by_hand import ONE, TWO
@@ -29,12 +30,13 @@ from fedveil.engines.select_engine import engine, place
 from fedveil.errors import BudgetExhausted, ConfigError
 from fedveil.federation.fit import fit, one_round
 from fedveil.federation.progress import Federation, Progress, start
+from fedveil.federation.round import ClientTask, sealed_outcome
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
 from fedveil.models import model_registry as registry
 from fedveil.release.grid import exponent_for
-from fedveil.release.plan import Upload
+from fedveil.release.plan import Released, Upload
 from fedveil.release.sealed import SealedUpload
 from fedveil.run.assembly import checked_model, federation
 from fedveil.run.run import run as run_experiment
@@ -362,6 +364,54 @@ def test_one_faulty_client_is_left_out_and_the_others_are_as_without_it(
         assert all(list(row["failures"]) == [victim] for row in results[-1].history)
     assert_close(results[1], results[0])
     assert not caplog.records
+
+
+@pytest.mark.parametrize(("method", "secret"), [({"name": "dp-fedavg"}, True), ({"name": "fedavg"}, False)])
+def test_masks_of_dropout_are_secret_where_clients_share_them_and_something_is_promised(
+    method: dict[str, Any], secret: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They lie in one tensor, so one example less at one client moves the masks of all: from a seed, updates that others know."""
+    trained: list[list[torch.Tensor]] = []
+
+    def kept(context: Any, task: ClientTask, work: Any, start: float) -> Any:
+        trained[-1].append(work.update)
+        return sealed_outcome(context, task, work, start)
+
+    monkeypatch.setattr(batched, "sealed_outcome", kept)
+    for again in ("one", "two"):
+        run = job(config(method, "server", run={"seeded_noise": False}), tmp_path / again)
+        net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(64, 10))
+        model = FlatModel(net)
+        model.load(torch.linspace(-0.1, 0.1, model.layout.dimension))
+        door = replace(run.context.door, layout=model.layout)
+        context = replace(run.context, model=model, buffers=model.buffers(), door=door)
+        trained.append([])
+        with Batched(context) as workers:
+            tasks = [ClientTask(client, Released(0, model.vector.clone(), None), 1.0) for client in range(4)]
+            assert not any(outcome.error for outcome in workers.map(tasks))
+    assert len(trained[0]) == 4
+    assert all(torch.equal(one, two) != secret for one, two in zip(*trained, strict=True))
+
+
+class Keeping:
+    """Code of the user's own that kept something, as is found after each client."""
+
+    def require_unchanged(self) -> None:
+        raise ConfigError("it keeps something")
+
+
+def test_under_dp_sgd_clients_that_shared_code_which_kept_something_send_their_noise(tmp_path: Path) -> None:
+    by_record = {"unit": "record", "epsilon": None, "noise_multiplier": 2.0, "delta": 1e-4}
+    run = job(
+        config({"name": "dp-fedavg"}, "server", training={"local": "dp-sgd", "batch_clip": None}, privacy=by_record), tmp_path
+    )
+    run = replace(run, context=replace(run.context, kept=(Keeping(),)))  # type: ignore[arg-type]
+    progress = start(run)
+    tasks = [ClientTask(client, Released(0, progress.model, None), 1.0) for client in range(4)]
+    with Batched(run.context) as workers:
+        found = list(workers.map(tasks))
+    assert [outcome.error for outcome in found] == ["it keeps something"] * 4
+    assert all(isinstance(o.release, SealedUpload) and bool(o.release.upload.vector.all()) for o in found)
 
 
 def test_an_exhausted_budget_ends_the_run(tmp_path: Path) -> None:

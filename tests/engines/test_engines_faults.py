@@ -32,6 +32,7 @@ from fedveil.errors import FedveilError
 from fedveil.federation.engine import Engine
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
+from fedveil.federation.round import sealed_outcome
 from fedveil.methods.fedavg import FedAvg
 from fedveil.release.cost import promises
 from fedveil.release.plan import Plan, Released
@@ -89,7 +90,7 @@ FAULTS.append(("zero", torch.zeros_like, ""))
 
 @dataclass(frozen=True)
 class Faulty:
-    """Some method's training, after which some clients, known by their number of examples, go wrong in the rounds given."""
+    """Some method's training, after which some clients go wrong in the rounds given."""
 
     inner: Any
     victims: tuple[int, ...]
@@ -106,7 +107,7 @@ class Faulty:
 
     def finish(self, local: Local) -> Any:
         update = self.inner.finish(local)
-        if local.examples in self.victims and local.round in self.rounds:
+        if local.client in self.victims and local.round in self.rounds:
             return FAULTS[self.faults[local.round % len(self.faults)]][1](update)
         return torch.zeros_like(update) if self.still else update
 
@@ -121,9 +122,8 @@ def faulty(configuration: Any, folder: Path, count: int = 1, **how: Any) -> tupl
     if configuration.method.name == "banded-mf":  # all six in each round
         configuration = configuration.model_copy(update={"method": configuration.method.model_copy(update={"separation": 1})})
     run = job(configuration, folder)
-    sizes = run.context.clients.sizes().tolist()
-    victims = [c for c in range(6) if sizes.count(sizes[c]) == 1][:count] if count < 6 else list(range(6))
-    objective = Faulty(run.context.objective, tuple(sizes[c] for c in victims), **how)
+    victims = list(range(count))
+    objective = Faulty(run.context.objective, tuple(victims), **how)
     return replace(run, context=replace(run.context, objective=objective)), victims
 
 
@@ -232,7 +232,7 @@ def test_clients_that_fail_send_their_noise(
 
 @dataclass(frozen=True)
 class Dying:
-    """Some method's training, in which the processes of some clients, known by their number of examples, end or hang."""
+    """Some method's training, in which the processes of some clients end or hang."""
 
     inner: Any
     victims: tuple[int, ...]
@@ -240,7 +240,7 @@ class Dying:
     rounds: tuple[int, ...] = (1,)
 
     def begin(self, local: Local) -> None:
-        if local.examples in self.victims and local.round in self.rounds:
+        if local.client in self.victims and local.round in self.rounds:
             if self.hang:
                 time.sleep(60)
             os._exit(1)
@@ -256,7 +256,7 @@ class Dying:
 
 def dying(configuration: Any, folder: Path, count: int = 1, **how: Any) -> tuple[Federation, list[int]]:
     run, victims = faulty(configuration, folder, count, faults=(ZERO,), rounds=())
-    objective = Dying(run.context.objective.inner, run.context.objective.victims, **how)  # type: ignore[attr-defined]
+    objective = Dying(run.context.objective.inner, tuple(victims), **how)  # type: ignore[attr-defined]
     return replace(run, context=replace(run.context, objective=objective)), victims
 
 
@@ -309,6 +309,35 @@ def test_a_client_that_takes_too_long_releases_zero_from_the_parent(view: str, t
     assert same_state(progress.policies, other.policies)
     assert charged(tmp_path / "slow") == charged(tmp_path / "zero")
     assert {e.participants for e in charged(tmp_path / "slow")} == ({1} if view == "server" else {6})
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_under_dp_sgd_a_client_that_takes_too_long_sends_the_noise_of_its_steps(
+    view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent sent exact zeros for it once: no noise at all, and less of it in the figures of the round."""
+    by_record = {
+        "model": {"hidden": [64]},
+        "training": {"local": "dp-sgd", "batch_clip": None, "rounds": 2, "optimizer": {"lr": 0.1}},
+        "privacy": {"unit": "record", "epsilon": None, "noise_multiplier": 2.0, "delta": 1e-4},
+    }
+    run, (victim,) = dying(config({"name": "dp-fedavg"}, view, **by_record), tmp_path, hang=True)
+    sent: dict[tuple[int, int], torch.Tensor] = {}
+
+    def kept(context: Any, task: Any, work: Any, start: float) -> Any:
+        sent[task.released.round, task.client] = work.noise.update
+        return sealed_outcome(context, task, work, start)
+
+    monkeypatch.setattr(pool, "sealed_outcome", kept)
+    progress = start(run)
+    assert fit(run, ProcessPool(run.context, 2, timeout=2.0), progress) == ""
+    assert progress.history[1]["failures"] == {victim: "no answer within 2 seconds"}
+    step = run.setting.dp_sgd()
+    assert step is not None
+    planned = 0.1 * 2.0 * step.clip / step.expected * math.sqrt(step.steps)  # 4,810 normals: the standard error is 1 %
+    assert list(sent) == [(1, victim)]
+    assert float(sent[1, victim].std()) == pytest.approx(planned, rel=0.06)
+    assert progress.history[1]["noise_norm"] == progress.history[0]["noise_norm"]
 
 
 def test_a_client_that_takes_too_long_is_left_out_where_nothing_is_promised(tmp_path: Path) -> None:

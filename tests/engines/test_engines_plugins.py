@@ -370,8 +370,10 @@ class Peeking(Inner):
     """Looks for examples in what it is handed, or for their number."""
 
     steps: int = 0
+    nominal: int = 0
 
     def begin(self, local: Local) -> None:
+        assert local.examples == self.nominal
         local.scratch["steps"] = local.steps
         self.inner.begin(local)
 
@@ -425,7 +427,7 @@ def test_an_objective_under_dp_sgd_sees_no_example(engine: str, tmp_path: Path) 
     rows = np.r_[0, int(clients.offsets[1]) : len(clients.y)]  # client 0 has one example
     fewer = np.where(clients.offsets > 0, clients.offsets - int(clients.offsets[1]) + 1, 0)
     run = with_parts(run, clients=Clients(clients.x[rows], clients.y[rows], fewer))
-    progress, uploads = ran(with_parts(run, objective=Peeking(run.context.objective, step.steps)), engine)
+    progress, uploads = ran(with_parts(run, objective=Peeking(run.context.objective, step.steps, run.setting.records)), engine)
     assert not any(row["failures"] for row in progress.history)
     assert all(u.vector.any() for u in uploads)
 

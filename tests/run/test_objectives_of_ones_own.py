@@ -17,11 +17,20 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+import federation_runs as runs_of
 import fedveil as fv
 import method_kit as h
+from fedveil.configuration.public_setting import calibrated_setting
+from fedveil.engines.inline import Inline
 from fedveil.federation.plain_state import is_storable
+from fedveil.federation.round import ClientTask
+from fedveil.ledger.ledger import Ledger
+from fedveil.methods.base import Setting
 from fedveil.methods.dp_fedavg import DPFedAvg
-from fedveil.training.local import Local, Plain, State
+from fedveil.release.plan import Released
+from fedveil.run.assembly import federation, prepare
+from fedveil.statement.certify import certify
+from fedveil.training.local import Local, Objective, Plain, State
 
 SECRETS = (0.5, 9.0)
 """What client 0 holds, in two worlds that differ in nothing else."""
@@ -154,3 +163,58 @@ def test_under_dp_sgd_a_client_that_fails_sends_the_noise_of_its_steps(
     assert noise[0] == noise[1]
     assert min(map(float, noise[0])) > 0
     assert failed == ["1"] * 3
+
+
+class Momentum(Plain):
+    """A velocity for the gradient, as optimisers have one, on the objective itself: one object, which serves all clients."""
+
+    velocity: Tensor | float = 0.0
+
+    def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        loss = local.gradient(local, x, y)
+        local.model.grad.add_(self.velocity, alpha=0.9) if isinstance(self.velocity, Tensor) else None
+        object.__setattr__(self, "velocity", local.model.grad.clone())
+        local.descend()
+        return loss
+
+
+def push(local: Local) -> None:
+    """A penalty that keeps what it saw, in a function of the user's own."""
+    PUSHED.append(float(local.model.grad.norm()))
+
+
+PUSHED: list[float] = []
+
+
+class OwnMethod(DPFedAvg):
+    """A method of the user's own."""
+
+    kind: str = "velocity"
+
+    def objective(self, s: Setting) -> Objective:
+        return {"velocity": Momentum, "penalty": lambda: Plain(penalty=push), "nothing": Plain}[self.kind]()
+
+
+@pytest.mark.parametrize("measured", [False, True])
+@pytest.mark.parametrize(("kind", "kept"), [("velocity", "objective.velocity"), ("penalty", "global PUSHED"), ("nothing", "")])
+def test_what_an_objective_keeps_for_the_next_client_is_found(kind: str, kept: str, measured: bool, tmp_path: Path) -> None:
+    """One client's gradients moved the others' clipped updates by 3.3 clips, with a proven epsilon and no word of it."""
+    training = {"measure_trained": measured}
+    config = runs_of.config({"name": "dp-fedavg"}, "server", training=training, data={"client_test_fraction": 0.2})
+    data = prepare(config)
+    _, setting = calibrated_setting(config, data.population)
+    Ledger.create(tmp_path / "ledger.sqlite", "run", {}).close()
+    run = federation(config, data, tmp_path / "ledger.sqlite", "run", calibrated=(OwnMethod(kind=kind), setting))
+    model = run.context.model.vector.clone()
+    tasks = [ClientTask(client, Released(0, model, None), 1.0) for client in range(4)]
+    with Inline(run.context) as workers:
+        errors = [outcome.error for outcome in workers.map(tasks)]
+    assert all(kept in error and bool(error) == bool(kept) for error in errors), errors
+
+
+def test_the_statement_says_what_is_taken_on_trust_of_a_method_of_ones_own() -> None:
+    config = runs_of.config({"name": "dp-fedavg"})
+    _, setting = calibrated_setting(config, prepare(config).population)
+    own, ours = (certify(method, setting) for method in (OwnMethod(), DPFedAvg()))
+    assert not any("the code of method.name" in one.what for one in ours.assumptions)
+    assert any("the code of method.name = 'dp-fedavg', which is the user's own, keeps nothing" in a.what for a in own.assumptions)

@@ -157,6 +157,7 @@ class RecordedGradient:
         return getattr(self.own, name)
 
     def batches(self, local: Local, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        self._held = len(y)
         return self.own.batches(local, x, y)
 
     def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
@@ -181,7 +182,7 @@ class RecordedGradient:
         whole = ("the sum of a step", 0, len(grad), exponent, float("inf"))
         step = Measured(total, (whole,), step_sensitivity(plan, len(grad), self.adjacency), len(grad))
         self.diary.note("private", SENSITIVITY, round, client, step)
-        self.diary.note("private", BATCHES, round, client, (local.examples, plan.rate, size))
+        self.diary.note("private", BATCHES, round, client, (self._held, plan.rate, size))
         key = (round, client, local.step)
         self.diary.note("release", "", round, client, (key, grad.clone()))
         if key in self.first:

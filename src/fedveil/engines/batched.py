@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -22,11 +22,24 @@ from fedveil.engines.device import settings
 from fedveil.engines.memory import keep_freed_memory
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
-from fedveil.federation.round import ClientTask, Context, Failure, Outcome, Work, attempted, planned, sealed_outcome
+from fedveil.federation.round import (
+    ClientTask,
+    Context,
+    Failure,
+    Outcome,
+    Work,
+    attempted,
+    failure,
+    planned,
+    promising,
+    sealed_outcome,
+)
 from fedveil.training.local import BatchGradient, GradientSource
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fedveil.release.plan import Plan, Raw
 
 ON_A_CPU = 16
 """Clients at once on a CPU, where nothing is gained by more."""
@@ -63,12 +76,23 @@ class Batched:
         """Train all, then seal what they release in the order of the tasks."""
         todo = list(tasks)
         start = time.perf_counter()
-        with self.context.randomness.forward(self.device, [(task.released.round, task.client) for task in todo]):
-            works = self._train(todo)
+        plans = [planned(self.context, task) for task in todo]
+        with self._layers(todo, plans):
+            works = self._train(todo, plans)
         for i, task in enumerate(todo):
             yield sealed_outcome(self.context, task, works[i], start)
 
-    def _train(self, todo: list[ClientTask]) -> dict[int, Work | Failure]:
+    def _layers(self, todo: list[ClientTask], plans: list[Plan | Raw]) -> AbstractContextManager[None]:
+        """Where layers draw from, such as dropout: a secret source if a plan promises anything.
+
+        Which of the numbers a client gets follows from the sizes of all. From a public seed, a client with one example less
+        would move the masks of the others, and by that a sum by more than its clip.
+        """
+        randomness, names = self.context.randomness, [(task.released.round, task.client) for task in todo]
+        draw = randomness.layers if any(promising(plan, self.context.door) for plan in plans) else randomness.forward
+        return draw(self.device, names)
+
+    def _train(self, todo: list[ClientTask], plans: list[Plan | Raw]) -> dict[int, Work | Failure]:
         """What each task's training gave; longest clients first, a row is given to the next client as soon as it is free."""
         if not todo:
             return {}
@@ -82,7 +106,8 @@ class Batched:
             while waiting or running:
                 while waiting and free:
                     row, index = free.pop(), waiting.popleft()
-                    running[row] = index, ClientThread(partial(self._client, task=todo[index], start=start, row=row))
+                    lane = partial(self._client, task=todo[index], plan=plans[index], start=start, row=row)
+                    running[row] = index, ClientThread(lane)
                 for row, (index, thread) in list(running.items()):
                     if thread.result is not None:
                         del running[row]
@@ -94,23 +119,22 @@ class Batched:
         finally:
             for _, thread in running.values():
                 thread.give_up()
-        return self._checked(works)
+        return self._checked(works, todo)
 
-    def _checked(self, works: dict[int, Work | Failure]) -> dict[int, Work | Failure]:
+    def _checked(self, works: dict[int, Work | Failure], todo: list[ClientTask]) -> dict[int, Work | Failure]:
         """All of them fail if the code that they shared kept anything: it may have gone from one to another."""
         try:
             self.context.require_constants()
         except ConfigError as error:
-            return {index: Failure(work.plan, str(error)) for index, work in works.items()}
+            return {i: failure(self.context, todo[i], work.plan, str(error)) for i, work in works.items()}
         return works
 
-    def _client(self, thread: ClientThread, task: ClientTask, start: Tensor, row: int) -> Work | Failure:
+    def _client(self, thread: ClientThread, task: ClientTask, plan: Plan | Raw, start: Tensor, row: int) -> Work | Failure:
         def in_step(source: GradientSource) -> GradientSource:
             return InStep(source, thread, row) if isinstance(source, BatchGradient) else source
 
         assert self._stack is not None
-        plan = planned(self.context, task)
-        context = replace(self.context, model=self._stack.models[row], gradients=in_step)
+        context = replace(self.context, model=self._stack.models[row], gradients=in_step, in_turns=True)
         return attempted(context, replace(task, released=replace(task.released, model=start)), plan)
 
     def _room(self, tasks: int) -> Stack:

@@ -36,7 +36,7 @@ from fedveil.engines.pool_worker import SharedMemory, in_row, work
 from fedveil.engines.shared_arena import SharedArena, Slot
 from fedveil.engines.stacked import MOST_ROWS
 from fedveil.errors import ConfigError, FedveilError
-from fedveil.federation.round import ClientTask, Context, Failure, Outcome, planned, sealed_outcome
+from fedveil.federation.round import ClientTask, Context, Outcome, failure, planned, sealed_outcome
 from fedveil.release.plan import HasPublicSteps, Plan, Released, Upload
 from fedveil.release.sealed import ELSEWHERE, Contribution, SealedUpload
 from fedveil.training.cores import available_cores
@@ -306,14 +306,15 @@ class ProcessPool:
     def _completed(self, outcome: Outcome, task: ClientTask, index: int) -> Outcome:
         """Put back what did not travel: the vector from its row, the common state, a lost client's states.
 
-        A client that was given up releases zero with noise from here, as if its training had failed; one whose process died is
-        absent.
+        A client that was given up releases zero with noise from here, as if its training had failed (under DP-SGD the noise of
+        all its steps, which this process draws); one whose process died is absent.
         """
         if outcome.client < 0:
             lost = replace(outcome, client=task.client, policy_state=task.policy_state, private=task.private)
             if outcome.error.startswith(_DIED):
                 return lost
-            return sealed_outcome(self.context, task, Failure(planned(self.context, task), outcome.error), time.perf_counter())
+            start, plan = time.perf_counter(), planned(self.context, task)
+            return sealed_outcome(self.context, task, failure(self.context, task, plan, outcome.error), start)
         release, state = outcome.release, task.policy_state if self.context.summed else outcome.policy_state
         if isinstance(release, Contribution) and release.sealed is ELSEWHERE:
             self._free_rows.append(self._row_of[index])

@@ -46,8 +46,9 @@ class Context:
     """What all clients of a run share; nothing in it changes between rounds.
 
     `summed`: uploads are added before anyone sees them (aggregate and final view). `buffers`: the initial batch statistics.
-    `gradients`: what an engine makes of each client's source of gradients. `task`: what is learned; `kept`: what its own code
-    keeps, if it is the user's. `evaluation`: counts on the clients' own `tests` that leave beside each update.
+    `gradients`: what an engine makes of each client's source of gradients. `task`: what is learned; `kept`: what code of
+    the user's own keeps. `evaluation`: counts on the clients' own `tests` that leave beside each update.
+    `in_turns`: clients train in turns with each other, and their engine seeds what layers draw.
     Training happens where `model` and `clients` are; plans, door, tests and all states stay on the CPU.
     """
 
@@ -62,7 +63,8 @@ class Context:
     buffers: Tensor
     gradients: Callable[[GradientSource], GradientSource] = _itself
     task: Task = field(default_factory=Classification)
-    kept: KeptState | None = None
+    kept: tuple[KeptState, ...] = ()
+    in_turns: bool = False
     evaluation: EvaluationCounts | None = None
     tests: Clients | None = None
 
@@ -82,14 +84,14 @@ class Context:
         return self.gradients is not _itself
 
     def require_constants(self) -> None:
-        """Refuse what the code of the model or the task kept of a client's examples.
+        """Refuse what the code of the model, the task or the method kept of a client's examples.
 
         Raises:
             ConfigError: each time from then on.
         """
         self.model.require_constants()
-        if self.kept is not None:
-            self.kept.require_unchanged()
+        for kept in self.kept:
+            kept.require_unchanged()
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ def sealed_outcome(context: Context, task: ClientTask, work: Work | Failure, sta
     door, made = context.door, work.noise if isinstance(work, Failure) else work
     problems = [work.reason] if isinstance(work, Failure) else []
     release: SealedUpload | Contribution | None = None
-    if not problems or _promising(work.plan, door):
+    if not problems or promising(work.plan, door):
         try:
             release = (door.seal if context.summed else door.seal_upload)(
                 None if made is None else made.update,
@@ -240,7 +242,8 @@ def observed(upload: Upload, released: Released) -> Upload:
     return replace(upload, start=released.model, public_loss=released.public_loss)
 
 
-def _promising(plan: Plan | Raw, door: Door) -> bool:
+def promising(plan: Plan | Raw, door: Door) -> bool:
+    """Whether anything is promised of what leaves under this plan, at the door or in training."""
     return isinstance(plan, Plan) and (plan.dp_sgd is not None or promises(plan, door.layout))
 
 
@@ -276,8 +279,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
         plan=executed,
         data=None if dp_sgd is not None else (x, y),
     )
-    in_turns = context.followed  # with other clients: their engine seeds what layers draw
-    with nullcontext() if in_turns else context.randomness.forward(device, t, task.client):
+    with nullcontext() if context.in_turns else context.randomness.forward(device, t, task.client):
         update, loss = train(local, x, y, context.objective)
     if not on_nothing:
         context.require_constants()
@@ -287,7 +289,7 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
     noise_power = local.noise_power
     if dp_sgd is not None:  # an objective has no say in figures that are public
         noise_power = step_noise(dp_sgd, context.spec, model.layout, t)
-    elif noise_power is not None and _promising(plan, context.door):
+    elif noise_power is not None and promising(plan, context.door):
         noise_power = None
     update, state, noise_power, extras = _kept(model, (update, local.state, noise_power, local.extras | counts))
     _check_kept(state, noise_power, len(model.layout))

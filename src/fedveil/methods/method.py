@@ -82,6 +82,11 @@ def extras_of(method: Method, s: Setting) -> dict[str, tuple[int, ...]]:
     return {**method.extras(s), **({} if s.evaluation is None else {COUNTS: (2,)})}
 
 
+def is_own(method: Method) -> bool:
+    """Whether its class is the user's own code."""
+    return type(method).__module__.partition(".")[0] != "fedveil"
+
+
 def weighting_of(method: Method) -> Weighting:
     """How clients weigh in the mean: by the method's `weighting`, as a parameter or a property, else all the same."""
     found: Weighting = getattr(method, "weighting", "uniform")

@@ -61,6 +61,11 @@ class PerExampleGradient:
         return self.plan.steps
 
     @property
+    def examples(self) -> int:
+        """The nominal number, which the rate was made for: a client's own is as private as its records."""
+        return round(self.plan.expected / self.plan.rate)
+
+    @property
     def waiting(self) -> int:
         """Examples of the batch of which no gradient was asked for yet."""
         return 0 if self._batch is None else len(self._batch[1])

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +40,7 @@ from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilt
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.methods.calibration import ROUNDING
 from fedveil.methods.declared_cost import check_declared
-from fedveil.methods.method import Method, extras_of
+from fedveil.methods.method import Method, extras_of, is_own
 from fedveil.methods.run_cost import releases_to, run_releases
 from fedveil.methods.setting import Setting
 from fedveil.models.mixing import drawn_elsewhere, mixing_layer
@@ -198,11 +199,12 @@ def federation(
         memory=NoiseMemory(ledger.with_name(STATE_FILE)),
         bits=setting.grid_bits,
     )
+    local_training = objective(config, method, setting)
     context = Context(
         model,
         prepared.clients,
         setting.local,
-        objective(config, method, setting),
+        local_training,
         method.policy(setting),
         door,
         randomness,
@@ -211,7 +213,7 @@ def federation(
         task=setting.task,
         evaluation=setting.evaluation,
         tests=prepared.client_tests,
-        kept=KeptState(f"task.name = {setting.task.name!r}", setting.task) if setting.task.own else None,
+        kept=_kept(method, setting.task, local_training),
     )
     return Federation(
         setting,
@@ -225,6 +227,16 @@ def federation(
         prepared.public,
         method.participation(setting),
     )
+
+
+def _kept(method: Method, task: Task, local_training: Objective) -> tuple[KeptState, ...]:
+    """What code of the user's own must not keep: that of the task, and what local training is made of."""
+    found = [KeptState(f"task.name = {task.name!r}", task)] if task.own else []
+    if is_own(method):
+        own = local_training.inner if isinstance(local_training, Trained) else local_training
+        parts = {**getattr(own, "__dict__", {}), "objective": own}  # which may be ours, with functions of the user's
+        found.append(KeptState(f"method.name = {method.name!r}", SimpleNamespace(**parts)))
+    return tuple(found)
 
 
 def check_targets(task: Task, dataset: Dataset) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedveil.accounting.formatting import epsilon, number
 from fedveil.accounting.secret_samples import is_amplified
 from fedveil.accounting.types import Adjacency, FixedSampleGaussian, Guarantee, SeenCountGaussian, Unit, View
-from fedveil.methods.method import weighting_of
+from fedveil.methods.method import is_own, weighting_of
 from fedveil.methods.run_cost import releases_to
 from fedveil.statement.evaluation_notes import evaluation_note
 from fedveil.statement.public_values import LOOKED_AT
@@ -85,8 +85,22 @@ def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> 
                 "the bound counts that many releases of one client",
             )
         )
-    found += [*_task(s.task), *selection_assumptions(s)]
+    found += [*_own_training(method), *_task(s.task), *selection_assumptions(s)]
     return (*found, *(Assumption(text, f"the bound of {method.name} rests on it") for text in method.assumptions(s)))
+
+
+def _own_training(method: Method) -> list[Assumption]:
+    """What is taken on trust of a method that is the user's own."""
+    if not is_own(method):
+        return []
+    return [
+        Assumption(
+            f"the code of method.name = {method.name!r}, which is the user's own, keeps nothing of an example where it is not "
+            f"looked for: {LOOKED_AT}",
+            "what it kept of one client's data would pass by that client's clip and noise, into another's update or a plan; "
+            "where it is found, the clients after it send zeros and the run ends, which everybody sees",
+        )
+    ]
 
 
 def _task(task: Task) -> list[Assumption]:

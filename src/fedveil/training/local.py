@@ -103,7 +103,8 @@ class Local:
         support: coordinates that may leave this round as a bool mask [d], or None for all; fixed by the plan.
         state: this client's private state; a method may keep masks or personal weights here between rounds.
         scratch: whatever an objective needs from one batch to the next; it dies with the round.
-        normal: source of standard normals, by number; ask `noise`. examples: how many the client has. client: its number.
+        normal: source of standard normals, by number; ask `noise`. client: its number.
+        examples: how many the client has; under DP-SGD, which hides that, the public nominal number.
         plan: what will leave (a copy of the client's own), or None where that is decided from the update.
         data: examples and targets for `begin`, or None under DP-SGD, where they may touch nothing but the gradient source.
         extras: what leaves beside the update, by the names of the method's release layout; to be set until `finish` returns.
@@ -326,7 +327,7 @@ def train(local: Local, x: Tensor, y: Tensor, objective: Objective) -> tuple[Ten
     """
     if len(x) != len(y):
         raise ConfigError(f"as many targets as examples are needed, got {len(x)} examples and {len(y)} targets")
-    local.examples = len(y)
+    local.examples = getattr(local.gradient, "examples", len(y))
     local.steps = getattr(local.gradient, "steps", None) or local.spec.steps_for(len(y))
     update, total = follow(local, local.gradient.batches(local, x, y), objective)
     own = getattr(local.gradient, "losses", None)

@@ -315,7 +315,7 @@ def test_a_client_that_takes_too_long_releases_zero_from_the_parent(view: str, t
 def test_under_dp_sgd_a_client_that_takes_too_long_sends_the_noise_of_its_steps(
     view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The parent sent exact zeros for it once: no noise at all, and less of it in the figures of the round."""
+    """No configuration has this time-out; a program that builds its own pool may."""
     by_record = {
         "model": {"hidden": [64]},
         "training": {"local": "dp-sgd", "batch_clip": None, "rounds": 2, "optimizer": {"lr": 0.1}},

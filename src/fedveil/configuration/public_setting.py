@@ -205,8 +205,8 @@ def local_spec(config: Config) -> LocalSpec:
         raise ConfigError("DP-SGD clips and noises in float32: leave run.precision at float32 with training.local = 'dp-sgd'")
     if t.local == "dp-sgd" and t.client_timeout is not None:
         raise ConfigError(
-            f"training.client_timeout = {t.client_timeout:g} with training.local = 'dp-sgd': a client that is given up sends "
-            f"zeros without noise, so everybody sees that its data took long; leave training.client_timeout out"
+            f"training.client_timeout = {t.client_timeout:g} with training.local = 'dp-sgd': one record that takes long "
+            f"would take the other records of its client out of the round; leave training.client_timeout out"
         )
     return LocalSpec(t.local_epochs, t.local_steps, t.batch_size, t.optimizer.spec(), t.batch_clip, t.schedule, precision)
 

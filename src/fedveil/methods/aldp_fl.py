@@ -70,11 +70,11 @@ class ALDPFL(TwoVariants):
         return BoundedNoise(self, paper_epsilon(s, self.name), s.delta)
 
     def claim(self, s: Setting) -> Claim | None:
-        """Epsilon for each local iteration, quoted for the whole run (ALDP-FL, Theorem 1)."""
+        """Epsilon for each local iteration, quoted for the whole run (ALDP-FL, Eq. 21)."""
         if self.variant == "proven":
             return None
         scope = Scope(Unit.RECORD, Adjacency.REPLACE_ONE, View.SERVER)
-        return Claim(paper_epsilon(s, self.name), s.delta, scope, "ALDP-FL, Theorem 1", "per iteration; not composed")
+        return Claim(paper_epsilon(s, self.name), s.delta, scope, "ALDP-FL, Eq. 21", "per iteration; not composed")
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class BoundedNoise:
 
 
 def bound_of(epsilon: float, eta: float) -> float:
-    """b = (e^epsilon - eta) / (e^epsilon + eta) (ALDP-FL, Eq. 7)."""
+    """b = (e^epsilon - eta) / (e^epsilon + eta) (ALDP-FL, Eq. 3)."""
     shrink = eta * math.exp(-epsilon)
     return (1 - shrink) / (1 + shrink)
 

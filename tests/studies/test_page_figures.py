@@ -126,6 +126,21 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
         kept("noisy-fedavg/table-7", f"T = {200 * (i + 1)}", row.split(";")[0])
     ],
     ("papers/convergent-dp", "| | sigma 1 | 0.1 | 0.01 | 0 |", 38): attacks,
+    ("papers/fedglp-adp", "| method | paper, epsilon 2 | ours | paper, epsilon 16 |", 16): lambda row, i: (
+        [
+            [seed]
+            for seed in kept(
+                "fedglp-adp/table-1",
+                ACCURACY,
+                row.removesuffix(" (reconstructed)"),
+                "Fashion-MNIST",
+                ("2", "16")[i // 2],
+                scale="paper",
+            )
+        ]
+        if i % 2
+        else []
+    ),
     ("papers/fedglp-adp", "| method | paper, epsilon 2 | ours (small) |", 10): lambda row, i: (
         own_models("table-1", row, ("2", "16")[i // 2]) if i % 2 and row != "FedAvg, no noise: its global model" else []
     ),

@@ -22,6 +22,7 @@ from fedveil.federation.progress import Federation, start
 from fedveil.federation.round import ClientTask, Work, attempted, planned
 from fedveil.federation.selection_score import release_score
 from fedveil.release.plan import Released
+from fedveil.tasks.classification import Classification
 from fedveil.training.params import FlatModel
 
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -116,6 +117,28 @@ def test_one_client_moves_no_score_of_another(source: str, monkeypatch: pytest.M
         found.append([])
         release_score(job, start(job))
     assert all(one.equal(two) for one, two in zip(found[0][1:], found[1][1:], strict=True))
+
+
+def test_what_a_loss_draws_under_dp_sgd_is_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One example less moves the numbers of those behind it in its batch."""
+    drawn: list[float] = []
+    losses = Classification.losses
+
+    def drawing(self: Classification, output: Tensor, target: Tensor) -> Tensor:
+        drawn.append(np.random.rand() + random.random())  # noqa: NPY002
+        return losses(self, output, target)
+
+    monkeypatch.setattr(Classification, "losses", drawing)
+    options = ("privacy.unit=record", "training.local=dp-sgd", "training.example_clip=1", "privacy.delta=1e-4")
+    job = h.job_of(h.digits({"name": "dp-fedavg"}, "run.seeded_noise=false", *options, privacy={"noise_multiplier": 1.0}))
+    task = ClientTask(0, Released(0, job.context.model.vector.clone(), None), 1.0)
+    found = []
+    for _ in range(2):
+        seed_all()
+        drawn.clear()
+        assert isinstance(attempted(job.context, task, planned(job.context, task)), Work)
+        found.append(drawn[0])
+    assert found[0] != found[1]
 
 
 def test_what_a_program_drew_for_itself_goes_on_as_before() -> None:

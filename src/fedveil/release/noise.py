@@ -50,10 +50,14 @@ class Randomness:
         return torch.Generator().manual_seed(self.derive(*key))
 
     @contextmanager
-    def forward(self, device: torch.device, *key: object) -> Iterator[None]:
-        """What layers draw from global generators, as dropout does, comes from the seed; the states of these are put back."""
+    def forward(self, device: torch.device, *key: object, secret: bool = False) -> Iterator[None]:
+        """What layers draw from global generators, as dropout does, comes from the seed; the states of these are put back.
+
+        Args:
+            secret: of numpy's and Python's generators, from which a loss may draw under DP-SGD, it comes from a secret key.
+        """
         seed = self.derive("forward", *key)
-        with _seeded(device, seed), _seeded_elsewhere(seed):
+        with _seeded(device, seed), _seeded_elsewhere(int.from_bytes(self.key("elsewhere", *key), "little") if secret else seed):
             yield
 
     @contextmanager

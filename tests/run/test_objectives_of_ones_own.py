@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ import method_kit as h
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.engines.inline import Inline
 from fedveil.federation.plain_state import is_storable
-from fedveil.federation.round import ClientTask
+from fedveil.federation.progress import Federation
+from fedveil.federation.round import ClientTask, Work, attempted, planned
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.base import Setting
 from fedveil.methods.dp_fedavg import DPFedAvg
@@ -186,30 +187,88 @@ def push(local: Local) -> None:
 PUSHED: list[float] = []
 
 
+class OnModel(Plain):
+    """The same velocity where the model lies, which is the same for all clients: on it, or on its module or a layer."""
+
+    def __init__(self, where: Callable[[Any], Any]) -> None:
+        super().__init__()
+        object.__setattr__(self, "where", where)
+
+    def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        loss, held = local.gradient(local, x, y), self.where(local.model)  # type: ignore[attr-defined]
+        local.model.grad.add_(getattr(held, "velocity", torch.zeros(())), alpha=0.9)
+        held.velocity = local.model.grad.clone()
+        local.descend()
+        return loss
+
+
+class AddsUp(Plain):
+    """A gradient that is taken by hand, on top of what is there."""
+
+    def step(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
+        loss = torch.nn.functional.cross_entropy(local.model.module(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        local.descend()
+        return loss.detach()
+
+
 class OwnMethod(DPFedAvg):
     """A method of the user's own."""
 
     kind: str = "velocity"
 
     def objective(self, s: Setting) -> Objective:
-        return {"velocity": Momentum, "penalty": lambda: Plain(penalty=push), "nothing": Plain}[self.kind]()
+        kinds: dict[str, Callable[[], Objective]] = {
+            "velocity": Momentum,
+            "penalty": lambda: Plain(penalty=push),
+            "nothing": Plain,
+            "on the model": lambda: OnModel(lambda model: model),
+            "on the module": lambda: OnModel(lambda model: model.module),
+            "on a layer": lambda: OnModel(lambda model: list(model.module.modules())[-1]),
+            "adds up": AddsUp,
+        }
+        return kinds[self.kind]()
 
 
 @pytest.mark.parametrize("measured", [False, True])
-@pytest.mark.parametrize(("kind", "kept"), [("velocity", "objective.velocity"), ("penalty", "global PUSHED"), ("nothing", "")])
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [
+        *(("velocity", "objective.velocity"), ("penalty", "global PUSHED"), ("nothing", ""), ("adds up", "")),
+        *(("on the model", "Local.model.velocity"), ("on the module", "velocity"), ("on a layer", "velocity")),
+    ],
+)
 def test_what_an_objective_keeps_for_the_next_client_is_found(kind: str, kept: str, measured: bool, tmp_path: Path) -> None:
     """One client's gradients moved the others' clipped updates by 3.3 clips, with a proven epsilon and no word of it."""
     training = {"measure_trained": measured}
-    config = runs_of.config({"name": "dp-fedavg"}, "server", training=training, data={"client_test_fraction": 0.2})
-    data = prepare(config)
-    _, setting = calibrated_setting(config, data.population)
-    Ledger.create(tmp_path / "ledger.sqlite", "run", {}).close()
-    run = federation(config, data, tmp_path / "ledger.sqlite", "run", calibrated=(OwnMethod(kind=kind), setting))
+    run = own_run(kind, tmp_path, training=training, data={"client_test_fraction": 0.2})
     model = run.context.model.vector.clone()
     tasks = [ClientTask(client, Released(0, model, None), 1.0) for client in range(4)]
     with Inline(run.context) as workers:
         errors = [outcome.error for outcome in workers.map(tasks)]
     assert all(kept in error and bool(error) == bool(kept) for error in errors), errors
+
+
+@pytest.mark.parametrize("kind", ["nothing", "adds up"])
+def test_no_gradient_of_the_client_before_is_left(kind: str, tmp_path: Path) -> None:
+    """It was, where an objective called `backward` and not `Local.gradient`."""
+    run = own_run(kind, tmp_path)
+    model = run.context.model.vector.clone()
+    tasks = [ClientTask(client, Released(0, model, None), 1.0) for client in range(2)]
+    alone, _, after = (attempted(run.context, task, planned(run.context, task)) for task in (tasks[1], *tasks))
+    assert isinstance(alone, Work)
+    assert isinstance(after, Work)
+    assert alone.update.equal(after.update)
+    assert alone.update.norm() > 0
+
+
+def own_run(kind: str, tmp_path: Path, **sections: Any) -> Federation:
+    """Everything of a run with a method of the user's own."""
+    config = runs_of.config({"name": "dp-fedavg"}, "server", **sections)
+    data = prepare(config)
+    _, setting = calibrated_setting(config, data.population)
+    Ledger.create(tmp_path / "ledger.sqlite", "run", {}).close()
+    return federation(config, data, tmp_path / "ledger.sqlite", "run", calibrated=(OwnMethod(kind=kind), setting))
 
 
 def test_the_statement_says_what_is_taken_on_trust_of_a_method_of_ones_own() -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import pickle
+import sys
+import types
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -216,6 +219,77 @@ def test_objects_and_partial_functions_are_followed() -> None:
     inner.value = 1
     with pytest.raises(ConfigError, match=r"it keeps .*value"):
         state.require_unchanged()
+
+
+class Hidden:
+    """A slot whose name its class changes, as it does with all private names."""
+
+    __slots__ = ("__seen",)
+
+    def __init__(self) -> None:
+        self.__seen = 0.0
+
+    def keep(self, x: float) -> None:
+        self.__seen = x
+
+
+def test_a_private_slot_is_found() -> None:
+    hidden = Hidden()
+    state = KeptState("it", hidden)
+    state.require_unchanged()
+    hidden.keep(1.0)
+    with pytest.raises(ConfigError, match="it keeps _Hidden__seen"):
+        state.require_unchanged()
+
+
+def by_an_import(x: float) -> None:
+    import own_box.inner  # type: ignore[import-not-found]
+
+    own_box.inner.SEEN.append(x)
+
+
+def of_an_import(x: float) -> None:
+    from own_box.inner import SEEN
+
+    SEEN.append(x)
+
+
+def inside_a_package(x: float) -> None:
+    own_box.inner.SEEN.append(x)  # type: ignore[name-defined] # noqa: F821
+
+
+@pytest.mark.parametrize("keep", [by_an_import, of_an_import, inside_a_package])
+def test_modules_that_a_function_imports_and_modules_in_modules_are_followed(
+    keep: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box, inner = types.ModuleType("own_box"), types.ModuleType("own_box.inner")
+    vars(box).update(inner=inner, __path__=[])
+    vars(inner).update(SEEN=[])
+    for module in (box, inner):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    if keep is inside_a_package:
+        monkeypatch.setitem(globals(), "own_box", box)
+    state = KeptState("it", keep)
+    state.require_unchanged()
+    keep(1.0)
+    with pytest.raises(ConfigError, match=r"it keeps global own_box\.inner\.SEEN"):
+        state.require_unchanged()
+
+
+def test_a_module_that_is_imported_later_is_no_reason_to_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its content would be new as a whole."""
+    (tmp_path / "own_later.py").write_text("SEEN = []\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def imports() -> int:
+        import own_later  # type: ignore[import-not-found]
+
+        return len(own_later.SEEN)
+
+    state = KeptState("it", imports)
+    assert imports() == 0
+    state.require_unchanged()
+    monkeypatch.delitem(sys.modules, "own_later")
 
 
 class Cupboards(nn.Module):

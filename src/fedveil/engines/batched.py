@@ -89,8 +89,9 @@ class Batched:
         would move the masks of the others, and by that a sum by more than its clip.
         """
         randomness, names = self.context.randomness, [(task.released.round, task.client) for task in todo]
-        draw = randomness.layers if any(promising(plan, self.context.door) for plan in plans) else randomness.forward
-        return draw(self.device, names)
+        if any(promising(plan, self.context.door) for plan in plans):
+            return randomness.layers(self.device, names, elsewhere=True)
+        return randomness.forward(self.device, names)
 
     def _train(self, todo: list[ClientTask], plans: list[Plan | Raw]) -> dict[int, Work | Failure]:
         """What each task's training gave; longest clients first, a row is given to the next client as soon as it is free."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fedveil.errors import ConfigError
+from fedveil.release.noise import Randomness
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +26,8 @@ _NUMBERS = 2**24
 def evidence(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistics: bool = False) -> Evidence:
     """What the task keeps of the examples [n, ...] and targets [n, ...] of a test, on the CPU.
 
-    With `batch_statistics`, batch normalisation uses each batch's own (buffers stay).
+    With `batch_statistics`, batch normalisation uses each batch's own (buffers stay). What layers draw is the same for any
+    examples, whatever was tested before: else a public score would show how many examples a client's own test has.
 
     Raises:
         ConfigError: the module wrote into what is constant: figures would show what it kept of a client's examples.
@@ -34,7 +36,7 @@ def evidence(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistic
     kept, device = model.buffers(), model.vector.device
     model.eval(batch_statistics)
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), Randomness(0).forward(device, "tests"):
             size = _BATCH if y.dim() == 1 else _fitting(model, x[:2].to(device))
             parts = zip(torch.split(x, size), torch.split(y, size), strict=True)
             found = [task.evidence(_output(model, bx.to(device)).cpu(), by) for bx, by in parts]

@@ -279,7 +279,8 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
         plan=executed,
         data=None if dp_sgd is not None else (x, y),
     )
-    with nullcontext() if context.in_turns else context.randomness.forward(device, t, task.client):
+    secret = dp_sgd is not None  # one example less moves what is drawn for those behind it
+    with nullcontext() if context.in_turns else context.randomness.forward(device, t, task.client, secret=secret):
         update, loss = train(local, x, y, context.objective)
     if not on_nothing:
         context.require_constants()

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,19 +50,28 @@ class Randomness:
         return torch.Generator().manual_seed(self.derive(*key))
 
     @contextmanager
-    def forward(self, device: torch.device, *key: object) -> Iterator[None]:
-        """What layers draw from torch's global generators, such as dropout's, comes from the seed; their states are put back."""
-        with _seeded(device, self.derive("forward", *key)):
+    def forward(self, device: torch.device, *key: object, secret: bool = False) -> Iterator[None]:
+        """What layers draw from global generators, as dropout does, comes from the seed; the states of these are put back.
+
+        Args:
+            secret: of numpy's and Python's generators, from which a loss may draw under DP-SGD, it comes from a secret key.
+        """
+        seed = self.derive("forward", *key)
+        with _seeded(device, seed), _seeded_elsewhere(int.from_bytes(self.key("elsewhere", *key), "little") if secret else seed):
             yield
 
     @contextmanager
-    def layers(self, device: torch.device, *name: object) -> Iterator[None]:
+    def layers(self, device: torch.device, *name: object, elsewhere: bool = False) -> Iterator[None]:
         """What layers draw in one step of DP-SGD is as secret as its noise; the states of torch's generators are put back.
 
         An example that leaves a batch moves the numbers of those behind it, so that who knew them would see all of these move.
+
+        Args:
+            elsewhere: the same for numpy's and Python's global generators, from which no network draws under DP-SGD.
         """
         key = self.key("layers", *name)
-        with _seeded(device, int.from_bytes(key[:8], "little") >> 1):  # 32 bits of it on the CPU, whose whole state is set
+        seed = int.from_bytes(key[:8], "little") >> 1  # of which torch takes 32 bits on the CPU, where the whole state is set
+        with _seeded_elsewhere(int.from_bytes(key, "little")) if elsewhere else nullcontext(), _seeded(device, seed):
             words = np.frombuffer(hashlib.shake_256(key).digest(4 * _WORDS.stop), np.uint32)
             state = torch.get_rng_state()
             state.numpy().view(np.uint64)[_WORDS] = words[_WORDS]
@@ -103,3 +113,19 @@ def _seeded(device: torch.device, seed: int) -> Iterator[None]:
                 torch.cuda.manual_seed(seed)
         torch.default_generator.manual_seed(seed)
         yield
+
+
+@contextmanager
+def _seeded_elsewhere(seed: int) -> Iterator[None]:
+    """The global generators of numpy and Python are seeded, and their states put back.
+
+    Code of the user's own may draw from them, and what one client's draws may not follow from how much another's drew.
+    """
+    before, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002 : numpy has no other global generator
+    random.seed(seed)
+    np.random.seed([seed >> shift & 0xFFFFFFFF for shift in range(0, 256, 32)])  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(before)
+        np.random.set_state(legacy)  # noqa: NPY002

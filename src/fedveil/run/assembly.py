@@ -183,6 +183,8 @@ def federation(
     """
     method, setting = calibrated or calibrated_setting(config, prepared.population)
     model = model or checked_model(config, prepared, setting)
+    if is_own(method):
+        model.follow()
     check_relative(method, setting)
     check_declared(method, setting, model.vector.to("cpu"))
     randomness = Randomness(config.run.seed, config.run.seeded_noise)

@@ -47,6 +47,7 @@ class KeptState:
 
     def remember(self) -> None:
         """Compare with what is reached now from here on."""
+        self._loaded = frozenset(sys.modules)  # a module that a function imports later on is not followed: it would be new
         self._before = self._reached()
 
     def require_unchanged(self) -> None:
@@ -68,7 +69,7 @@ class KeptState:
     def _reached(self) -> dict[str, list[Hashable]]:
         """What stands for the value at each path; several functions may have one name."""
         found: dict[str, list[Hashable]] = {}
-        for path, value in _Walk({id(t) for t in self._changing}).values("", self._root):
+        for path, value in _Walk({id(t) for t in self._changing}, self._loaded).values("", self._root):
             found.setdefault(path, []).append(value)
         return found
 
@@ -99,8 +100,8 @@ class _Same:
 class _Walk:
     """One walk over what is reached: pairs of a path and what stands for the value there."""
 
-    def __init__(self, changing: set[int]) -> None:
-        self._changing = changing
+    def __init__(self, changing: set[int], loaded: frozenset[str]) -> None:
+        self._changing, self._loaded = changing, loaded
         self._seen: dict[int, object] = {}  # held, so that addresses stay theirs
         self._classes: set[type] = set()
 
@@ -204,14 +205,25 @@ class _Walk:
         yield from self.values(f"defaults of {title}", [function.__defaults__, function.__kwdefaults__, vars(function)])
         if not _own(function.__globals__.get("__name__")):  # what wraps it, such as torch.no_grad
             return
-        names, attributes = _names(code)
+        names, imported, attributes = _names(code)
         for name in names & function.__globals__.keys():
-            value = function.__globals__[name]
-            if isinstance(value, types.ModuleType) and _own(value.__name__):
-                for inner in attributes & vars(value).keys():
-                    yield from self.values(f"global {name}.{inner}", vars(value)[inner])
+            yield from self._global(f"global {name}", function.__globals__[name], attributes)
+        package = function.__globals__.get("__package__")
+        for name in self._loaded & {*imported, *(f"{package}.{one}" for one in imported)}:
+            if _own(name) and name in sys.modules:
+                yield from self._global(f"global {name}", sys.modules[name], attributes)
+
+    def _global(self, path: str, value: Any, attributes: frozenset[str]) -> Iterator[tuple[str, Hashable]]:
+        """A global; of a module of the user's own, what code names of it and of the modules inside it."""
+        if not isinstance(value, types.ModuleType) or not _own(value.__name__):
+            yield from self.values(path, value)
+            return
+        for name in attributes & vars(value).keys():
+            inner = vars(value)[name]
+            if isinstance(inner, types.ModuleType) and inner.__name__.startswith(f"{value.__name__}."):
+                yield from self._global(f"{path}.{name}", inner, attributes)
             else:
-                yield from self.values(f"global {name}", value)
+                yield from self.values(f"{path}.{name}", inner)
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
@@ -225,18 +237,24 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _slots(value: Any) -> Iterator[tuple[str, Any]]:
     for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+        for name, slot in vars(kind).items():
+            if isinstance(slot, types.MemberDescriptorType) and hasattr(value, name):
                 yield name, getattr(value, name)
 
 
 @functools.cache
-def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """The globals that code and the functions inside it use, and all names, attributes among them."""
-    found = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL")}
+def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Of code and the functions inside it: the globals that it uses, the modules that it imports, all names (attributes too)."""
+    found, imported = set[str](), set[str]()
+    for one in dis.get_instructions(code):
+        if one.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"):
+            found.add(one.argval)
+        elif one.opname == "IMPORT_NAME":
+            imported.add(one.argval)
     within = [_names(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)]
-    return frozenset(found).union(*(one for one, _ in within)), frozenset(code.co_names).union(*(both for _, both in within))
+    everything = zip((found, imported, code.co_names), *within, strict=True)
+    used, modules, names = (frozenset[str]().union(*parts) for parts in everything)
+    return used, modules, names
 
 
 def _content(tensor: torch.Tensor) -> Hashable:

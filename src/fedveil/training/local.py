@@ -327,6 +327,7 @@ def train(local: Local, x: Tensor, y: Tensor, objective: Objective) -> tuple[Ten
     """
     if len(x) != len(y):
         raise ConfigError(f"as many targets as examples are needed, got {len(x)} examples and {len(y)} targets")
+    local.model.grad.zero_()  # what the client before left there would be added to, where an objective does not call `gradient`
     local.examples = getattr(local.gradient, "examples", len(y))
     local.steps = getattr(local.gradient, "steps", None) or local.spec.steps_for(len(y))
     update, total = follow(local, local.gradient.batches(local, x, y), objective)

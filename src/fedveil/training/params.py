@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedveil.errors import ConfigError
 
@@ -86,16 +86,20 @@ class FlatModel:
 
     Args:
         vector, grad: memory to use, [d] each, for instance rows of one tensor that holds many models; by default its own.
+        followed: whether code of the user's own trains it, and may leave something on a module that is all torch's (`follow`).
     """
 
-    def __reduce__(self) -> tuple[type[FlatModel], tuple[nn.Module]]:
-        return FlatModel, (self.module,)
+    def __reduce__(self) -> tuple[type[FlatModel], tuple[Any, ...]]:
+        return FlatModel, (self.module, None, None, self._followed)
 
-    def __init__(self, module: nn.Module, vector: Tensor | None = None, grad: Tensor | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, vector: Tensor | None = None, grad: Tensor | None = None, followed: bool = False
+    ) -> None:
         import torch
 
         from fedveil.training.kept_state import KeptState, has_own_code
 
+        self._kept, self._followed = None, followed
         named = trained_parameters(module)
         if not named:
             raise ConfigError("the model has no parameters that require a gradient: nothing to train")
@@ -118,13 +122,15 @@ class FlatModel:
         changing = {id(t) for t in (*named.values(), *counted)}
         self._constants = [t for t in (*module.parameters(), *module.buffers()) if id(t) not in changing]
         self._versions = [t._version for t in self._constants]
-        self._kept = None
+        self._changing = (*named.values(), *counted)
         if has_own_code(module):
-            self._kept = KeptState(f"model: {type(module).__name__}", module, (*named.values(), *counted))
+            self._kept = KeptState(f"model: {type(module).__name__}", module, self._changing)
+        if followed:
+            self.follow()
 
     def another(self, vector: Tensor, grad: Tensor) -> FlatModel:
         """A copy in that memory, [d] each; what is frozen is shared with this one."""
-        return FlatModel(copy.deepcopy(self.module, {id(t): t for t in self._constants}), vector, grad)
+        return FlatModel(copy.deepcopy(self.module, {id(t): t for t in self._constants}), vector, grad, self._followed)
 
     def to(self, device: torch.device | str) -> FlatModel:
         """This model if it is on `device`, else a copy of it there."""
@@ -132,7 +138,15 @@ class FlatModel:
 
         if self.vector.device == torch.device(device):
             return self
-        return FlatModel(copy.deepcopy(self.module).to(device))
+        return FlatModel(copy.deepcopy(self.module).to(device), followed=self._followed)
+
+    def follow(self) -> None:
+        """Compare from here on what hangs on the module, whoever's its code is, and on this object itself."""
+        from fedveil.training.kept_state import KeptState
+
+        self._followed = True
+        self._kept = self._kept or KeptState(f"model: {type(self.module).__name__}", self.module, self._changing)
+        self._attributes = frozenset(vars(self)) | {"_attributes"}
 
     def train(self) -> None:
         """As local training runs it."""
@@ -194,6 +208,11 @@ class FlatModel:
             )
         if self._kept is not None:
             self._kept.require_unchanged()
+        if self._followed and (added := vars(self).keys() - self._attributes):
+            raise ConfigError(
+                f"model: something was kept as Local.model.{min(added)}, which would carry one client's data to others: keep it "
+                f"in Local.state or Local.scratch"
+            )
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -4,8 +4,9 @@
     python benchmarks/paper_tables.py reproduced            # the folder that the recipes share
 
 Every result.json below the folder goes into benchmarks/results/paper_tables.json: rows by their labels and the user's settings,
-a number for each seed. A row that is there already is replaced; all rows of a small scale whose settings have changed are
-dropped. `tests/studies/test_paper_tables.py` fails while rows of settings that a recipe, or its preset, no longer has are kept.
+a number for each seed. A row that is there already is replaced; when the settings of a small scale have changed, rows that
+they concern are dropped. `tests/studies/test_paper_tables.py` fails while rows of settings that a recipe, or its preset, no
+longer has are kept.
 """
 
 from __future__ import annotations
@@ -15,15 +16,28 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fedveil.studies.reproduce.recipe import rows
+from fedveil.studies.reproduce.recipe_files import load_recipe
+from fedveil.studies.reproduce.recipe_rows import Scale, settings_digest
+
 OUT = Path(__file__).resolve().parent / "results" / "paper_tables.json"
+
+
+def of_today(name: str, scale: Scale, kept: dict[str, Any]) -> bool:
+    """Whether the recipe would give this row the settings that it was measured with."""
+    recipe = load_recipe(name)
+    axes = [axis.name for axis in recipe.axes]
+    row = next((row for row in rows(recipe) if dict(zip(axes, row.labels, strict=True)) == kept["labels"]), None)
+    return row is not None and kept["settings"] == settings_digest(recipe, row, scale, kept["overrides"])
 
 
 def put(kept: dict[str, Any], result: dict[str, Any]) -> None:
     """Add one recipe's result to what is kept."""
     tables = kept.setdefault(result["recipe"], {})
-    table = tables.get(result["scale"])
-    if table is None or table["small"] != result["small"]:
-        table = tables[result["scale"]] = {"small": result["small"], "rows": []}
+    table = tables.setdefault(result["scale"], {"small": result["small"], "rows": []})
+    if table["small"] != result["small"]:
+        table["small"] = result["small"]
+        table["rows"] = [row for row in table["rows"] if of_today(result["recipe"], result["scale"], row)]
     for row in result["rows"]:
         values = {value["column"]: {"paper": value["paper"], "ours": value["seeds"]} for value in row["values"] if value["seeds"]}
         if values:

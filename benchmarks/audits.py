@@ -35,6 +35,7 @@ from fedveil.audit.one_run import (
 )
 from fedveil.audit.one_shot import canaries, estimate, final_scores, threshold_bound
 from fedveil.audit.single_upload import single_upload
+from fedveil.audit.subject import Subject
 from fedveil.audit.training_audit import Trainer, pairs
 from fedveil.audit.two_world import Rates, choose_threshold, rates
 from fedveil.configuration.config import parse
@@ -56,7 +57,7 @@ def cell(values: Sequence[float]) -> str:
 
 def single() -> None:
     rows = []
-    subjects: list[tuple[worlds.Subject, float, str]] = [
+    subjects: list[tuple[Subject, float, str]] = [
         (worlds.plain_gaussian(), DELTA, "clean; .47, GDP 1.58"),
         (worlds.ladp_below_threshold(), DELTA, "inf"),
         (worlds.fedanc(), DELTA, "inf; 5.60"),

@@ -141,7 +141,7 @@ def federation(workload: str, method: Method, s: Setting, seeded: bool = True) -
     door = Door(model.layout, s.scope, "r", NullLedger(), randomness)
     summed = s.scope.view is not View.SERVER
     context = Context(model, clients, s.local, method.objective(s), method.policy(s), door, randomness, summed, model.buffers())
-    return Federation(s, method, context, (clients.x[:10], clients.y[:10]), evaluate_every=10**9)
+    return Federation(s, method, context, (clients.x[:10], clients.y[:10]), randomness, evaluate_every=10**9)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from fedveil.federation.evaluate import evaluate
 from fedveil.federation.progress import Federation, start
 from fedveil.federation.round import ClientTask, Work, attempted, planned
 from fedveil.federation.selection_score import release_score
+from fedveil.release.noise import Randomness
 from fedveil.release.plan import Released
 from fedveil.tasks.classification import Classification
 from fedveil.training.params import FlatModel
@@ -149,3 +150,17 @@ def test_what_a_program_drew_for_itself_goes_on_as_before() -> None:
         list(engine.map([ClientTask(0, Released(0, job.context.model.vector.clone(), None), 1.0)]))
     evaluate(job, start(job))
     assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # type: ignore[index] # noqa: NPY002
+
+
+def test_numpys_global_functions_may_draw_from_a_generator_of_the_users_choice() -> None:
+    usual, chosen = np.random.get_bit_generator(), np.random.PCG64(1)
+    np.random.set_bit_generator(chosen)
+    try:
+        with Randomness(0).forward(torch.device("cpu"), 0, 0):
+            inside = np.random.rand()  # noqa: NPY002
+        assert np.random.get_bit_generator() is chosen
+        assert np.random.rand() == np.random.Generator(np.random.PCG64(1)).random()  # noqa: NPY002
+    finally:
+        np.random.set_bit_generator(usual)
+    with Randomness(0).forward(torch.device("cpu"), 0, 0):
+        assert np.random.rand() == inside  # noqa: NPY002

@@ -126,7 +126,7 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
         kept("noisy-fedavg/table-7", f"T = {200 * (i + 1)}", row.split(";")[0])
     ],
     ("papers/convergent-dp", "| | sigma 1 | 0.1 | 0.01 | 0 |", 38): attacks,
-    ("papers/fedglp-adp", "| method | paper, epsilon 2 | ours | paper, epsilon 16 |", 25): lambda row, i: (
+    ("papers/fedglp-adp", "| method | paper, epsilon 2 | ours | paper, epsilon 16 |", 30): lambda row, i: (
         [
             [seed]
             for seed in kept(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -185,3 +186,4 @@ def test_generated_images_are_judged_class_by_class(tmp_path: Path, monkeypatch:
     assert [one["class"] for one in record["owned"]] == [1, 7]
     assert found["accuracy"] == record["accuracy"]
     assert (tmp_path / "generated.png").is_file()
+    assert json.loads((tmp_path / "attack.json").read_text())["judge_sha256"] == record["judge_sha256"]

@@ -7,6 +7,7 @@ neither labels nor noise nor masks; `knows` of an inversion tells it more.
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from fedveil.errors import ConfigError, nearest
 from fedveil.run.assembly import prepare
 from fedveil.run.history_files import Row
 from fedveil.run.recorded_run import read_run
+from fedveil.run.run_directory import write_text
 from fedveil.statement.certify import certify_config
 from fedveil.studies.reproduce.budget_measurement import of_budget
 from fedveil.studies.reproduce.collect import Measured
@@ -187,13 +189,15 @@ def of_generated(
     real images, at the same number of images.
 
     Args:
-        folder: gets generated.png. settings: of the attack, such as `private` and `controls`. images: generated of each class.
+        folder: gets generated.png, and attack.json: what the attack records, the digest of the judge among it.
+        settings: of the attack, such as `private` and `controls`. images: generated of each class.
         steps, batch: of the generator, per round.
     """
     options = AttackOptions(images=images, steps=steps, batch=batch, settings=settings)
     outcome = attacked("gan", options, config)[1]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "attack.json", json.dumps(outcome.record, indent=1))
     if outcome.originals is not None:
-        folder.mkdir(parents=True, exist_ok=True)
         save_comparison(folder / "generated.png", outcome.originals, outcome.rows, config.method.name, paired=False)
     record = outcome.record
     classes = {"private": record["private"], **{f"public_{i}": scores for i, scores in enumerate(record["owned"], 1)}}

@@ -199,7 +199,9 @@ def test_a_result_is_short_in_a_terminal_and_a_table_in_a_notebook(config: Path,
 def test_each_signal_interrupts_the_command(
     number: signal.Signals, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In this process, after its second round was saved."""
+    """In this process, after its second round was saved; nohup has a hang-up ignored, which the command leaves so."""
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip(f"{number.name} is ignored here")
     monkeypatch.setattr(sys, "argv", ["fedveil", "run", str(config), "--out", str(tmp_path / "r"), "--set", "training.rounds=9"])
     kill_at(monkeypatch, SERVER["after the checkpoint"], {2}, lambda: signal.raise_signal(number))
     with pytest.raises(SystemExit) as end:

@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from fedveil.cli.app import app
 from fedveil.configuration.config import Config, configure
+from fedveil.data.load import load
 from fedveil.errors import ConfigError, DataError
 from fedveil.pages.figures.reproduce_figure import plot_reproduction
 from fedveil.run.recorded_run import read_run
@@ -167,13 +169,22 @@ def made(*outcomes: RowOutcome, seeds: int = 1, of: str = "test_accuracy") -> Re
 def test_arms_at_chance_are_said_to_be() -> None:
     rows_ = (at(("2", "A"), 9.8), at(("2", "B"), 14.0), at(("8", "A"), 40.0), at(("8", "B"), 1.2, chance=0.01))
     assert chance_remarks(made(*rows_)) == [
-        "Both arms are at chance (accuracy (%): 2, A 9.8; 2, B 14, against 1/10 = 10): their difference says nothing."
+        "Both arms are at chance (accuracy (%): 2, A 9.8; 2, B 14, against 10 by guessing): their difference says nothing."
     ]
     assert remarks(made(*rows_))[0].startswith("Both arms are at chance")
     assert chance_remarks(made(rows_[0], rows_[2])) == [], "one of them learned"
     assert chance_remarks(made(*rows_, of="train_loss")) == []
     assert chance_remarks(made(*rows_, at(("8", "C"), 10.0)))[0].startswith("3 arms are at chance")
-    assert (chance_of("fashion-mnist"), chance_of("no such data")) == (0.1, None)
+    uneven = (at(("2", "A"), 66.7, chance=2 / 3), at(("2", "B"), 68.0, chance=2 / 3), at(("8", "A"), 70.0, chance=2 / 3))
+    assert chance_remarks(made(*uneven)) == [
+        "Both arms are at chance (accuracy (%): 2, A 66.7; 2, B 68, against 66.7 by guessing): their difference says nothing."
+    ]
+
+
+def test_guessing_takes_the_commonest_class() -> None:
+    assert chance_of("digits") == np.bincount(load("digits").y_test).max() / 360
+    assert chance_of("no such data") is None
+    assert chance_of("tinyimagenet", "/nowhere") == 1 / 200, "not here"
 
 
 def test_methods_are_compared_over_seeds_never_over_rounds() -> None:
@@ -185,6 +196,8 @@ def test_methods_are_compared_over_seeds_never_over_rounds() -> None:
     assert "paired t-tests by seed (3 seeds)" in found[1]
     assert "only large differences show" in found[1]
     assert seed_test_remarks(made(*block)) == [], "one seed is no sample"
+    settled = (at(("2", "A"), 0.4, 0.4, 0.4), at(("2", "B"), 0.3, 0.3, 0.3))
+    assert seed_test_remarks(made(*settled, seeds=3)) == [], "the settings decide these figures"
 
 
 def test_bits_that_were_not_sent(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from fedveil.studies.reproduce.reproduction import Reproduction, RowOutcome
 
 ACCURACIES = ("test_accuracy", "mean_personal_accuracy", "mean_personal_test_accuracy", "client_accuracy")
 """Series that are accuracies."""
-NEAR = 1.5
-"""At chance is an accuracy of at most this many times 1 / classes."""
+NEAR, SHARE = 1.5, 0.05
+"""At chance is an accuracy of at most NEAR times that of guessing, and no further above it than SHARE of the way to 1."""
 
 
 def chance_remarks(done: Reproduction) -> list[str]:
@@ -25,8 +25,8 @@ def chance_remarks(done: Reproduction) -> list[str]:
             if len(rows) > 1:
                 arms = "both arms" if len(rows) == 2 else f"{len(rows)} arms"
                 found.append(
-                    f"{arms} are at chance ({column.label}: {'; '.join(rows)}, against 1/{1 / level:.0f} = "
-                    f"{column.times * level:.3g}): their difference says nothing."
+                    f"{arms} are at chance ({column.label}: {'; '.join(rows)}, against {column.times * level:.3g} by "
+                    "guessing): their difference says nothing."
                 )
     return [text[0].upper() + text[1:] for text in found]
 
@@ -34,6 +34,7 @@ def chance_remarks(done: Reproduction) -> list[str]:
 def _at_chance(outcome: RowOutcome, column: int, times: float) -> float | None:
     """The chance level of a row that is not above it, else None."""
     ours = outcome.mean(column)
-    if ours is None or outcome.chance is None or ours > NEAR * times * outcome.chance:
+    guess = outcome.chance
+    if ours is None or guess is None or ours > times * min(NEAR * guess, guess + SHARE * (1 - guess)):
         return None
-    return outcome.chance
+    return guess

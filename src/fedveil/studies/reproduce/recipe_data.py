@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+import numpy as np
+
 from fedveil.data.catalogue import info
 from fedveil.data.load import load
 from fedveil.data.remote import REMOTES
@@ -22,13 +24,21 @@ def presence(name: str, data_dir: str | None = None) -> Presence:
     return "here"
 
 
-def chance_of(data: str) -> float | None:
-    """1 / classes of a data set, or None where there are none to guess."""
+def chance_of(data: str, data_dir: str | None = None) -> float | None:
+    """What guessing reaches on the test set: the share of its commonest class, 1 / classes where it is not here.
+
+    None where there are no classes to guess.
+    """
     try:
         classes = info(data).classes
+        if classes < 2:
+            return None
+        labels = load(data, data_dir, download=False).y_test
     except ConfigError:
         return None
-    return 1 / classes if classes > 1 else None
+    except DataError:
+        return 1 / classes
+    return float(np.unique(labels, return_counts=True)[1].max() / labels.size)
 
 
 def unavailable(names: Iterable[str], data_dir: str | None = None) -> dict[str, str]:

@@ -132,7 +132,7 @@ def reproduce(
         else:
             found = [measures[i, seed] for seed in range(spec.seeds)]
             outcome = _outcome(recipe, row, found, _upto(recipe.columns, *shares[i]))
-            outcomes.append(replace(outcome, chance=chance_of(todo[i, 0].config.data.name)))
+            outcomes.append(replace(outcome, chance=chance_of(todo[i, 0].config.data.name, data_dir)))
     name = Path(spec.recipe).stem if Path(spec.recipe).suffix == ".toml" else str(spec.recipe)
     return Reproduction(
         name=str(spec.recipe),

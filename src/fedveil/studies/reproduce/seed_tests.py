@@ -12,7 +12,7 @@ from fedveil.studies.reproduce.recipe import Recipe
 from fedveil.studies.reproduce.reproduction import Reproduction, RowOutcome
 from fedveil.studies.statistics import LEVEL, against_best
 
-ARMS = ("method", "components", "threshold", "gamma", "arm", "defence")
+ARMS = ("method", "components", "threshold", "gamma", "arm", "defence", "controller", "k")
 """Axes whose entries are compared with each other, by name."""
 
 
@@ -43,13 +43,13 @@ def _blocks(done: Reproduction, axis: int) -> Iterator[list[RowOutcome]]:
 
 
 def _tested(block: list[RowOutcome], axis: int, column: int, label: str, recipe: Recipe) -> str:
-    """One sentence about a block, or nothing where fewer than two rows have several seeds."""
+    """One sentence about a block, or nothing where fewer than two rows have several seeds, or the settings decide the figure."""
     samples = {
         outcome.row.labels[axis]: dict(enumerate(outcome.values[column]))
         for outcome in block
         if outcome.values and not outcome.problems[column] and len(outcome.values[column]) > 1
     }
-    if len(samples) < 2:
+    if len(samples) < 2 or all(len(set(values.values())) == 1 for values in samples.values()):
         return ""
     tests = against_best(samples)
     best = next(iter(tests.values())).best

@@ -34,7 +34,7 @@ from fedveil.federation.engine import Engine
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import Federation, start
 from fedveil.federation.round import Context
-from fedveil.methods.method import Method
+from fedveil.methods.method import Method, extras_of
 from fedveil.methods.setting import Setting
 from fedveil.models import model_registry as registry
 from fedveil.release.door import Door
@@ -138,7 +138,7 @@ def federation(workload: str, method: Method, s: Setting, seeded: bool = True) -
     clients = Clients.of(x, draw.integers(0, 10, total), np.split(np.arange(total), work.clients))
     model = FlatModel(registry.build(work.model, work.shape, 10, 1))
     s, randomness = method.calibrate(s), Randomness(0, seeded)
-    door = Door(model.layout, s.scope, "r", NullLedger(), randomness)
+    door = Door(model.layout, s.scope, "r", NullLedger(), randomness, extras=extras_of(method, s), bits=s.grid_bits)
     summed = s.scope.view is not View.SERVER
     context = Context(model, clients, s.local, method.objective(s), method.policy(s), door, randomness, summed, model.buffers())
     return Federation(s, method, context, (clients.x[:10], clients.y[:10]), randomness, evaluate_every=10**9)

@@ -5,33 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
-KEPT: dict[str, Any] = json.loads((RESULTS / "paper_tables.json").read_text(encoding="utf-8"))
+from kept_rows import ACCURACY, KEPT, ON_FASHION, RESULTS, ROOT, kept
+
 TWIN: dict[str, list[float]] = json.loads((RESULTS / "papers.json").read_text(encoding="utf-8"))["twin"]
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-ON_FASHION = ["data.name=fashion-mnist"]
-ACCURACY = "average accuracy (%)"
 
 Samples = list[list[float]]
 """What the numbers of a cell are: for each the kept seeds."""
-
-
-def kept(recipe: str, column: str, *labels: str, scale: str = "small", overrides: list[str] | None = None) -> list[float]:
-    """The seeds of the one kept row that has all these labels, or nothing."""
-    rows = [
-        row["values"][column]["ours"]
-        for row in KEPT[recipe][scale]["rows"]
-        if row["overrides"] == (overrides or []) and set(labels) <= set(row["labels"].values())
-    ]
-    assert len(rows) < 2
-    return rows[0] if rows else []
 
 
 def accuracy_4_8(sigma: str, i: int) -> Samples:

@@ -96,14 +96,16 @@ def ranks(means: Mapping[str, float]) -> dict[str, int]:
 
 
 def against_best(samples: Mapping[str, Mapping[int, float]]) -> dict[str, Against]:
-    """Each method against the one with the largest mean, paired by seed; those with fewer than two seeds in common are left out.
+    """Each method against the one with the largest mean: see `against`."""
+    return against(samples, max(samples, key=lambda m: fmean(samples[m].values()))) if samples else {}
+
+
+def against(samples: Mapping[str, Mapping[int, float]], best: str) -> dict[str, Against]:
+    """Each method against one of them, paired by seed; those with fewer than two seeds in common are left out.
 
     Args:
-        samples: by method, the number of each seed.
+        samples: by method, the number of each seed. best: the method that the others are compared with.
     """
-    if not samples:
-        return {}
-    best = max(samples, key=lambda m: fmean(samples[m].values()))
     pairs = {
         method: [values[s] - samples[best][s] for s in sorted(values.keys() & samples[best].keys())]
         for method, values in samples.items()

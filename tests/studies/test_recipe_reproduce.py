@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -196,8 +197,30 @@ def test_methods_are_compared_over_seeds_never_over_rounds() -> None:
     assert "paired t-tests by seed (3 seeds)" in found[1]
     assert "only large differences show" in found[1]
     assert seed_test_remarks(made(*block)) == [], "one seed is no sample"
+    b = seed_test_remarks(replace(made(*block, seeds=3), against="B"))
+    p = holm([paired_t([10, 9, 11]), paired_t([9, 9, 11.5])])
+    assert b[0] == f"2: B; less that: A +10 (p = {p[0]:.2g}); C +9.83 (p = {p[1]:.2g})."
+    lacking = made(*block, at(("8", "A"), 60.0, 61.0, 61.5), at(("8", "C"), 60.0, 62.0, 61.5), seeds=3)
+    assert seed_test_remarks(replace(lacking, against="B"))[1] == (
+        "8: B has no numbers of several seeds, so nothing is compared with it."
+    )
     settled = (at(("2", "A"), 0.4, 0.4, 0.4), at(("2", "B"), 0.3, 0.3, 0.3))
     assert seed_test_remarks(made(*settled, seeds=3)) == [], "the settings decide these figures"
+
+
+def test_the_method_that_others_are_compared_with_must_be_among_the_rows(recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--against slow: tests are over seeds, of which there is one; give --seeds 2 or more"):
+        ReproductionSpec(recipe, against="slow")
+    for label, near in (("slo", "did you mean 'slow'"), ("absent", "there are FedAvg, slow")):
+        with pytest.raises(ConfigError, match=f"--against {label}: unknown method among the rows that are run.*{near}"):
+            reproduce(ReproductionSpec(recipe, seeds=2, against=label), tmp_path)
+    with pytest.raises(ConfigError, match="--against x: this table compares no methods; its axes are schedule"):
+        reproduce(ReproductionSpec("noisy-fedavg/table-9", seeds=2, against="x"), tmp_path)
+    assert not list(tmp_path.iterdir()), "nothing is run first"
+    out = ["--out", str(tmp_path), "--seeds", "2", "--only", "method=FedAvg", "--only", "method=slow", "--jobs", "1"]
+    result = CliRunner().invoke(app, ["reproduce", str(recipe), *out, "--against", "slow"])
+    assert result.exit_code == 0, result.output
+    assert "slow (accuracy (%)); less that: FedAvg +" in " ".join(result.output.split())
 
 
 def test_bits_that_were_not_sent(tmp_path: Path) -> None:

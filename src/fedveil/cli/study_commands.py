@@ -70,6 +70,9 @@ def reproduce(
         list[str] | None,
         typer.Option(help="Only rows of this label, axis=label as in the table, such as epsilon=2; may be repeated."),
     ] = None,
+    against: Annotated[
+        str, typer.Option(help="Label that tests over the seeds compare the others with; by default that of the largest mean.")
+    ] = "",
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -81,7 +84,9 @@ def reproduce(
     if recipe is None:
         found: Any = print_recipes(data_dir, as_json)
     else:
-        spec = ReproductionSpec(recipe, cast(Scale, scale), seeds, data_dir, overrides or [], _labels_by_axis(only or []))
+        spec = ReproductionSpec(
+            recipe, cast(Scale, scale), seeds, data_dir, overrides or [], _labels_by_axis(only or []), against
+        )
         found = reproduce_with_progress(spec, out, jobs, as_json)
     if as_json:
         print_json(found)

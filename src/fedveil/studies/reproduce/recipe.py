@@ -20,6 +20,10 @@ PAPERS = {"000": "LaDP-FL", "001": "FedGLP-ADP", "002": "Noisy-FedAvg", "003": "
 """The five papers by their number, with the name of their method."""
 
 
+ARMS = ("method", "components", "threshold", "gamma", "arm", "defence", "controller", "k")
+"""Axes whose entries are compared with each other, by name."""
+
+
 class Printed(float):
     """A number that remembers how it was printed, such as 0.30."""
 
@@ -163,6 +167,24 @@ def check_only(recipe: Recipe, only: Only) -> None:
             if label not in axes[name]:
                 there = ", ".join(f'"{known}"' for known in axes[name])
                 raise ConfigError(f"--only {name}={label}: no row has this label{nearest(label, axes[name])}; there are {there}")
+
+
+def compared_axis(recipe: Recipe) -> int | None:
+    """The axis whose entries are compared with each other over the seeds, or None."""
+    return next((i for i, axis in enumerate(recipe.axes) if axis.name in ARMS), None)
+
+
+def check_against(recipe: Recipe, chosen: Sequence[RecipeRow], label: str) -> None:
+    """An error for a label, unless it is empty, that no compared row of those chosen has."""
+    axis = compared_axis(recipe)
+    if label and axis is None:
+        raise ConfigError(
+            f"--against {label}: this table compares no methods; its axes are {', '.join(a.name for a in recipe.axes)}"
+        )
+    if label and axis is not None:
+        there = dict.fromkeys(row.labels[axis] for row in chosen if not row.missing)
+        if label not in there:
+            raise unknown("--against", label, f"{recipe.axes[axis].name} among the rows that are run", there)
 
 
 def number(value: Value | None) -> float | None:

@@ -12,7 +12,17 @@ from pathlib import Path
 
 from fedveil.errors import ConfigError, DataError, nearest
 from fedveil.studies.reproduce.collect import Measured, collected
-from fedveil.studies.reproduce.recipe import Only, Recipe, RecipeColumn, RecipeRow, check_only, kept, number, rows
+from fedveil.studies.reproduce.recipe import (
+    Only,
+    Recipe,
+    RecipeColumn,
+    RecipeRow,
+    check_against,
+    check_only,
+    kept,
+    number,
+    rows,
+)
 from fedveil.studies.reproduce.recipe_data import chance_of, unavailable
 from fedveil.studies.reproduce.recipe_files import load_recipe
 from fedveil.studies.reproduce.recipe_jobs import MeasuredRow, RecipeListener, measured
@@ -51,7 +61,12 @@ class RowOutcome:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A recipe's rows at one scale, each with its outcome. left_out: rows of the paper's scale that are not among them."""
+    """A recipe's rows at one scale, each with its outcome.
+
+    Args:
+        left_out: rows of the paper's scale that are not among them. against: the method that the tests compare others with;
+            empty for the one of the largest mean.
+    """
 
     name: str
     recipe: Recipe
@@ -62,6 +77,7 @@ class Reproduction:
     outcomes: tuple[RowOutcome, ...]
     left_out: int
     folder: Path
+    against: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,10 +87,11 @@ class ReproductionSpec:
     Args:
         recipe: its name, or its file. seeds: repetitions of each row. data_dir: where data sets lie.
         overrides: `section.key=value`, for all rows, applied last. only: which rows, by axis; of axes that are not in it all
-            those of the scale.
+            those of the scale. against: label of the method that tests over seeds compare the others with, empty for the one of
+            the largest mean.
 
     Raises:
-        ConfigError: no such scale, or no seed.
+        ConfigError: no such scale, or no seed; `against` with one seed.
     """
 
     recipe: str | Path
@@ -83,12 +100,15 @@ class ReproductionSpec:
     data_dir: str | Path | None = None
     overrides: Sequence[str] = ()
     only: Only = field(default_factory=dict)
+    against: str = ""
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
             raise ConfigError(f"--scale {self.scale}: unknown{nearest(self.scale, SCALES)}; there are {', '.join(SCALES)}")
         if self.seeds < 1:
             raise ConfigError(f"--seeds {self.seeds}: at least 1")
+        if self.against and self.seeds < 2:
+            raise ConfigError(f"--against {self.against}: tests are over seeds, of which there is one; give --seeds 2 or more")
 
 
 def reproduce(
@@ -109,6 +129,7 @@ def reproduce(
     recipe, root, listener = load_recipe(spec.recipe), Path(out), listener or RecipeListener()
     check_only(recipe, spec.only)
     chosen = [row for row in rows(recipe) if kept(recipe, row, spec.scale, spec.only)]
+    check_against(recipe, chosen, spec.against)
     todo = {
         (i, seed): job_of(recipe, row, spec.scale, seed=seed, data_dir=spec.data_dir, overrides=spec.overrides)
         for i, row in enumerate(chosen)
@@ -144,6 +165,7 @@ def reproduce(
         outcomes=tuple(_with_relatives(recipe, outcomes)),
         left_out=len(rows(recipe)) - len(chosen),
         folder=root / name / (f"{spec.scale}-only" if spec.only else spec.scale),
+        against=spec.against,
     )
 
 

@@ -55,22 +55,25 @@ def layered_plan(s: Setting, layer_clip: Tensor, *, equal: bool = False, clamp: 
 
     sum_l (C_l / sigma_l)^2 = 1 / z^2 is met by sigma_l = z C_l sqrt(L) (`equal`), and with the least total noise
     sum_l n_l sigma_l^2 by sigma_l^2 = z^2 (C_l / sqrt(n_l)) sum_j C_j sqrt(n_j) (Lagrange; never worse, by
-    Cauchy-Schwarz).
+    Cauchy-Schwarz). In float64: rounded to float32, the noise would cost more than that.
     """
+    exact = layer_clip.double()
     if equal:
-        std = s.z * layer_clip * len(layer_clip) ** 0.5
+        std = s.z * exact * len(exact) ** 0.5
     else:
-        roots = layer_clip.new_tensor([float(n) for n in s.layout.sizes]).sqrt()
-        std = s.z * (layer_clip / roots * (layer_clip * roots).sum()).sqrt()
+        roots = exact.new_tensor([float(n) for n in s.layout.sizes]).sqrt()
+        std = s.z * (exact / roots * (exact * roots).sum()).sqrt()
     return Plan(layer_clip=layer_clip, noise_std=std, place="sum" if sum_noise(s) else "upload", clamp=clamp)
 
 
 def noise_at_share(s: Setting, plan: Plan) -> Plan:
-    """The plan with its noise stds, taken as proportions, scaled so that the round costs mu = f / z exactly."""
+    """The plan with its noise stds, taken as proportions, scaled in float64 so that the round costs mu = f / z exactly."""
+    import torch
+
     unscaled = plan_mu(plan, s.layout, 1)
     if isinstance(unscaled, str):
         raise ConfigError(f"these proportions of noise protect nothing: {unscaled}")
-    return replace(plan, noise_std=plan.noise_std * (s.z * unscaled))
+    return replace(plan, noise_std=torch.as_tensor(plan.noise_std, dtype=torch.float64) * (s.z * unscaled))
 
 
 def refuse_dp_sgd(s: Setting, method: str) -> None:

@@ -128,7 +128,7 @@ class Remembered:
             others: Tensor = released.server.get("own", own)
             estimate = m.headroom * (m.own * own + (1 - m.own) * others).sqrt()
             clips = estimate.clamp(first * m.clip_range[0], first * m.clip_range[1])
-        return Plan(layer_clip=clips, noise_std=s.z * float(clips.norm()), place="sum" if sum_noise(s) else "upload")
+        return Plan(layer_clip=clips, noise_std=s.z * float(clips.double().norm()), place="sum" if sum_noise(s) else "upload")
 
     def observe(self, state: State, upload: Upload) -> State:
         """The average with what left."""

@@ -155,6 +155,23 @@ def test_a_curious_client_takes_part_and_is_judged(config: Path, mode: str) -> N
     assert (config.parent / "out" / "attack-gan.png").is_file()
 
 
+def test_the_judge_is_the_same_for_any_number_of_threads(config: Path) -> None:
+    """More of them sum in another order: on pictures of 32x32 the judge then has other bits, and distances move by tenths."""
+    threads, seen, found = torch.get_num_threads(), list[int](), list[str]()
+    try:
+        for n in (1, 3):
+            torch.set_num_threads(n)
+            heard = lambda *_: seen.append(torch.get_num_threads())  # noqa: E731
+            options = AttackOptions(images=20, steps=1, batch=4)
+            done = attack(config, "gan", options, overrides=["attack.judge_epochs=1"], out=config.parent, on_progress=heard)
+            assert torch.get_num_threads() == n
+            found.append(done.record["judge_sha256"])
+    finally:
+        torch.set_num_threads(threads)
+    assert set(seen) == {1}
+    assert found[0] == found[1]
+
+
 def test_the_attackers_data_replace_his_own_and_nobody_elses(config: Path) -> None:
     snapshot = snapshot_of(*target_of(config, []))
     honest = snapshot.federation.context.clients

@@ -23,6 +23,7 @@ from fedveil.errors import ConfigError
 from fedveil.federation.evaluate import evaluate
 from fedveil.federation.fit import one_round
 from fedveil.models import model_registry as registry
+from fedveil.training.cores import one_thread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,6 +76,7 @@ class WithAttacker:
         return sizes
 
 
+@one_thread()
 def curious_client(kind: str, snapshot: Snapshot, options: AttackOptions, on_progress: OnProgress) -> AttackOutcome:
     """Run the federation with the attacker in it, then judge what it generates."""
     settings = options.settings_of(kind, SETTINGS)

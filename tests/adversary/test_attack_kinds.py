@@ -156,7 +156,7 @@ def test_a_curious_client_takes_part_and_is_judged(config: Path, mode: str) -> N
 
 
 def test_the_judge_is_the_same_for_any_number_of_threads(config: Path) -> None:
-    """More of them sum in another order: on pictures of 32x32 the judge then has other bits, and distances move by tenths."""
+    """More of them sum in another order: on pictures of 32x32 the judge has other bits, and distances change by up to half."""
     threads, seen, found = torch.get_num_threads(), list[int](), list[str]()
     try:
         for n in (1, 3):

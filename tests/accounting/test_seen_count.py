@@ -259,3 +259,45 @@ def test_values_out_of_range_are_refused(bad: dict[str, float]) -> None:
         FixedSampleGaussian(10, 11, 1.0)
     with pytest.raises(ConfigError, match="rate"):
         seen_count_delta(10, 2, 1, 1)
+
+
+# --- clients that keep something ---------------------------------------------------------------------------------------------
+
+
+def _losses_of_two(n: int, rounds: int, rate: float, z: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The losses [n] of clients i, j under sums and counts that are seen, and those of whoever sees the names as well.
+
+    i sends 1 on one axis (zeroed: 0). j sends -0.3 there and +-sqrt(0.91) on another, the sign by how often it was absent before.
+    """
+    draw, a, r = np.random.default_rng(seed), 0.3, math.sqrt(1 - 0.3**2)
+    sign, named, signs = np.ones(n), np.zeros(n), np.array([1.0, -1.0])
+    logs = [np.stack([np.zeros(n), np.full(n, -np.inf)], 1) for _ in range(2)]  # of both signs, with i and with i zeroed
+    for _ in range(rounds):
+        here, other = draw.random((2, n)) < rate
+        k, noise = here.astype(int) + other, draw.standard_normal((2, n)) * z
+        main, beside = noise[0] + here - a * other, noise[1] + r * sign * other
+        named += np.where(here, noise[0] + 0.5, 0.0) / z**2
+        told = (beside[:, None] * signs * r - r * r / 2) / z**2
+        for w, sent in enumerate((1.0, 0.0)):
+            both, alone, absent = ((main * m - m * m / 2) / z**2 for m in (sent - a, -a, sent))
+            came = np.select([k == 2, k == 1], [both, alone + math.log(0.5)], -np.inf)
+            stayed = np.select([k == 0, k == 1], [np.zeros(n), absent + math.log(0.5)], -np.inf)
+            logs[w] = np.logaddexp(came[:, None] + told + logs[w], stayed[:, None] + logs[w][:, ::-1])
+        sign = np.where(other, sign, -sign)
+    return np.logaddexp(*logs[0].T) - np.logaddexp(*logs[1].T), named
+
+
+def test_clients_that_keep_something_tell_more_than_a_seen_count_of_memoryless_ones() -> None:
+    rate, z, rounds, delta, n = 0.97, 1.5, 60, 0.05, 40_000
+    crowd, alone = (
+        seen_count.epsilon_pld(SeenCountGaussian(clients, rate, z, rounds), delta, adjacency=ZERO) for clients in (2, 1)
+    )
+    loss, named = _losses_of_two(n, rounds, rate, z, seed=0)
+    above, control = (np.maximum(-np.expm1(np.minimum(crowd - x, 0.0)), 0.0) for x in (loss, named))
+    exact, beside = named_participants_delta(rate, z, rounds, crowd), above - control  # the control's mean is known
+    found, error = exact + float(beside.mean()), float(beside.std()) / math.sqrt(n)
+    assert abs(float(control.mean()) - exact) < 4 * float(control.std()) / math.sqrt(n)
+    assert found - 3 * error > delta, "the bound for a crowd does not hold of clients that keep something"
+    assert found < exact
+    names_seen = crossing(lambda e: named_participants_delta(rate, z, rounds, e) - delta, 10.0, 40.0)
+    assert names_seen <= alone <= names_seen * (1 + 1e-3), "a crowd of one is what is charged then"

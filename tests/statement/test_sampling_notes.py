@@ -6,14 +6,16 @@ import io
 import json
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from rich.console import Console
 
 import method_kit as h
+from fedveil.accounting._roots import crossing
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.formatting import at_most
+from fedveil.accounting.seen_count import named_participants_delta
 from fedveil.accounting.types import (
     Adjacency,
     Event,
@@ -27,15 +29,23 @@ from fedveil.accounting.types import (
 )
 from fedveil.cli.statement_terminal import render
 from fedveil.errors import ConfigError
+from fedveil.methods.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.banded_mf import BandedMF
 from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.dp_scaffold import DPScaffold
+from fedveil.methods.fed_addp import FedADDP
+from fedveil.methods.fed_dpa import FedDPA
 from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.fedglp_adp import FedGLPADP
+from fedveil.methods.method import Method
 from fedveil.methods.setting import Setting
+from fedveil.release.plan import Fixed
 from fedveil.statement.certify import certify
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_json import from_dict, to_dict
 from fedveil.statement.statement_markdown import to_markdown
 from fedveil.statement.statement_text import if_seen, numbers_table
+from fedveil.training.local import Objective, Plain
 
 ZERO, REPLACE = Adjacency
 
@@ -58,12 +68,66 @@ def shown(s: Statement) -> str:
 @pytest.mark.parametrize("unit", Unit)
 @pytest.mark.parametrize("adjacency", Adjacency)
 def test_seen_count_is_priced_for_the_pair_of_the_scope(unit: Unit, adjacency: Adjacency) -> None:
-    s = certify(DPFedAvg(), setting(sampling="poisson", unit=unit, adjacency=adjacency, colluders=3))
+    s = certify(DPFedAvg(), setting(sampling="poisson", unit=unit, adjacency=adjacency, colluders=3), batch_norm=False)
     factor = 1 if (unit, adjacency) == (Unit.CLIENT, ZERO) else 2
     pair = ZERO if factor == 1 else REPLACE
     expected, _ = bound([SeenCountGaussian(197, 0.2, 2 / factor, 16)], 1e-5, adjacency=pair)
     assert s.own.seen_count == expected
     assert s.proven.epsilon == bound([SampledGaussian(0.2, 2 / factor, 16)], 1e-5, adjacency=pair)[0]
+
+
+class Kept(DPFedAvg):
+    """A method of one's own whose clients may keep something."""
+
+    def objective(self, s: Setting) -> Objective:
+        return Plain()
+
+
+class KeepsNothing(Kept):
+    """The same, which says that they do not."""
+
+    memoryless: ClassVar[bool] = True
+
+    def objective(self, s: Setting) -> Objective:
+        return Plain()
+
+
+class KeptAgain(KeepsNothing):
+    """What was said of another objective says nothing."""
+
+    def objective(self, s: Setting) -> Objective:
+        return Plain()
+
+
+@pytest.mark.parametrize(
+    ("method", "batch_norm", "forgets"),
+    [
+        (DPFedAvg(), False, True),
+        (DPFedAvg(), True, False),
+        (DPFedAvg(), None, False),
+        (AdaptiveClipping(), False, True),
+        (DPScaffold(), False, False),
+        (FedGLPADP(), False, False),
+        (FedDPA(), False, False),
+        (FedADDP(), False, False),
+        (Kept(), False, False),
+        (KeepsNothing(), False, True),
+        (KeptAgain(), False, False),
+    ],
+    ids=lambda value: getattr(type(value), "__name__", str(value)),
+)
+def test_who_sees_the_count_may_learn_the_names_from_what_clients_keep(
+    method: Method, batch_norm: bool | None, forgets: bool
+) -> None:
+    s = certify(method, setting(sampling="poisson"), batch_norm=batch_norm)
+    assert s.own.seen_count is not None
+    crowd, _ = bound([SeenCountGaussian(200, 0.2, 2.0, 16)], 1e-5, adjacency=ZERO)
+    named = crossing(lambda e: named_participants_delta(0.2, 2.0, 16, e) - 1e-5, 0.0, 50.0)
+    assert named > 1.2 * crowd
+    assert s.own.seen_count == pytest.approx(crowd if forgets else named, rel=1e-3)
+    drawn = certify(method, setting(), batch_norm=batch_norm)
+    fixed = isinstance(method.policy(setting()), Fixed)
+    assert any("drawn afresh" in note for note in drawn.notes) == (forgets and fixed)
 
 
 def test_where_nothing_is_amplified_nothing_is_seen() -> None:
@@ -150,7 +214,7 @@ def test_and_refused_where_they_do_not(event: Event, changes: dict[str, Any], me
 
 @pytest.mark.parametrize("adjacency", Adjacency)
 def test_what_a_secret_sample_would_give_is_a_remark(adjacency: Adjacency) -> None:
-    s = certify(DPFedAvg(), setting(adjacency=adjacency))
+    s = certify(DPFedAvg(), setting(adjacency=adjacency), batch_norm=False)
     z = 2 / adjacency.factor
     secret, _ = bound([FixedSampleGaussian(200, 40, z, 16)], 1e-5, adjacency=adjacency)
     assert s.own.mu == pytest.approx(4 / z), "the proven number does not count on it"
@@ -170,12 +234,12 @@ def test_what_a_secret_sample_would_give_is_a_remark(adjacency: Adjacency) -> No
     ],
 )
 def test_no_such_remark_where_it_would_not_hold(changes: dict[str, Any]) -> None:
-    assert not any("drawn afresh" in note for note in certify(DPFedAvg(), setting(**changes)).notes)
+    assert not any("drawn afresh" in note for note in certify(DPFedAvg(), setting(**changes), batch_norm=False).notes)
 
 
 @pytest.mark.parametrize("rounds", [1, 16])
 def test_correlated_noise_draws_clients_from_the_seed_and_gains_nothing(rounds: int) -> None:
-    s = certify(BandedMF(separation=4), setting(rounds=rounds))
+    s = certify(BandedMF(separation=4), setting(rounds=rounds), batch_norm=False)
     assert s.proven.epsilon < math.inf
     assert not any("drawn afresh" in note for note in s.notes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -32,6 +32,7 @@ class AdaptiveClipping(MethodConfig):
     """
 
     name: Literal["adaptive-clipping"] = "adaptive-clipping"
+    memoryless: ClassVar[bool] = True
     clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     quantile: float = Field(0.5, gt=0, lt=1)
     rate: float = Field(0.2, gt=0, allow_inf_nan=False)

@@ -47,6 +47,7 @@ class ALDPFL(TwoVariants):
     """
 
     name: Literal["aldp-fl"] = "aldp-fl"
+    memoryless: ClassVar[bool] = True
     published_weighting: ClassVar[Weighting] = "uniform"
     reason: ClassVar[str] = "truncated noise has another support under a neighbour, and the clips are raw layer norms (ALDP-FL)"
     window: int = Field(3, ge=1)

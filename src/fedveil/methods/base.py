@@ -29,11 +29,13 @@ class MethodConfig(BaseModel):
     calibrated to the configured epsilon. `reconstructed`: what of it is rebuilt rather than read in a source, or empty.
     `proven_defaults`: defaults of the proven variant where they are not those of the published one. `aggregates_sum`: `aggregate`
     reads nothing but the plain sum of a round's uploads; a class with an `aggregate` of its own says it again, if it is so.
+    `memoryless`: in the proven variant clients keep nothing of one round for the next; likewise with an `objective` of its own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     reconstructed: ClassVar[str] = ""
     aggregates_sum: ClassVar[bool] = True
+    memoryless: ClassVar[bool] = True
     proven_defaults: ClassVar[Mapping[str, Any]] = {}
     name: str
 

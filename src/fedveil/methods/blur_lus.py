@@ -37,6 +37,7 @@ class BlurLus(MethodConfig):
     """
 
     name: Literal["blur-lus"] = "blur-lus"
+    memoryless: ClassVar[bool] = True
     reconstructed: ClassVar[str] = (
         "all but the abstract's idea; the penalty is that of a third party's program, LUS's score and share and both defaults "
         "are guesses"

@@ -31,6 +31,7 @@ class DPFedSAM(MethodConfig):
     """
 
     name: Literal["dp-fedsam"] = "dp-fedsam"
+    memoryless: ClassVar[bool] = True
     reconstructed: ClassVar[str] = (
         "how DP-FedSAM-top_k keeps coordinates: the largest of the whole update, before the clip, under noise on all"
     )

@@ -40,6 +40,7 @@ class FedSMP(MethodConfig):
     """
 
     name: Literal["fed-smp"] = "fed-smp"
+    memoryless: ClassVar[bool] = True
     reconstructed: ClassVar[str] = (
         "all but the abstract's idea; clip, scale, masks and noise are those of third-party programs, the default share and "
         "the number of steps on public data are guesses, and the mask by the last movement of the global model is ours"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 class FedANC(FedANCOptions):
     __doc__ = FedANCOptions.__doc__
+    memoryless: ClassVar[bool] = True
     reason: ClassVar[str] = (
         "the coordinates that get noise are the largest of each raw gradient, and the others move the model bare (FedANC)"
     )

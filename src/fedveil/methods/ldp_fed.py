@@ -49,6 +49,7 @@ class LDPFed(TwoVariants):
         "last layer comes first, and all of mechanism = 'gaussian' beyond 'fixed clipping and fixed noise', are ours"
     )
     name: Literal["ldp-fed"] = "ldp-fed"
+    memoryless: ClassVar[bool] = True
     published_weighting: ClassVar[Weighting] = "uniform"
     mechanism: Literal["ordinal", "gaussian"] = "ordinal"
     bound: float = Field(1.0, gt=0, allow_inf_nan=False)

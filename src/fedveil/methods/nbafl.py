@@ -51,6 +51,7 @@ class NbAFL(TwoVariants):
     """
 
     name: Literal["nbafl"] = "nbafl"
+    memoryless: ClassVar[bool] = True
     aggregates_sum: ClassVar[bool] = True
     reconstructed: ClassVar[str] = (
         "source = 'paper', from notes on Wei et al. 2020, and 'ladp-fl', from LaDP-FL's Theorems 1 and 2; 'repo' was read in "

@@ -78,9 +78,21 @@ def adds_up(method: Method, s: Setting) -> bool:
     """
     if s.min_survivors is None and s.max_participations is not None and s.max_participations < s.rounds:
         return False
-    declared, own = (_where(type(method), name) for name in ("aggregates_sum", "aggregate"))
-    said = getattr(method, "aggregates_sum", False) and declared <= own  # what was said of another `aggregate` says nothing
-    return bool(said and weighting_of(method) == "uniform" and is_common(method.policy(s)))
+    return _says(method, "aggregates_sum", "aggregate") and weighting_of(method) == "uniform" and is_common(method.policy(s))
+
+
+def is_memoryless(method: Method) -> bool:
+    """Whether what a client sends follows from its data, the round and what was released, not from where it took part before.
+
+    Batch statistics, which clients keep whatever the method is, are not looked at.
+    """
+    return _says(method, "memoryless", "objective")
+
+
+def _says(method: Method, claim: str, of: str) -> bool:
+    """Whether the class says so of that part; what was said of another class's part says nothing."""
+    declared, own = (_where(type(method), name) for name in (claim, of))
+    return bool(getattr(method, claim, False)) and declared <= own
 
 
 def _where(kind: type, name: str) -> float:

@@ -39,6 +39,7 @@ class SensitiveDP(TwoVariants):
     """
 
     name: Literal["sensitive-dp"] = "sensitive-dp"
+    memoryless: ClassVar[bool] = True
     reconstructed: ClassVar[str] = (
         "all equations, for SGD and momentum of the paper's four optimisers; that the sensitivity is estimated from local and "
         "global history is in the abstract"

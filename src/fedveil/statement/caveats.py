@@ -175,13 +175,17 @@ def _sampling(s: Setting, event: Event) -> Assumption:
         )
     if isinstance(event, FixedSampleGaussian):
         return Assumption(
-            f"{s.cohort} of {s.clients} clients are drawn afresh for each round, and who was drawn stays secret",
-            "amplification by sampling fails for those who see the sample",
+            f"{s.cohort} of {s.clients} clients are drawn afresh for each round, and who was drawn stays secret; clients keep "
+            f"nothing of one round for the next",
+            "amplification by sampling fails for those who see the sample, or what tells of it later",
         )
-    hidden = "who joined" if isinstance(event, SeenCountGaussian) else "who joined, and how many did,"
+    seen = isinstance(event, SeenCountGaussian)
+    hidden, kept = (
+        ("who joined", "; clients keep nothing of one round for the next") if seen else ("who joined, and how many did,", "")
+    )
     return Assumption(
         f"each client joins each round independently with probability {s.rate:g}, and {hidden} stays hidden from everybody but "
-        f"the server or the secure aggregation that adds the uploads up",
+        f"the server or the secure aggregation that adds the uploads up{kept}",
         "amplification by sampling fails for those who see the sample, and is worth less to those who see its size",
     )
 
@@ -248,15 +252,15 @@ def warnings(s: Setting, proven: Guarantee, *, seeded_noise: bool) -> tuple[str,
     return tuple(found)
 
 
-def notes(method: Method, s: Setting, proven: Guarantee, events: list[Event]) -> tuple[str, ...]:
-    """How to read the numbers of the run's own view; `events` are its releases."""
+def notes(method: Method, s: Setting, proven: Guarantee, events: list[Event], *, memoryless: bool) -> tuple[str, ...]:
+    """How to read the numbers of the run's own view; `events` are its releases. memoryless: as `sampling_notes`."""
     if math.isinf(proven.epsilon):
         return ()
     found = selection_note(method, s, proven.epsilon, events)
     found += [
         *evaluation_note(s),
         *_averaged(s),
-        *sampling_notes(method, s, events),
+        *sampling_notes(method, s, events, memoryless=memoryless),
         sampler_line(run_variation(method, s), proven.epsilon, s.delta),
     ]
     if s.scope.unit is Unit.RECORD and s.example_clip is None:

@@ -14,7 +14,7 @@ from fedveil.methods.calibration import check_groups
 from fedveil.methods.declared_cost import check_weights
 from fedveil.methods.noise_cohort import check_noise_cohort
 from fedveil.methods.one_price import check_selection
-from fedveil.methods.run_cost import run_releases
+from fedveil.methods.run_cost import is_memoryless, run_releases
 from fedveil.statement import caveats, scope_checks
 from fedveil.statement.advice import learnability
 from fedveil.statement.evaluation_notes import check_evaluation
@@ -77,6 +77,7 @@ def certify(
     Args:
         setting: calibrated, or with a target epsilon to calibrate to.
         seeded_noise: the run takes its noise from the seed. batch_norm: whether the network has such statistics; None if unknown.
+            Clients keep them, so that only False leaves them without a memory.
         public: values that the configuration takes for public (see `public_values`).
         allow_vacuous_delta: let a proven run have delta >= 1 / units.
 
@@ -90,7 +91,8 @@ def certify(
     check_groups(method, s)
     variant = method.variant if isinstance(method, _HasVariant) else "proven"
     released = {view: _releases(method, s, view) for view in VIEWS}
-    views, accountants = _numbers(method, s, released)
+    memoryless = is_memoryless(method) and batch_norm is False
+    views, accountants = _numbers(method, s, released, memoryless=memoryless)
     own = views[VIEWS.index(s.scope.view)].proven
     check_evaluation(method, s, own)
     if variant == "proven" and own.epsilon < math.inf:
@@ -115,7 +117,7 @@ def certify(
         assumptions=tuple(dict.fromkeys(assumed)),
         not_protected=caveats.not_protected(method, s, own, batch_norm=batch_norm),
         warnings=caveats.warnings(s, own, seeded_noise=seeded_noise),
-        notes=caveats.notes(method, s, own, released[s.scope.view]),
+        notes=caveats.notes(method, s, own, released[s.scope.view], memoryless=memoryless),
         learnability=_learnability(method, s, own.epsilon),
         groups=_groups(method, s),
     )
@@ -134,7 +136,7 @@ def _groups(method: Method, s: Setting) -> tuple[GroupNumbers, ...]:
     found = []
     for group in s.groups:
         one = s.of_group(group)
-        numbers, _ = _proven(method, one, s.scope.view, _releases(method, one, s.scope.view))
+        numbers, _ = _proven(method, one, s.scope.view, _releases(method, one, s.scope.view), memoryless=False)
         found.append(GroupNumbers(numbers.proven.epsilon, len(group.clients), numbers.releases))
     return tuple(found)
 
@@ -158,7 +160,9 @@ def _releases(method: Method, s: Setting, view: View) -> list[Event]:
     return events
 
 
-def _numbers(method: Method, s: Setting, released: dict[View, list[Event]]) -> tuple[list[ViewNumbers], dict[View, str]]:
+def _numbers(
+    method: Method, s: Setting, released: dict[View, list[Event]], *, memoryless: bool
+) -> tuple[list[ViewNumbers], dict[View, str]]:
     """Proven epsilons; a view inherits what is proven of one that sees more where that is the better bound (post-processing)."""
     views: list[ViewNumbers] = []
     accountants: dict[View, str] = {}
@@ -168,14 +172,14 @@ def _numbers(method: Method, s: Setting, released: dict[View, list[Event]]) -> t
         if same is not None:
             numbers, accountants[view] = same, accountants[same.view]
         else:
-            numbers, accountants[view] = _proven(method, s, view, events)
+            numbers, accountants[view] = _proven(method, s, view, events, memoryless=memoryless)
         if views and views[-1].proven.epsilon < numbers.proven.epsilon:
             numbers, accountants[view] = views[-1], accountants[views[-1].view]
         views.append(replace(numbers, proven=replace(numbers.proven, scope=replace(s.scope, view=view))))
     return views, accountants
 
 
-def _proven(method: Method, s: Setting, view: View, events: list[Event]) -> tuple[ViewNumbers, str]:
+def _proven(method: Method, s: Setting, view: View, events: list[Event], *, memoryless: bool) -> tuple[ViewNumbers, str]:
     pair = scope_checks.neighbouring_pair(s.scope, per_example=s.example_clip is not None)
     epsilon, accountant = charged_bound(events, s.delta, run_variation(method, s), pair, s.selection)
     reasons = dict.fromkeys(event.reason for event in events if isinstance(event, Unbounded))
@@ -187,7 +191,7 @@ def _proven(method: Method, s: Setting, view: View, events: list[Event]) -> tupl
         return ViewNumbers(proven, tpr=tpr_of(epsilon, s.delta, FPR), releases=planned), accountant
     events = events if s.selection is None else s.selection.every(events)
     tpr = largest_tpr(events, epsilon, s.delta, FPR, adjacency=pair)
-    seen = seen_count_epsilon(s, events, epsilon) if epsilon < math.inf else None
+    seen = seen_count_epsilon(s, events, epsilon, memoryless=memoryless) if epsilon < math.inf else None
     return ViewNumbers(proven, mu=exact_mu(events), tpr=tpr, seen_count=seen, releases=planned), accountant
 
 

@@ -32,17 +32,19 @@ MATTERS = 1.01
 _RECORDS = (2, 10)
 
 
-def seen_count_epsilon(s: Setting, events: Sequence[Event], epsilon: float) -> float | None:
+def seen_count_epsilon(s: Setting, events: Sequence[Event], epsilon: float, *, memoryless: bool) -> float | None:
     """Epsilon where the number of participants of each round is seen, if it is more than 1 % above `epsilon`; else None.
 
     Args:
         events: of the run. epsilon: proven of them with a hidden number.
+        memoryless: clients keep nothing of one round for the next. Else what they send later may tell who took part, and then
+            nothing is left of the crowd: the only one whose number is seen is the client itself.
 
     Source: docs/privacy-theorems-0.2.md, "The number of participants is seen".
     """
     if s.example_clip is not None:
         return None
-    honest = max(s.clients - s.colluders, 1)
+    honest = max(s.clients - s.colluders, 1) if memoryless else 1
     seen: list[Event] = [
         SeenCountGaussian(honest, e.rate, e.noise_multiplier, e.count) if isinstance(e, SampledGaussian) else e for e in events
     ]
@@ -52,9 +54,14 @@ def seen_count_epsilon(s: Setting, events: Sequence[Event], epsilon: float) -> f
     return found if found > MATTERS * epsilon else None
 
 
-def sampling_notes(method: Method, s: Setting, events: Sequence[Event]) -> tuple[str, ...]:
-    """Remarks on the run's own view, whose releases are `events`; they change nothing of what is proven."""
-    return tuple(filter(None, (_secret_sample(method, s, events), _several_records(s, events))))
+def sampling_notes(method: Method, s: Setting, events: Sequence[Event], *, memoryless: bool) -> tuple[str, ...]:
+    """Remarks on the run's own view, whose releases are `events`; they change nothing of what is proven.
+
+    Args:
+        memoryless: clients keep nothing of one round for the next, which each sample's being drawn afresh rests on.
+    """
+    secret = _secret_sample(method, s, events) if memoryless else ""
+    return tuple(filter(None, (secret, _several_records(s, events))))
 
 
 def _secret_sample(method: Method, s: Setting, events: Sequence[Event]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,15 @@ from fedveil.accounting.types import View
 from fedveil.configuration.config_files import read_config
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.flower.grid_engine import GONE
-from fedveil.flower.round_messages import RefusalMessage, RoundMessage, TaskMessage, read_reply, round_bytes, task_bytes
+from fedveil.flower.round_messages import (
+    RefusalMessage,
+    ReleaseMessage,
+    RoundMessage,
+    TaskMessage,
+    read_reply,
+    round_bytes,
+    task_bytes,
+)
 from fedveil.flower.wire_format import WireError
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.fedanc import FedANC
@@ -320,6 +329,23 @@ def test_no_release_has_less_noise_than_the_client_asks_for(method: dict[str, An
     released = [row for path in tmp_path.glob("clients/0/runs/*/ledger.sqlite") for row in rows(path)]
     assert len(released) == left
     assert all(1 / row.event.mu >= 2.0 * (1 - 1e-6) for row in released)
+
+
+def test_no_round_of_dp_sgd_costs_more_than_was_charged_at_consent_whatever_state_the_server_sends(tmp_path: Path) -> None:
+    """A clip near the end of floats, and noise that was lowered 720,000 times: what left was the sum of the gradients alone."""
+    own = {"unit": "record", "lifetime": {"aggregate": {"epsilon": 4.0, "delta": 1e-3}}}
+    by_record = {"training": {"local": "dp-sgd", "batch_size": 480}, "privacy": {"unit": "record", "epsilon": 1.0, "delta": 1e-4}}
+    run_of_it = small("aggregate", {"name": "adap-dp-fl"}, **by_record)
+    client, offer = JoinedClient(tmp_path / "client", consent(0, **own)), offer_of("r", 0, run_of_it)
+    assert read_consent(client.answer([offer_bytes(offer)]), offer) == ""
+    task, model = TaskMessage("r", 0, 0, 1.0), run(run_of_it, tmp_path / "any").model.vector
+
+    def ask(state: dict[str, Any]) -> Any:
+        told = round_bytes(RoundMessage("r", Released(0, model, None), state, None))
+        return read_reply(client.answer([told, task_bytes(task)]), task, len(model))
+
+    assert isinstance(ask({"clip": sys.float_info.max, "lowered": 724_736}), RefusalMessage)
+    assert isinstance(ask({"clip": 0.5, "lowered": 1}), ReleaseMessage)
 
 
 def overlapping(patch: pytest.MonkeyPatch, where: str, ask: Callable[[int], Any]) -> list[Any]:

@@ -221,8 +221,8 @@ def test_a_private_file_that_is_changed_missing_or_added_is_named(made: Path, tm
     assert "private/history.csv" in changed
     assert found("missing", lambda private: (private / "history.csv").unlink()) == "unknown: private/history.csv is gone"
     added = found("added", lambda private: (private / "failures.csv").write_text("round,client,failure\n"))
-    assert added.startswith("trust: no digest covers ")
-    assert "private/failures.csv" in added
+    assert added.startswith("contradicted: ")
+    assert "private/failures.csv (without a digest)" in added
     assert "private/digests.json" in found("reworded", reworded)
     unlisted = found("unlisted", lambda private: (private / "digests.json").unlink())
     assert "unknown: private/digests.json is gone" in unlisted

@@ -81,6 +81,20 @@ def test_a_published_copy_verifies(tmp_path: Path, tmp_path_factory: pytest.Temp
     assert any("as published" in finding.text for finding in verify_run(copy).findings)
 
 
+@pytest.mark.parametrize("name", ["private/history.csv", "Private/layers.csv", "columns.json", "clients.csv", "partition.json"])
+def test_figures_that_were_laid_beside_a_run_are_contradicted(
+    name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A page shows them as the run's own, and the accuracies of a private table in the place of the public ones."""
+    copy = publish(made(tmp_path_factory, "poisson"), tmp_path / "copy")
+    pin = verify_run(copy).closing
+    (copy / name).parent.mkdir(exist_ok=True)
+    (copy / name).write_text("round,test_accuracy\n0,0.99\n1,0.99\n2,0.99\n")
+    assert any(f"{name} (without a digest)" in problem for problem in wrong(copy, pin))
+    (copy / name).rename(copy / "notes.csv")
+    assert wrong(copy, pin) == []
+
+
 def test_a_published_copy_of_a_sum_with_noise_in_shares_verifies(tmp_path: Path) -> None:
     run = small_run(config({"name": "noisy-fedavg", "variant": "proven"}, "aggregate"), tmp_path / "run")
     assert wrong(publish(run, tmp_path / "copy")) == []

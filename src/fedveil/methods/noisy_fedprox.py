@@ -48,6 +48,7 @@ class NoisyFedProx(MethodConfig):
     """
 
     name: Literal["noisy-fedprox"] = "noisy-fedprox"
+    memoryless: ClassVar[bool] = True
     bounds_last_model: ClassVar[bool] = True
     aggregates_sum: ClassVar[bool] = True
     variant: Variant = "proven"

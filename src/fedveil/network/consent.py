@@ -14,7 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedveil.accounting.formatting import at_most
-from fedveil.accounting.types import Adjacency, Scope, Unit, View
+from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, Unit, View
 from fedveil.configuration.public_setting import calibrated_setting, population_of
 from fedveil.configuration.sections import PluginMethod, PluginTask
 from fedveil.configuration.toml_text import toml_values
@@ -22,7 +22,9 @@ from fedveil.data.own.data_source import TableSource
 from fedveil.errors import ConfigError, explain
 from fedveil.methods.calibration import ROUNDING
 from fedveil.methods.run_cost import noise_of
+from fedveil.release.cost import event_of
 from fedveil.release.plan import Plan, Raw, Released, is_common
+from fedveil.run.assembly import planned_charges
 from fedveil.statement.certify import certify_config
 
 if TYPE_CHECKING:
@@ -170,6 +172,33 @@ def require_noise(consent: Consent, setting: Setting, plan: Plan | Raw) -> None:
         raise ConsentRefused(
             f"the noise multiplier is {found:.4g} in one of its rounds, and this client asks for {consent.least_noise:g}"
         )
+
+
+def require_price(accepted: Judged, plan: Plan | Raw) -> None:
+    """Refuse a round of DP-SGD that costs more than any that was planned, in views where those were charged in advance.
+
+    There a plan adapts to what the server sends, and nothing else asks what it costs.
+
+    Raises:
+        ConsentRefused: it does.
+    """
+    s = accepted.setting
+    if s.scope.view is View.SERVER or not isinstance(plan, Plan) or plan.dp_sgd is None:
+        return
+    event = event_of(plan, s.layout, s.scope, rate=None)
+    if not any(_covers(planned, event) for planned in planned_charges(accepted.method, s)):
+        raise ConsentRefused(f"this round would cost {event}, and no round of the run that was consented to costs so much")
+
+
+def _covers(planned: Event, event: Event) -> bool:
+    """Whether rounds of DP-SGD that were charged as `planned` hold one that costs `event`."""
+    return (
+        isinstance(planned, SampledGaussian)
+        and isinstance(event, SampledGaussian)
+        and event.rate <= planned.rate
+        and event.count <= planned.count
+        and event.noise_multiplier >= planned.noise_multiplier * (1 - ROUNDING)
+    )
 
 
 def _refuse_code(config: Config) -> None:

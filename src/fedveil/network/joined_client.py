@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,7 @@ from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.ledger_head import head_path
 from fedveil.ledger.owner_only import owner_only_folder
 from fedveil.network.client_ledger import ClientLedger
-from fedveil.network.consent import Consent, ConsentRefused, Judged, judged, require_noise
+from fedveil.network.consent import Consent, ConsentRefused, Judged, judged, require_noise, require_price
 from fedveil.network.deployed_data import no_part, own_part
 from fedveil.network.offers import ONLY_LOOKS, Offer, consent_bytes, read_offer, refusal_bytes
 from fedveil.run.assembly import federation
@@ -36,6 +35,7 @@ from fedveil.statement.statement_markdown import to_markdown
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
+    from fedveil.release.plan import Plan, Raw
     from fedveil.run.assembly import Prepared
 
 _log = logging.getLogger(__name__)
@@ -144,7 +144,11 @@ class JoinedClient:
             self.tell(f"run {offer.run}: this client releases zero and noise: its data are not as the configuration says: {why}")
             job = federation(config, no_part(config), path, offer.run, None, settled, population)
         states = ClientStates(folder / "states")
-        require = partial(require_noise, self.consent, accepted.setting)
+
+        def require(plan: Plan | Raw) -> None:
+            require_noise(self.consent, accepted.setting, plan)
+            require_price(accepted, plan)
+
         return ClientNode(job.context, offer.run, offer.client, states, accepted.setting.rounds, require)
 
     def _own(self, offer: Offer, config: Config) -> Prepared:

@@ -121,5 +121,10 @@ def _of_card(config: Config, card: Mapping[str, Any]) -> Iterator[str]:
     known = population_of(config)
     if known.clients and known.clients != card["clients"]:
         yield f"data.json: clients: expected {known.clients}, found {card['clients']}"
+    pooled = config.data.partition.get("kind") == "users"  # whose own test examples are among the data set's two parts
+    there = known.data.train_size + known.data.test_size * pooled
+    most, nominal = there // max(known.clients, 1) + 1, card["nominal_examples_per_client"]
+    if config.data.source is None and known.data.train_size and nominal > most:
+        yield f"data.json: nominal_examples_per_client: expected at most {most}, found {nominal}"
     if known.data.classes != card["labels"]["classes"] or list(known.data.input_shape) != card["examples"]["shape"]:
         yield f"data.json: expected examples of {known.data.name}, found others"

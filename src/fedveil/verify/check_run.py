@@ -15,6 +15,7 @@ from fedveil.verify.row_costs import RowCosts
 
 _PARSERS: dict[str, Callable[[str], Any]] = {"config.toml": tomllib.loads, "statement.json": read_json, "data.json": read_json}
 _PARSERS |= {"statement.md": str, "history.csv": lambda text: list(csv.DictReader(text.splitlines()))}
+_SHOWN = {*_PARSERS, "layers.csv", "clients.csv", "participants.csv", "failures.csv", "columns.json", "partition.json"}
 _TRUST = {
     "all releases": "that nothing left beside these releases: the run's code; secure aggregation or two ledgers remove it",
     "secret noise": "that nobody saw the noise: the machine that drew it; attestation or noise in shares removes it",
@@ -72,10 +73,10 @@ def _check_files(findings: Findings, run: Path, ledger: LedgerFile) -> None:
     checked = sorted(bound.keys() & there.keys())
     salt = there["private/salt"].read_bytes() if "private/salt" in there else b""  # goes before what is private
     wrong = [n for n in checked if hashlib.sha256(salt * (n[:8] == "private/") + there[n].read_bytes()).hexdigest() != bound[n]]
-    wrong += [f"{name} (without a digest)" for name in _PARSERS if name not in bound and ledger.closing]
+    outside = sorted(there.keys() - bound.keys() - {"ledger.sqlite", "ledger.sqlite-head"})
+    wrong += [f"{n} (without a digest)" for n in outside if n.casefold().removeprefix("private/") in _SHOWN and ledger.closing]
     findings.check(not wrong, "files", "what the run wrote", f"{'changed: ' * bool(wrong)}{', '.join(wrong or checked)}")
-    if outside := sorted(there.keys() - bound.keys() - {"ledger.sqlite", "ledger.sqlite-head"}):
-        findings.append(Finding("trust", "other files", f"no digest covers {', '.join(outside)}"))
+    findings.extend([Finding("trust", "other files", f"no digest covers {', '.join(outside)}")] * bool(outside))
 
 
 def _check_numbers(findings: Findings, run: Path, ledger: LedgerFile, spent: RowCosts, files: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import quote
 
 _TABLES = "3f09ce983971ed161ca8dba7180375f7e767e6dfb926992de418ebaa84ca2757"  # and triggers
-_UNCHAINED = ("time", "participants", "nonce", "digest")
 
 
 class LedgerFile:
@@ -31,7 +30,7 @@ class LedgerFile:
             db.row_factory = sqlite3.Row
             for row in map(dict, db.execute("SELECT * FROM release ORDER BY seq")):
                 self.releases += 1
-                self.last = _link(self.last, [value for name, value in row.items() if name not in _UNCHAINED])
+                self.last = _link(self.last, [v for n, v in row.items() if n not in ("time", "participants", "nonce", "digest")])
                 if row["seq"] != self.releases or row["digest"] != self.last:
                     raise ValueError(f"row {self.releases} does not continue the hash chain")
                 private = f"{row['nonce']}\n{json.dumps([row['time'], row['participants']])}"

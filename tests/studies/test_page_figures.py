@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedveil.models.model_registry import build
 from kept_rows import ACCURACY, KEPT, ON_FASHION, RESULTS, ROOT, kept
 
 TWIN: dict[str, list[float]] = json.loads((RESULTS / "papers.json").read_text(encoding="utf-8"))["twin"]
@@ -80,6 +81,26 @@ def twin(row: str, i: int) -> Samples:
     name = row.strip("*")
     curve = TWIN[TWINS.get(name, name.removeprefix("Noisy-FedProx, ").replace(" = ", "-"))]
     return [[curve[(1, 10, 50, 100)[i] - 1]]]
+
+
+def noised_share(row: str, i: int) -> Samples:
+    """Per cent of the weights in tensors of norm R or more, at the start of training."""
+    name, options = NETWORKS[i]
+    tensors = list(build(name, (3, 32, 32), 10, 1, **options).parameters())
+    share = 100 * sum(t.numel() for t in tensors if t.norm() >= float(row)) / sum(t.numel() for t in tensors)
+    return [[share]] if share else []
+
+
+NETWORKS: list[tuple[str, dict[str, Any]]] = [("resnet18", {}), ("cnn2", {"channels": (32, 64), "hidden": 512})]
+NETWORKS += [("cnn2", {"channels": (8, 16), "hidden": 64})]
+
+
+def thresholds(row: str, i: int) -> Samples:
+    """LaDP-FL at small scale, by R: accuracy, then noise."""
+    r, where = row.partition(",")[0], {"scenario": "ResNet-18, CIFAR-10", "epsilon": "0.5"}
+    method, overrides = ("no protection", []) if r == "no noise" else ("LaDP-FL", [] if r == "0" else [f"method.threshold={r}"])
+    table, column = (("table-2", "accuracy (%)"), ("table-3", "noise scale"))[i]
+    return [kept(f"ladp-fl/{table}", column, method, *where.values(), overrides=overrides)]
 
 
 GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
@@ -204,6 +225,8 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
     ("papers/fedanc", "| entries sent |", 16): lambda row, i: [
         kept("fedanc/fig-4", of, row, ("sees what was sent", "naive")[i], scale="paper") for of in ("PSNR (dB)", "SSIM")
     ],
+    ("papers/ladp-fl", "| R | ResNet-18 (11,173,962 weights)", 15): noised_share,
+    ("papers/ladp-fl", "| R, small scale | accuracy (%) |", 11): thresholds,
     ("papers/fedanc", "| data, defence | DLG: paper |", 48): lambda row, i: (
         [kept("fedanc/table-1", of, *row.split(", "), ("DLG", "IG", "GI")[i // 2]) for of in ("PSNR (dB)", "SSIM")]
         if i % 2

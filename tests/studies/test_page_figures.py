@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fedveil.models.model_registry import build
+from fedveil.studies.statistics import paired_t
 from kept_rows import ACCURACY, KEPT, ON_FASHION, RESULTS, ROOT, kept
 
 TWIN: dict[str, list[float]] = json.loads((RESULTS / "papers.json").read_text(encoding="utf-8"))["twin"]
@@ -103,6 +104,15 @@ def thresholds(row: str, i: int) -> Samples:
     return [kept(f"ladp-fl/{table}", column, method, *where.values(), overrides=overrides)]
 
 
+def sensitivities(row: str, i: int) -> Samples:
+    """Fig. 2: mean and spread, the mean in units of m = 20's, and p against it."""
+    own, base = (kept("noisy-fedavg/fig-2", "sensitivity", name.partition(", K")[0]) for name in (row, "m = 20"))
+    if i == 0 or own == base:
+        return [own] if i == 0 else []
+    p = paired_t([x - y for x, y in zip(own, base, strict=True)])
+    return [[], [[fmean(own) / fmean(base)]], [[p]], []][i]
+
+
 GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
     ("papers/convergent-dp", "| sigma | MNIST, K = 50 |", 18): accuracy_4_8,
     ("papers/convergent-dp", "| | T = 100 | 200 |", 24): lambda row, i: [
@@ -125,6 +135,10 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
         [kept("noisy-fedavg/fig-2", "sensitivity", row, scale="paper", overrides=["model.name=lenet5"])]
         if i == 0 and "," not in row
         else []
+    ),
+    ("papers/convergent-dp", "| Fig. 2 at small scale |", 42): sensitivities,
+    ("papers/convergent-dp", "| Table 5 at small scale |", 16): lambda row, i: (
+        [kept("noisy-fedavg/table-5", ("accuracy (%)", "sensitivity")[i // 2], row.replace("= ", ""))] if i % 2 else []
     ),
     ("papers/convergent-dp", "| clients | 100 examples each |", 6): lambda row, i: [
         next(

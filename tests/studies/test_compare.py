@@ -203,6 +203,13 @@ def test_the_final_table(found: Comparison) -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
+@pytest.mark.parametrize(("metric", "mode"), [("test_accuracy", 0o755), ("train_loss", 0o700)])
+def test_a_comparison_by_a_private_figure_is_for_its_owner_alone(found: Comparison, metric: str, mode: int) -> None:
+    found.path.chmod(0o755)
+    write_files(replace(found, metric=metric), check_runs(found))
+    assert (found.path.stat().st_mode & 0o777) == mode
+
+
 def test_the_command_ends_with_the_same_table(found: Comparison) -> None:
     write_files(found, check_runs(found))
     arguments = ["compare", str(found.path / "base.toml"), "--methods", ",".join(METHODS), "--epsilon", "2,8", "--seeds", "3"]

@@ -29,6 +29,8 @@ def check_runs(found: Comparison) -> dict[Path, Verification]:
 def write_files(found: Comparison, checked: Mapping[Path, Verification]) -> dict[str, Path]:
     """Write tables, pictures and pages into the comparison's directory and return their paths by what they are."""
     folder = found.path
+    if not found.column.public:
+        folder.chmod(0o700)  # every table here shows figures of private data
     write_config(folder / "base.toml", found.config)
     write_table(folder / "compare.csv", [row_values(row) for row in found.rows])
     write_table(folder / "cells.csv", cell_values(found, checked))

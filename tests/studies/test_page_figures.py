@@ -99,7 +99,8 @@ NETWORKS += [("cnn2", {"channels": (8, 16), "hidden": 64})]
 def thresholds(row: str, i: int) -> Samples:
     """LaDP-FL at small scale, by R: accuracy, then noise."""
     r, where = row.partition(",")[0], {"scenario": "ResNet-18, CIFAR-10", "epsilon": "0.5"}
-    method, overrides = ("no protection", []) if r == "no noise" else ("LaDP-FL", [] if r == "0" else [f"method.threshold={r}"])
+    method = {"no noise": "no protection", "Full DP": "Full DP"}.get(r, "LaDP-FL")
+    overrides = [f"method.threshold={r}"] if r in ("1", "2", "3", "5") else []
     table, column = (("table-2", "accuracy (%)"), ("table-3", "noise scale"))[i]
     return [kept(f"ladp-fl/{table}", column, method, *where.values(), overrides=overrides)]
 
@@ -240,7 +241,7 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
         kept("fedanc/fig-4", of, row, ("sees what was sent", "naive")[i], scale="paper") for of in ("PSNR (dB)", "SSIM")
     ],
     ("papers/ladp-fl", "| R | ResNet-18 (11,173,962 weights)", 15): noised_share,
-    ("papers/ladp-fl", "| R, small scale | accuracy (%) |", 11): thresholds,
+    ("papers/ladp-fl", "| R, small scale | accuracy (%) |", 13): thresholds,
     ("papers/fedanc", "| data, defence | DLG: paper |", 48): lambda row, i: (
         [kept("fedanc/table-1", of, *row.split(", "), ("DLG", "IG", "GI")[i // 2]) for of in ("PSNR (dB)", "SSIM")]
         if i % 2

@@ -152,6 +152,11 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
         kept("noisy-fedavg/table-7", f"T = {200 * (i + 1)}", row.split(";")[0])
     ],
     ("papers/convergent-dp", "| | sigma 1 | 0.1 | 0.01 | 0 |", 38): attacks,
+    ("papers/fedglp-adp", "| at this scale, one run | paper, epsilon 4 |", 9): lambda row, i: [
+        kept("fedglp-adp/table-1", ACCURACY, row.removesuffix(" (reconstructed)"), ("4", "6", "8")[i // 2], scale="paper")
+        if i % 2
+        else []
+    ],
     ("papers/fedglp-adp", "| method | paper, epsilon 2 | ours | paper, epsilon 16 |", 30): lambda row, i: (
         [
             [seed]

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 import fedveil.studies.grid.grid_directory as grid
+from fedveil.configuration.config import Config
+from fedveil.configuration.config_files import read_config
 from fedveil.errors import ConfigError
 from fedveil.run.run import run
 from fedveil.studies import worker_pool
@@ -87,6 +89,15 @@ def test_cells_are_the_runs_that_run_makes(calm: Path, tmp_path: Path) -> None:
         assert state.score == pytest.approx(alone.accuracy, abs=1e-12)
         assert state.statement == alone.privacy
         assert state.summary["rounds"] == 3
+
+
+@pytest.mark.parametrize(("asked", "used"), [("auto", "inline"), ("pool", "inline"), ("batched", "batched")])
+def test_cells_keep_an_engine_that_takes_several_clients_in_one_pass(asked: str, used: str, tmp_path: Path) -> None:
+    config = Config.model_validate(small().resolved() | {"run": {"engine": asked, "seeded_noise": True}})
+    (state,) = run_grid([Cell("one", config)], tmp_path, jobs=1)
+    assert state.state == "done"
+    assert read_config(state.path / "config.toml").run.engine == used
+    assert any("in one pass" in str(a) for a in state.statement.assumptions) == (used == "batched")
 
 
 @forks

@@ -27,7 +27,8 @@ class Cell:
     """One run of a grid.
 
     Args:
-        name: relative directory, for instance `dp-fedavg/eps-2/seed-1`. config: of the run; its engine is always `inline`.
+        name: relative directory, for instance `dp-fedavg/eps-2/seed-1`.
+        config: of the run; its engine is `inline` unless it says `cuda` or `batched`.
         labels: where the cell lies on the grid's axes.
     """
 

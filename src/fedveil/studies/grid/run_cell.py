@@ -12,13 +12,15 @@ from fedveil.configuration.public_setting import task_of
 from fedveil.federation.history import columns_of
 from fedveil.run.resume import begun
 from fedveil.run.run import run
+from fedveil.statement.public_values import TOGETHER
 from fedveil.studies.worker_pool import Job
 
 
 def cell_job(name: str, config: Config, path: Path) -> Job:
-    """The job that runs this configuration in `path`: with the engine `inline`, which cannot give up a client."""
+    """The job that runs this configuration in `path`: in one process, with an engine that cannot give up a client."""
     sections = config.model_dump(mode="json")
-    sections["run"]["engine"], sections["training"]["client_timeout"] = "inline", None
+    engine = config.run.engine if config.run.engine in TOGETHER else "inline"
+    sections["run"]["engine"], sections["training"]["client_timeout"] = engine, None
     return Job(name, f"{__name__}:run_cell", {"path": str(path), "config": sections})
 
 

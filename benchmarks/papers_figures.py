@@ -1,4 +1,4 @@
-"""Draw what benchmarks/papers.py found: docs/figures/papers-*.svg, and print the tables of docs/methods.
+"""Draw what benchmarks/papers.py found, and Table 1 of FedGLP-ADP: docs/figures/papers-*.svg; print the tables of docs/methods.
 
 python benchmarks/papers_figures.py
 """
@@ -121,6 +121,24 @@ def twin(found: Found, figure: Figure) -> None:
         axis.legend(frameon=False, fontsize=7)
 
 
+def fedglp_table_1(kept: Found, figure: Figure) -> None:
+    """FedGLP-ADP, Table 1 at the paper's scale, from the rows that benchmarks/paper_tables.py keeps: the paper's beside ours."""
+    figure.set_size_inches(8.4, 3.6)
+    paper, ours = figure.subplots(1, 2, sharey=True)
+    epsilons = ("2", "4", "6", "8", "16")
+    rows = [row for row in kept["fedglp-adp/table-1"]["paper"]["rows"] if not row["overrides"]]
+    for colour, method in zip(COLOURS, ("FedGLP-ADP", "FedADDP", "FedDPA", "BLUR+LUS", "DP-FedAvg"), strict=False):
+        mine = [row for row in rows if row["labels"]["method"] == method]
+        of = {row["labels"]["epsilon"]: row["values"]["average accuracy (%)"] for row in mine}
+        paper.plot(epsilons, [of[e]["paper"] for e in epsilons], "x-", color=colour, label=method)
+        ours.plot(epsilons, [statistics.mean(of[e]["ours"]) for e in epsilons], color=colour)
+        for epsilon in epsilons:
+            ours.plot([epsilon] * len(of[epsilon]["ours"]), of[epsilon]["ours"], "o", color=colour, alpha=0.6, markersize=4)
+    tidy(paper, xlabel="claimed epsilon (delta = 0.1)", ylabel="accuracy of the clients' models (%)", title="the paper")
+    tidy(ours, xlabel="claimed epsilon (delta = 0.1)", title="ours: three seeds and their mean")
+    paper.legend(frameon=False, fontsize=8, loc="lower right")
+
+
 DRAW: dict[str, Callable[[Found, Figure], None]] = {
     "fedglp": fedglp,
     "ladp": ladp,
@@ -138,6 +156,9 @@ def main() -> None:
             figure = Figure(layout="constrained")
             draw(results[group], figure)
             figure.savefig(FIGURES / f"papers-{group}.svg")
+    figure = Figure(layout="constrained")
+    fedglp_table_1(json.loads((HERE / "results" / "paper_tables.json").read_text()), figure)
+    figure.savefig(FIGURES / "papers-fedglp-table-1.svg")
 
 
 if __name__ == "__main__":

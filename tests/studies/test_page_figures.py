@@ -70,6 +70,12 @@ def own_models(recipe: str, method: str, *labels: str) -> Samples:
     return [kept(f"fedglp-adp/{recipe}", ACCURACY, method.removesuffix(" (reconstructed)"), *labels)]
 
 
+def table_1(method: str, i: int, *epsilons: str) -> Samples:
+    """Each seed of a column of FedGLP-ADP's Table 1 at the paper's scale; the columns between are the paper's."""
+    labels = ("Fashion-MNIST", method.removesuffix(" (reconstructed)"), epsilons[i // 2])
+    return [[seed] for seed in kept("fedglp-adp/table-1", ACCURACY, *labels, scale="paper")] if i % 2 else []
+
+
 def generated(row: str, i: int) -> Samples:
     epsilon, name = re.fullmatch(r"(.*?)(?:, (epsilon .*))?", row).groups()[::-1]  # type: ignore[union-attr]
     method = f"{epsilon}, {name}" if epsilon else name
@@ -152,25 +158,9 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
         kept("noisy-fedavg/table-7", f"T = {200 * (i + 1)}", row.split(";")[0])
     ],
     ("papers/convergent-dp", "| | sigma 1 | 0.1 | 0.01 | 0 |", 38): attacks,
-    ("papers/fedglp-adp", "| at this scale, one run | paper, epsilon 4 |", 9): lambda row, i: [
-        kept("fedglp-adp/table-1", ACCURACY, row.removesuffix(" (reconstructed)"), ("4", "6", "8")[i // 2], scale="paper")
-        if i % 2
-        else []
-    ],
-    ("papers/fedglp-adp", "| method | paper, epsilon 2 | ours | paper, epsilon 16 |", 30): lambda row, i: (
-        [
-            [seed]
-            for seed in kept(
-                "fedglp-adp/table-1",
-                ACCURACY,
-                row.removesuffix(" (reconstructed)"),
-                "Fashion-MNIST",
-                ("2", "16")[i // 2],
-                scale="paper",
-            )
-        ]
-        if i % 2
-        else []
+    ("papers/fedglp-adp", "| at this scale, between | paper, epsilon 4 |", 45): lambda row, i: table_1(row, i, "4", "6", "8"),
+    ("papers/fedglp-adp", "| method | paper, epsilon 2 | ours | paper, epsilon 16 |", 30): lambda row, i: table_1(
+        row, i, "2", "16"
     ),
     ("papers/fedglp-adp", "| method | paper, epsilon 2 | ours (small) |", 10): lambda row, i: (
         own_models("table-1", row, ("2", "16")[i // 2]) if i % 2 and row != "FedAvg, no noise: its global model" else []

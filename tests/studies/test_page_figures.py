@@ -154,7 +154,7 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
             if r["labels"] == {"m": row, "S": ("100", "500")[i]}
         )
     ],
-    ("papers/convergent-dp", "| Table 7, the paper / ours |", 10): lambda row, i: [
+    ("papers/convergent-dp", "| Table 7, the paper / ours |", 20): lambda row, i: [
         kept("noisy-fedavg/table-7", f"T = {200 * (i + 1)}", row.split(";")[0])
     ],
     ("papers/convergent-dp", "| | sigma 1 | 0.1 | 0.01 | 0 |", 38): attacks,

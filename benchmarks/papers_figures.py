@@ -145,20 +145,19 @@ DRAW: dict[str, Callable[[Found, Figure], None]] = {
     "fedanc": fedanc,
     "aldp": lambda found, figure: lines(found, figure, "test_accuracy", "test accuracy (%)", 100),
     "twin": twin,
+    "fedglp-table-1": fedglp_table_1,
 }
 
 
 def main() -> None:
     results = json.loads((HERE / "results" / "papers.json").read_text())
+    results["fedglp-table-1"] = json.loads((HERE / "results" / "paper_tables.json").read_text())
     for group, draw in DRAW.items():
         if group in results:
             print(f"\n== {group}")
             figure = Figure(layout="constrained")
             draw(results[group], figure)
             figure.savefig(FIGURES / f"papers-{group}.svg")
-    figure = Figure(layout="constrained")
-    fedglp_table_1(json.loads((HERE / "results" / "paper_tables.json").read_text()), figure)
-    figure.savefig(FIGURES / "papers-fedglp-table-1.svg")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def aldp(data: str) -> float:
 
 def glp_adp() -> dict[str, list[float]]:
     twenty, small = all_twenty(), against_best(table_1("2"))
-    three = {epsilon: ours_against(epsilon, *THREE) for epsilon in ("4", "6", "8")}
+    between = {epsilon: ours_against(epsilon, *THREE) for epsilon in ("4", "6", "8")}
     loud, lead = against_best(table_1("16")), against(table_1("2", (*THREE, "FedGLP-ADP")), "FedGLP-ADP")
     uneven = column_of_table_2("table-2", "0.1", "BLUR+LUS")
     threes = [table_3(epsilon) for epsilon in ("2", "4", "16")]
@@ -100,9 +100,9 @@ def glp_adp() -> dict[str, list[float]]:
         "(p = 0.31)": ours_against("2", "DP-FedAvg"),
         "(p = 0.56)": ours_against("2", "BLUR+LUS"),
         "(p = 0.94)": ours_against("2", "FedDPA"),
-        "p from 0.013 to 0.043": [min(three["8"]), max(three["8"])],
-        "p from 0.005 to 0.026": [min(three["6"]), max(three["6"])],
-        "p from 0.021 to 0.051": [min(three["4"]), max(three["4"])],
+        "p from 0.013 to 0.043": [min(between["8"]), max(between["8"])],
+        "p from 0.005 to 0.026": [min(between["6"]), max(between["6"])],
+        "p from 0.021 to 0.051": [min(between["4"]), max(between["4"])],
         "at epsilon 2 (p = 0.033)": ours_against("2", "FedADDP"),
         "at 4 (p = 0.006)": ours_against("4", "FedADDP"),
         "at 6 (p = 0.001)": ours_against("6", "FedADDP"),

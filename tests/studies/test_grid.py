@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -98,6 +99,24 @@ def test_cells_keep_an_engine_that_takes_several_clients_in_one_pass(asked: str,
     assert state.state == "done"
     assert read_config(state.path / "config.toml").run.engine == used
     assert any("in one pass" in str(a) for a in state.statement.assumptions) == (used == "batched")
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_a_cell_of_another_engine_is_kept_or_goes_on_as_it_was_begun(rounds: int, tmp_path: Path) -> None:
+    def stop(record: dict[str, Any]) -> None:
+        if record["round"] + 1 == rounds < 3:
+            raise ZeroDivisionError
+
+    one, other = (
+        Config.model_validate(small().resolved() | {"run": {"engine": engine, "seeded_noise": True}})
+        for engine in ("inline", "batched")
+    )
+    run_grid([Cell("first", other)], tmp_path, jobs=1)
+    with contextlib.suppress(ZeroDivisionError):
+        run(one, tmp_path / "cells" / "second", stop)
+    states = run_grid([Cell("first", one), Cell("second", other)], tmp_path, jobs=1)
+    assert [(s.state, s.rounds) for s in states] == [("done", 3)] * 2
+    assert [read_config(s.path / "config.toml").run.engine for s in states] == ["batched", "inline"]
 
 
 @forks

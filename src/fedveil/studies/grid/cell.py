@@ -14,6 +14,7 @@ from fedveil.configuration.public_setting import task_of
 from fedveil.errors import ConfigError
 from fedveil.run.recorded_run import read_run
 from fedveil.run.resume import begun, refuse_earlier, same_run
+from fedveil.statement.public_values import TOGETHER
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_json import read_statement
 from fedveil.studies.curves import last
@@ -87,6 +88,13 @@ class Listener:
         """
 
 
+def as_begun(config: Config, saved: Config) -> Config:
+    """What a begun cell goes on with: one client at a time, if it was begun so, since its statement assumes nothing else."""
+    if config.run.engine not in TOGETHER or saved.run.engine in TOGETHER:
+        return config
+    return config.model_copy(update={"run": config.run.model_copy(update={"engine": saved.run.engine})})
+
+
 def state_of(cell: Cell, out: str | Path) -> CellState:
     """The state of a cell as its directory has it; a begun cell counts as waiting.
 
@@ -98,7 +106,8 @@ def state_of(cell: Cell, out: str | Path) -> CellState:
     if not begun(path):
         return state
     refuse_earlier(path)
-    same_run(read_config(path / "config.toml"), cell.config, path, but_model=True)
+    saved = read_config(path / "config.toml")
+    same_run(saved, as_begun(cell.config, saved), path, but_model=True)
     if not (path / "history.csv").exists():
         return _finished(state) if (path / "summary.json").exists() else state
     data = read_run(path)

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.configuration.config import Config
+from fedveil.configuration.config_files import read_config
 from fedveil.configuration.public_setting import task_of
 from fedveil.federation.history import columns_of
 from fedveil.run.resume import begun
 from fedveil.run.run import run
 from fedveil.statement.public_values import TOGETHER
+from fedveil.studies.grid.cell import as_begun
 from fedveil.studies.worker_pool import Job
 
 
@@ -32,6 +34,8 @@ def run_cell(arguments: dict[str, Any], report: Callable[[Any], None]) -> None:
         shutil.rmtree(path)
 
     config = Config.model_validate(arguments["config"])
+    if resume:
+        config = as_begun(config, read_config(path / "config.toml"))
     name = columns_of(task_of(config)).main.name
 
     def on_round(record: dict[str, Any]) -> None:

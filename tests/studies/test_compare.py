@@ -28,11 +28,13 @@ from fedveil.federation.history import Columns
 from fedveil.pages.compare_files import check_runs, markdown, write_files
 from fedveil.run.run import run
 from fedveil.run.run_directory import write_config
+from fedveil.statement.statement import Assumption, Statement
+from fedveil.statement.statement_text import Item
 from fedveil.studies.compare.comparison import Comparison, compare, default_out
 from fedveil.studies.compare.comparison_plan import ComparisonListener, Planned
 from fedveil.studies.compare.comparison_rows import Row, _placed, blocks, rows_of
 from fedveil.studies.compare.comparison_spec import ComparisonSpec, seeds_from
-from fedveil.studies.compare.comparison_text import promise_sentences, verdict
+from fedveil.studies.compare.comparison_text import assumptions_of, promise_sentences, short_names, verdict
 from fedveil.studies.grid.cell import CellState
 from fedveil.tasks.column import Column
 from grid_cells import small
@@ -322,6 +324,29 @@ def test_a_comparison_says_what_a_seen_number_of_participants_costs(found: Compa
     assert said[1] == (
         f"Proven against those who do not see how many clients take part in a round; else {at_most(proven)} becomes 20.08."
     )
+    more = replace(seen, method="second", statement=replace(one.statement, views=(server, replace(own, seen_count=30.5), last)))
+    assert promise_sentences([seen, more], "proven")[1].endswith(f"else {at_most(proven)} becomes 20.08 or 30.5.")
+
+
+def test_a_comparison_says_what_its_proven_numbers_rest_on(found: Comparison) -> None:
+    one = row(found, "dp-fedavg", 8.0)
+    assert one.statement is not None
+    shared, own = one.statement.assumptions[0], Assumption("its clients are asked once", "else they answer twice")
+    other = replace(one, method="second:clip=1", statement=replace(one.statement, assumptions=(shared, own)))
+    nothing = replace(other, method="fedavg", statement=_unproven(one.statement))
+    names = short_names([r.method for r in (one, other, nothing)])
+    items = assumptions_of([one, one, other, nothing], names).items
+    assert items[0] == Item(shared.what, shared.why), "all that prove something rest on it, so nobody is named"
+    assert {item.text.split(":")[0] for item in items[1:-1]} == {"dp-fedavg"}
+    assert items[-1] == Item("second: its clients are asked once", "else they answer twice")
+    assert not assumptions_of([nothing], names).items
+    text = markdown(replace(found, methods=[one.method, other.method], rows=(one, other)), {})
+    assert "- second: its clients are asked once (why: else they answer twice)" in text.split("rest on")[1]
+
+
+def _unproven(statement: Statement) -> Statement:
+    server, own, last = statement.views
+    return replace(statement, views=(server, replace(own, proven=replace(own.proven, epsilon=math.inf, reason="no noise")), last))
 
 
 def test_the_lower_error_is_the_better_one() -> None:

@@ -170,6 +170,8 @@ def render(found: Comparison, console: Console) -> None:
     console.print()
     for sentence in found.sentences:
         console.print(escape(sentence), highlight=False, style="dim")
+    if resting := found.assumptions.items:
+        console.print(f"The proven numbers rest on {len(resting)} assumptions: see the page, or compare.md.", style="dim")
     console.print()
 
 

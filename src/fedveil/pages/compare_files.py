@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fedveil.pages.report import MOST_RUNS, write_report
 from fedveil.pages.verification_section import outcome_lines
 from fedveil.run.run_directory import write_config, write_json, write_table, write_text
 from fedveil.run.verification import verification
+from fedveil.statement.statement_markdown import markdown_section
 from fedveil.studies.compare.comparison import Comparison
 from fedveil.studies.compare.comparison_rows import Row
 from fedveil.studies.compare.comparison_text import guarantee
@@ -108,6 +110,7 @@ def values(found: Comparison, checked: Mapping[Path, Verification]) -> dict[str,
         "metric": found.column.name,
         "seeds": list(found.seeds),
         "notes": found.sentences,
+        "assumptions": [asdict(item) for item in found.assumptions.items],
         "rows": [row_values(row) | {"problems": list(row.problems)} for row in found.rows],
         "cells": cell_values(found, checked),
     }
@@ -135,6 +138,8 @@ def markdown(found: Comparison, checked: Mapping[Path, Verification]) -> str:
     lines += [*(f"- {line} ({', '.join(where)})" for line, where in found.problems.items()), ""]
     lines += [*(f"{line}\n" for line in outcome_lines(checked))]
     lines += [*(f"{sentence}\n" for sentence in found.sentences)]
+    if found.assumptions.items:
+        lines += [*(f"{part}\n" for part in markdown_section(found.assumptions))]
     if any(":" in method for method in names):
         lines += ["Options: " + "; ".join(f"`{method}`" for method in names if ":" in method), ""]
     return "\n".join(lines)

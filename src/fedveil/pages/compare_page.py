@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,7 @@ def page_values(found: Comparison) -> dict[str, Any]:
         ],
         "problems": [f"{line} ({', '.join(where)})" for line, where in found.problems.items()],
         "reading": found.sentences,
+        "assumptions": asdict(found.assumptions),
         "command": _command(found),
         "configuration": tomli_w.dumps(present(found.config.model_dump(mode="json"))),
     }

@@ -2,7 +2,7 @@
 "use strict";
 
 (() => {
-  const { data, el, fold, head, list, section, table, verification } = veilPage;
+  const { data, el, fold, head, list, section, statementList, table, verification } = veilPage;
 
   /** A cell of a table: its text and its small print. The column of the methods names the rows; numbers do not wrap. */
   function place(column, [text, small]) {
@@ -42,6 +42,8 @@
     "How to read it",
     data.reading.map((text) => el("p.words", {}, text)),
   );
+  const rests = data.assumptions;
+  section("what-it-rests-on", rests.title, rests.items.length && statementList(rests.items));
   section(
     "how-to-repeat-it",
     "How to repeat it",

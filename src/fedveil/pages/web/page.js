@@ -44,6 +44,13 @@ globalThis.veilPage = (() => {
           items.map((item) => el("li", {}, item)),
         )
       : null;
+  /** Lines of a statement, each with the reason. */
+  const statementList = (items) =>
+    el(
+      "ul.list",
+      {},
+      items.map(({ text, why }) => el("li", {}, text, why && el("small", {}, `because ${why}`))),
+    );
   const fold = (title, ...children) => el("details", {}, el("summary", {}, title), ...children);
 
   /** The outcome of verifying the runs, with every finding in a fold; below it, in words, what is contradicted. */
@@ -77,5 +84,5 @@ globalThis.veilPage = (() => {
 
   // On paper folds are open, except the checks, which would push the numbers off the first page; what is contradicted stands below.
   addEventListener("beforeprint", () => document.querySelectorAll("details:not(.findings)").forEach((d) => (d.open = true)));
-  return { cell, data: JSON.parse(document.getElementById("data").textContent), el, fold, head, list, section, table, verification };
+  return { cell, data: JSON.parse(document.getElementById("data").textContent), el, fold, head, list, section, statementList, table, verification };
 })();

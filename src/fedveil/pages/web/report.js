@@ -2,7 +2,7 @@
 "use strict";
 
 (() => {
-  const { cell, data, el, fold, head, section, table, verification } = veilPage;
+  const { cell, data, el, fold, head, section, statementList, table, verification } = veilPage;
   const groups = data.groups;
   const several = groups.length > 1;
   const score = groups[0].main;
@@ -122,12 +122,6 @@
     return table(headings.map(upper), rows.map(line));
   }
 
-  const statementList = (items) =>
-    el(
-      "ul.list",
-      {},
-      items.map(({ text, why }) => el("li", {}, text, why && el("small", {}, `because ${why}`))),
-    );
   const about = (paragraphs) => paragraphs.map((text) => el("p.about", {}, text));
   const folded = (part) => part && fold(`${part.title} (${part.items.length})`, statementList(part.items));
 

@@ -10,10 +10,17 @@ from pathlib import Path
 
 from fedveil.configuration.config import Config, without_free_keys
 from fedveil.errors import ConfigError
+from fedveil.statement.statement_text import TextSection
 from fedveil.studies.compare.comparison_plan import ComparisonListener, plan
 from fedveil.studies.compare.comparison_rows import Row, blocks, rows_of
 from fedveil.studies.compare.comparison_spec import By, ComparisonSpec, column_of
-from fedveil.studies.compare.comparison_text import problem_sentences, promise_sentences, sample_sentences, short_names
+from fedveil.studies.compare.comparison_text import (
+    assumptions_of,
+    problem_sentences,
+    promise_sentences,
+    sample_sentences,
+    short_names,
+)
 from fedveil.studies.grid.run_grid import run_grid
 from fedveil.tasks.column import Column
 
@@ -66,6 +73,11 @@ class Comparison:
     def problems(self) -> dict[str, list[str]]:
         """What was not run or went wrong, each with the guarantees at which it did."""
         return problem_sentences(self.rows, self.names, self.by)
+
+    @property
+    def assumptions(self) -> TextSection:
+        """What the proven numbers rest on."""
+        return assumptions_of(self.rows, self.names)
 
     @property
     def sentences(self) -> list[str]:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from fedveil.accounting.formatting import epsilon, number
+from fedveil.statement.statement import Assumption
+from fedveil.statement.statement_text import Item, TextSection
 from fedveil.studies.compare.comparison_rows import Row
 from fedveil.studies.statistics import LEVEL, seeds_needed, smallest_rank_sum, smallest_signed_rank
 
@@ -102,13 +104,30 @@ def sample_sentences(seeds: Sequence[int], most: int, what: str) -> list[str]:
     return [sample, test, limits]
 
 
+def assumptions_of(rows: Sequence[Row], names: Mapping[str, str]) -> TextSection:
+    """What the proven numbers rest on; a line begins with its methods where it is not that of all. names: short."""
+    resting: dict[Assumption, dict[str, None]] = {}
+    proved: dict[str, None] = {}
+    for row in rows:
+        if row.statement and math.isfinite(row.statement.proven.epsilon):
+            proved[names[row.method]] = None
+            for assumption in row.statement.assumptions:
+                resting.setdefault(assumption, {})[names[row.method]] = None
+    items = [Item(f"{', '.join(who)}: {a.what}" if who != proved else a.what, a.why) for a, who in resting.items()]
+    return TextSection("What the proven numbers rest on", items=tuple(items))
+
+
 def promise_sentences(rows: Sequence[Row], by: str) -> list[str]:
     """What the epsilons of the table mean, and where they do not mean the same."""
     own = list(dict.fromkeys(f"{r.statement.scope}, delta = {r.statement.delta:g}" for r in rows if r.statement))
     said = [f"Proven: {'; '.join(own)}."] if own else []
-    seen = dict.fromkeys(f"{proven(r)} becomes {epsilon(e)}" for r in rows if r.statement and (e := r.statement.own.seen_count))
+    seen: dict[str, dict[str, None]] = {}
+    for r in rows:
+        if r.statement and (e := r.statement.own.seen_count):
+            seen.setdefault(proven(r), {})[epsilon(e)] = None
     if seen:
-        said.append(f"Proven against those who do not see how many clients take part in a round; else {', '.join(seen)}.")
+        worse = ", ".join(f"{hidden} becomes {' or '.join(others)}" for hidden, others in seen.items())
+        said.append(f"Proven against those who do not see how many clients take part in a round; else {worse}.")
     claims: dict[str, dict[str, None]] = {}
     for r in rows:
         if claim := r.statement and r.statement.claimed:

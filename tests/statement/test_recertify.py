@@ -94,6 +94,13 @@ def test_a_card_of_more_clients_than_configured_is_contradicted(run: Path) -> No
     assert "data.json: clients: expected 12, found 1000" in found.text
 
 
+def test_a_card_of_clients_that_the_data_do_not_name_is_contradicted(run: Path) -> None:
+    changed(run / "data.json", lambda card: card.update(named_clients=500))
+    found = only(run)
+    assert found.kind == "contradicted"
+    assert "data.json: named_clients: expected 0, found 500" in found.text
+
+
 def test_a_card_of_more_examples_than_there_are_is_contradicted(run: Path) -> None:
     """DP-SGD divides by them: a batch of 16 among 14,400 records costs epsilon = 0.106 where one among 240 costs 4.74."""
     changed(run / "data.json", lambda card: card.update(nominal_examples_per_client=60 * card["nominal_examples_per_client"]))

@@ -126,5 +126,7 @@ def _of_card(config: Config, card: Mapping[str, Any]) -> Iterator[str]:
     most, nominal = there // max(known.clients, 1) + 1, card["nominal_examples_per_client"]
     if config.data.source is None and known.data.train_size and nominal > most:
         yield f"data.json: nominal_examples_per_client: expected at most {most}, found {nominal}"
+    if config.data.source is None and card.get("named_clients", 0) != known.data.users:
+        yield f"data.json: named_clients: expected {known.data.users}, found {card.get('named_clients', 0)}"
     if known.data.classes != card["labels"]["classes"] or list(known.data.input_shape) != card["examples"]["shape"]:
         yield f"data.json: expected examples of {known.data.name}, found others"

@@ -138,7 +138,7 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
         if i % 2
         else []
     ),
-    ("papers/convergent-dp", "| setting, at the paper's scale |", 5): lambda row, i: (
+    ("papers/convergent-dp", "| setting, at the paper's scale |", 7): lambda row, i: (
         [kept("noisy-fedavg/fig-2", "sensitivity", row, scale="paper", overrides=["model.name=lenet5"])]
         if i == 0 and "," not in row
         else []

@@ -329,7 +329,7 @@ def test_a_comparison_says_what_a_seen_number_of_participants_costs(found: Compa
 
 
 def test_a_comparison_says_what_its_proven_numbers_rest_on(found: Comparison) -> None:
-    one = row(found, "dp-fedavg", 8.0)
+    one = replace(row(found, "dp-fedavg", 8.0), states=())
     assert one.statement is not None
     shared, own = one.statement.assumptions[0], Assumption("its clients are asked once", "else they answer twice")
     other = replace(one, method="second:clip=1", statement=replace(one.statement, assumptions=(shared, own)))
@@ -340,6 +340,9 @@ def test_a_comparison_says_what_its_proven_numbers_rest_on(found: Comparison) ->
     assert {item.text.split(":")[0] for item in items[1:-1]} == {"dp-fedavg"}
     assert items[-1] == Item("second: its clients are asked once", "else they answer twice")
     assert not assumptions_of([nothing], names).items
+    first, *others = row(found, "dp-fedavg", 8.0).states
+    mixed = replace(one, states=(first, *(replace(state, statement=other.statement) for state in others)))
+    assert Item(own.what, own.why) in assumptions_of([mixed], names).items, "one seed's run rests on it"
     text = markdown(replace(found, methods=[one.method, other.method], rows=(one, other)), {})
     assert "- second: its clients are asked once (why: else they answer twice)" in text.split("rest on")[1]
 

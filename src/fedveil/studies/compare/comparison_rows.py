@@ -42,6 +42,12 @@ class Row:
     states: tuple[CellState, ...] = ()
 
     @property
+    def statements(self) -> list[Statement]:
+        """Of its finished runs, which may assume different things, as their engines do; of the plan where none has ended."""
+        found = [state.statement for state in self.states if state.statement is not None]
+        return found or ([] if self.statement is None else [self.statement])
+
+    @property
     def mean(self) -> float:
         """Over the seeds; nan without any."""
         return fmean(self.values.values()) if self.values else math.nan

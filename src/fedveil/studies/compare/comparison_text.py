@@ -108,11 +108,11 @@ def assumptions_of(rows: Sequence[Row], names: Mapping[str, str]) -> TextSection
     """What the proven numbers rest on; a line begins with its methods where it is not that of all. names: short."""
     resting: dict[Assumption, dict[str, None]] = {}
     proved: dict[str, None] = {}
-    for row in rows:
-        if row.statement and math.isfinite(row.statement.proven.epsilon):
-            proved[names[row.method]] = None
-            for assumption in row.statement.assumptions:
-                resting.setdefault(assumption, {})[names[row.method]] = None
+    for name, statement in ((names[row.method], s) for row in rows for s in row.statements):
+        if math.isfinite(statement.proven.epsilon):
+            proved[name] = None
+            for assumption in statement.assumptions:
+                resting.setdefault(assumption, {})[name] = None
     items = [Item(f"{', '.join(who)}: {a.what}" if who != proved else a.what, a.why) for a, who in resting.items()]
     return TextSection("What the proven numbers rest on", items=tuple(items))
 

@@ -97,8 +97,7 @@ def neighbours(job: Federation, changes: Sequence[Change], among: Sequence[int])
 
 
 def _changed(clients: Clients, change: Change, client: int, classes: int) -> Clients:
-    x, y = (part.clone() for part in clients.examples(client))
-    x, y = change.make(x, y, classes)
+    x, y = change.make(*clients.examples(client), classes)
     low, high = int(clients.offsets[client]), int(clients.offsets[client + 1])
     grown = len(y) - (high - low)
     offsets = np.where(np.arange(len(clients.offsets)) > client, clients.offsets + grown, clients.offsets)

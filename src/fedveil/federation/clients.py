@@ -43,9 +43,13 @@ class Clients:
         return len(self.offsets) - 1
 
     def examples(self, client: int) -> tuple[Tensor, Tensor]:
-        """Examples and targets of one client, as views."""
+        """Examples and targets of one client, as copies.
+
+        Where a block begins follows from the sizes of those before it, and a matrix product may round by the address of what it
+        reads: on the block itself one client's number of examples would move what another computes.
+        """
         lo, hi = int(self.offsets[client]), int(self.offsets[client + 1])
-        return self.x[lo:hi], self.y[lo:hi]
+        return self.x[lo:hi].clone(), self.y[lo:hi].clone()
 
     def size(self, client: int) -> int:
         """Examples of one client."""
@@ -54,7 +58,7 @@ class Clients:
     def alone(self, client: int) -> Clients:
         """The same clients, of whom all but one have nothing."""
         x, y = self.examples(client)
-        return Clients(x.clone(), y.clone(), len(y) * (np.arange(len(self) + 1) > client))
+        return Clients(x, y, len(y) * (np.arange(len(self) + 1) > client))
 
     @cached_property
     def largest(self) -> int:

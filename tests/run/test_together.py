@@ -11,6 +11,7 @@ from fedveil.configuration.config import Config, configure
 from fedveil.configuration.config_files import read_config
 from fedveil.errors import ConfigError
 from fedveil.statement.certify import certify_config
+from fedveil.statement.statement_json import read_statement
 from resumed_runs import case, go, interrupted
 
 
@@ -41,6 +42,14 @@ def test_a_run_begun_without_that_assumption_does_not_go_on_with_it(tmp_path: Pa
         go(with_engine(configuration, "batched"), tmp_path / "a", resume=True)
     monkeypatch.setattr(run_module, "place", lambda *_: run_module.GPU)  # as on a machine with one
     assert len(go(with_engine(configuration, "auto"), tmp_path / "a", resume=True).history) == 3
+
+
+def test_what_began_in_one_pass_says_so_also_when_it_ends_otherwise(tmp_path: Path) -> None:
+    configuration = with_engine(case("dp-fedavg aggregate", training={"rounds": 3}), "batched")
+    interrupted(configuration, tmp_path / "a", 2)
+    result = go(with_engine(configuration, "inline"), tmp_path / "a", resume=True)
+    assert any("one pass" in a.what for a in result.privacy.assumptions)
+    assert result.privacy == read_statement(tmp_path / "a")
 
 
 def test_auto_on_a_gpu_is_recorded_with_its_assumption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
 
+from fedveil.configuration.config import configure
+from fedveil.data.load import load
+from fedveil.data.partition import Partition, from_options
+from fedveil.data.partition_options import Iid
+from fedveil.run.assembly import Prepared
+from fedveil.run.run import run as execute
 from fedveil.statement.recertify import differences, recertify
 from fedveil.verify import Finding
 from finished_runs import finished
@@ -107,6 +114,34 @@ def test_a_card_of_more_examples_than_there_are_is_contradicted(run: Path) -> No
     found = only(run)
     assert found.kind == "contradicted"
     assert "data.json: nominal_examples_per_client: expected at most " in found.text
+
+
+def forged(folder: Path, monkeypatch: pytest.MonkeyPatch, by_hand: Partition | None = None, **data: Any) -> Finding:
+    """Of a run of DP-SGD that told its own statement and card of 12 times the examples that its clients have."""
+    honest = Prepared.population.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(Prepared, "population", property(lambda p: replace(honest(p), records=12 * honest(p).records)))
+    training = {"rounds": 1, "local": "dp-sgd", "batch_size": 5, "local_steps": 2, "example_clip": 1.0}
+    privacy = {"unit": "record", "view": "server", "delta": 1e-5, "noise_multiplier": 1.0}
+    config = configure(data={"name": "digits", **data}, model="linear", method="dp-fedavg", training=training, privacy=privacy)
+    execute(config, folder / "forged", partition=by_hand)
+    return only(folder / "forged")
+
+
+def test_a_card_against_its_configuration_is_contradicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = forged(tmp_path, monkeypatch, partition={"kind": "iid", "clients": 10, "examples_per_client": 10})
+    assert (found.kind, found.text) == ("contradicted", "data.json: nominal_examples_per_client: expected 10, found 120")
+
+
+def test_a_card_of_a_partition_by_a_program_is_held_to_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_hand = from_options(Iid(clients=10, examples_per_client=100), load("digits").y_train, seed=0)
+    found = forged(tmp_path, monkeypatch, by_hand)
+    assert found.kind == "contradicted"
+    assert "nominal_examples_per_client: expected at most 144, found 1200" in found.text
+
+
+def test_features_of_another_network_are_contradicted(run: Path) -> None:
+    changed(run / "data.json", lambda card: card["examples"].update(features_of="a network"))
+    assert "data.json: features_of: expected '', found 'a network'" in only(run).text
 
 
 def test_a_warning_taken_out_of_a_simulation_is_missed(run: Path) -> None:

@@ -119,6 +119,12 @@ def test_a_cell_of_another_engine_is_kept_or_goes_on_as_it_was_begun(rounds: int
     assert [read_config(s.path / "config.toml").run.engine for s in states] == ["batched", "inline"]
 
 
+def test_a_cell_of_an_engine_for_one_run_alone_is_trained_in_one_process(tmp_path: Path) -> None:
+    sections = small(rounds=1).resolved() | {"run": {"engine": "flower"}}
+    (state,) = run_grid([Cell("only", Config.model_validate(sections))], tmp_path, jobs=1)
+    assert (state.state, read_config(state.path / "config.toml").run.engine) == ("done", "inline")
+
+
 @forks
 def test_a_killed_grid_continues_to_the_same_cells(calm: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"

@@ -5,10 +5,12 @@ Nothing here touches data or imports torch, so that a privacy statement can be h
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel
 
 from fedveil.accounting.types import Scope, View
 from fedveil.configuration.config import Config
@@ -16,6 +18,7 @@ from fedveil.configuration.input_features import feature_map
 from fedveil.configuration.own_model import as_recorded, layout_of_network
 from fedveil.configuration.plugins import load_plugins
 from fedveil.configuration.sections import (
+    DataSection,
     PluginMethod,
     PluginTask,
     given_keys,
@@ -23,6 +26,7 @@ from fedveil.configuration.sections import (
 from fedveil.data.catalogue import CATALOGUE, Info, info
 from fedveil.data.dataset import Dataset
 from fedveil.data.partition import checked_options
+from fedveil.data.partition_options import Ladp1, Users
 from fedveil.errors import ConfigError
 from fedveil.methods.method import Method
 from fedveil.methods.method_registry import method_from
@@ -106,30 +110,57 @@ def by_own_clients(config: Config, dataset: Dataset) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update={"partition": {"kind": "users"}})})
 
 
-def population_of(config: Config, dataset: Dataset | None = None) -> Population:
+def population_of(config: Config, dataset: Dataset | None = None, *, refuse_unknown: bool = True) -> Population:
     """The population of a configuration, from the catalogue, or from what it says of its own files, alone.
 
     Args:
         dataset: the data that a program will hand over, of which the sizes are used.
+        refuse_unknown: refuse what only the data tell, where noise depends on it; else the most it can be stands for it.
+
+    Raises:
+        ConfigError: as `method_of` and `require_handed_over`, or with `refuse_unknown`.
     """
     method_of(config)  # its plugins may bring the data set
     require_handed_over(config, dataset)
     config, source = config if dataset is None else by_own_clients(config, dataset), config.data.source
     options = checked_options(config.data.partition)
     if dataset is not None:
-        users = 0 if dataset.users_train is None else len(np.unique(dataset.users_train))
+        named = [who for who in (dataset.users_train, dataset.users_test) if who is not None]
+        users = len(np.unique(np.concatenate(named))) if named else 0
         data = replace(dataset.info, train_size=len(dataset.x_train), test_size=len(dataset.x_test), users=users)
     else:
         data = info(config.data.name) if source is None else source.info(config.data.name)
     pooled = source is None if dataset is None else dataset.users_test is not None
     clients = int(getattr(options, "clients", None) or data.users)
-    total: float = data.train_size
-    if pooled and config.data.partition.get("kind") == "users":
-        total = (data.train_size + data.test_size) * (1 - config.data.user_test_fraction)
-    kept = total * (1 - config.data.public_fraction) * (1 - config.data.client_test_fraction)
-    records = getattr(options, "examples_per_client", None) or max(1, round(kept / max(clients, 1)))
+    if refuse_unknown and config.training.local == "dp-sgd" and sized_by_labels(options):
+        raise ConfigError(
+            "data.partition.examples_per_client: ladp-1 without it takes as many as the labels of the data allow, so what noise "
+            "DP-SGD needs is not known before the data are loaded: give it, or read the statement of the run"
+        )
+    records = _examples_each(config.data, options, data, pooled=pooled)
     features = feature_map(config.data, config.public)
-    return Population(data if features is None else features.info(data), clients, int(records))
+    return Population(data if features is None else features.info(data), clients, records)
+
+
+def sized_by_labels(options: BaseModel) -> bool:
+    """Whether only the labels of the data tell how many examples a client has."""
+    return isinstance(options, Ladp1) and options.examples_per_client is None
+
+
+def _examples_each(section: DataSection, options: BaseModel, data: Info, *, pooled: bool) -> int:
+    """How many examples a client trains on, on average, at least 1: of some of the natural users that of all of them.
+
+    Args:
+        pooled: whether natural users have examples in both splits, which are then split anew.
+    """
+    each: float | None = getattr(options, "examples_per_client", None)
+    if each is None:
+        natural = isinstance(options, Users)
+        total = (data.train_size + data.test_size) * (1 - section.user_test_fraction) if natural and pooled else data.train_size
+        owners = data.users if natural else getattr(options, "clients", 1)
+        each = total * (1 - section.public_fraction) / max(owners, 1)
+    held = math.floor(section.client_test_fraction * each + 0.5)  # as `client_test_split`
+    return max(1, round(each - min(held, max(each - 1, 0))))
 
 
 def setting_of(config: Config, population: Population | None = None) -> Setting:

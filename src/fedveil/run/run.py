@@ -116,7 +116,8 @@ def run_prepared(
     method, setting = calibrated_setting(config, prepared.population)
     vacuous, seeded = config.privacy.allow_vacuous_delta, config.run.seeded_noise
     batch_norm = config.model.keeps_statistics
-    public = public_values(config, prepared.dataset.info)
+    begun_as = config if begun_with not in TOGETHER else _with_engine(config, str(begun_with))  # its rounds rest on that
+    public = public_values(begun_as, prepared.dataset.info)
     statement = certify(method, setting, seeded_noise=seeded, allow_vacuous_delta=vacuous, batch_norm=batch_norm, public=public)
     model = checked_model(config, prepared, setting).to(device)
     if not resume:

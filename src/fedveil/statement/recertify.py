@@ -12,8 +12,10 @@ from typing import Any
 from fedveil import __version__
 from fedveil.configuration.config import Config
 from fedveil.configuration.config_files import load_config
-from fedveil.configuration.public_setting import Population, method_of, population_of, setting_of
+from fedveil.configuration.public_setting import Population, method_of, population_of, setting_of, sized_by_labels
 from fedveil.data.catalogue import Info, Targets
+from fedveil.data.partition import checked_options
+from fedveil.data.partition_options import Users
 from fedveil.errors import FedveilError
 from fedveil.statement.certify import certify
 from fedveil.statement.public_values import public_values
@@ -115,18 +117,41 @@ def _info(card: Mapping[str, Any]) -> Info:
 
 
 def _of_card(config: Config, card: Mapping[str, Any]) -> Iterator[str]:
-    """Where the card contradicts the catalogue and the configuration, which made the data unless a program handed them over."""
-    if config.data.handed_over:
+    """Where the card contradicts itself, the catalogue and the configuration, which made what no program handed over."""
+    clients, nominal, users = card["clients"], card["nominal_examples_per_client"], card.get("named_clients", 0)
+    by_users = config.data.partition.get("kind") == "users"  # who may have examples in both parts of the data set
+    each = (card["train_examples"] + card["test_examples"] * by_users) // max(clients, 1) + 1
+    if nominal > each:
+        yield f"data.json: nominal_examples_per_client: expected at most {each}, found {nominal}"
+    by_program = config.data.handed_over
+    if "data" in by_program:
         return
-    known = population_of(config)
-    if known.clients and known.clients != card["clients"]:
-        yield f"data.json: clients: expected {known.clients}, found {card['clients']}"
-    pooled = config.data.partition.get("kind") == "users"  # whose own test examples are among the data set's two parts
-    there = known.data.train_size + known.data.test_size * pooled
-    most, nominal = there // max(known.clients, 1) + 1, card["nominal_examples_per_client"]
-    if config.data.source is None and known.data.train_size and nominal > most:
-        yield f"data.json: nominal_examples_per_client: expected at most {most}, found {nominal}"
-    if config.data.source is None and card.get("named_clients", 0) != known.data.users:
-        yield f"data.json: named_clients: expected {known.data.users}, found {card.get('named_clients', 0)}"
+    if by_program:  # the partition: so many clients is all that is known of it
+        changes = {"partition": {"kind": "iid", "clients": clients}, "handed_over": ()}
+        config = config.model_copy(update={"data": config.data.model_copy(update=changes)})
+    known = population_of(config, refuse_unknown=False)
+    if known.clients and known.clients != clients:
+        yield f"data.json: clients: expected {known.clients}, found {clients}"
+    least, most = _nominal(config, known, by_program=bool(by_program))
+    if known.data.train_size and not least <= nominal <= most:
+        expected = f"{least} to {most}" if least < most else least
+        yield f"data.json: nominal_examples_per_client: expected {expected}, found {nominal}"
+    if users != known.data.users:
+        yield f"data.json: named_clients: expected {known.data.users}, found {users}"
+    if (features := card["examples"].get("features_of", "")) != known.data.features_of:
+        yield f"data.json: features_of: expected {known.data.features_of!r}, found {features!r}"
     if known.data.classes != card["labels"]["classes"] or list(known.data.input_shape) != card["examples"]["shape"]:
         yield f"data.json: expected examples of {known.data.name}, found others"
+
+
+def _nominal(config: Config, known: Population, *, by_program: bool) -> tuple[int, int]:
+    """The least and the most that the nominal examples of a client can be."""
+    data, options = config.data, checked_options(config.data.partition)
+    natural = isinstance(options, Users)
+    if by_program or sized_by_labels(options) or (natural and known.clients < known.data.users):
+        together = known.data.train_size + known.data.test_size * natural
+        return 1, together // max(known.clients, 1) + 1
+    if getattr(options, "examples_per_client", None) is not None:
+        return known.records, known.records
+    rounding = 2 if data.client_test_fraction else 1  # of the clients' splits, and of dealing out
+    return known.records - rounding, known.records + rounding

@@ -90,9 +90,15 @@ class Listener:
 
 def as_begun(config: Config, saved: Config) -> Config:
     """What a begun cell goes on with: one client at a time, if it was begun so, since its statement assumes nothing else."""
-    if config.run.engine not in TOGETHER or saved.run.engine in TOGETHER:
-        return config
-    return config.model_copy(update={"run": config.run.model_copy(update={"engine": saved.run.engine})})
+    engine = engine_of(config)
+    if engine in TOGETHER and saved.run.engine not in TOGETHER:
+        engine = saved.run.engine
+    return config.model_copy(update={"run": config.run.model_copy(update={"engine": engine})})
+
+
+def engine_of(config: Config) -> str:
+    """The engine of a cell: one process, which cannot give up a client; `cuda` and `batched` are kept."""
+    return config.run.engine if config.run.engine in TOGETHER else "inline"
 
 
 def state_of(cell: Cell, out: str | Path) -> CellState:

@@ -13,16 +13,14 @@ from fedveil.configuration.public_setting import task_of
 from fedveil.federation.history import columns_of
 from fedveil.run.resume import begun
 from fedveil.run.run import run
-from fedveil.statement.public_values import TOGETHER
-from fedveil.studies.grid.cell import as_begun
+from fedveil.studies.grid.cell import as_begun, engine_of
 from fedveil.studies.worker_pool import Job
 
 
 def cell_job(name: str, config: Config, path: Path) -> Job:
     """The job that runs this configuration in `path`: in one process, with an engine that cannot give up a client."""
     sections = config.model_dump(mode="json")
-    engine = config.run.engine if config.run.engine in TOGETHER else "inline"
-    sections["run"]["engine"], sections["training"]["client_timeout"] = engine, None
+    sections["run"]["engine"], sections["training"]["client_timeout"] = engine_of(config), None
     return Job(name, f"{__name__}:run_cell", {"path": str(path), "config": sections})
 
 

@@ -29,12 +29,17 @@ def accuracy_4_8(sigma: str, i: int) -> Samples:
     return [row["values"]["accuracy (%)"]["ours"] for row in rows if row["labels"] == wanted]
 
 
-def attacks(row: str, i: int) -> Samples:
+def attacks_at_scale(row: str, i: int) -> Samples:
+    """The same at the paper's scale."""
+    return attacks(row, i + 1, "paper")
+
+
+def attacks(row: str, i: int, scale: str = "small") -> Samples:
     """Tables 11 and 13 to 16; a row without a table's name goes on with the last one."""
     sigma, (table, t) = ("1.0", "0.1", "0.01", "0")[i], ATTACKS[row]
     columns = {"11": ["targets found (%)"], "13": ["labels reconstructed (%)"], "14": ["L2 distance"]}
     columns |= {"15": ["attribute inferred (%)", "balanced (%)"], "16": ["model (%)"], "16b": ["attacker (%)"]}
-    rows = KEPT[f"noisy-fedavg/table-{table[:2]}"]["small"]["rows"]
+    rows = KEPT[f"noisy-fedavg/table-{table[:2]}"][scale]["rows"]
     wanted = [r for r in rows if r["labels"]["sigma"] == sigma and r["labels"].get("T", t) == t]
     return [wanted[0]["values"][column]["ours"] for column in columns[table]] if wanted else []
 
@@ -50,6 +55,9 @@ ATTACKS = {
     "T = 500 (15)": ("15", "500"),
     "Table 16, the model's accuracy (%)": ("16", ""),
     "Table 16, the extracted model's": ("16b", ""),
+    "T = 200 (13)": ("13", "200"),
+    "T = 200 (15)": ("15", "200"),
+    "Table 16, the model's accuracy after 200 rounds (%)": ("16", ""),
 }
 SCHEDULES = {"constant": "constant", "cyclic": "cyclically", "stage-wise": "stage-wise", "iterative": "iteratively"}
 COMPONENTS = {"neither": "neither (DP-FedAvg)", "GLP": "GLP", "GLP and ACNDP": "GLP and ACNDP"}
@@ -158,6 +166,7 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
         kept("noisy-fedavg/table-7", f"T = {200 * (i + 1)}", row.split(";")[0])
     ],
     ("papers/convergent-dp", "| | sigma 1 | 0.1 | 0.01 | 0 |", 38): attacks,
+    ("papers/convergent-dp", "| at the paper's scale | sigma 0.1 | 0.01 | 0 |", 27): attacks_at_scale,
     ("papers/fedglp-adp", "| at this scale, between | paper, epsilon 4 |", 45): lambda row, i: table_1(row, i, "4", "6", "8"),
     ("papers/fedglp-adp", "| method | paper, epsilon 2 | ours | paper, epsilon 16 |", 30): lambda row, i: table_1(
         row, i, "2", "16"
@@ -257,7 +266,7 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
 
 
 def table(page: str, header: str) -> list[list[str]]:
-    """The cells of the rows below a header that is on the page once; `T = 500` gets the number of the table it goes on with."""
+    """The cells of the rows below a header that is on the page once; `T = 500` gets the number of the table it goes on with, as `T = 200`."""
     lines = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").splitlines()
     (start,) = [i for i, line in enumerate(lines) if line.startswith(header)]
     body, above = [], ""
@@ -266,7 +275,7 @@ def table(page: str, header: str) -> list[list[str]]:
             break
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         above = found[1] if (found := re.match(r"Table (\d+),", cells[0])) else above
-        body.append([f"{cells[0]} ({above})" if cells[0] == "T = 500" else cells[0], *cells[1:]])
+        body.append([f"{cells[0]} ({above})" if cells[0] in ("T = 200", "T = 500") else cells[0], *cells[1:]])
     return body
 
 

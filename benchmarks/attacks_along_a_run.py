@@ -1,0 +1,98 @@
+"""The convergent analysis' attacks after T rounds (Tables 11, 13, 15, 16), at the paper's scale, from one run for each sigma.
+
+    python benchmarks/attacks_along_a_run.py 0.01 --rounds 300 --data-dir DIR --out OUT     # sigma 0.1, 0.01 or 0
+    python benchmarks/paper_tables.py OUT                                      # into benchmarks/results
+
+`fedveil reproduce noisy-fedavg/table-13 --scale paper` and its like train a run for each T. A run of 300 rounds passes T = 100
+and 200 on its way; its checkpoints there are kept here, and measured as the recipes measure a finished run. So a cell has the
+distribution of the recipe's, and the cells of one sigma are of one run, where the recipe's are of runs with noise of their own.
+The tables share the run because all are in the server's view, as Table 11 needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedveil.configuration.config import Config
+from fedveil.run.run import run
+from fedveil.studies.grid.run_cell import cell_job
+from fedveil.studies.reproduce.collect import collected
+from fedveil.studies.reproduce.measurements import MEASURES
+from fedveil.studies.reproduce.recipe import Recipe, RecipeRow, rows
+from fedveil.studies.reproduce.recipe_files import load_recipe
+from fedveil.studies.reproduce.recipe_rows import RowJob, job_of, settings_digest
+
+OVERRIDES = ("model.name=lenet5", "training.schedule=constant", "privacy.view=server")
+TABLES = ("noisy-fedavg/table-11", "noisy-fedavg/table-13", "noisy-fedavg/table-15", "noisy-fedavg/table-16")
+
+
+def chosen(sigma: str, rounds: int, data_dir: Path | None) -> Iterator[tuple[str, Recipe, RecipeRow, list[str], RowJob]]:
+    """The rows of this sigma on CIFAR-10 that a run of so many rounds passes; the paper does not state the rounds of Table 16."""
+    for name in TABLES:
+        recipe = load_recipe(name)
+        stated = any(axis.name == "T" for axis in recipe.axes)
+        overrides = [*OVERRIDES, *([] if stated else [f"training.rounds={rounds}"])]
+        for row in rows(recipe):
+            if sigma not in row.labels or "CIFAR-100" in row.labels:
+                continue
+            job = job_of(recipe, row, "paper", data_dir=data_dir, overrides=overrides)
+            if job.config.training.rounds <= rounds:
+                yield name, recipe, row, overrides, job
+
+
+def trained(config: Config, rounds: set[int], out: Path) -> None:
+    """Train, and keep the run as it stands after each of these rounds, in OUT/T."""
+    path = out / "run"
+
+    def keep(record: dict[str, Any]) -> None:
+        done = record["round"] + 1
+        print(f"round {done}", flush=True) if done % 10 == 0 else None
+        if done in rounds:
+            shutil.copytree(path / "checkpoint", out / str(done) / "checkpoint")
+
+    run(config, path, keep)
+    for done in rounds:
+        for file in path.glob("ledger.sqlite*"):  # which may be ahead of a checkpoint
+            shutil.copy(file, out / str(done))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sigma", choices=("0.1", "0.01", "0"))
+    parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("attacks-along-a-run"))
+    asked = parser.parse_args()
+    todo, out = list(chosen(asked.sigma, asked.rounds, asked.data_dir)), asked.out / f"sigma-{asked.sigma}"
+    longest = max((job.config for *_, job in todo), key=lambda config: config.training.rounds)
+    config = Config.model_validate(cell_job("run", longest, out).arguments["config"])
+    for *_, job in todo:
+        same = job.config.model_copy(update={"training": longest.training})
+        assert same == longest, f"not a beginning of the same run: {job.config}"
+    trained(config, {job.config.training.rounds for *_, job in todo}, out)
+    results: dict[str, dict[str, Any]] = {}
+    for name, recipe, row, overrides, job in todo:
+        done = job.config.training.rounds
+        measured = MEASURES[recipe.measure["name"]].series(job.config, out / str(done), out / str(done) / "files", **job.options)
+        print(name, row.labels, measured, flush=True)
+        values = []
+        for column, paper in zip(recipe.columns, row.published, strict=True):
+            value = collected(measured, column.of, column.collect)
+            assert not isinstance(value, str), value
+            values.append({"column": column.label, "paper": paper, "seeds": [value * column.times]})
+        labels = dict(zip((axis.name for axis in recipe.axes), row.labels, strict=True))
+        result = results.setdefault(name, {"recipe": name, "scale": "paper", "small": {}, "overrides": overrides, "rows": []})
+        result["rows"].append({"labels": labels, "values": values, "settings": settings_digest(recipe, row, "paper", overrides)})
+    for name, result in results.items():
+        folder = out / name.replace("/", "-")
+        folder.mkdir()
+        (folder / "result.json").write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -51,14 +51,15 @@ class RecipeEntry(_Part):
     """One position on an axis: how it differs from the base configuration.
 
     preset: base configuration of these rows. set: overrides `section.key = value`, or `measure.key` for an option of the
-    measurement. small: further ones at small scale. missing: why these rows cannot be run. note: what a reader must know about
-    these rows.
+    measurement. small: further ones at small scale. small_with: by a label of another axis, further ones at small scale in rows
+    that have it too. missing: why these rows cannot be run. note: what a reader must know about these rows.
     """
 
     label: str
     preset: str = ""
     set: Overrides = {}
     small: Overrides = {}
+    small_with: dict[str, Overrides] = {}
     missing: str = ""
     note: str = ""
 

@@ -66,6 +66,10 @@ def _problem(recipe: Recipe) -> str:
         for axis, chosen in mentioned.items():
             if axis not in labels or not set(chosen) <= set(labels[axis]):
                 return f"{axis} = {', '.join(chosen)}: no such axis or label; there are {labels}"
+    for where, entry in ((axis.name, entry) for axis in recipe.axes for entry in axis.entries):
+        others = [label for name, own in labels.items() if name != where for label in own]
+        for label in sorted(set(entry.small_with) - set(others)):
+            return f"{where} = {entry.label}: small_with.{label}: no label of another axis; there are {', '.join(others)}"
     presets = {recipe.preset, *(entry.preset for axis in recipe.axes for entry in axis.entries)} - {""}
     for preset in sorted(presets - set(preset_names())):
         return f"unknown preset {preset!r}{nearest(preset, preset_names())}"

@@ -51,6 +51,7 @@ def job_of(
     layers: list[Overrides] = [recipe.set, *(entry.set for entry in row.entries)]
     if scale == "small":
         layers += [recipe.small.set, *(entry.small for entry in row.entries)]
+        layers += [entry.small_with[label] for entry in row.entries for label in row.labels if label in entry.small_with]
     for layer in layers:
         for key, value in layer.items():
             _put(raw, key, copy.deepcopy(value))
@@ -79,9 +80,11 @@ def settings_digest(recipe: Recipe, row: RecipeRow, scale: Scale, overrides: Seq
 
 def changes(recipe: Recipe) -> dict[str, Any]:
     """What the small scale changes in all rows, by key; and what single entries change, by their label."""
-    own = {
-        f"{key} ({entry.label})": value for axis in recipe.axes for entry in axis.entries for key, value in entry.small.items()
-    }
+    own: dict[str, Any] = {}
+    for entry in (entry for axis in recipe.axes for entry in axis.entries):
+        own |= {f"{key} ({entry.label})": value for key, value in entry.small.items()}
+        for label, overrides in entry.small_with.items():
+            own |= {f"{key} ({entry.label}, {label})": value for key, value in overrides.items()}
     return {**recipe.small.set, **own}
 
 

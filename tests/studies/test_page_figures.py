@@ -266,7 +266,7 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
 
 
 def table(page: str, header: str) -> list[list[str]]:
-    """The cells of the rows below a header that is on the page once; `T = 500` gets the number of the table it goes on with, as `T = 200`."""
+    """The cells of the rows below a header that is on the page once; a row `T = 500` or 200 gets the number of its table."""
     lines = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").splitlines()
     (start,) = [i for i, line in enumerate(lines) if line.startswith(header)]
     body, above = [], ""

@@ -154,4 +154,5 @@ def _nominal(config: Config, known: Population, *, by_program: bool) -> tuple[in
     if getattr(options, "examples_per_client", None) is not None:
         return known.records, known.records
     rounding = 2 if data.client_test_fraction else 1  # of the clients' splits, and of dealing out
-    return known.records - rounding, known.records + rounding
+    kept = known.data.classes if natural and known.data.test_size else 0  # as `split_within_users` rounds each label
+    return known.records - rounding, known.records + rounding + kept

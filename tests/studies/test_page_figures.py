@@ -200,12 +200,12 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
         if row == "ours"
         else []
     ),
-    ("papers/ladp-fl", "| method | I: accuracy |", 26): lambda row, i: [
+    ("papers/ladp-fl", "| method | I: accuracy |", 50): lambda row, i: [
         kept(
             "ladp-fl/table-5",
             ("accuracy (%)", "noise scale")[i % 2],
             ("I", "II")[i // 2],
-            row if row == "no protection" else f"epsilon 0.5, {row}",
+            ", ".join(reversed(row.split(", "))),
         )
     ],
     ("papers/ladp-fl", "| | car | taken for it |", 91): lambda row, i: (

@@ -32,9 +32,9 @@ from fedveil.statement.statement import Assumption, Statement
 from fedveil.statement.statement_text import Item
 from fedveil.studies.compare.comparison import Comparison, compare, default_out
 from fedveil.studies.compare.comparison_plan import ComparisonListener, Planned
-from fedveil.studies.compare.comparison_rows import Row, _placed, blocks, rows_of
+from fedveil.studies.compare.comparison_rows import Row, _placed, _row, blocks, rows_of
 from fedveil.studies.compare.comparison_spec import ComparisonSpec, seeds_from
-from fedveil.studies.compare.comparison_text import assumptions_of, promise_sentences, short_names, verdict
+from fedveil.studies.compare.comparison_text import assumptions_of, promise_sentences, proven, short_names, verdict
 from fedveil.studies.grid.cell import CellState
 from fedveil.tasks.column import Column
 from grid_cells import small
@@ -326,6 +326,17 @@ def test_a_comparison_says_what_a_seen_number_of_participants_costs(found: Compa
     )
     more = replace(seen, method="second", statement=replace(one.statement, views=(server, replace(own, seen_count=30.5), last)))
     assert promise_sentences([seen, more], "proven")[1].endswith(f"else {at_most(proven)} becomes 20.08 or 30.5.")
+
+
+def test_a_row_shows_the_largest_proven_epsilon_of_its_seeds(found: Comparison) -> None:
+    states = row(found, "dp-fedavg", 8.0).states
+    first = states[0].statement
+    assert first is not None
+    server, own, last = first.views
+    worse = replace(first, views=(server, replace(own, proven=replace(own.proven, epsilon=9.5)), last))
+    planned = Planned("dp-fedavg", "", 8.0, tuple(state.cell for state in states), "", first)
+    shown = _row(planned, [states[0], replace(states[1], statement=worse), *states[2:]], Columns().main)
+    assert proven(shown) == "9.5"
 
 
 def test_a_comparison_says_what_its_proven_numbers_rest_on(found: Comparison) -> None:

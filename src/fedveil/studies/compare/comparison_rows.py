@@ -25,8 +25,8 @@ class Row:
         column: the compared number. seeds: how many were asked for. values: by seed, the final model's number.
         rank: by mean within its block, 1 the best; None where the block has nothing to compare it with, or seeds are missing.
         against: the test against the best of the block, None for the best itself and where there is no sample.
-        statement: what the runs promise. problems: why it was not run, or what went wrong in single cells.
-        states: of its cells.
+        statement: what the runs promise, that of the largest proven epsilon where seeds differ, as by the users that they draw.
+        problems: why it was not run, or what went wrong in single cells. states: of its cells.
     """
 
     method: str
@@ -114,7 +114,8 @@ def _row(planned: Planned, states: Sequence[CellState], column: Column) -> Row:
         if said := _problem(state, value, column.name):
             seeds_by_problem.setdefault(said, []).append(str(seed))
     problems = [f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}: {said}" for said, seeds in seeds_by_problem.items()]
-    statement = next((s.statement for s in states if s.statement is not None), planned.statement)
+    made = [s.statement for s in states if s.statement is not None]
+    statement = max(made, key=lambda s: s.proven.epsilon, default=planned.statement)
     return Row(
         planned.method,
         planned.partition,

@@ -74,10 +74,9 @@ def test_where_labels_decide_no_noise_is_promised_before_they_are_there(tmp_path
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("partition", [{"kind": "users"}, {"kind": "users", "clients": 10}], ids=str)
-def test_a_run_of_natural_users_is_verified(partition: dict[str, Any], data_dir: Path, tmp_path: Path) -> None:
+def test_a_run_of_natural_users_is_verified(data_dir: Path, tmp_path: Path) -> None:
     """UCI HAR is split anew by user and label, each part rounded: 277 examples each, where the configuration tells of 275."""
-    config = by_record(partition, client_test_fraction=0.3, public_fraction=0.2)
+    config = by_record({"kind": "users"}, client_test_fraction=0.3, public_fraction=0.2)
     data = config.data.model_copy(update={"name": "uci-har", "data_dir": str(data_dir)})
     run(config.model_copy(update={"data": data}), tmp_path / "run")
     assert verification(tmp_path / "run").outcome == "verified"

@@ -12,7 +12,6 @@ The tables share the run because all are in the server's view, as Table 11 needs
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +24,9 @@ from fedveil.studies.reproduce.collect import collected
 from fedveil.studies.reproduce.measurements import MEASURES
 from fedveil.studies.reproduce.recipe import Recipe, RecipeRow, rows
 from fedveil.studies.reproduce.recipe_files import load_recipe
-from fedveil.studies.reproduce.recipe_rows import RowJob, job_of, settings_digest
+from fedveil.studies.reproduce.recipe_rows import RowJob, job_of
+from fedveil.studies.reproduce.recipe_table import write_results
+from fedveil.studies.reproduce.reproduction import Reproduction, RowOutcome
 
 OVERRIDES = ("model.name=lenet5", "training.schedule=constant", "privacy.view=server")
 TABLES = ("noisy-fedavg/table-11", "noisy-fedavg/table-13", "noisy-fedavg/table-15", "noisy-fedavg/table-16")
@@ -51,7 +52,8 @@ def trained(config: Config, rounds: set[int], out: Path) -> None:
 
     def keep(record: dict[str, Any]) -> None:
         done = record["round"] + 1
-        print(f"round {done}", flush=True) if done % 10 == 0 else None
+        if done % 10 == 0:
+            print(f"round {done}", flush=True)
         if done in rounds:
             shutil.copytree(path / "checkpoint", out / str(done) / "checkpoint")
 
@@ -75,23 +77,23 @@ def main() -> None:
         same = job.config.model_copy(update={"training": longest.training})
         assert same == longest, f"not a beginning of the same run: {job.config}"
     trained(config, {job.config.training.rounds for *_, job in todo}, out)
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, Reproduction] = {}
     for name, recipe, row, overrides, job in todo:
         done = job.config.training.rounds
         measured = MEASURES[recipe.measure["name"]].series(job.config, out / str(done), out / str(done) / "files", **job.options)
         print(name, row.labels, measured, flush=True)
         values = []
-        for column, paper in zip(recipe.columns, row.published, strict=True):
+        for column in recipe.columns:
             value = collected(measured, column.of, column.collect)
             assert not isinstance(value, str), value
-            values.append({"column": column.label, "paper": paper, "seeds": [value * column.times]})
-        labels = dict(zip((axis.name for axis in recipe.axes), row.labels, strict=True))
-        result = results.setdefault(name, {"recipe": name, "scale": "paper", "small": {}, "overrides": overrides, "rows": []})
-        result["rows"].append({"labels": labels, "values": values, "settings": settings_digest(recipe, row, "paper", overrides)})
-    for name, result in results.items():
-        folder = out / name.replace("/", "-")
-        folder.mkdir()
-        (folder / "result.json").write_text(json.dumps(result, indent=1))
+            values.append((value * column.times,))
+        outcome = RowOutcome(row, tuple(values), problems=("",) * len(values), measured=measured)
+        before = results[name].outcomes if name in results else ()
+        left_out = len(rows(recipe)) - len(before) - 1
+        outcomes, folder = (*before, outcome), out / name.replace("/", "-")
+        results[name] = Reproduction(name, recipe, "paper", 1, tuple(overrides), {}, outcomes, left_out, folder)
+    for result in results.values():
+        write_results(result)
 
 
 if __name__ == "__main__":

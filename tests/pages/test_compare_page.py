@@ -90,13 +90,8 @@ def test_tables_tell_claimed_and_proven_and_the_test(open_page: Callable[..., An
 
 
 def test_it_says_what_the_proven_numbers_rest_on(open_page: Callable[..., Any], page: Path) -> None:
-    lines = browser_lines(open_page(page), "#what-it-rests-on li")
+    lines = open_page(page).execute_script(TEXTS, "#what-it-rests-on li")
     assert any("secret cryptographic source" in line and "because whoever can predict" in line for line in lines)
-
-
-def browser_lines(browser: Any, where: str) -> list[str]:
-    lines: list[str] = browser.execute_script(TEXTS, where)
-    return lines
 
 
 def test_it_fits_a_small_screen(open_page: Callable[..., Any], page: Path) -> None:

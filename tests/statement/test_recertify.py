@@ -18,7 +18,7 @@ from fedveil.data.partition import Partition, from_options
 from fedveil.data.partition_options import Iid
 from fedveil.run.assembly import Prepared
 from fedveil.run.run import run as execute
-from fedveil.statement.recertify import differences, recertify
+from fedveil.statement.recertify import _of_card, differences, recertify
 from fedveil.verify import Finding
 from finished_runs import finished
 
@@ -137,6 +137,15 @@ def test_a_card_of_a_partition_by_a_program_is_held_to_the_data(tmp_path: Path, 
     found = forged(tmp_path, monkeypatch, by_hand)
     assert found.kind == "contradicted"
     assert "nominal_examples_per_client: expected at most 144, found 1200" in found.text
+
+
+def test_what_a_configuration_gives_each_client_counts_without_a_known_size(tmp_path: Path) -> None:
+    config = configure(data={"name": "femnist", "partition": {"kind": "iid", "clients": 10, "examples_per_client": 20}})
+    card: dict[str, Any] = {"clients": 10, "named_clients": 3550, "train_examples": 9000, "test_examples": 1000}
+    card |= {"examples": {"shape": [1, 28, 28]}, "labels": {"classes": 62}}
+    assert not list(_of_card(config, card | {"nominal_examples_per_client": 20}))
+    (wrong,) = _of_card(config, card | {"nominal_examples_per_client": 900})
+    assert wrong == "data.json: nominal_examples_per_client: expected 20, found 900"
 
 
 def test_features_of_another_network_are_contradicted(run: Path) -> None:

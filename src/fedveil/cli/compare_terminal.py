@@ -171,7 +171,9 @@ def render(found: Comparison, console: Console) -> None:
     for sentence in found.sentences:
         console.print(escape(sentence), highlight=False, style="dim")
     if resting := found.assumptions.items:
-        console.print(f"The proven numbers rest on {len(resting)} assumptions: see the page, or compare.md.", style="dim")
+        console.print(
+            f"The proven numbers rest on {len(resting)} assumption{'s' * (len(resting) > 1)}: see compare.md.", style="dim"
+        )
     console.print()
 
 

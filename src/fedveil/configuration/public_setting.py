@@ -5,7 +5,6 @@ Nothing here touches data or imports torch, so that a privacy statement can be h
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +26,7 @@ from fedveil.data.catalogue import CATALOGUE, Info, info
 from fedveil.data.dataset import Dataset
 from fedveil.data.partition import checked_options
 from fedveil.data.partition_options import Ladp1, Users
+from fedveil.data.split import held_for_tests
 from fedveil.errors import ConfigError
 from fedveil.methods.method import Method
 from fedveil.methods.method_registry import method_from
@@ -159,8 +159,7 @@ def _examples_each(section: DataSection, options: BaseModel, data: Info, *, pool
         total = (data.train_size + data.test_size) * (1 - section.user_test_fraction) if natural and pooled else data.train_size
         owners = data.users if natural else getattr(options, "clients", 1)
         each = total * (1 - section.public_fraction) / max(owners, 1)
-    held = math.floor(section.client_test_fraction * each + 0.5)  # as `client_test_split`
-    return max(1, round(each - min(held, max(each - 1, 0))))
+    return max(1, round(each - float(held_for_tests(each, section.client_test_fraction))))
 
 
 def setting_of(config: Config, population: Population | None = None) -> Setting:

@@ -73,11 +73,16 @@ def client_test_split(partition: Partition, fraction: float, *, seed: int) -> tu
     """
     _between("client_test_fraction", fraction)
     sizes = partition.sizes
-    held = np.clip(np.floor(fraction * sizes + 0.5).astype(np.int64), 0, np.maximum(sizes - 1, 0))
+    held = held_for_tests(sizes, fraction).astype(np.int64)
     order, clients = partition.clients.order, np.arange(len(sizes))
     test = _part(np.repeat(clients, sizes), held, "client test split", seed, clients)
     train = ClientIndices(order[~test], _offsets(sizes - held))
     return dataclasses.replace(partition, clients=train), ClientIndices(order[test], _offsets(held))
+
+
+def held_for_tests(sizes: NDArray[Any] | float, fraction: float) -> NDArray[Any]:
+    """How many of so many examples each a client keeps for testing."""
+    return np.asarray(np.clip(np.floor(fraction * np.asarray(sizes) + 0.5), 0, np.maximum(np.asarray(sizes) - 1, 0)))
 
 
 def split_within_users(dataset: Dataset, test_fraction: float) -> Dataset:

@@ -133,7 +133,7 @@ def _of_card(config: Config, card: Mapping[str, Any]) -> Iterator[str]:
     if known.clients and known.clients != clients:
         yield f"data.json: clients: expected {known.clients}, found {clients}"
     least, most = _nominal(config, known, by_program=bool(by_program))
-    if known.data.train_size and not least <= nominal <= most:
+    if not least <= nominal <= most:
         expected = f"{least} to {most}" if least < most else least
         yield f"data.json: nominal_examples_per_client: expected {expected}, found {nominal}"
     if users != known.data.users:
@@ -144,15 +144,17 @@ def _of_card(config: Config, card: Mapping[str, Any]) -> Iterator[str]:
         yield f"data.json: expected examples of {known.data.name}, found others"
 
 
-def _nominal(config: Config, known: Population, *, by_program: bool) -> tuple[int, int]:
+def _nominal(config: Config, known: Population, *, by_program: bool) -> tuple[float, float]:
     """The least and the most that the nominal examples of a client can be."""
     data, options = config.data, checked_options(config.data.partition)
-    natural = isinstance(options, Users)
+    natural, given = isinstance(options, Users), getattr(options, "examples_per_client", None) is not None
+    if given and not by_program:
+        return known.records, known.records
+    if not known.data.train_size:  # it depends on how the files were prepared
+        return 0, math.inf
     if by_program or sized_by_labels(options) or (natural and known.clients < known.data.users):
         together = known.data.train_size + known.data.test_size * natural
         return 1, together // max(known.clients, 1) + 1
-    if getattr(options, "examples_per_client", None) is not None:
-        return known.records, known.records
     rounding = 2 if data.client_test_fraction else 1  # of the clients' splits, and of dealing out
     kept = known.data.classes if natural and known.data.test_size else 0  # as `split_within_users` rounds each label
     return known.records - rounding, known.records + rounding + kept

@@ -44,8 +44,7 @@ class Row:
     @property
     def statements(self) -> list[Statement]:
         """Of its finished runs, which may assume different things, as their engines do; of the plan where none has ended."""
-        found = [state.statement for state in self.states if state.statement is not None]
-        return found or ([] if self.statement is None else [self.statement])
+        return _made(self.states) or ([] if self.statement is None else [self.statement])
 
     @property
     def mean(self) -> float:
@@ -114,8 +113,7 @@ def _row(planned: Planned, states: Sequence[CellState], column: Column) -> Row:
         if said := _problem(state, value, column.name):
             seeds_by_problem.setdefault(said, []).append(str(seed))
     problems = [f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}: {said}" for said, seeds in seeds_by_problem.items()]
-    made = [s.statement for s in states if s.statement is not None]
-    statement = max(made, key=lambda s: s.proven.epsilon, default=planned.statement)
+    statement = max(_made(states), key=lambda s: s.proven.epsilon, default=planned.statement)
     return Row(
         planned.method,
         planned.partition,
@@ -127,6 +125,11 @@ def _row(planned: Planned, states: Sequence[CellState], column: Column) -> Row:
         problems=(*([planned.reason] if planned.reason else []), *problems),
         states=tuple(states),
     )
+
+
+def _made(states: Iterable[CellState]) -> list[Statement]:
+    """The statements of those that have ended."""
+    return [state.statement for state in states if state.statement is not None]
 
 
 def _problem(state: CellState, value: float | None, metric: str) -> str:

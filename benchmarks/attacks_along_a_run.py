@@ -1,23 +1,28 @@
 """The convergent analysis' attacks after T rounds (Tables 11, 13, 15, 16), at the paper's scale, from one run for each sigma.
 
-    python benchmarks/attacks_along_a_run.py 0.01 --rounds 300 --data-dir DIR --out OUT     # sigma 0.1, 0.01 or 0
+    python benchmarks/attacks_along_a_run.py 0.01 --rounds 1000 --data-dir DIR --out OUT    # or 0.1, 0, and 1.0 (Table 11)
     python benchmarks/paper_tables.py OUT                                      # into benchmarks/results
 
 `fedveil reproduce noisy-fedavg/table-13 --scale paper` and its like train a run for each T. A run of 300 rounds passes T = 100
 and 200 on its way; its checkpoints there are kept here, and measured as the recipes measure a finished run. So a cell has the
 distribution of the recipe's, and the cells of one sigma are of one run, where the recipe's are of runs with noise of their own.
 The tables share the run because all are in the server's view, as Table 11 needs it.
+
+Called again with the same OUT, it goes on where the training stopped, and trains nothing if it has passed all the rounds. So
+`--tables` alone trains, `--tables 13` then measures one table while another process measures the next, and `--rounds 500` what a
+run of 1,000 has passed.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedveil.configuration.config import Config
+from fedveil.run.resume import begun
 from fedveil.run.run import run
 from fedveil.studies.grid.run_cell import cell_job
 from fedveil.studies.reproduce.collect import collected
@@ -32,9 +37,12 @@ OVERRIDES = ("model.name=lenet5", "training.schedule=constant", "privacy.view=se
 TABLES = ("noisy-fedavg/table-11", "noisy-fedavg/table-13", "noisy-fedavg/table-15", "noisy-fedavg/table-16")
 
 
-def chosen(sigma: str, rounds: int, data_dir: Path | None) -> Iterator[tuple[str, Recipe, RecipeRow, list[str], RowJob]]:
+Row = tuple[str, Recipe, RecipeRow, list[str], RowJob]
+
+
+def chosen(tables: Sequence[str], sigma: str, rounds: int, data_dir: Path | None) -> Iterator[Row]:
     """The rows of this sigma on CIFAR-10 that a run of so many rounds passes; the paper does not state the rounds of Table 16."""
-    for name in TABLES:
+    for name in tables:
         recipe = load_recipe(name)
         stated = any(axis.name == "T" for axis in recipe.axes)
         overrides = [*OVERRIDES, *([] if stated else [f"training.rounds={rounds}"])]
@@ -47,7 +55,7 @@ def chosen(sigma: str, rounds: int, data_dir: Path | None) -> Iterator[tuple[str
 
 
 def trained(config: Config, rounds: set[int], out: Path) -> None:
-    """Train, and keep the run as it stands after each of these rounds, in OUT/T."""
+    """Train, or go on, and keep the run as it stands after each of these rounds, in OUT/T."""
     path = out / "run"
 
     def keep(record: dict[str, Any]) -> None:
@@ -55,9 +63,9 @@ def trained(config: Config, rounds: set[int], out: Path) -> None:
         if done % 10 == 0:
             print(f"round {done}", flush=True)
         if done in rounds:
-            shutil.copytree(path / "checkpoint", out / str(done) / "checkpoint")
+            shutil.copytree(path / "checkpoint", out / str(done) / "checkpoint", dirs_exist_ok=True)
 
-    run(config, path, keep)
+    run(config, path, keep, resume=begun(path))
     for done in rounds:
         for file in path.glob("ledger.sqlite*"):  # which may be ahead of a checkpoint
             shutil.copy(file, out / str(done))
@@ -65,18 +73,23 @@ def trained(config: Config, rounds: set[int], out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sigma", choices=("0.1", "0.01", "0"))
+    parser.add_argument("sigma", choices=("1.0", "0.1", "0.01", "0"))
     parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--tables", nargs="*", choices=[name[-2:] for name in TABLES], default=[name[-2:] for name in TABLES])
+    parser.add_argument("--engine", choices=("inline", "cuda"), default="inline")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, default=Path("attacks-along-a-run"))
     asked = parser.parse_args()
-    todo, out = list(chosen(asked.sigma, asked.rounds, asked.data_dir)), asked.out / f"sigma-{asked.sigma}"
-    longest = max((job.config for *_, job in todo), key=lambda config: config.training.rounds)
-    config = Config.model_validate(cell_job("run", longest, out).arguments["config"])
-    for *_, job in todo:
+    every, out = list(chosen(TABLES, asked.sigma, asked.rounds, asked.data_dir)), asked.out / f"sigma-{asked.sigma}"
+    longest = max((job.config for *_, job in every), key=lambda config: config.training.rounds)
+    for *_, job in every:
         same = job.config.model_copy(update={"training": longest.training})
         assert same == longest, f"not a beginning of the same run: {job.config}"
-    trained(config, {job.config.training.rounds for *_, job in todo}, out)
+    todo = [row for row in every if row[0][-2:] in asked.tables]
+    if not all((out / str(job.config.training.rounds) / "ledger.sqlite").exists() for *_, job in every):
+        config = Config.model_validate(cell_job("run", longest, out).arguments["config"])
+        config = config.model_copy(update={"run": config.run.model_copy(update={"engine": asked.engine})})
+        trained(config, {job.config.training.rounds for *_, job in every}, out)
     results: dict[str, Reproduction] = {}
     for name, recipe, row, overrides, job in todo:
         done = job.config.training.rounds

@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 from fedveil.cli.app import app
 from fedveil.configuration.config import Config, configure
 from fedveil.data.load import load
+from fedveil.engines.batched_gradient import Stack
+from fedveil.engines.device import gpu_problem
 from fedveil.errors import ConfigError
 from fedveil.federation.round import ClientTask, client_round
 from fedveil.pages.figures.run_figures import plot_run
@@ -36,7 +38,7 @@ def config(**sections: Any) -> Config:
         model="linear",
         method=sections.get("method", {"name": "noisy-fedavg", "sigma": 0.1}),
         training={**training, **sections.get("training", {})},
-        run={"seed": 3},
+        run={"seed": 3, **sections.get("run", {})},
     )
 
 
@@ -75,6 +77,19 @@ def test_noise_and_batches_are_the_same_in_both_runs() -> None:
     """Noise a hundred times larger leaves the first round's distance as it is; a twin with the same data has distance 0."""
     quiet, loud = (config(method={"name": "noisy-fedavg", "sigma": s}, training={"rounds": 1}) for s in (0.001, 0.1))
     assert twin_sensitivity(quiet, 2) == pytest.approx(twin_sensitivity(loud, 2), rel=1e-3)
+
+
+def test_the_engine_is_the_configured_one_if_it_trains_clients_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`batched` gives the distances of `inline` up to rounding, and all rounds went through it; `cuda` needs a GPU."""
+    alone, passes = twin_sensitivity(config(), 2), []
+    monkeypatch.setattr(Stack, "_stacked", lambda *given, ours=Stack._stacked: (passes.append(len(given[1])), ours(*given)))
+    together = twin_sensitivity(config(run={"engine": "batched", "clients_at_once": 7}), 2)
+    assert together == pytest.approx(alone, rel=1e-4)
+    assert max(passes) == 7
+    assert len(passes) == 2 * 3 * 2 * 3, "two runs of three rounds, two steps of 20 clients by sevens"
+    if gpu_problem():
+        with pytest.raises(ConfigError, match="cuda"):
+            twin_sensitivity(config(run={"engine": "cuda"}), 2)
 
 
 def test_distances_stay_below_the_sensitivity_of_the_first_round() -> None:

@@ -1,6 +1,6 @@
 """Global sensitivity as the Noisy-FedAvg paper measures it, by two runs on data that differ in one client.
 
-Noise and batches are the same in both.
+Noise and batches are the same in both, and so is the engine: `inline`, unless the configuration says `cuda` or `batched`.
 
 A measurement of one pair of neighbours, in a simulation: it bounds nothing, since another pair may lie further apart.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -20,15 +21,16 @@ import fedveil.run.run_directory as rundir
 from fedveil.adversary.neighbours import other_targets
 from fedveil.configuration.config import Config
 from fedveil.configuration.public_setting import calibrated_setting, layout_of
-from fedveil.engines.inline import Inline
+from fedveil.engines.select_engine import engine, place
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import start
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import Prepared, federation, prepare
+from fedveil.run.assembly import Prepared, checked_model, federation, prepare
 from fedveil.run.data_card import HandedOver, prepared_again
 from fedveil.run.history_files import write_history
+from fedveil.studies.grid.cell import engine_of
 
 if TYPE_CHECKING:
     from fedveil.data.dataset import Dataset
@@ -115,7 +117,7 @@ def _twins(
         calibrated = calibrated_setting(config, prepared.population)
         first, second = (_job(config, prepared, calibrated, Path(folder) / name) for name in ("first", "second"))
         second = replace(second, context=replace(second.context, clients=other))
-        return _distances(first, second, on_round)
+        return _distances(config, first, second, on_round)
 
 
 def neighbour(prepared: Prepared, client: int, change: Change) -> Clients:
@@ -142,19 +144,21 @@ def _job(config: Config, prepared: Prepared, calibrated: tuple[Method, Setting],
     """One of the two runs, in a folder of its own: the state of correlated noise lies beside the ledger."""
     folder.mkdir()
     Ledger.create(folder / "ledger.sqlite", "twin", {}).close()
-    job = federation(config, prepared, folder / "ledger.sqlite", "twin", calibrated=calibrated)
+    model = checked_model(config, prepared, calibrated[1]).to(place(engine_of(config)))
+    job = federation(config, prepared, folder / "ledger.sqlite", "twin", model, calibrated)
     return replace(job, client_tests=None, evaluate_every=config.training.rounds)
 
 
 def _distances(
-    first: Federation, second: Federation, on_round: Callable[[Record], None] | None
+    config: Config, first: Federation, second: Federation, on_round: Callable[[Record], None] | None
 ) -> tuple[list[float], list[Record]]:
     one, two = start(first), start(second)
     distances = []
-    with Inline(first.context) as engine, Inline(second.context) as other:
+    made = partial(engine, engine_of(config), at_once=config.run.clients_at_once, deterministic=config.run.deterministic)
+    with made(first.context) as here, made(second.context) as there:
         for _ in range(first.setting.rounds):
-            one_round(first, engine, one)
-            one_round(second, other, two)
+            one_round(first, here, one)
+            one_round(second, there, two)
             distances.append(float((one.model.double() - two.model.double()).norm()))
             one.history[-1]["sensitivity"] = distances[-1]
             if on_round is not None:

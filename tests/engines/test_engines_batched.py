@@ -593,12 +593,13 @@ def on_gpu(configuration: Config, folder: Path) -> Federation:
     return federation(configuration, data, folder / "ledger.sqlite", "r", model)
 
 
-LARGEST = "gfl-aldpa-published-server"
-"""Sends the largest coordinates: on a GPU one of them was another, which is rounding too."""
+CHOOSING = ("gfl-aldpa-published-server", "censor-server")
+"""They choose by what rounding moves: the largest coordinates of an update, of which one was another on a GPU; and the best of
+20 directions by losses at a step of 1e-4, which differ by units in the last place (0.014 apart after three rounds)."""
 
 
 @pytest.mark.skipif(bool(gpu_problem()), reason=f"needs a GPU: {gpu_problem()}")
-@pytest.mark.parametrize("name", [n for n in RUNS if n.endswith("server") and n not in (*RANKED, LARGEST)])
+@pytest.mark.parametrize("name", [n for n in RUNS if n.endswith("server") and n not in (*RANKED, *CHOOSING)])
 def test_a_gpu_agrees_with_inline(name: str, tmp_path: Path) -> None:
     one = job(RUNS[name], tmp_path / "inline")
     (tmp_path / "gpu").mkdir()

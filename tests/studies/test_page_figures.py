@@ -31,7 +31,7 @@ def accuracy_4_8(sigma: str, i: int) -> Samples:
 
 def attacks_at_scale(row: str, i: int) -> Samples:
     """The same at the paper's scale."""
-    return attacks(row, i + 1, "paper")
+    return attacks(row, i, "paper")
 
 
 def attacks(row: str, i: int, scale: str = "small") -> Samples:
@@ -44,20 +44,14 @@ def attacks(row: str, i: int, scale: str = "small") -> Samples:
     return [wanted[0]["values"][column]["ours"] for column in columns[table]] if wanted else []
 
 
-ATTACKS = {
+ATTACKS = {f"T = {t} ({table})": (table, str(t)) for table in ("11", "13", "14", "15") for t in range(100, 1001, 100)} | {
     "Table 11, clients found of 10 (%), T = 200": ("11", "200"),
-    "T = 1000": ("11", "1000"),
     "Table 13, labels reconstructed (%), T = 100": ("13", "100"),
-    "T = 500 (13)": ("13", "500"),
     "Table 14, L2 distance (3 images, 150 steps), T = 100": ("14", "100"),
-    "T = 500 (14)": ("14", "500"),
     "Table 15, animal or not (%; ours balanced), T = 100": ("15", "100"),
-    "T = 500 (15)": ("15", "500"),
     "Table 16, the model's accuracy (%)": ("16", ""),
+    "Table 16, the model's accuracy after 600 rounds (%)": ("16", ""),
     "Table 16, the extracted model's": ("16b", ""),
-    "T = 200 (13)": ("13", "200"),
-    "T = 200 (15)": ("15", "200"),
-    "Table 16, the model's accuracy after 200 rounds (%)": ("16", ""),
 }
 SCHEDULES = {"constant": "constant", "cyclic": "cyclically", "stage-wise": "stage-wise", "iterative": "iteratively"}
 COMPONENTS = {"neither": "neither (DP-FedAvg)", "GLP": "GLP", "GLP and ACNDP": "GLP and ACNDP"}
@@ -166,7 +160,7 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
         kept("noisy-fedavg/table-7", f"T = {200 * (i + 1)}", row.split(";")[0])
     ],
     ("papers/convergent-dp", "| | sigma 1 | 0.1 | 0.01 | 0 |", 38): attacks,
-    ("papers/convergent-dp", "| at the paper's scale | sigma 0.1 | 0.01 | 0 |", 27): attacks_at_scale,
+    ("papers/convergent-dp", "| at the paper's scale | sigma 1 | 0.1 | 0.01 | 0 |", 65): attacks_at_scale,
     ("papers/fedglp-adp", "| at this scale, between | paper, epsilon 4 |", 45): lambda row, i: table_1(row, i, "4", "6", "8"),
     ("papers/fedglp-adp", "| method | paper, epsilon 2 | ours | paper, epsilon 16 |", 30): lambda row, i: table_1(
         row, i, "2", "16"
@@ -266,7 +260,7 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
 
 
 def table(page: str, header: str) -> list[list[str]]:
-    """The cells of the rows below a header that is on the page once; a row `T = 500` or 200 gets the number of its table."""
+    """The cells of the rows below a header that is on the page once; a row `T = 500` gets the number of its table."""
     lines = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").splitlines()
     (start,) = [i for i, line in enumerate(lines) if line.startswith(header)]
     body, above = [], ""
@@ -275,7 +269,7 @@ def table(page: str, header: str) -> list[list[str]]:
             break
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         above = found[1] if (found := re.match(r"Table (\d+),", cells[0])) else above
-        body.append([f"{cells[0]} ({above})" if cells[0] in ("T = 200", "T = 500") else cells[0], *cells[1:]])
+        body.append([f"{cells[0]} ({above})" if re.fullmatch(r"T = \d+", cells[0]) else cells[0], *cells[1:]])
     return body
 
 

@@ -154,6 +154,21 @@ def test_what_an_example_becomes_depends_on_it_alone(public: tuple[str, ...]) ->
     np.testing.assert_allclose((before.x_train**2).mean(1), 1, rtol=1e-4)
 
 
+@pytest.mark.parametrize("public", [(), ("shapes",)])
+def test_features_are_rounded_the_same_whoever_else_is_there(public: tuple[str, ...]) -> None:
+    """To the bit, by a network with an odd number of inputs: the first example is left out, so that all others move up."""
+    torch.manual_seed(1)
+    network = torch.nn.Sequential(torch.nn.Linear(9, 30), torch.nn.LayerNorm(30), torch.nn.Tanh(), torch.nn.Linear(30, 9))
+
+    def own(x: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            return network(torch.from_numpy(np.ascontiguousarray(x.reshape(len(x), -1)[:, 20:29]))).numpy()
+
+    features, data = FeatureMap("own.py:own", own, public, 20), small()
+    fewer = replace(data, x_train=data.x_train[1:], y_train=data.y_train[1:])
+    np.testing.assert_array_equal(features.of(data).x_train[1:], features.of(fewer).x_train)
+
+
 def test_an_example_without_contrast_becomes_zero() -> None:
     flat = np.full((1, 4), 3.0, np.float32)
     assert unit_variance(flat).tolist() == unit_power(np.zeros((1, 4), np.float32)).tolist() == [[0.0] * 4]

@@ -20,7 +20,7 @@ def backbone() -> nn.Sequential:
 
 def test_features_are_what_the_network_makes_in_evaluation_mode() -> None:
     data, network = small_digits(), backbone()
-    features = fv.embed(data, network, batch=64)
+    features = fv.embed(data, network)
     with torch.no_grad():
         wanted = backbone().eval()(torch.from_numpy(data.standardise(data.x_train)))
     assert features.info.input_shape == (5,)
@@ -54,15 +54,26 @@ class MinusMean(nn.Module):
     ("module", "words"),
     [
         (MinusMean(), r"the layer the network \(MinusMean\) mixes the examples of a batch"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Flatten(0)), r"makes torch.float32 \[40\] of examples"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Flatten(0)), r"makes torch.float32 \[5\] of examples"),
         (nn.Linear(8, 4).double(), "weight is float64"),
     ],
 )
 def test_refused(module: nn.Module, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        fv.embed(small_digits(), module, batch=8)
+        fv.embed(small_digits(), module)
 
 
-def test_no_batch() -> None:
-    with pytest.raises(ConfigError, match="embed: batch = 0: give at least 1"):
-        fv.embed(small_digits(), backbone(), batch=0)
+def test_features_of_an_example_are_the_same_whoever_else_is_there() -> None:
+    """To the bit, with an odd number of inputs: the first client's first example is left out."""
+    rng = np.random.default_rng(0)
+    x, y, who = rng.normal(size=(600, 9)).astype(np.float32), rng.integers(0, 2, 600), np.repeat(np.arange(30), 20)
+    torch.manual_seed(1)
+    layers = nn.Linear(9, 30), nn.LayerNorm(30), nn.Tanh(), nn.Linear(30, 9), nn.Tanh()
+    network = nn.Sequential(nn.Flatten(), *layers)
+
+    def embedded(first: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        own = fv.from_arrays(x[first:], y[first:], client=who[first:], test=(x[:8], y[:8]), classes=2, name="own")
+        found: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = fv.embed(own, network).x_train
+        return found
+
+    assert np.array_equal(embedded(0)[1:], embedded(1))

@@ -15,7 +15,7 @@ class Origin:
     tables and lists have, which may follow from their values: one 34.5 makes floats of a column of integers.
     categories, missing: the public lists and constants with which columns were encoded. test: the rule of the test split.
     counted: what was counted in the data and is treated as public all the same.
-    ranked: whether one example's time may decide if another one is for testing.
+    ranked: whether one example's time may decide if another one is for testing. timed: whether its own time decides.
     """
 
     source: str
@@ -26,6 +26,7 @@ class Origin:
     missing: Mapping[str, object] = field(default_factory=dict)
     counted: tuple[str, ...] = ()
     ranked: bool = False
+    timed: bool = False
 
     @property
     def public(self) -> dict[str, Any]:

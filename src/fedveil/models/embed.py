@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def embed(dataset: Dataset, module: nn.Module, batch: int = 256) -> Dataset:
+def embed(dataset: Dataset, module: nn.Module) -> Dataset:
     """The data set with each example replaced by what a public network makes of it, in evaluation mode.
+
+    Each example passes through the network alone: in a batch its place and the others' number would decide how it is rounded.
 
     Args:
         module: takes standardised examples [n, *dataset.info.input_shape], returns float32 [n, ...]; not trained on these data.
-        batch: examples at once, at least 1.
 
     Raises:
         ConfigError: the network does not fit, or mixes the examples of a batch. DataError: its features are not finite.
@@ -31,8 +32,6 @@ def embed(dataset: Dataset, module: nn.Module, batch: int = 256) -> Dataset:
     from fedveil.models.mixing import mixing_layer
     from fedveil.models.module_checks import own_copy
 
-    if batch < 1:
-        raise ConfigError(f"embed: batch = {batch}: give at least 1")
     network = own_copy(module).requires_grad_(False).eval()
     if layer := mixing_layer(network, torch.from_numpy(dataset.standardise(dataset.x_test[:8]))):
         raise ConfigError(
@@ -41,7 +40,7 @@ def embed(dataset: Dataset, module: nn.Module, batch: int = 256) -> Dataset:
 
     def features(x: NDArray[Any]) -> NDArray[np.float32]:
         with torch.inference_mode():
-            found = [_feature(network, torch.from_numpy(dataset.standardise(part))) for part in _batches(x, batch)]
+            found = [_feature(network, torch.from_numpy(dataset.standardise(x[i : i + 1])).clone()) for i in range(len(x))]
         return np.ascontiguousarray(torch.cat(found).numpy())
 
     x_train, x_test = features(dataset.x_train), features(dataset.x_test)
@@ -57,10 +56,6 @@ def embed(dataset: Dataset, module: nn.Module, batch: int = 256) -> Dataset:
         features_of=f"{type(module).__name__}, SHA-256 {frozen_digest(network)}",
     )
     return replace(dataset, info=info, x_train=x_train, x_test=x_test)
-
-
-def _batches(x: NDArray[Any], size: int) -> list[NDArray[Any]]:
-    return [x[i : i + size] for i in range(0, len(x), size)]
 
 
 def _feature(network: nn.Module, x: Any) -> Any:

@@ -95,7 +95,7 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
     if dataset is None:
         source = section.source
         dataset = load(section.name, section.data_dir, section.download) if source is None else source.read(section.name)
-    refuse_ranked(config, dataset)
+    refuse_timed(config, dataset, section.partition.get("kind") if partition is None else partition.kind)
     if (features := feature_map(section, config.public)) is not None:
         dataset = features.of(dataset)
     if partition is None and section.partition.get("kind") == "users" and dataset.users_test is not None:
@@ -129,12 +129,26 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
     return Prepared(dataset, partition, Clients.of(x, y, partition.clients), tests, test, public)
 
 
-def refuse_ranked(config: Config, dataset: Dataset) -> None:
-    """An error where records are protected, and the time of one decides whether another one is trained on: then two differ."""
-    if config.privacy.unit is Unit.RECORD and dataset.origin is not None and dataset.origin.ranked:
+def refuse_timed(config: Config, dataset: Dataset, kind: object) -> None:
+    """An error where one record's time would decide what others train on, so that neighbouring data differ in more than one.
+
+    Where records are protected, a share of the latest compares them. Where the clients are made by dealing out the training
+    examples, whatever is protected, one that moves to the test set moves those behind it to other clients.
+    """
+    origin = dataset.origin
+    if origin is None or not origin.timed:
+        return
+    if config.privacy.unit is Unit.RECORD and origin.ranked:
         raise ConfigError(
-            f"privacy.unit = 'record', and the test split ({dataset.origin.test}) ranks records by their times, so that one "
+            f"privacy.unit = 'record', and the test split ({origin.test}) ranks records by their times, so that one "
             f"record decides whether another one is trained on: use test={{'latest': ..., 'since': ...}} or test={{'share': ...}}"
+        )
+    if kind != "users":
+        raise ConfigError(
+            f"the test split ({origin.test}) goes by times, and the clients are made by dealing out what it leaves for training "
+            f"(data.partition.kind = {kind!r}), so that one record's time decides which examples "
+            f"other clients get: name the clients (client=..., data.partition.kind = 'users'), or use test={{'share': ...}} or "
+            f"test data of their own"
         )
 
 

@@ -116,6 +116,7 @@ def test_the_card_says_what_was_done_to_them(made: Result) -> None:
         "missing": {},
         "counted": [],
         "ranked": False,
+        "timed": False,
     }
     assert card["labels"] == {"shape": [], "dtype": "float32", "names": ["cost"], "unit": "EUR", "classes": 0}
     assert card["normalisation"] == {"scale": 1.0, "mean": [50.0, 0.0, 0.0], "std": [20.0, 1.0, 1.0]}
@@ -229,3 +230,21 @@ def test_records_are_not_split_by_rank(tmp_path: Path) -> None:
         prepare(records, ranked)
     assert len(prepare(records, since).dataset.x_test) == 100
     assert len(prepare(config(), ranked).dataset.x_test) == 120
+
+
+@pytest.mark.parametrize("by", [{"share": 0.2}, {"since": 500}])
+@pytest.mark.parametrize("unit", ["client", "record"])
+def test_a_time_does_not_decide_which_examples_others_are_dealt(by: dict[str, Any], unit: str) -> None:
+    """Without named clients the training examples are dealt out by their places: a record with a later time moves the others'."""
+    x, times = np.zeros((ROWS, 3), np.float32), np.arange(ROWS)
+    timed = fv.from_arrays(x, np.arange(ROWS) % 2, test={"latest": times, **by}, classes=2, name="own")
+    training = {} if unit == "client" else {"local": "dp-sgd"}
+    dealt = fv.configure(
+        data={"name": "digits", "partition": {"kind": "iid", "clients": 20}},
+        model="linear",
+        method={"name": "dp-fedavg"},
+        training={"rounds": 1, **training},
+        privacy={"epsilon": 8.0, "delta": 1e-4, "unit": unit},
+    )
+    with pytest.raises(ConfigError, match=r"ranks records by their times|so that one record's time decides which examples other"):
+        prepare(dealt, timed)

@@ -38,8 +38,9 @@ NETWORKS = {"efficientnet-lite0": f"EfficientNet-lite0, SHA-256 {DIGEST}"}
 """Features that a public network makes, by name; their length is known from no examples, without loading the network."""
 SHAPES = "shapes"
 """The name by which pictures that a program draws stand among the public data (`random_shapes`)."""
-_VERSION = 1
+_VERSION = 2
 _BATCH = 2000
+"""Public examples at once, for whitening."""
 _SHOWN, _ROUNDING = 8, 1e-3
 """Public examples that show whether features of several depend on each other, by more than this."""
 
@@ -83,7 +84,7 @@ class FeatureMap:
         """
         made = self.info(raw.info)
         if self.name not in FEATURES:
-            self._refuse_mixing(next(_batches(raw.x_test[:_SHOWN], raw.info.scale)))
+            self._refuse_mixing(next(_batches(raw.x_test[:_SHOWN], raw.info.scale, _SHOWN)))
         kept = self._kept(raw)
         if kept is None or not kept.is_file():
             whitening = self._whitening(raw.info)
@@ -124,7 +125,8 @@ class FeatureMap:
         return unit_variance(found)
 
     def _whitened(self, x: NDArray[Any], scale: float, whitening: Whitening | None) -> NDArray[np.float32]:
-        parts = [self._features(part) for part in _batches(x, scale)]
+        """Each example alone: in a batch its place and the others' number would decide how it is rounded."""
+        parts = [self._features(one) for one in _batches(x, scale, 1)]
         found = np.concatenate(parts if whitening is None else [unit_power(whitening(part)) for part in parts])
         return np.ascontiguousarray(found)
 
@@ -139,13 +141,13 @@ class FeatureMap:
             else:
                 public = load(name, self.data_dir, self.download)
                 x, scale = public.x_train, public.info.scale
-            parts.append(np.concatenate([self._features(part) for part in _batches(x, scale)]))
+            parts.append(np.concatenate([self._features(part) for part in _batches(x, scale, _BATCH)]))
         return whitening_of(parts, self.components)
 
 
-def _batches(x: NDArray[Any], scale: float) -> Iterator[NDArray[np.float32]]:
-    for i in range(0, len(x), _BATCH):
-        yield x[i : i + _BATCH].astype(np.float32) / np.float32(scale)
+def _batches(x: NDArray[Any], scale: float, size: int) -> Iterator[NDArray[np.float32]]:
+    for i in range(0, len(x), size):
+        yield x[i : i + size].astype(np.float32) / np.float32(scale)
 
 
 def _write(path: Path, train: NDArray[np.float32], test: NDArray[np.float32]) -> None:

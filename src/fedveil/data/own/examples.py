@@ -48,7 +48,7 @@ def divided(examples: LabelledExamples, rule: SplitRule | None, seed: int, info:
     rule = _rule(rule, examples.ids is not None)
     if rule.clients is not None and examples.ids is None:
         raise DataError(f"test = {{'clients': {rule.clients:g}}} holds out clients, and none are named: give client=...")
-    origin = replace(origin, ranked=rule.ranked)
+    origin = replace(origin, ranked=rule.ranked, timed=rule.latest is not None)
     test = held_out(rule, seed, owners, examples.times)
     x, y = examples.x, examples.labelled.y
     users = None if examples.ids is None else owners.codes[~test]

@@ -156,6 +156,13 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
             if r["labels"] == {"m": row, "S": ("100", "500")[i]}
         )
     ],
+    ("papers/convergent-dp", "| clients, the paper's scale |", 15): lambda row, i: [
+        next(
+            r["values"]["sensitivity"]["ours"]
+            for r in KEPT["noisy-fedavg/table-12"]["paper"]["rows"]
+            if r["labels"] == {"m": row, "S": f"{100 * (i + 1)}"}
+        )
+    ],
     ("papers/convergent-dp", "| Table 7, the paper / ours |", 20): lambda row, i: [
         kept("noisy-fedavg/table-7", f"T = {200 * (i + 1)}", row.split(";")[0])
     ],

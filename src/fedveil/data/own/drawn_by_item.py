@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -43,12 +43,16 @@ def items_by_themselves(dataset: Any) -> list[Any]:
             or it seeds a global generator itself.
     """
     count = len(dataset)
-    with _states_put_back():
-        _seed(_PUBLIC)
-        start = _next_numbers()
-        _seed(_PUBLIC)
+    with _public_state() as start:
         probed = {i: _content(_first(dataset, i, start)[0]) for i in range(0, count, max(1, count // _PROBED))}
         return [_item(dataset, i, start, probed.get(i)) for i in range(count)]
+
+
+def drawing(function: Callable[[Any], Any], argument: Any) -> tuple[Any, bool]:
+    """What a function makes of its argument from the public state, and whether it drew from one of the global generators."""
+    with _public_state() as start:
+        made = function(argument)
+        return made, _next_numbers() != start
 
 
 def read_by_row(table: Any) -> Any:
@@ -107,15 +111,21 @@ def _first(dataset: Any, i: int, start: _Numbers) -> tuple[Any, _Numbers]:
 
 
 @contextmanager
-def _states_put_back() -> Iterator[None]:
-    """Meanwhile numpy's global functions draw from another bit generator, which can be seeded whatever the program's own is."""
+def _public_state() -> Iterator[_Numbers]:
+    """The generators are in the public state, of which the next numbers are given, and afterwards as they were.
+
+    Meanwhile numpy's global functions draw from another bit generator, which can be seeded whatever the program's own is.
+    """
     import torch
 
     torchs, randoms = torch.default_generator.get_state(), random.getstate()
     generator, numpys = mtrand.get_bit_generator(), np.random.get_state(legacy=False)  # noqa: NPY002 : what transforms draw from
     mtrand.set_bit_generator(np.random.MT19937(0))
     try:
-        yield
+        _seed(_PUBLIC)
+        start = _next_numbers()
+        _seed(_PUBLIC)
+        yield start
     finally:
         torch.default_generator.set_state(torchs)
         random.setstate(randoms)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -138,6 +141,30 @@ def test_a_function_that_mixes_examples_is_refused() -> None:
     FeatureMap("own.py:flat", flat).of(small())
     with pytest.raises(ConfigError, match=r"makes other features of 8 test examples together than of each by itself"):
         FeatureMap("own.py:standardised", standardised).of(small())
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(1), lambda: np.random.random(), lambda: random.random()])  # noqa: NPY002
+def test_a_function_that_draws_is_refused(draw: Callable[[], object]) -> None:
+    """Where it draws for dark pictures alone, no public example shows it; one of them would change all behind it."""
+
+    def drawing(x: Any) -> Any:
+        for one in x:
+            if not one.any():
+                draw()
+        return x.reshape(len(x), -1)
+
+    data = small()
+    assert FeatureMap("own.py:drawing", drawing).of(data).info.input_shape == (64,)
+    data.x_train[7] = 0
+    with pytest.raises(ConfigError, match=r"^data.features = 'own.py:drawing' draws random numbers, so that"):
+        FeatureMap("own.py:drawing", drawing).of(data)
+
+
+def test_a_network_may_be_made_when_a_function_is_first_called() -> None:
+    """Its initial weights are drawn before any example is there."""
+    network = cache(lambda: torch.nn.Linear(64, 3))
+    apply = FeatureMap("own.py:network", lambda x: network()(torch.from_numpy(x).flatten(1)).detach().numpy())
+    assert apply.of(small()).info.input_shape == (3,)
 
 
 @pytest.mark.parametrize("public", [(), ("shapes",)])

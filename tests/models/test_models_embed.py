@@ -50,11 +50,19 @@ class MinusMean(nn.Module):
         return x - x.mean(0)
 
 
+class Dropping(nn.Linear):
+    """A dropout that goes on in evaluation mode: without one example, all behind it would get others' places."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x.flatten(1)))
+
+
 @pytest.mark.parametrize(
     ("module", "words"),
     [
         (MinusMean(), r"the layer the network \(MinusMean\) mixes the examples of a batch"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Flatten(0)), r"makes torch.float32 \[5\] of examples"),
+        (Dropping(64, 5), "embed: Dropping draws random numbers in evaluation mode"),
         (nn.Linear(8, 4).double(), "weight is float64"),
     ],
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedveil.data.dataset import Dataset
+from fedveil.data.own.drawn_by_item import drawing
 from fedveil.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ def embed(dataset: Dataset, module: nn.Module) -> Dataset:
         module: takes standardised examples [n, *dataset.info.input_shape], returns float32 [n, ...]; not trained on these data.
 
     Raises:
-        ConfigError: the network does not fit, or mixes the examples of a batch. DataError: its features are not finite.
+        ConfigError: the network does not fit, mixes the examples of a batch, or draws random numbers. DataError: its features are
+            not finite.
     """
     import torch
 
@@ -38,12 +40,7 @@ def embed(dataset: Dataset, module: nn.Module) -> Dataset:
             f"embed: the layer {layer} mixes the examples of a batch, and so those of several clients: leave it out"
         )
 
-    def features(x: NDArray[Any]) -> NDArray[np.float32]:
-        with torch.inference_mode():
-            found = [_feature(network, torch.from_numpy(dataset.standardise(x[i : i + 1])).clone()) for i in range(len(x))]
-        return np.ascontiguousarray(torch.cat(found).numpy())
-
-    x_train, x_test = features(dataset.x_train), features(dataset.x_test)
+    x_train, x_test = (_features(network, dataset, x) for x in (dataset.x_train, dataset.x_test))
     channels = x_train.shape[1]
     info = replace(
         dataset.info,
@@ -56,6 +53,22 @@ def embed(dataset: Dataset, module: nn.Module) -> Dataset:
         features_of=f"{type(module).__name__}, SHA-256 {frozen_digest(network)}",
     )
     return replace(dataset, info=info, x_train=x_train, x_test=x_test)
+
+
+def _features(network: nn.Module, dataset: Dataset, x: NDArray[Any]) -> NDArray[np.float32]:
+    import torch
+
+    def made(x: NDArray[Any]) -> list[torch.Tensor]:
+        with torch.inference_mode():
+            return [_feature(network, torch.from_numpy(dataset.standardise(x[i : i + 1])).clone()) for i in range(len(x))]
+
+    found, draws = drawing(made, x)
+    if draws:
+        raise ConfigError(
+            f"embed: {type(network).__name__} draws random numbers in evaluation mode, so that features of one example would "
+            f"follow from how many others there are: leave that out, such as a dropout that does not ask for self.training"
+        )
+    return np.ascontiguousarray(torch.cat(found).numpy())
 
 
 def _feature(network: nn.Module, x: Any) -> Any:

@@ -19,6 +19,7 @@ from fedveil.data.features.oriented_gradients import mirrored_gradients, oriente
 from fedveil.data.features.random_shapes import random_shapes
 from fedveil.data.features.whitening import Whitening, unit_power, unit_variance, whitening_of
 from fedveil.data.load import load
+from fedveil.data.own.drawn_by_item import drawing
 from fedveil.data.remote import REMOTES, cache_root
 from fedveil.errors import ConfigError, DataError
 from fedveil.ledger.owner_only import owner_only, owner_only_folder
@@ -80,7 +81,7 @@ class FeatureMap:
         """The data set with these features.
 
         Raises:
-            ConfigError, DataError: they do not fit, mix examples, or public data cannot be had.
+            ConfigError, DataError: they do not fit, mix examples, draw random numbers, or public data cannot be had.
         """
         made = self.info(raw.info)
         if self.name not in FEATURES:
@@ -126,7 +127,12 @@ class FeatureMap:
 
     def _whitened(self, x: NDArray[Any], scale: float, whitening: Whitening | None) -> NDArray[np.float32]:
         """Each example alone: in a batch its place and the others' number would decide how it is rounded."""
-        parts = [self._features(one) for one in _batches(x, scale, 1)]
+        parts, draws = drawing(lambda x: [self._features(one) for one in _batches(x, scale, 1)], x)
+        if draws and self.name not in FEATURES:  # whose networks draw initial weights when they are first called
+            raise ConfigError(
+                f"data.features = {self.name!r} draws random numbers, so that features of one example would follow from how many "
+                f"were drawn for others: make a fixed function of it, and networks once, outside of it"
+            )
         found = np.concatenate(parts if whitening is None else [unit_power(whitening(part)) for part in parts])
         return np.ascontiguousarray(found)
 

@@ -12,6 +12,7 @@ from fedveil.data.dataset import Dataset
 from fedveil.data.origin import Origin
 from fedveil.data.own.cards import TableCard, checked_card
 from fedveil.data.own.casts import Labelled, as_ids, as_targets, as_times
+from fedveil.data.own.drawn_by_item import read_by_row
 from fedveil.data.own.encoding import encoded, feature_layout, no_missing
 from fedveil.data.own.examples import OWN_TEST, LabelledExamples, divided, rule_text, separate
 from fedveil.data.own.frame_columns import column_of, names_of, refuse_unknown
@@ -35,12 +36,12 @@ def from_frame(
         DataError: a column that cannot be learned from as it is; the message says what to do.
         ConfigError: an impossible argument.
     """
-    own_test = test if hasattr(test, "columns") or hasattr(test, "column_names") else None
+    own_test = read_by_row(test) if hasattr(test, "columns") or hasattr(test, "column_names") else None
     chosen = tuple(features) if features is not None else ()
     rule = None if own_test is not None else test
     card = checked_card(TableCard, target=target, client=client, features=chosen, test=rule, **public)
     library = type(df).__module__.partition(".")[0]
-    return of_table(df, card, own_test, f"a table of {library}" if library != "builtins" else "a dict of columns")
+    return of_table(read_by_row(df), card, own_test, f"a table of {library}" if library != "builtins" else "a dict of columns")
 
 
 def of_table(table: Any, card: TableCard, own_test: Any, source: str) -> Dataset:

@@ -8,6 +8,7 @@ from typing import Any
 from fedveil.data.dataset import Dataset
 from fedveil.data.own.arrays import of_arrays
 from fedveil.data.own.cards import TableCard, checked_card
+from fedveil.data.own.drawn_by_item import read_by_row
 from fedveil.data.own.frame_columns import column_of, names_of
 from fedveil.data.own.frames import of_table
 from fedveil.data.own.torch_data import stacked
@@ -18,6 +19,9 @@ def from_huggingface(
     dataset: Any, *, target: str = "label", features: Any, client: str | None = None, test: Any = None, **public: Any
 ) -> Dataset:
     """A data set of a `datasets.Dataset`, or of a DatasetDict with the splits train and, unless `test` says another, test.
+
+    Rows that a function makes (`set_transform`, `with_transform`) are read one by one (see `read_by_row`), and their columns
+    are those that it makes.
 
     Args:
         features: the name of one column that holds whole inputs, such as pictures, arrays or lists of tokens (with
@@ -39,7 +43,8 @@ def from_huggingface(
     if names and "classes" not in public:
         public["classes"] = tuple(names)
     source = "a datasets.Dataset of Hugging Face"
-    own_test = test if hasattr(test, "column_names") else None
+    own_test = read_by_row(test) if hasattr(test, "column_names") else None
+    dataset = read_by_row(dataset)
     if not isinstance(features, str):
         rule = None if own_test is not None else test
         card = checked_card(TableCard, target=target, client=client, features=tuple(features), test=rule, **public)

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from fedveil.data.dataset import Dataset
 from fedveil.data.own.arrays import of_arrays
 from fedveil.data.own.casts import array_of
+from fedveil.data.own.drawn_by_item import items_by_themselves
 from fedveil.errors import DataError
 
 
 def from_torch(dataset: Any, *, client: Any = None, test: Any = None, **public: Any) -> Dataset:
-    """A data set of a map-style torch Dataset; each item is read once, so that random transforms are drawn once.
+    """A data set of a map-style torch Dataset; random transforms are drawn once, for each item by itself.
 
     Args:
         dataset: items are (input, target), or (input, target, client) with `client=2`. client: whose example each is; or the
@@ -22,7 +23,8 @@ def from_torch(dataset: Any, *, client: Any = None, test: Any = None, **public: 
         public: as for `from_arrays`.
 
     Raises:
-        DataError, ConfigError: as `from_arrays`; or an iterable data set, or items of other forms.
+        DataError, ConfigError: as `from_arrays`; or an iterable data set, items of other forms, or of which one decides about
+            others (see `items_by_themselves`).
     """
     fields = items_of(dataset)
     if len(fields) > (3 if isinstance(client, int) else 2):
@@ -46,14 +48,14 @@ def items_of(dataset: Any) -> tuple[Any, ...]:
     """The parts of all items, stacked part by part.
 
     Raises:
-        DataError: not map-style, empty, or items that have no two parts or differ in shape.
+        DataError: not map-style, empty, or items that have no two parts, differ in shape, or depend on others.
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or len(dataset) == 0:
         raise DataError(
             f"{type(dataset).__name__} has no length, or is empty: give a map-style dataset, such as TensorDataset, with at "
             f"least one example"
         )
-    items = [dataset[i] for i in range(len(dataset))]
+    items = items_by_themselves(dataset)
     if not all(isinstance(item, tuple | list) and len(item) == len(items[0]) >= 2 for item in items):
         raise DataError(f"the items of the {type(dataset).__name__} are not all (input, target): give a dataset whose items are")
     return tuple(stacked([item[part] for item in items], f"part {part} of the items") for part in range(len(items[0])))

@@ -252,6 +252,14 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
         if i % 2
         else []
     ),
+    ("papers/fedanc", "| Fashion-MNIST, LeNet-5 | DLG: paper |", 24): lambda row, i: (
+        [
+            kept("fedanc/table-1", of, "Fashion-MNIST", row, ("DLG", "IG", "GI")[i // 2], scale="paper")
+            for of in ("PSNR (dB)", "SSIM")
+        ]
+        if i % 2
+        else []
+    ),
     ("papers/fedglp-adp", "| Table 3 | epsilon 2 | 4 | 16 |", 6): lambda row, i: [
         kept("fedglp-adp/table-3", ACCURACY, "fixed" if "fixed" in row else "dynamic", ("2", "4", "16")[i], **PAPER)
     ],

@@ -420,7 +420,7 @@ class SaysAgain(Unprojected):
     """An aggregate of its own that projects, which the class says."""
 
     bounds_last_model: ClassVar[bool] = True
-    aggregate = NoisyFedAvg.aggregate
+    aggregate = NoisyFedAvg.aggregate  # type: ignore[pydantic-field]
 
 
 @pytest.mark.parametrize(

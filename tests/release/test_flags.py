@@ -76,7 +76,7 @@ class Told:
 
 
 class ToldByClient(Told):
-    plan = ByClient.plan  # type: ignore[assignment]
+    plan = ByClient.plan
 
 
 class SetInInit:
@@ -89,7 +89,7 @@ class SetInInit:
 
 
 class SetByBase(SetInInit):
-    plan = ByClient.plan  # type: ignore[assignment]
+    plan = ByClient.plan
 
 
 class Delegating:
@@ -150,7 +150,7 @@ class Ball:
 
 
 class Larger(Ball):
-    radius = 5.0  # type: ignore[assignment]
+    radius = 5.0
 
 
 def test_code_is_followed_through_properties_and_class_methods() -> None:

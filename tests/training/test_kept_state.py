@@ -249,7 +249,7 @@ class Listed(nn.Module):
 
 def on_a_gradient() -> nn.Module:
     net, found = nn.Linear(4, 4), list[float]()
-    net.weight.register_hook(lambda grad: found.append(float(grad.max())))
+    net.weight.register_hook(lambda grad: found.append(float(grad.max())))  # type: ignore[no-untyped-call]
     return net
 
 
@@ -275,7 +275,7 @@ def test_what_code_inside_torch_s_own_modules_kept_is_named(name: str) -> None:
 @pytest.mark.parametrize("kind", [nn.Module, nn.Linear])
 def test_a_function_that_was_put_on_a_class_of_torch_s_is_followed(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[float] = []
-    monkeypatch.setattr(kind, "extra_repr", lambda self: found.append(1.0) or "")
+    monkeypatch.setattr(kind, "extra_repr", lambda self: str(found.extend([1.0])))
     model = FlatModel(nn.Linear(4, 4))
     model.require_constants()
     kind.extra_repr(model.module)  # type: ignore[attr-defined]

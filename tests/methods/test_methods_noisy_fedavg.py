@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedveil.accounting.accountant import bound
 from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.last_iterate import final_mu, final_mu_constant
 from fedveil.accounting.types import Adjacency, Gaussian, Unbounded, View
@@ -21,7 +23,9 @@ from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
 from fedveil.federation.round import ClientTask, client_round
+from fedveil.methods.base import mean
 from fedveil.methods.noisy_fedavg import NoisyFedAvg
+from fedveil.methods.run_cost import bounds_last_model, releases_to
 from fedveil.methods.setting import Setting
 from fedveil.methods.trajectory import Ball, Trajectory, last_model_mu, trajectory, upload_std
 from fedveil.papers.convergent_dp.convergent_claim import FedAvgClaim, Schedule, linear_loss_mu
@@ -30,7 +34,7 @@ from fedveil.release.plan import Plan, Upload
 from fedveil.release.release_layout import ReleaseLayout
 from fedveil.release.sealed import SealedUpload
 from fedveil.statement.certify import certify, certify_config
-from fedveil.training.local import LocalSpec, OptimizerSpec
+from fedveil.training.local import LocalSpec, Objective, OptimizerSpec, Plain
 from method_kit import all_same, charged_mu, digits, job_of, method_releases_mu, released, setting, swapped_plans, trained
 
 SCHEDULES = ["constant", "cyclic", "stage-wise", "iterative"]
@@ -373,6 +377,65 @@ def test_every_row_with_a_bound_on_the_last_model_says_what_it_rests_on() -> Non
         bounded = mu_of(method.releases(s, View.FINAL)) < mu_of(method.releases(s, View.AGGREGATE))
         assert bounded is (view is not View.SERVER)
         assert ("0.01-smooth" in " ".join(method.assumptions(s))) is bounded
+
+
+class Unprojected(NoisyFedAvg):
+    """The plain mean, which no ball holds."""
+
+    def aggregate(self, uploads: Sequence[Upload], model: torch.Tensor) -> torch.Tensor:
+        return mean(uploads)
+
+
+class Elsewhere(NoisyFedAvg):
+    """What `aggregate` projects on is a property, and another one."""
+
+    @property
+    def ball(self) -> Ball:
+        return Ball(None, None)
+
+
+class Weighing(NoisyFedAvg):
+    """The heaviest client moves the mean by more than its share."""
+
+    weighting: Literal["uniform", "examples"] = "examples"
+
+
+class OtherSteps(NoisyFedAvg):
+    """Clients that go another way than gradients lead."""
+
+    def objective(self, s: Setting) -> Objective:
+        return Plain(lambda local: None)
+
+
+class Renamed(NoisyFedAvg):
+    """Another name, and a figure more: what the bound rests on is as it was."""
+
+    name: Literal["renamed"] = "renamed"  # type: ignore[assignment]
+
+    def columns(self) -> tuple[()]:
+        return ()
+
+
+class SaysAgain(Unprojected):
+    """An aggregate of its own that projects, which the class says."""
+
+    bounds_last_model: ClassVar[bool] = True
+    aggregate = NoisyFedAvg.aggregate  # type: ignore[pydantic-field]
+
+
+@pytest.mark.parametrize(
+    ("kind", "holds"),
+    [(NoisyFedAvg, True), (Renamed, True), (SaysAgain, True)]
+    + [(kind, False) for kind in (Unprojected, Elsewhere, Weighing, OtherSteps)],
+)
+def test_a_class_that_replaces_what_the_bound_rests_on_does_not_inherit_it(kind: type[NoisyFedAvg], holds: bool) -> None:
+    """Without a projection, for instance, the last model tells what the sums do."""
+    s = noisy(rounds=20_000, noise_multiplier=None)
+    method = kind(sigma=0.5, project_to=0.02)
+    s = method.calibrate(s)
+    last, sums = (bound(releases_to(method, s, view), s.delta)[0] for view in (View.FINAL, View.AGGREGATE))
+    assert (last < sums / 2) if holds else last == sums
+    assert bounds_last_model(method, s) is holds
 
 
 def test_a_projected_run_is_calibrated_by_its_last_model_and_charged_in_full(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import pickle
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.fx
 from torch import Tensor, nn
 
 import fedveil as fv
@@ -167,9 +169,24 @@ def test_training_changes_nothing_that_counts() -> None:
         other.require_constants()
 
 
-def test_nothing_is_compared_where_all_code_is_torch_s() -> None:
+def compared(model: FlatModel) -> bool:
+    """Whether a list that hangs on the module may not grow."""
+    model.module.log = []  # type: ignore[assignment]
+    try:
+        model.require_constants()
+    except ConfigError:
+        return True
+    return False
+
+
+def test_of_a_built_in_network_nothing_is_compared_and_of_all_others_everything() -> None:
+    """That all classes are torch's does not say whose functions they call."""
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.TransformerEncoderLayer(4, 2), nn.LSTM(2, 3))
     assert not has_own_code(net)
+    assert compared(FlatModel(copy.deepcopy(net)))
+    built_in = FlatModel(copy.deepcopy(net), built_in=True)
+    copies = built_in.another(built_in.vector.clone(), built_in.grad.clone()), pickle.loads(pickle.dumps(built_in))
+    assert not any(map(compared, (built_in, *copies)))
     assert has_own_code(nn.Sequential(nn.Linear(1, 1), Base()))
     net[0].register_forward_hook(lambda *_: None)
     assert has_own_code(net)
@@ -181,6 +198,87 @@ def test_a_hook_that_keeps_is_found() -> None:
     net.register_forward_hook(lambda layer, inputs, output: found.append(inputs))
     model = FlatModel(net)
     model.module(torch.ones(3, 2))
+    with pytest.raises(ConfigError, match="keeps found of "):
+        model.require_constants()
+
+
+def a_running_scale() -> Callable[[Tensor], Tensor]:
+    found = {"scale": 1.0}
+
+    def scaled(x: Tensor) -> Tensor:
+        found["scale"] = 0.9 * found["scale"] + 0.1 * float(x.detach().abs().mean())
+        return x / found["scale"]
+
+    return scaled
+
+
+@torch.fx.wrap
+def through_a_graph(x: Tensor) -> Tensor:
+    SEEN.append(float(x.detach().max()))
+    return x
+
+
+class Traced(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(through_a_graph(x))
+        return out
+
+
+class Listed(nn.Module):
+    """A container of a class of its own, which keeps on its class."""
+
+    class Parts(list[nn.Module]):
+        seen: list[float] = []  # noqa: RUF012
+
+        def through(self, x: Tensor) -> Tensor:
+            self.seen.append(float(x.max()))
+            return x
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.parts = nn.Linear(4, 4), Listed.Parts()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(self.parts.through(x))
+        return out
+
+
+def on_a_gradient() -> nn.Module:
+    net, found = nn.Linear(4, 4), list[float]()
+    net.weight.register_hook(lambda grad: found.append(float(grad.max())))  # type: ignore[no-untyped-call]
+    return net
+
+
+INSIDE_TORCH: dict[str, Callable[[], nn.Module]] = {
+    "found of a_running_scale.": lambda: nn.TransformerEncoderLayer(4, 1, 8, activation=a_running_scale(), dropout=0.0),
+    "global SEEN": lambda: torch.fx.symbolic_trace(Traced()),
+    "Listed.Parts.seen": Listed,
+    "found of on_a_gradient": on_a_gradient,
+}
+
+
+@pytest.mark.parametrize("name", INSIDE_TORCH)
+def test_what_code_inside_torch_s_own_modules_kept_is_named(name: str) -> None:
+    """A function as an attribute, in the generated code of a traced graph, on the class of a container, on a gradient."""
+    model = FlatModel(INSIDE_TORCH[name]())
+    model.require_constants()
+    model.module(torch.ones(3, 4)).sum().backward()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=f"keeps .*{name}"):
+            model.require_constants()
+
+
+@pytest.mark.parametrize("kind", [nn.Module, nn.Linear])
+def test_a_function_that_was_put_on_a_class_of_torch_s_is_followed(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[float] = []
+    monkeypatch.setattr(kind, "extra_repr", lambda self: str(found.extend([1.0])))
+    model = FlatModel(nn.Linear(4, 4))
+    model.require_constants()
+    kind.extra_repr(model.module)  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="keeps found of "):
         model.require_constants()
 

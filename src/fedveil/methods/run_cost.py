@@ -9,7 +9,14 @@ from fedveil.accounting.types import Event, Unbounded, View
 from fedveil.methods.method import Method, weighting_of
 from fedveil.methods.setting import Setting
 from fedveil.release.cost import event_of, plan_mu
+from fedveil.release.flags import speaks_for
 from fedveil.release.plan import Plan, Raw, is_common
+
+_BOUND_RESTS_ON = (
+    *("aggregate", "policy", "objective", "calibrate", "releases"),
+    *("extras", "participation", "client_epsilons", "weighting"),
+)
+"""Of a method, the parts on which a bound of the last model rests."""
 
 
 def sum_noise(s: Setting) -> bool:
@@ -53,10 +60,9 @@ def releases_to(method: Method, s: Setting, view: View) -> list[Event]:
     """Everything that a run releases to an adversary with that view: the method's word for the run's own view, the house's else.
 
     Who sees less than the server does gains by that only where `adds_up`; else what is proven against the server holds for all.
-    A bound of the last model says nothing about an average of several.
     """
     own = s.scope.view
-    if view is View.FINAL and not (getattr(method, "bounds_last_model", False) and s.final_model == "last"):
+    if view is View.FINAL and not bounds_last_model(method, s):
         return releases_to(method, s, View.AGGREGATE)
     sums = own is View.FINAL and view is View.AGGREGATE  # what leaves is the same in both
     if view is own or sums or s.example_clip is not None:
@@ -66,6 +72,15 @@ def releases_to(method: Method, s: Setting, view: View) -> list[Event]:
     if is_common(method.policy(s)):
         return method.releases(s, view)
     return [Unbounded("the server receives uploads without noise of their own; only their sum is protected")]
+
+
+def bounds_last_model(method: Method, s: Setting) -> bool:
+    """Whether `releases` may say less of the last model alone than of all models: of its projection, its noise and its steps.
+
+    A class that replaces anything on which its base's bound rests says `bounds_last_model` again, if it is so. The bound says
+    nothing about an average of several models.
+    """
+    return s.final_model == "last" and speaks_for(method, "bounds_last_model", *_BOUND_RESTS_ON)
 
 
 def adds_up(method: Method, s: Setting) -> bool:
@@ -78,7 +93,8 @@ def adds_up(method: Method, s: Setting) -> bool:
     """
     if s.min_survivors is None and s.max_participations is not None and s.max_participations < s.rounds:
         return False
-    return _says(method, "aggregates_sum", "aggregate") and weighting_of(method) == "uniform" and is_common(method.policy(s))
+    summed = speaks_for(method, "aggregates_sum", "aggregate")
+    return summed and weighting_of(method) == "uniform" and is_common(method.policy(s))
 
 
 def is_memoryless(method: Method) -> bool:
@@ -86,18 +102,7 @@ def is_memoryless(method: Method) -> bool:
 
     Batch statistics, which clients keep whatever the method is, are not looked at.
     """
-    return _says(method, "memoryless", "objective")
-
-
-def _says(method: Method, claim: str, of: str) -> bool:
-    """Whether the class says so of that part; what was said of another class's part says nothing."""
-    declared, own = (_where(type(method), name) for name in (claim, of))
-    return bool(getattr(method, claim, False)) and declared <= own
-
-
-def _where(kind: type, name: str) -> float:
-    """How far up the class that defines that attribute is."""
-    return next((i for i, one in enumerate(kind.__mro__) if name in vars(one)), math.inf)
+    return speaks_for(method, "memoryless", "objective")
 
 
 def run_releases(method: Method, s: Setting, view: View) -> list[Event]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 
 from fedveil.errors import ConfigError
 from fedveil.release.banded import Banded
+from fedveil.release.flags import speaks_for
 from fedveil.release.noise_mechanism import Independent, NoiseMechanism
 
 if TYPE_CHECKING:
@@ -238,7 +239,7 @@ class Released:
 class Policy(Protocol):
     """Chooses each release from what was released. Functions of explicit state; the state is plain and checkpoints.
 
-    One that has a true `common` plans by the round alone (`is_common`).
+    One whose class says a true `common` of the `plan` that it has plans by the round alone (`is_common`).
     """
 
     def start(self) -> State:
@@ -255,8 +256,11 @@ class Policy(Protocol):
 
 
 def is_common(policy: Policy) -> bool:
-    """Whether its plans depend on the round alone, so that all clients' plans of a round are the same and known beforehand."""
-    return bool(getattr(policy, "common", False))
+    """Whether its plans depend on the round alone, so that all clients' plans of a round are the same and known beforehand.
+
+    A class that replaces anything by which its base plans says `common` again, if it is so.
+    """
+    return speaks_for(policy, "common", "start", "plan", "observe", "observe_all")
 
 
 @runtime_checkable

@@ -155,7 +155,8 @@ def refuse_timed(config: Config, dataset: Dataset, kind: object) -> None:
 def build_model(config: Config, prepared: Prepared) -> FlatModel:
     """The configured network as it is before training, initialised from the run's seed where its code or a program did not."""
     info = prepared.dataset.info
-    return FlatModel(built(config.model, info.input_shape, task_of(config).outputs(info), model_seed(config)))
+    module = built(config.model, info.input_shape, task_of(config).outputs(info), model_seed(config))
+    return FlatModel(module, built_in=config.model.built_in)
 
 
 def checked_model(config: Config, prepared: Prepared, setting: Setting) -> FlatModel:

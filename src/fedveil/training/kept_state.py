@@ -2,7 +2,8 @@
 
 A module or a task that keeps something of one client's examples carries it past that client's clip and noise, into the next
 update or a public score. Reached are the attributes of an object and of all that it holds, and what its own functions name:
-closures, defaults, attributes of classes, globals. Installed libraries, files and other processes are not.
+closures, defaults, attributes of classes, globals. Installed libraries, files and other processes are not; code that a library
+made while the program ran, as torch.fx does, is no library's.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _OPAQUE = frozenset(("torch", "numpy", "pydantic", "pydantic_core", "fedveil", "
 """Packages of whose objects only the identity is compared."""
 _FOLLOWED = (torch.nn.Module, torch.distributions.Distribution, torch.optim.Optimizer)
 """Kinds among these whose attributes are compared nevertheless."""
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -75,7 +77,10 @@ class KeptState:
 
 
 def has_own_code(module: torch.nn.Module) -> bool:
-    """Whether anything in the module may run code that is neither torch's nor ours."""
+    """Whether a part is of a class that is neither torch's nor ours, or has a hook or a `forward` of its own.
+
+    Functions that parts call may be the user's all the same: a network that is not built in is compared whatever this says.
+    """
     return any(not _opaque(type(part)) or _own_entries(part) for part in module.modules())
 
 
@@ -108,9 +113,12 @@ class _Walk:
     def values(self, path: str, value: Any) -> Iterator[tuple[str, Hashable]]:
         if isinstance(value, torch.Tensor):
             yield path, _Same(value) if id(value) in self._changing else _content(value)
-            if vars(value) and id(value) not in self._seen:
+            hooks = [(name, found) for name in _TENSOR_HOOKS if (found := getattr(value, name))]
+            if (vars(value) or hooks) and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 yield from self._hung(path, value)
+                for name, found in hooks:
+                    yield from self.values(_join(path, name), found)
             return
         if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
             yield path, (value.dtype.str, value.shape, zlib.crc32(value.tobytes()))
@@ -137,11 +145,13 @@ class _Walk:
                 for key, part in value.items():
                     yield from self.values(f"{path}[{_short(key)}]", part)
                 yield from self._hung(path, value)
+                yield from self._class(type(value))
             case list() | tuple() | set() | frozenset() | collections.deque():
                 yield path, (type(value).__name__, len(value))
                 for i, part in enumerate(value):
                     yield from self.values(f"{path}[{i}]", part)
                 yield from self._hung(path, value)
+                yield from self._class(type(value))
             case np.ndarray():  # of objects
                 yield path, value.shape
                 yield from self.values(path, value.reshape(-1).tolist())
@@ -182,15 +192,18 @@ class _Walk:
             yield from self.values(_join(path, name), part)
 
     def _class(self, kind: type) -> Iterator[tuple[str, Hashable]]:
-        """Attributes of a class that is the user's own, and what its functions reach."""
-        for own in kind.__mro__:
-            if not _own(own.__module__) or own in self._classes:
+        """Attributes of a class that is the user's own, and what its functions reach; of another one, functions that are no
+        library's, which torch.fx makes."""
+        for one in kind.__mro__:
+            if one in self._classes or one.__module__ == "builtins":
                 continue
-            self._classes.add(own)
-            for name, part in list(vars(own).items()):
+            self._classes.add(one)
+            own = _own(one.__module__)
+            for name, part in list(vars(one).items()):
                 part = getattr(part, "__func__", getattr(part, "fget", getattr(part, "func", part)))  # what a descriptor calls
-                if isinstance(part, types.FunctionType) or not name.startswith(("__", "_abc_")):
-                    yield from self.values(f"{own.__qualname__}.{name}", part)
+                function = isinstance(part, types.FunctionType)
+                if (own and (function or not name.startswith(("__", "_abc_")))) or (function and _own(part.__module__)):
+                    yield from self.values(f"{one.__qualname__}.{name}", part)
 
     def _function(self, function: types.FunctionType) -> Iterator[tuple[str, Hashable]]:
         """What a function keeps, and what it finds by name."""
@@ -273,8 +286,10 @@ def _opaque(kind: type) -> bool:
 
 @functools.cache
 def _own(module: str | None) -> bool:
-    """Whether a module of that name is neither part of Python nor installed beside it."""
-    if module is None or module.partition(".")[0] in _OPAQUE | sys.stdlib_module_names - {"__main__"}:
+    """Whether a module of that name is neither part of Python nor installed beside it; code of no module was generated."""
+    if module is None:
+        return True
+    if module.partition(".")[0] in _OPAQUE | sys.stdlib_module_names - {"__main__"}:
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
     return file is None or not file.startswith(_INSTALLED)

@@ -86,20 +86,26 @@ class FlatModel:
 
     Args:
         vector, grad: memory to use, [d] each, for instance rows of one tensor that holds many models; by default its own.
-        followed: whether code of the user's own trains it, and may leave something on a module that is all torch's (`follow`).
+        followed: whether code of the user's own trains it, and may leave something on a module that is ours (`follow`).
+        built_in: whether the module is a network of ours; of all others is compared what their code keeps.
     """
 
     def __reduce__(self) -> tuple[type[FlatModel], tuple[Any, ...]]:
-        return FlatModel, (self.module, None, None, self._followed)
+        return FlatModel, (self.module, None, None, self._followed, self._built_in)
 
     def __init__(
-        self, module: nn.Module, vector: Tensor | None = None, grad: Tensor | None = None, followed: bool = False
+        self,
+        module: nn.Module,
+        vector: Tensor | None = None,
+        grad: Tensor | None = None,
+        followed: bool = False,
+        built_in: bool = False,
     ) -> None:
         import torch
 
         from fedveil.training.kept_state import KeptState, has_own_code
 
-        self._kept, self._followed = None, followed
+        self._kept, self._followed, self._built_in = None, followed, built_in
         named = trained_parameters(module)
         if not named:
             raise ConfigError("the model has no parameters that require a gradient: nothing to train")
@@ -123,14 +129,15 @@ class FlatModel:
         self._constants = [t for t in (*module.parameters(), *module.buffers()) if id(t) not in changing]
         self._versions = [t._version for t in self._constants]
         self._changing = (*named.values(), *counted)
-        if has_own_code(module):
+        if not built_in or has_own_code(module):
             self._kept = KeptState(f"model: {type(module).__name__}", module, self._changing)
         if followed:
             self.follow()
 
     def another(self, vector: Tensor, grad: Tensor) -> FlatModel:
         """A copy in that memory, [d] each; what is frozen is shared with this one."""
-        return FlatModel(copy.deepcopy(self.module, {id(t): t for t in self._constants}), vector, grad, self._followed)
+        module = copy.deepcopy(self.module, {id(t): t for t in self._constants})
+        return FlatModel(module, vector, grad, self._followed, self._built_in)
 
     def to(self, device: torch.device | str) -> FlatModel:
         """This model if it is on `device`, else a copy of it there."""
@@ -138,7 +145,7 @@ class FlatModel:
 
         if self.vector.device == torch.device(device):
             return self
-        return FlatModel(copy.deepcopy(self.module).to(device), followed=self._followed)
+        return FlatModel(copy.deepcopy(self.module).to(device), followed=self._followed, built_in=self._built_in)
 
     def follow(self) -> None:
         """Compare from here on what hangs on the module, whoever's its code is, and on this object itself."""

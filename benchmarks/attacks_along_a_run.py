@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,12 @@ from fedveil.studies.reproduce.reproduction import Reproduction, RowOutcome
 
 OVERRIDES = ("model.name=lenet5", "training.schedule=constant", "privacy.view=server")
 TABLES = ("noisy-fedavg/table-11", "noisy-fedavg/table-13", "noisy-fedavg/table-15", "noisy-fedavg/table-16")
-
-
 Row = tuple[str, Recipe, RecipeRow, list[str], RowJob]
 
 
-def chosen(tables: Sequence[str], sigma: str, rounds: int, data_dir: Path | None) -> Iterator[Row]:
+def chosen(sigma: str, rounds: int, data_dir: Path | None) -> Iterator[Row]:
     """The rows of this sigma on CIFAR-10 that a run of so many rounds passes; the paper does not state the rounds of Table 16."""
-    for name in tables:
+    for name in TABLES:
         recipe = load_recipe(name)
         stated = any(axis.name == "T" for axis in recipe.axes)
         overrides = [*OVERRIDES, *([] if stated else [f"training.rounds={rounds}"])]
@@ -80,7 +78,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, default=Path("attacks-along-a-run"))
     asked = parser.parse_args()
-    every, out = list(chosen(TABLES, asked.sigma, asked.rounds, asked.data_dir)), asked.out / f"sigma-{asked.sigma}"
+    every, out = list(chosen(asked.sigma, asked.rounds, asked.data_dir)), asked.out / f"sigma-{asked.sigma}"
     longest = max((job.config for *_, job in every), key=lambda config: config.training.rounds)
     for *_, job in every:
         same = job.config.model_copy(update={"training": longest.training})

@@ -29,6 +29,12 @@ def accuracy_4_8(sigma: str, i: int) -> Samples:
     return [row["values"]["accuracy (%)"]["ours"] for row in rows if row["labels"] == wanted]
 
 
+def table_12(m: str, examples: str, scale: str) -> Samples:
+    """The convergent analysis' Table 12, whichever engine a row was run with."""
+    rows = KEPT["noisy-fedavg/table-12"][scale]["rows"]
+    return [next(row["values"]["sensitivity"]["ours"] for row in rows if row["labels"] == {"m": m, "S": examples})]
+
+
 def attacks_at_scale(row: str, i: int) -> Samples:
     """The same at the paper's scale."""
     return attacks(row, i, "paper")
@@ -149,20 +155,8 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
     ("papers/convergent-dp", "| Table 5 at small scale |", 16): lambda row, i: (
         [kept("noisy-fedavg/table-5", ("accuracy (%)", "sensitivity")[i // 2], row.replace("= ", ""))] if i % 2 else []
     ),
-    ("papers/convergent-dp", "| clients | 100 examples each |", 6): lambda row, i: [
-        next(
-            r["values"]["sensitivity"]["ours"]
-            for r in KEPT["noisy-fedavg/table-12"]["small"]["rows"]
-            if r["labels"] == {"m": row, "S": ("100", "500")[i]}
-        )
-    ],
-    ("papers/convergent-dp", "| clients, the paper's scale |", 15): lambda row, i: [
-        next(
-            r["values"]["sensitivity"]["ours"]
-            for r in KEPT["noisy-fedavg/table-12"]["paper"]["rows"]
-            if r["labels"] == {"m": row, "S": f"{100 * (i + 1)}"}
-        )
-    ],
+    ("papers/convergent-dp", "| clients | 100 examples each |", 6): lambda row, i: table_12(row, ("100", "500")[i], "small"),
+    ("papers/convergent-dp", "| clients, the paper's scale |", 15): lambda row, i: table_12(row, f"{100 * (i + 1)}", "paper"),
     ("papers/convergent-dp", "| Table 7, the paper / ours |", 20): lambda row, i: [
         kept("noisy-fedavg/table-7", f"T = {200 * (i + 1)}", row.split(";")[0])
     ],

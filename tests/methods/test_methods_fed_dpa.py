@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import method_kit as h
 from fedveil.accounting.gaussian import epsilon_of
@@ -23,8 +24,8 @@ from fedveil.methods.run_cost import releases_to
 from fedveil.methods.summed_noise import sigma_of
 from fedveil.papers.fedglp_adp.baseline_claims import record_steps
 from fedveil.papers.fedglp_adp.opacus_accountant import opacus_epsilon, opacus_noise_multiplier
-from fedveil.training.local import LocalSpec, OptimizerSpec, train
-from fedveil.training.params import Layout
+from fedveil.training.local import BatchGradient, Local, LocalSpec, OptimizerSpec, train
+from fedveil.training.params import FlatModel, Layout
 from fisher_clients import X, Y, as_recorded, client, network
 
 PUBLISHED = FedDPA(variant="published")
@@ -83,6 +84,23 @@ def test_fisher_information_by_one_gradient_after_the_other() -> None:
         torch.nn.functional.cross_entropy(module(x[None]), y[None]).backward()  # type: ignore[no-untyped-call]
         each.append(torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]))
     assert found.tolist() == pytest.approx(torch.stack(each).square().mean(0).tolist(), rel=1e-4, abs=1e-9)
+
+
+def test_the_first_client_of_a_process_does_not_choose_how_the_gradients_of_the_others_are_rounded() -> None:
+    def of_the_second(first: float) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = FlatModel(nn.Sequential(nn.Linear(20, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 2)))
+        x, y = torch.randn(40, 20), torch.randint(0, 2, (40,))
+        local = Local(model, model.vector.clone(), LocalSpec(), BatchGradient(), torch.Generator(), data=(x, y), examples=40)
+        statistics = model.buffers()
+        model.load_buffers(statistics * first)
+        local.state["personal"] = local.start * first
+        fisher_split(local, h.setting(), 0.4, skip_zeros=False)
+        model.load_buffers(statistics)
+        model.load(local.start)
+        return fisher(local, h.setting())
+
+    assert of_the_second(math.nan).tolist() == of_the_second(1.0).tolist()
 
 
 def test_scales_and_pulls_by_hand() -> None:

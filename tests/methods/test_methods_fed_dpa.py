@@ -103,6 +103,19 @@ def test_the_first_client_of_a_process_does_not_choose_how_the_gradients_of_the_
     assert of_the_second(math.nan).tolist() == of_the_second(1.0).tolist()
 
 
+def test_a_client_that_fails_leaves_the_network_in_training_mode() -> None:
+    class Refuses(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("out of range")
+
+    local = client(1)
+    local.model = FlatModel(Refuses(4, 2))
+    local.start = local.model.vector.clone()
+    with pytest.raises(ValueError, match="out of range"):
+        fisher(local, h.setting())
+    assert local.model.module.training
+
+
 def test_scales_and_pulls_by_hand() -> None:
     layout = Layout.of({"a": (2,), "b": (2,), "c": (1,)})
     assert scaled(torch.tensor([1.0, 3.0, 5.0, 5.0, 2.0]), layout).tolist() == [0, 1, 0, 0, 0]

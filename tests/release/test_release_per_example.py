@@ -100,6 +100,29 @@ def test_a_plan_looks_at_shapes_and_types_alone() -> None:
         assert by_hand.plan_for(module, others, y[:1].expand(3), cross_entropy).shapes == ((1, 5), (1, 4))
 
 
+def test_a_plan_looks_at_no_weights_that_train_and_no_statistics() -> None:
+    """Else it would depend on when a process meets its first example, and so on whether a client has any."""
+
+    def plan(weight: float) -> by_hand.Plan:
+        module = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 4)).eval()
+        with torch.no_grad():
+            for tensor in (*module.parameters(), module[1].running_mean, module[1].running_var):
+                tensor.fill_(weight)
+        before = [tensor.clone() for tensor in module.state_dict().values()]
+        found = by_hand.plan_for(module, *examples(6), cross_entropy)
+        assert all(map(torch.equal, before, module.state_dict().values())) or weight != weight
+        return found
+
+    assert plan(0.0).shapes is not None
+    assert plan(0.0) == plan(0.3) == plan(torch.nan)
+
+
+def test_what_is_frozen_decides_a_plan() -> None:
+    module = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+    module[0].requires_grad_(False).weight.fill_(torch.nan)
+    assert by_hand.plan_for(module, *examples(6), cross_entropy).shapes is None
+
+
 def test_two_made_up_examples_that_are_alike_show_nothing() -> None:
     module, (x, y) = nn.Sequential(nn.Linear(6, 5), nn.Threshold(9.0, 9.0), nn.Linear(5, 4)), examples(6)
     module[0].requires_grad_(False)

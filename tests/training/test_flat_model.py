@@ -90,6 +90,26 @@ def test_frozen_parts_run_in_evaluation_mode_always() -> None:
         model.train()
 
 
+def test_normalisation_without_parameters_is_frozen_with_what_it_is_in() -> None:
+    """In a client's own test it kept what the test wrote, and all clients after it failed."""
+    frozen = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False)).requires_grad_(False)
+    model = FlatModel(nn.Sequential(frozen, nn.Linear(4, 2)))
+    model.eval(own_statistics=True)
+    assert not any(part.training for part in model.module.modules())
+    model.module(torch.randn(5, 3))
+    model.train()
+    model.require_constants()
+
+
+def test_how_many_batches_a_client_had_is_not_handed_on() -> None:
+    model = FlatModel(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
+    statistics = model.buffers()
+    model.module(torch.randn(5, 3))
+    assert int(model.module[1].num_batches_tracked) == 1
+    model.load_buffers(statistics)
+    assert int(model.module[1].num_batches_tracked) == 0
+
+
 def test_a_test_uses_the_statistics_of_its_batch_and_no_dropout() -> None:
     model = FlatModel(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)))
     model.eval(own_statistics=True)

@@ -60,31 +60,13 @@ def fisher(local: Local, s: Setting) -> Tensor:
     assert local.data is not None
     total, size = torch.zeros_like(local.start), max(2, min(64, _NUMBERS // local.model.layout.dimension))
     local.model.eval()
-    _choose_route(local, s)
-    for x, y in zip(*(torch.split(part, size) for part in local.data), strict=True):
-        blocks, _ = per_example_gradients(local.model.module, x, y, s.task.losses)
-        total += torch.cat([_summed_squares(block) for block in blocks])
-    local.model.train()
+    try:
+        for x, y in zip(*(torch.split(part, size) for part in local.data), strict=True):
+            blocks, _ = per_example_gradients(local.model.module, x, y, s.task.losses)
+            total += torch.cat([_summed_squares(block) for block in blocks])
+    finally:
+        local.model.train()
     return total / local.examples
-
-
-def _choose_route(local: Local, s: Setting) -> None:
-    """Choose how gradients are found, which is kept for all clients of a process, at public values.
-
-    At the client's own model, how the gradients of those behind it are rounded would follow from it, and a tie of two
-    coordinates is decided by a last bit (docs/errata.md, 56).
-    """
-    import torch
-
-    from fedveil.release.by_hand import plan_for
-
-    assert local.data is not None
-    model, own, statistics = local.model, local.model.vector.clone(), local.model.buffers()
-    model.load(local.start)
-    model.load_buffers(torch.ones_like(statistics))
-    plan_for(model.module, *local.data, s.task.losses)
-    model.load(own)
-    model.load_buffers(statistics)
 
 
 def _summed_squares(block: Block) -> Tensor:

@@ -1,9 +1,9 @@
 """The gradients of a batch's examples from one forward and backward pass, where known layers allow it.
 
-Before the first batch of a kind, two made-up examples show whether that is right (`plan_for`): were they the client's, how all
-gradients are rounded would follow from them. The network must be a function of one example, which `torch.func.vmap` proves: it
-stops at a decision that depends on values. And every tap must hold, where the shapes say an example is in the batch, what it
-holds for that example alone; so must the losses, and the gradients that come of it.
+Two made-up examples at made-up weights show whether that is right (`plan_for`): were they the client's, or the weights those that
+the process meets first, how all gradients are rounded would follow from them. The network must be a function of one example,
+which `torch.func.vmap` proves: it stops at a decision that depends on values. And every tap must hold, where the shapes say an
+example is in the batch, what it holds for that example alone; so must the losses, and the gradients that come of it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch.func import vmap
+from torch.nn.modules.batchnorm import _NormBase
 
 from fedveil.release.gradient_blocks import Block, Dense, combined, rows
 from fedveil.release.layer_rules import RULES
@@ -103,11 +104,15 @@ _MOST_PLANS = 64
 
 
 def plan_for(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Plan:
-    """The plan for batches of such examples, of which only shapes and types are looked at; found once for a network and kept."""
+    """The plan for batches of such examples, found once for a network and kept.
+
+    Only the shapes and types of the examples are looked at, and of the weights that train: it is the same whenever it is found.
+    """
     plans = _PLANS.setdefault(module, {})
     key = _key(module, x, y, losses)
     if key not in plans:
         with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):  # dropout of the network itself draws as ever
+            _generator(x).manual_seed(0)
             found = _found(module, *_made_up(x, y), losses)
         if len(plans) >= _MOST_PLANS:
             plans.clear()
@@ -153,7 +158,31 @@ def _made_up(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return like(x, 1), like(y, 0)
 
 
+def _with_made_up_weights(module: nn.Module) -> nn.Module:
+    """A copy, which shares what is frozen: matrices are normal, of a size that keeps that of what goes through, vectors near 1.
+
+    None are zero, as where a layer starts, since that hides what the layer is handed. Statistics of batches are 0 and 1.
+    """
+    made = deepcopy(module, {id(p): p for p in module.parameters() if not p.requires_grad})
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in trainable(made).values():
+            if p.dim() > 1:
+                p.copy_(torch.randn(p.shape, generator=draw) / math.sqrt(max(1, p[0].numel())))
+            else:
+                p.copy_(torch.rand(p.shape, generator=draw) + 0.5)
+    for layer in made.modules():
+        own = list(layer.parameters())
+        if isinstance(layer, _NormBase) and (not own or any(p.requires_grad for p in own)):
+            layer.reset_running_stats()
+    return made
+
+
 def _found(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Plan:
+    try:
+        module = _with_made_up_weights(module)
+    except Exception:
+        return Plan()
     try:
         with transformable(module):
             vmap(lambda one, target: losses(module(one[None]), target[None]), randomness="different")(x, y)
@@ -230,7 +259,13 @@ def _equal(both: Tensor, alone: Tensor, examples: Examples) -> bool:
 
 
 def _random_state(x: Tensor) -> Tensor:
-    return torch.cuda.get_rng_state(x.device) if x.is_cuda else torch.get_rng_state()
+    state: Tensor = _generator(x).get_state()
+    return state
+
+
+def _generator(x: Tensor) -> torch.Generator:
+    generator: torch.Generator = torch.cuda.default_generators[x.device.index] if x.is_cuda else torch.default_generator
+    return generator
 
 
 @contextmanager

@@ -229,7 +229,7 @@ def _train(
             job.context.door.ledger.close()
     model = job.context.model.to("cpu")
     model.load(last := final_model(progress))
-    model.load_statistics(job.context.buffers if progress.buffers is None else progress.buffers)  # not those of the last client
+    model.load_buffers(job.context.buffers if progress.buffers is None else progress.buffers)  # not those of the last client
     result = Result(model, progress.history, begun.statement, path, ended, columns=columns, selection_score=score)
     with _safe(begun):
         write_history(path, progress.history, layout, columns)

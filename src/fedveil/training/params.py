@@ -124,7 +124,9 @@ class FlatModel:
             p.grad = gradient.view(p.shape)
         self.train()
         self._buffers = list(batch_statistics(module).values())
-        counted = [b for layer in normalising(module) if layer.training for b in layer.buffers()]
+        self._normalising = [layer for layer in normalising(module) if layer.training]
+        counted = [b for layer in self._normalising for b in layer.buffers()]
+        self._counters = [b for b in counted if not b.is_floating_point()]
         changing = {id(t) for t in (*named.values(), *counted)}
         self._constants = [t for t in (*module.parameters(), *module.buffers()) if id(t) not in changing]
         self._versions = [t._version for t in self._constants]
@@ -162,8 +164,8 @@ class FlatModel:
     def eval(self, own_statistics: bool = False) -> None:
         """As tests run it; with `own_statistics`, batch normalisation uses those of the batch."""
         self.module.eval()
-        for layer in normalising(self.module) if own_statistics else ():
-            layer.train(not _frozen(layer))
+        for layer in self._normalising if own_statistics else ():
+            layer.train()
 
     def load(self, vector: Tensor) -> None:
         """Set the trained parameters to `vector` [d]."""
@@ -176,20 +178,13 @@ class FlatModel:
         return torch.cat([b.reshape(-1) for b in self._buffers]) if self._buffers else self.vector.new_empty(0)
 
     def load_buffers(self, values: Tensor) -> None:
-        """Set the batch statistics from the flat vector that `buffers` gave."""
+        """Set the batch statistics from the flat vector that `buffers` gave, and forget how many batches there were."""
         import torch
 
         for buffer, part in zip(self._buffers, torch.split(values, [b.numel() for b in self._buffers]), strict=True):
             buffer.copy_(part.view(buffer.shape))
-
-    def load_statistics(self, values: Tensor) -> None:
-        """`load_buffers` in a model that is handed on: how many batches the last client had is forgotten too."""
-        self.load_buffers(values)
-        changed = {id(buffer) for buffer in self._buffers}
-        for part in normalising(self.module):
-            own = dict(part.named_buffers(recurse=False))
-            if id(own.get("running_mean")) in changed:
-                own["num_batches_tracked"].zero_()
+        for counter in self._counters:
+            counter.zero_()
 
     def remember_constants(self) -> None:
         """Let what the module's own code made of public examples, such as a cache, be constant from now on."""

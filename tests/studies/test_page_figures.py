@@ -161,7 +161,7 @@ GRIDS: dict[tuple[str, str, int], Callable[[str, int], Samples]] = {
         kept("noisy-fedavg/table-7", f"T = {200 * (i + 1)}", row.split(";")[0])
     ],
     ("papers/convergent-dp", "| | sigma 1 | 0.1 | 0.01 | 0 |", 38): attacks,
-    ("papers/convergent-dp", "| at the paper's scale | sigma 1 | 0.1 | 0.01 | 0 |", 65): attacks_at_scale,
+    ("papers/convergent-dp", "| at the paper's scale | sigma 1 | 0.1 | 0.01 | 0 |", 71): attacks_at_scale,
     ("papers/fedglp-adp", "| at this scale, between | paper, epsilon 4 |", 45): lambda row, i: table_1(row, i, "4", "6", "8"),
     ("papers/fedglp-adp", "| method | paper, epsilon 2 | ours | paper, epsilon 16 |", 30): lambda row, i: table_1(
         row, i, "2", "16"

@@ -103,6 +103,7 @@ def test_a_last_layer_that_starts_at_zero_hides_nothing(mix: Callable[[torch.Ten
 def test_what_mixes_in_large_batches_only() -> None:
     module, x = Mixes(lambda x: x - x.mean(0) if len(x) > 16 else x), torch.randn(9, 3)
     assert mixing_layer(module, x) == mixing_layer(module, x, 16) == ""
+    assert mixing_layer(module, x, 32) == mixing_layer(Mixes(lambda x: x - x.mean(0) if len(x) > 500 else x), x, 512)
     assert mixing_layer(module, x, 32) == "the network (Mixes)"
 
 
@@ -200,6 +201,16 @@ def test_such_a_network_is_refused_before_anything_leaves(tmp_path: Path, monkey
         plain = job(config({"name": "fedavg"}), tmp_path / "plain")  # nothing rests on it there
         assert start(plain).round == 0
     job(configuration, tmp_path / "accepted")
+
+
+def test_what_mixes_where_more_are_computed_together_than_a_batch_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_large_batches(*_: Any) -> FlatModel:
+        module = Mixes(lambda x: x - x.mean(0) if len(x) > 16 else x)
+        return FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), module, nn.Linear(2, 10)))
+
+    monkeypatch.setattr(assembly, "build_model", in_large_batches)
+    with pytest.raises(ConfigError, match="mixes the examples of a batch"):
+        job(config({"name": "fedavg"}, "server", **DP_SGD), tmp_path / "refused")
 
 
 def test_resnets_with_batch_normalisation_are_refused_by_name(tmp_path: Path) -> None:

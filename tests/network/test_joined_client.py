@@ -348,6 +348,24 @@ def test_no_round_of_dp_sgd_costs_more_than_was_charged_at_consent_whatever_stat
     assert isinstance(ask({"clip": 0.5, "lowered": 1}), ReleaseMessage)
 
 
+def test_more_rounds_than_the_price_assumes_are_refused(tmp_path: Path) -> None:
+    """All eight rounds in the place of two that are four apart move what leaves 3.2 times as far."""
+    four = {"data": {"partition": {"kind": "iid", "clients": 4}}, "training": {"rounds": 8, "clients_per_round": 1}}
+    banded = small("aggregate", {"name": "banded-mf", "separation": 4}, **four)
+    client, offer = JoinedClient(tmp_path / "client", consent(0)), offer_of("r", 0, banded)
+    assert read_consent(client.answer([offer_bytes(offer)]), offer) == ""
+    model = run(banded, tmp_path / "any").model.vector
+
+    def ask(number: int) -> Any:
+        told, task = round_bytes(RoundMessage("r", Released(number, model, None), {}, None)), TaskMessage("r", number, 0, 1.0)
+        return read_reply(client.answer([told, task_bytes(task)]), task, len(model))
+
+    answers = [ask(number) for number in range(8)]
+    assert [isinstance(answer, ReleaseMessage) for answer in answers] == [number in (0, 4) for number in range(8)]
+    assert "in at most 2 rounds, at least 4 apart" in answers[1].reason
+    assert isinstance(ask(4), ReleaseMessage), "the same request gets the same answer"
+
+
 def overlapping(patch: pytest.MonkeyPatch, where: str, ask: Callable[[int], Any]) -> list[Any]:
     """What two processes of one client get, of which neither goes on from `where` before the other is there, if it comes."""
     both, real = threading.Barrier(2), resolve_name(where)

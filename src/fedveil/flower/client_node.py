@@ -34,6 +34,7 @@ from fedveil.release.sealed import Contribution, SealedUpload
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedveil.release.noise_mechanism import Participation
     from fedveil.training.local import State
 
 _log = logging.getLogger(__name__)
@@ -48,7 +49,8 @@ class ClientNode:
     Args:
         context: with its own examples and a door that charges its own ledger. run: as the server names it.
         client: its number. states: on its own disk. rounds: how many it answers at most, and all before that number.
-        require: refuses a plan that the client did not agree to, by raising a FedveilError.
+        require: refuses a plan that the client did not agree to, by raising a FedveilError. participation: how often it may be
+            asked, where the price of its rounds assumes that.
     """
 
     context: Context
@@ -57,6 +59,7 @@ class ClientNode:
     states: ClientStates
     rounds: int
     require: Callable[[Plan | Raw], None] = lambda plan: None
+    participation: Participation | None = None
 
     def answer(self, round: bytes, task: bytes) -> bytes:
         """The reply to the messages of a round, or a refusal with its reason.
@@ -92,6 +95,7 @@ class ClientNode:
                 f"this client has answered round {self.states.newest}: where planned rounds are charged in advance, it answers "
                 f"each of them once, in their order"
             )
+        self._require_participation(own.round, before.answers)
         state = told.plan_state if context.summed else before.policy or context.policy.start()
         plan = self._plan(told, state)
         self.require(plan)
@@ -111,6 +115,14 @@ class ClientNode:
             kept = replace(kept, private=private, policy={} if context.summed else outcome.policy_state or before.policy)
         self.states.keep(own.round, kept)
         return answer
+
+    def _require_participation(self, round: int, answers: int) -> None:
+        rule, newest = self.participation, self.states.newest
+        if rule is not None and (answers >= rule.times or (newest >= 0 and round - newest < rule.separation)):
+            raise ConfigError(
+                f"the price of this run assumes that a client takes part in at most {rule.times} rounds, at least "
+                f"{rule.separation} apart, and this client has answered {answers}, the last of them round {newest}"
+            )
 
     def _plan(self, told: RoundMessage, state: State) -> Plan | Raw:
         client = told.released.client if self.context.summed else self.client

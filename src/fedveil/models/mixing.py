@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-_FEW, _MANY = 4, 256
-"""Examples in the batches that show which layer mixes, and at most in those that show whether any does."""
+_FEW = 4
+"""Examples in the batches that show which layer mixes."""
 
 
 def mixing_layer(module: nn.Module, x: Tensor, size: int = 4) -> str:
@@ -30,11 +30,11 @@ def mixing_layer(module: nn.Module, x: Tensor, size: int = 4) -> str:
 
     Args:
         x: at least two examples [n, ...], numbers or tokens; public, such as those of a test set.
-        size: of batches in training.
+        size: of what training computes in one pass.
     """
     moved = _moved(module)
     found = _mixing(module, x) or (_mixing(moved, x) if _finite(moved, x) else "")
-    if not found and size > _FEW and any(_apart(network, x, min(size, _MANY)) for network in (module, moved)):
+    if not found and size > _FEW and any(_apart(network, x, size) for network in (module, moved)):
         found = f"the network ({type(module).__name__})"
     return found
 

@@ -149,7 +149,8 @@ class JoinedClient:
             require_noise(self.consent, accepted.setting, plan)
             require_price(accepted, plan)
 
-        return ClientNode(job.context, offer.run, offer.client, states, accepted.setting.rounds, require)
+        rule = accepted.method.participation(accepted.setting)
+        return ClientNode(job.context, offer.run, offer.client, states, accepted.setting.rounds, require, rule)
 
     def _own(self, offer: Offer, config: Config) -> Prepared:
         return own_part(config, offer.client, self.consent.data.file, lambda line: self.tell(f"run {offer.run}: {line}"))

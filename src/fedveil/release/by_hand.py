@@ -9,6 +9,7 @@ example is in the batch, what it holds for that example alone; so must the losse
 from __future__ import annotations
 
 import math
+import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,8 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
-from torch.func import vmap
+from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedveil.release.gradient_blocks import Block, Dense, combined, rows
@@ -111,8 +113,7 @@ def plan_for(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Plan:
     plans = _PLANS.setdefault(module, {})
     key = _key(module, x, y, losses)
     if key not in plans:
-        with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):  # dropout of the network itself draws as ever
-            _generator(x).manual_seed(0)
+        with _draws_of_its_own(x):
             found = _found(module, *_made_up(x, y), losses)
         if len(plans) >= _MOST_PLANS:
             plans.clear()
@@ -164,7 +165,9 @@ def _with_made_up_weights(module: nn.Module) -> nn.Module:
     None are zero, as where a layer starts, since that hides what the layer is handed. Statistics of batches are 0 and 1.
     """
     made = deepcopy(module, {id(p): p for p in module.parameters() if not p.requires_grad})
-    draw = torch.Generator().manual_seed(0)
+    draw, own = torch.Generator().manual_seed(0), {p.data_ptr() for p in trainable(module).values()}
+    if any(p.data_ptr() in own for p in trainable(made).values() if p.numel()):
+        raise NotByHand  # a layer that copies itself otherwise
     with torch.no_grad():
         for p in trainable(made).values():
             if p.dim() > 1:
@@ -172,8 +175,8 @@ def _with_made_up_weights(module: nn.Module) -> nn.Module:
             else:
                 p.copy_(torch.rand(p.shape, generator=draw) + 0.5)
     for layer in made.modules():
-        own = list(layer.parameters())
-        if isinstance(layer, _NormBase) and (not own or any(p.requires_grad for p in own)):
+        parameters = list(layer.parameters())
+        if isinstance(layer, _NormBase) and (not parameters or any(p.requires_grad for p in parameters)):
             layer.reset_running_stats()
     return made
 
@@ -189,6 +192,7 @@ def _found(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Plan:
     except Exception:
         return Plan(transforms=False)
     try:
+        _require_no_decision_on_weights(module, x, y, losses)
         state = _random_state(x)
         passes = _three(module, x, y, losses)
         draws = not torch.equal(state, _random_state(x))
@@ -198,6 +202,15 @@ def _found(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Plan:
         return plan or Plan()  # two examples that cannot be told apart show nothing
     except Exception:
         return Plan()
+
+
+def _require_no_decision_on_weights(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> None:
+    """Else the network is another one at other weights, of which made-up ones show nothing."""
+    weights = {name: torch.stack([p.detach(), p.detach()]) for name, p in trainable(module).items()}
+    with transformable(module):
+        vmap(lambda own, one, target: losses(functional_call(module, own, (one[None],)), target[None]), randomness="different")(
+            weights, x, y
+        )
 
 
 Pass = tuple[list[Tap], "Tensor"]
@@ -256,6 +269,21 @@ def _equal(both: Tensor, alone: Tensor, examples: Examples) -> bool:
     if not (math.isfinite(margin) and bool(((one - other).abs() <= margin).all())):
         raise NotByHand
     return bool(((other[0] - other[1]).abs() > 10 * margin).any())
+
+
+@contextmanager
+def _draws_of_its_own(x: Tensor) -> Iterator[None]:
+    """What is drawn here is the same each time, and afterwards all generators go on as if nothing had been."""
+    python, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002 : networks of one's own draw from it
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        _generator(x).manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numbers)  # noqa: NPY002
 
 
 def _random_state(x: Tensor) -> Tensor:

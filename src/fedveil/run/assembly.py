@@ -46,6 +46,7 @@ from fedveil.methods.setting import Setting
 from fedveil.models.mixing import drawn_elsewhere, mixing_layer
 from fedveil.models.probe import check_output
 from fedveil.release.door import Door
+from fedveil.release.dpsgd import together
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
 from fedveil.training.kept_state import KeptState
@@ -169,7 +170,7 @@ def checked_model(config: Config, prepared: Prepared, setting: Setting) -> FlatM
     shown = _different(y)
     check_output(model, x[shown], y[shown], task)
     if setting.example_clip is not None:
-        refuse_mixing(model, x, setting.local.batch_size)
+        refuse_mixing(model, x, together(setting.local.batch_size))
     return model
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ITSELF = 0
 """The number under which a client counts itself, whatever its number in a run."""
-TRUSTS = "planned in full at consent; trusts the server to add the noise"
+TRUSTS = "planned in full at consent; trusts the server to draw who takes part, and to add the noise"
 _SPENT = "the run plans more than is left of this client's lifetime; its own log tells how much"
 _RECORD = "this client's own record of its lifetime does not allow it; its own log tells why"
 

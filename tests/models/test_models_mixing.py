@@ -213,6 +213,17 @@ def test_what_mixes_where_more_are_computed_together_than_a_batch_has(tmp_path: 
         job(config({"name": "fedavg"}, "server", **DP_SGD), tmp_path / "refused")
 
 
+def test_what_is_tried_is_a_pass_of_what_clients_hold_not_of_what_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch size beyond a client's examples stands for all of them."""
+    tried: list[int] = []
+    monkeypatch.setattr(assembly, "mixing_layer", lambda module, x, size: tried.append(size) or "")
+    all_of_them = {**DP_SGD, "training": {**DP_SGD["training"], "batch_size": 10**9}}
+    made = job(config({"name": "fedavg"}, "server", **all_of_them), tmp_path / "run")
+    assert made.setting.records < tried[0] < 2 * made.setting.records
+
+
 def test_resnets_with_batch_normalisation_are_refused_by_name(tmp_path: Path) -> None:
     configuration = config({"name": "fedavg"}, "server", **DP_SGD)
     resnet = configure(model={"name": "resnet18", "norm": "batch"}).model

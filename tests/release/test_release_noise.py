@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -71,6 +73,21 @@ def test_what_a_forward_pass_draws_follows_from_the_seed_and_leaves_no_trace() -
     torch.rand(1)
     assert drawn(3, "public", 0) == first
     assert len({tuple(x) for x in (first, drawn(3, "public", 1), drawn(4, "public", 0))}) == 3
+
+
+def test_one_forward_pass_within_another_leaves_no_trace_either() -> None:
+    def numbers() -> list[float]:  # numpy makes two normals at a time, and holds one back
+        return [np.random.normal(), random.random(), float(torch.rand(()))]  # noqa: NPY002
+
+    def drawn(within: bool) -> list[float]:
+        with Randomness(0).forward(torch.device("cpu"), "outer"):
+            first = numbers()
+            if within:
+                with Randomness(0).forward(torch.device("cpu"), "inner"):
+                    assert numbers() != first
+            return [*first, *numbers(), *numbers()]
+
+    assert drawn(within=True) == drawn(within=False)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

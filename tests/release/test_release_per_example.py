@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from fedveil.models.model_registry import build
 from fedveil.release import by_hand
-from fedveil.release.dpsgd import PerExampleGradient, together
+from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.gradient_blocks import Block, Dense, Products, clipped_sum, lookups, norms, products, rows, weighted_sum
 from fedveil.release.noise import Randomness
 from fedveil.release.per_example import one_by_one, per_example_gradients, transformed
@@ -384,7 +384,7 @@ def test_each_example_counts_once_in_the_loss_of_training_however_full_its_pass_
     local = Local(model, model.vector, LocalSpec(), source, torch.Generator())
     for empty in source.batches(local, x, y):
         source(local, *empty)
-    assert together(4.0) == 8
+    assert source.plan.together == 8
     assert sum(source.losses) / len(source.losses) == pytest.approx(cross_entropy(module(x), y).mean().item())
 
 

@@ -9,7 +9,6 @@ example is in the batch, what it holds for that example alone; so must the losse
 from __future__ import annotations
 
 import math
-import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,13 +17,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedveil.release.gradient_blocks import Block, Dense, combined, rows
 from fedveil.release.layer_rules import RULES
+from fedveil.release.noise import Randomness
 from fedveil.release.taps import Examples, NotByHand, Tap, Taps, Use, installed
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ def plan_for(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Plan:
     plans = _PLANS.setdefault(module, {})
     key = _key(module, x, y, losses)
     if key not in plans:
-        with _draws_of_its_own(x):
+        with Randomness(0).forward(x.device, "route"):  # the same numbers each time, and none of the run's
             found = _found(module, *_made_up(x, y), losses)
         if len(plans) >= _MOST_PLANS:
             plans.clear()
@@ -160,7 +159,7 @@ def _made_up(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _with_made_up_weights(module: nn.Module) -> nn.Module:
-    """A copy, which shares what is frozen: matrices are normal, of a size that keeps that of what goes through, vectors near 1.
+    """A copy, which shares the frozen parameters. Matrices are random and scaled by what goes into them, vectors lie around 1.
 
     None are zero, as where a layer starts, since that hides what the layer is handed. Statistics of batches are 0 and 1.
     """
@@ -271,29 +270,8 @@ def _equal(both: Tensor, alone: Tensor, examples: Examples) -> bool:
     return bool(((other[0] - other[1]).abs() > 10 * margin).any())
 
 
-@contextmanager
-def _draws_of_its_own(x: Tensor) -> Iterator[None]:
-    """What is drawn here is the same each time, and afterwards all generators go on as if nothing had been."""
-    python, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002 : networks of one's own draw from it
-    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-        _generator(x).manual_seed(0)
-        random.seed(0)
-        np.random.seed(0)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numbers)  # noqa: NPY002
-
-
 def _random_state(x: Tensor) -> Tensor:
-    state: Tensor = _generator(x).get_state()
-    return state
-
-
-def _generator(x: Tensor) -> torch.Generator:
-    generator: torch.Generator = torch.cuda.default_generators[x.device.index] if x.is_cuda else torch.default_generator
-    return generator
+    return torch.cuda.get_rng_state(x.device) if x.is_cuda else torch.get_rng_state()
 
 
 @contextmanager

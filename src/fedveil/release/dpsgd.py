@@ -10,7 +10,6 @@ The objective never holds the examples: it gets an empty batch and asks this sou
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial, reduce
@@ -121,8 +120,7 @@ class PerExampleGradient:
         Numerical libraries add in another order in a pass of another length, so one example more would move the gradients of the
         others: by a rounding, which weights that were chosen for it make larger than the clip.
         """
-        size = together(self.plan.expected)
-        parts = zip(torch.split(x, size), torch.split(y, size), strict=True)
+        parts = zip(torch.split(x, self.plan.together), torch.split(y, self.plan.together), strict=True)
         return reduce(torch.add, (self._part(model, *part) for part in parts))
 
     def _part(self, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
@@ -133,7 +131,7 @@ class PerExampleGradient:
         """
         before = model.vector.clone()
         try:
-            blocks, losses = self.gradients(model.module, *(_filled(part, together(self.plan.expected)) for part in (x, y)))
+            blocks, losses = self.gradients(model.module, *(_filled(part, self.plan.together) for part in (x, y)))
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -151,11 +149,6 @@ class PerExampleGradient:
 
     def _one_at_a_time(self, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
         return torch.stack([self._part(model, x[i : i + 1], y[i : i + 1]) for i in range(len(y))]).sum(0)
-
-
-def together(expected: float) -> int:
-    """Examples in one pass, where so many are expected in a batch: a public number, which one batch in ten exceeds."""
-    return 8 * max(1, math.ceil((expected + math.sqrt(2 * expected)) / 8))
 
 
 def _filled(part: Tensor, length: int) -> Tensor:

@@ -122,10 +122,9 @@ def _seeded(device: torch.device, seed: int) -> Iterator[None]:
 def _seeded_elsewhere(seed: int) -> Iterator[None]:
     """The global generators of numpy and Python are seeded, and their states put back.
 
-    Code of the user's own may draw from them, and what one client's draws may not follow from how much another's drew. A normal
-    that numpy held back for its next call is dropped. These do not nest.
+    Code of the user's own may draw from them, and what one client's draws may not follow from how much another's drew.
     """
-    before, numpys = random.getstate(), mtrand.get_bit_generator()
+    before, numpys, numbers = random.getstate(), mtrand.get_bit_generator(), np.random.get_state(legacy=False)  # noqa: NPY002
     random.seed(seed)
     mtrand.set_bit_generator(_ELSEWHERE)
     np.random.seed([seed >> shift & 0xFFFFFFFF for shift in range(0, 256, 32)])  # noqa: NPY002
@@ -134,3 +133,4 @@ def _seeded_elsewhere(seed: int) -> Iterator[None]:
     finally:
         random.setstate(before)
         mtrand.set_bit_generator(numpys)
+        np.random.set_state(numbers)  # noqa: NPY002 : these may nest, and a normal may be held back

@@ -52,6 +52,11 @@ class DpSgd:
         if not self.clip >= 1e-10:
             raise ConfigError(f"the clip of each example's gradient must be at least 1e-10, got {self.clip}")
 
+    @property
+    def together(self) -> int:
+        """Examples that are computed in one pass: a public number, which one batch in ten exceeds."""
+        return 8 * max(1, math.ceil((self.expected + math.sqrt(2 * self.expected)) / 8))
+
 
 @dataclass(frozen=True)
 class Extra:

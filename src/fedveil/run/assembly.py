@@ -46,7 +46,6 @@ from fedveil.methods.setting import Setting
 from fedveil.models.mixing import drawn_elsewhere, mixing_layer
 from fedveil.models.probe import check_output
 from fedveil.release.door import Door
-from fedveil.release.dpsgd import together
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
 from fedveil.training.kept_state import KeptState
@@ -169,8 +168,8 @@ def checked_model(config: Config, prepared: Prepared, setting: Setting) -> FlatM
     model, task, (x, y) = build_model(config, prepared), task_of(config), prepared.test
     shown = _different(y)
     check_output(model, x[shown], y[shown], task)
-    if setting.example_clip is not None:
-        refuse_mixing(model, x, together(setting.local.batch_size))
+    if (dp_sgd := setting.dp_sgd()) is not None:
+        refuse_mixing(model, x, dp_sgd.together)
     return model
 
 
@@ -264,11 +263,11 @@ def check_targets(task: Task, dataset: Dataset) -> None:
             raise DataError(f"{dataset.info.name}, {split} split: task.name = {task.name!r} cannot learn from {wrong}")
 
 
-def refuse_mixing(model: FlatModel, examples: torch.Tensor, batch_size: int) -> None:
+def refuse_mixing(model: FlatModel, examples: torch.Tensor, size: int) -> None:
     """An error where a layer mixes the examples of a batch: then one example moves the clipped gradients of all the others."""
     examples = examples.to(model.vector.device)
     try:
-        layer = mixing_layer(model.module, examples, batch_size)
+        layer = mixing_layer(model.module, examples, size)
         elsewhere = drawn_elsewhere(model.module, examples)
     except Exception as error:
         raise ConfigError(

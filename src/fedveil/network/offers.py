@@ -9,13 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from fedveil.configuration.config import Config, flat, parse
 from fedveil.data.partition import checked_options
 from fedveil.errors import ConfigError
-from fedveil.flower.wire_format import Kind, WireError, WireMessage, decoded, encoded, run_name, text, whole_number
+from fedveil.flower.wire_format import (
+    Kind,
+    WireError,
+    WireMessage,
+    decoded,
+    digest,
+    encoded,
+    require_parts,
+    run_name,
+    text,
+    whole_number,
+)
 
 LEFT_OUT = {"run": ("engine", "track", "name", "clients_at_once"), "data": ("data_dir", "download"), "privacy": ("budget",)}
 """Keys of a configuration that concern one machine alone, and are not offered."""
@@ -79,6 +91,7 @@ def offer_bytes(offer: Offer) -> bytes:
 def read_offer(content: bytes) -> Offer:
     """The offer that the server sent; raises WireError."""
     message = decoded(content, Kind.OFFER)
+    require_parts(message, ("run", "client", "config"))
     config = message.fields.get("config")
     if type(config) is not dict:
         raise WireError("an offer without a configuration")
@@ -101,10 +114,15 @@ def refusal_bytes(offer: Offer, reason: str) -> bytes:
 def read_consent(content: bytes, offer: Offer) -> str:
     """Why the client refuses, or an empty string where it consents to this very offer; raises WireError."""
     message = decoded(content, Kind.CONSENT, Kind.REFUSAL)
+    consents = message.kind is Kind.CONSENT
+    require_parts(message, ("run", "client", *(("offer", "epsilon") if consents else ("reason",))))
     if (text(message, "run"), whole_number(message, "client")) != (offer.run, offer.client):
         raise WireError("an answer to another offer")
-    if message.kind is Kind.REFUSAL:
+    if not consents:
         return text(message, "reason")
-    if text(message, "offer") != offer.digest:
+    epsilon = message.fields["epsilon"]
+    if type(epsilon) is not float or not 0 <= epsilon < math.inf:
+        raise WireError("a consent whose epsilon is no finite number")
+    if digest(message, "offer") != offer.digest:
         raise WireError("a consent to another configuration")
     return ""

@@ -24,11 +24,10 @@ from subprocess import Popen
 from fedveil.errors import ConfigError
 from fedveil.federation.plain_state import write_whole
 from fedveil.flower.flower_messages import printable
-from fedveil.flower.quiet import require_flower
 from fedveil.flower.wire_format import WireError
 from fedveil.network.certificates import check_readable
 from fedveil.network.consent import Consent
-from fedveil.network.flower_api import Endpoint, TaskQueue, answer_message, bundle
+from fedveil.network.flower_api import Endpoint, TaskQueue, answer_message, bundle, require_fleet_routes
 from fedveil.network.joined_client import JoinedClient
 from fedveil.network.programs import Program, ended_by_signal, free_port, running
 
@@ -70,7 +69,7 @@ def join(consent: Consent, joining: Joining) -> None:
     host, _, port_of_server = joining.server.rpartition(":")
     if not (host and port_of_server.isdecimal() and 0 < int(port_of_server) < 65536):
         raise ConfigError(f"the server is named as host:port, such as 192.0.2.7:9700, got {joining.server!r}")
-    require_flower()
+    require_fleet_routes()
     check_readable(joining.authority, joining.key)
     import torch
 

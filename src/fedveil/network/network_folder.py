@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedveil.errors import ConfigError
-from fedveil.federation.plain_state import write_whole
 from fedveil.ledger.owner_only import owner_only_folder
 from fedveil.network.certificates import AUTHORITY, SERVER, SERVER_KEY, make_authority, make_server, public_key_of
 
@@ -45,6 +44,11 @@ class NetworkFolder:
         """What shows the server's own process to its SuperLink."""
         return self.path / _SECRET
 
+    @property
+    def address(self) -> str:
+        """Where the server listens: on this machine alone where nobody else is meant."""
+        return "0.0.0.0" if self.host not in ("127.0.0.1", "localhost") else "127.0.0.1"
+
     def admitted(self) -> dict[int, Path]:
         """The public key file of each client."""
         return {int(path.name.split("-")[0]): path for path in sorted((self.path / _CLIENTS).glob("*.pub"))}
@@ -60,6 +64,8 @@ class NetworkFolder:
             if public_key_of(path) == found:
                 raise ConfigError(f"{key}: admitted before, as client {number}")
         number = max(there, default=-1) + 1
+        from fedveil.federation.plain_state import write_whole
+
         write_whole(owner_only_folder(self.path / _CLIENTS) / f"{number:04d}-{key.name}", key.read_bytes())
         return number
 
@@ -73,6 +79,8 @@ def make_network(path: Path, host: str, port: int) -> NetworkFolder:
     Raises:
         ConfigError: there is one already; or it is no name or address, or no port.
     """
+    from fedveil.federation.plain_state import write_whole
+
     if not _HOST.fullmatch(host):
         raise ConfigError(f"--host {host!r}: a name or address without a port, such as fl.example.org or 192.0.2.7")
     if not 0 < port < 65536:

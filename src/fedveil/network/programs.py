@@ -29,11 +29,12 @@ class Program:
     """One program of Flower.
 
     Args:
-        command: its name and arguments. home: where Flower keeps its files. log: what it prints goes there.
+        command: a program beside Python, and its arguments. home: where Flower keeps its files. log: what it prints goes there.
+        name: for messages; that of the program if left out.
     """
 
-    def __init__(self, command: Sequence[str], home: Path, log: Path) -> None:
-        self.command, self.home, self.log = list(command), home, log
+    def __init__(self, command: Sequence[str], home: Path, log: Path, name: str = "") -> None:
+        self.command, self.home, self.log, self.name = list(command), home, log, name or command[0]
         self.process: subprocess.Popen[bytes] | None = None
         self._file: IO[bytes] | None = None
         self._begun = 0
@@ -71,7 +72,7 @@ class Program:
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                 return
             time.sleep(0.1)
-        raise FedveilError(f"{self.command[0]} did not come up; its log is {self.log}: {self.why()}")
+        raise FedveilError(f"{self.name} did not come up; its log is {self.log}: {self.why()}")
 
     def why(self) -> str:
         """Why it ended, as it said itself, or else the end of what it printed; in one line."""
@@ -131,7 +132,7 @@ def running(program: Program, tell: Callable[[str], None], pause: float) -> Iter
     def watch() -> None:
         while not ended.wait(0.2):
             if not program.running:
-                tell(f"{program.command[0]} has ended and is started again: {program.why()}")
+                tell(f"{program.name} has ended and is started again: {program.why()}")
                 if not ended.wait(pause):
                     program.start()
 

@@ -132,6 +132,7 @@ def superlink_app(secret: bytes) -> Any:
         ssl_certfile=None,
         ssl_keyfile=None,
     )
+    logging.getLogger("flwr").setLevel(logging.WARNING)  # below it names messages by digests of what is in them
     return create_app(config, _Nothing)
 
 

@@ -80,7 +80,7 @@ def serve(config: Config, serving: Serving) -> Result:
     require_free(network.address, network.port)
     _forget_earlier(network)
     with ended_by_signal(), ExitStack() as stack:
-        inside = Path(stack.enter_context(TemporaryDirectory(prefix="fedveil-", dir=_short_folder()))) / "superlink"
+        inside = Path(stack.enter_context(TemporaryDirectory(prefix="fedveil-", dir=_short_folder()))) / "flower-superlink"
         link = _superlink(network, inside, answer_bytes(config, prepared.population))
         stack.enter_context(running(link, serving.tell, 1.0)).wait_for(network.port)
         serving.on_up()

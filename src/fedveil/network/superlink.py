@@ -286,8 +286,6 @@ def main(words: Sequence[str] | None = None) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    logging.basicConfig(level=logging.WARNING)
-    logging.getLogger("flwr").setLevel(logging.WARNING)  # below it tells of messages by digests
     asyncio.run(run(open_network(given.network), given.port, given.socket, given.answer_bytes))
 
 

@@ -31,6 +31,8 @@ from fedveil.flower.wire_format import (
 
 LEFT_OUT = {"run": ("engine", "track", "name", "clients_at_once"), "data": ("data_dir", "download"), "privacy": ("budget",)}
 """Keys of a configuration that concern one machine alone, and are not offered."""
+_MOST = 2**20
+"""Bytes of an offer: one with 10,000 columns has a third of that."""
 ONLY_LOOKS = "this client only looks at what is offered (--check)"
 """Its reason to refuse: it is no refusal of the run, and the client may come back."""
 
@@ -90,6 +92,8 @@ def offer_bytes(offer: Offer) -> bytes:
 
 def read_offer(content: bytes) -> Offer:
     """The offer that the server sent; raises WireError."""
+    if len(content) > _MOST:
+        raise WireError(f"an offer has at most {_MOST} bytes, this one has {len(content)}")
     message = decoded(content, Kind.OFFER)
     require_parts(message, ("run", "client", "config"))
     config = message.fields.get("config")

@@ -94,6 +94,16 @@ class Limits(_Section):
     steps: int = Field(100_000, ge=1)
     seconds: Positive = 60.0
 
+    @property
+    def message(self) -> int:
+        """Bytes that a message to this client has at most: a round brings a few vectors as long as the model."""
+        return 64 * self.parameters + 2**23
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the SuperNode may have, which holds a message before anybody has judged it."""
+        return self.message + 2**30
+
 
 class Consent(_Section):
     """What a client agrees to.

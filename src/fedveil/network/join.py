@@ -84,7 +84,7 @@ def join(consent: Consent, joining: Joining) -> None:
     def tell(line: str) -> None:
         joining.tell(line + advice(line, joining))
 
-    with ended_by_signal(), running(_supernode(joining, port, secret), tell, _RETRY) as supernode:
+    with ended_by_signal(), running(_supernode(joining, port, secret, consent.limits.memory), tell, _RETRY) as supernode:
         queue = TaskQueue(endpoint, "flwr-clientapp")
         asked: Queue[tuple[list[bytes], Future[bytes]]] = Queue()
 
@@ -114,9 +114,13 @@ def join(consent: Consent, joining: Joining) -> None:
 
 def advice(line: str, joining: Joining) -> str:
     """What to do where Flower's own words name no cause, or nothing."""
+    unknown = (
+        f"this key is not admitted: send {joining.key}.pub to the server's operator, who runs `fedveil net admit` and starts the "
+        f"server again; this client tries again every {_RETRY:g} seconds"
+    )
     found = {
-        "must be registered": f"this key is not admitted: send {joining.key}.pub to the server's operator, who runs `fedveil net "
-        f"admit` and starts the server again; this client tries again every {_RETRY:g} seconds",
+        "must be registered": unknown,
+        "404 Not Found": unknown,
         "activate SuperNode": f"this key is not admitted, or was online a moment ago. Not admitted: send {joining.key}.pub to "
         f"the server's operator, who runs `fedveil net admit` and starts the server again. Admitted: the server counts an "
         f"earlier connection for up to a minute, and one of another process with this key for ever. This client tries again "
@@ -162,8 +166,8 @@ def _answer(client: JoinedClient, parts: list[bytes], answer: Future[bytes]) -> 
         answer.set_exception(WireError("an error at the client, which its own log describes"))
 
 
-def _supernode(joining: Joining, port: int, secret: Path) -> Program:
+def _supernode(joining: Joining, port: int, secret: Path, memory: int) -> Program:
     command = ["flower-supernode", "--superlink", joining.server, "--root-certificates", str(joining.authority)]
     command += ["--auth-supernode-private-key", str(joining.key), "--host", "127.0.0.1", "--port", str(port)]
     command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
-    return Program(command, joining.folder / "flower", joining.folder / "supernode.log")
+    return Program(command, joining.folder / "flower", joining.folder / "supernode.log", memory=memory)

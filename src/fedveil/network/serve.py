@@ -100,7 +100,8 @@ def serve(config: Config, serving: Serving) -> Result:
             exchange.gather(set(range(number)), min(serving.wait, number), partial(time.sleep, 1))
             return GridEngine(job.context, job.context.door.run, exchange, serving.tell)
 
-        return run_prepared(config, prepared, serving.out, serving.on_round, resume=serving.resume, clients=clients)
+        with _named(link):
+            return run_prepared(config, prepared, serving.out, serving.on_round, resume=serving.resume, clients=clients)
 
 
 def answer_bytes(config: Config, population: Population) -> int:
@@ -132,24 +133,36 @@ def _begun(endpoint: Endpoint, keys: Mapping[int, bytes], link: Program) -> Iter
     Raises:
         FedveilError: the SuperLink does not begin it.
     """
-    import httpx
-
     control, queue = Control(endpoint), TaskQueue(endpoint, "flwr-serverapp")
     try:
-        for client, key in keys.items():
-            control.register(key, f"client-{client}")
-        run, end = control.start_run(), time.monotonic() + PATIENCE
+        with _named(link):
+            for client, key in keys.items():
+                control.register(key, f"client-{client}")
+            run, end = control.start_run(), time.monotonic() + PATIENCE
         while (token := queue.take(run)) is None:
             if time.monotonic() > end:
                 raise FedveilError(f"the SuperLink does not hand over its server task; its log is {link.log}: {link.why()}")
             time.sleep(_POLL)
-    except httpx.HTTPError as problem:
-        said = getattr(getattr(problem, "response", None), "text", "") or str(problem)
-        raise FedveilError(
-            f"Flower's SuperLink does not begin a run ({printable(said)}); its log is {link.log}: {link.why()}"
-        ) from None
     finally:
         control.close()
         queue.close()
     with server_grid(endpoint, token) as grid:
         yield grid
+
+
+@contextmanager
+def _named(link: Program) -> Iterator[None]:
+    """Tell of what fails in Flower in its own words, and where its log is.
+
+    Raises:
+        FedveilError: in the place of an error of the connection, or of what it answers.
+    """
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPError as problem:
+        said = getattr(getattr(problem, "response", None), "text", "") or str(problem)
+        raise FedveilError(
+            f"Flower's SuperLink failed ({printable(said)}); its log is {link.log}: {link.why()}; go on with --resume"
+        ) from problem

@@ -41,6 +41,7 @@ _HEADER, _SMALL, _UPLOAD = 2**14, 2**18, 2**16 + 5 * 2**20
 """Bytes of a header, of a body, and of one that brings a part of an answer (Flower sends 5 MiB at a time)."""
 _OUTSTANDING = 4
 """Messages whose answers may be under way from one client."""
+_REASONS = {404: "Not Found", 413: "Content Too Large"}
 _DROPPED = {b"host", b"connection", b"content-length", b"transfer-encoding", b"expect", b"upgrade"}
 _log = logging.getLogger(__name__)
 
@@ -204,9 +205,9 @@ class _Speaker:
         return event
 
     async def head(self) -> h11.Request:
-        """The header of the next request; raises EOFError where none comes."""
+        """The header of the next request; raises EOFError where none comes, or one that is too long."""
         event = await self._event()
-        if not isinstance(event, h11.Request):
+        if not isinstance(event, h11.Request) or sum(len(name) + len(value) for name, value in event.headers) > _HEADER:
             raise EOFError
         return event
 
@@ -229,7 +230,7 @@ class _Speaker:
         """Answer that nothing is served, and end."""
         headers = [("content-length", "0"), ("connection", "close")]
         async with asyncio.timeout(5):
-            await self._send(h11.Response(status_code=status, headers=headers), h11.EndOfMessage())
+            await self._send(h11.Response(status_code=status, headers=headers, reason=_REASONS[status]), h11.EndOfMessage())
 
     async def _send(self, *events: Any) -> None:
         for event in events:

@@ -21,6 +21,7 @@ from fedveil.federation.plain_state import read_tree
 from fedveil.ledger.ledger import Ledger
 from fedveil.network.demo_network import demo
 from fedveil.network.programs import free_port
+from fedveil.release.noise_memory import STATE_FILE
 from fedveil.run.run import run
 from fedveil.verify.check_run import verify_run
 from port_visitor import visits
@@ -64,6 +65,8 @@ def test_the_demonstration_equals_inline_verifies_and_leaves_nothing(
     assert result.model.vector.equal(inline.model.vector)
     assert [row["participants"] for row in result.history] == [row["participants"] for row in inline.history]
     assert verify_run(tmp_path / "demo").outcome == "verified"
+    assert (tmp_path / "inline" / STATE_FILE).exists() == (method["name"] == "banded-mf")
+    assert not (tmp_path / "demo" / STATE_FILE).exists()
     assert processes(tmp_path) == set()
     assert not list(tmp_path.glob("fedveil-demo-*"))
 

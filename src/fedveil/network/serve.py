@@ -27,6 +27,7 @@ from fedveil.network.consenting_clients import ConsentingClients
 from fedveil.network.deployed_data import public_part
 from fedveil.network.flower_api import Control, Endpoint, TaskQueue, node_keys, require_fleet_routes, server_grid
 from fedveil.network.programs import Program, ended_by_signal, require_free, running
+from fedveil.release.noise_memory import STATE_FILE
 from fedveil.run.result import Result
 from fedveil.run.run import run_prepared
 
@@ -101,7 +102,9 @@ def serve(config: Config, serving: Serving) -> Result:
             return GridEngine(job.context, job.context.door.run, exchange, serving.tell)
 
         with _named(link):
-            return run_prepared(config, prepared, serving.out, serving.on_round, resume=serving.resume, clients=clients)
+            result = run_prepared(config, prepared, serving.out, serving.on_round, resume=serving.resume, clients=clients)
+    (serving.out / STATE_FILE).unlink(missing_ok=True)  # sums without noise, of which an interrupted run alone has need
+    return result
 
 
 def answer_bytes(config: Config, population: Population) -> int:

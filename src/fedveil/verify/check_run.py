@@ -90,10 +90,11 @@ def _check_numbers(findings: Findings, run: Path, ledger: LedgerFile, spent: Row
     findings.check(right, "rounds of the history", finished, len(rounds))
     others = read_table(private.read_text(encoding="utf-8")) if private.exists() else []
     seen = Counter({int(row["round"]): int(row["participants"]) for row in (*history, *others) if row.get("participants")})
-    excused = {r for r in rounds if seen[r] < files["config.toml"]["privacy"].get("min_survivors", 0)}  # skipped, or not told
+    fewest = files["config.toml"]["privacy"].get("min_survivors", 0)  # with it rounds may be skipped, or hold more noise
+    excused = {r for r in rounds if seen[r] < fewest}  # skipped, or not told
     few = [r for r in {*rounds, *held} - excused if held.get(r, server - 1) < seen[r] or r > finished - bool(ledger.closing)]
     findings.check(not few, "rounds of the ledger", "the participants of the history", f"others in {few}" if few else "the same")
     excess = spent.dimension - statement["dimension"] if ledger.releases else 0
     findings.check(excess == 0 or (spent.extras and excess > 0), "dimension", statement["dimension"], spent.dimension)
-    statement_checks.check_rows(findings, spent, statement, complete and not excused, history[-1:] if ledger.closing else [])
+    statement_checks.check_rows(findings, spent, statement, complete and not fewest, history[-1:] if ledger.closing else [])
     statement_checks.check_statement(findings, statement, files["statement.md"], spent.expected)

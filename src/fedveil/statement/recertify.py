@@ -23,6 +23,7 @@ from fedveil.statement.certify import certify
 from fedveil.statement.public_values import public_values
 from fedveil.statement.statement_json import to_dict
 from fedveil.statement.statement_markdown import to_markdown
+from fedveil.tasks.task_registry import built_in_task
 from fedveil.verify import Finding
 
 SUBJECT = "statement made again"
@@ -65,7 +66,7 @@ def recertify(run: Path, *, trust_plugins: bool = False) -> list[Finding]:
 
 def _relabelled(file: Path, config: Config) -> Iterator[str]:
     """Yield the built-in columns that the run declares with other words."""
-    known = built_in_columns(config.task if type(config.task).__module__.startswith("fedveil.") else None)
+    known = built_in_columns(built_in_task(config.task.model_dump(exclude_unset=True) | {"name": config.task.name}))
     for entry in json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ():
         if (column := known.get(entry["name"])) is not None:
             yield from differences(entry, asdict(column), f"columns.json: {column.name}")

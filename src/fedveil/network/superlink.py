@@ -189,7 +189,8 @@ class FleetPort:
         if has_message(path, answer.content):
             self.admitted[key].grant(self.answer)
         async with asyncio.timeout(HANDSHAKE + len(answer.content) / SLOWEST):
-            await speaker.answer(answer.status_code, answer.headers.get("content-type", ""), answer.content)
+            kept = [(name, value) for name, value in answer.headers.raw if name.lower().startswith((b"content-type", b"flwr-"))]
+            await speaker.answer(answer.status_code, kept, answer.content)
 
 
 class _Speaker:
@@ -220,10 +221,10 @@ class _Speaker:
             parts.append(bytes(event.data))
         return b"".join(parts)
 
-    async def answer(self, status: int, kind: str, content: bytes) -> None:
+    async def answer(self, status: int, headers: list[tuple[bytes, bytes]], content: bytes) -> None:
         """Answer the request, and be ready for the next one."""
-        headers = [("content-length", str(len(content))), *([("content-type", kind)] if kind else [])]
-        await self._send(h11.Response(status_code=status, headers=headers), h11.Data(data=content), h11.EndOfMessage())
+        length = (b"content-length", str(len(content)).encode())
+        await self._send(h11.Response(status_code=status, headers=[length, *headers]), h11.Data(data=content), h11.EndOfMessage())
         self._http.start_next_cycle()
 
     async def refuse(self, status: int) -> None:

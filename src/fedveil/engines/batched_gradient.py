@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedveil.training.local import forward_precision
+from fedveil.training.params import called_with
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -132,12 +133,7 @@ def _filled(part: Tensor, length: int) -> Tensor:
 
 def vectorised(module: nn.Module) -> Forward:
     """The forward pass of any network, vectorised over models."""
-
-    def output_of(parameters: dict[str, Tensor], batch: Tensor) -> Tensor:
-        out: Tensor = functional_call(module, parameters, (batch,))
-        return out
-
-    return vmap(output_of, randomness="different")
+    return vmap(partial(called_with, module), randomness="different")
 
 
 def by_example(task: Task) -> Losses:

@@ -217,6 +217,47 @@ class FlatModel:
             )
 
 
+def called_with(module: nn.Module, tensors: Mapping[str, Tensor], *inputs: Tensor) -> Tensor:
+    """Return the output of a module with these tensors, by name, in the place of its own parameters and buffers.
+
+    Each is swapped wherever the module holds it, once for each object: one layer may have two names, one parameter two layers,
+    and a list may hold both. `torch.func.functional_call` alone swaps by name, which leaves the new tensor in a layer with two.
+    """
+    from torch.func import functional_call
+
+    named = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+    new = {id(named[name]): tensor for name, tensor in tensors.items()}
+    everywhere, plain = {}, []
+    for path, part in module.named_modules():
+        for name, held in (*part._parameters.items(), *part._buffers.items()):
+            if id(held) in new:
+                everywhere[f"{path}.{name}" if path else name] = new[id(held)]
+        for name, value in vars(part).items():
+            if name not in ("_parameters", "_buffers", "_modules") and (found := _exchanged(value, new)) is not value:
+                plain.append((vars(part), name, value, found))
+    try:
+        for attributes, name, _, found in plain:
+            attributes[name] = found
+        output: Tensor = functional_call(module, everywhere, inputs, tie_weights=False)
+    finally:
+        for attributes, name, value, _ in plain:
+            attributes[name] = value
+    return output
+
+
+def _exchanged(value: Any, new: Mapping[int, Tensor]) -> Any:
+    """The value with its tensors exchanged, also in lists, tuples and dictionaries; itself where it has none of them."""
+    if id(value) in new:
+        return new[id(value)]
+    if type(value) in (list, tuple):
+        made = [_exchanged(part, new) for part in value]
+        return type(value)(made) if any(a is not b for a, b in zip(made, value, strict=True)) else value
+    if type(value) is dict:
+        parts = {key: _exchanged(part, new) for key, part in value.items()}
+        return parts if any(parts[key] is not part for key, part in value.items()) else value
+    return value
+
+
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that require a gradient, by name, each once."""
     return {name: p for name, p in module.named_parameters() if p.requires_grad}

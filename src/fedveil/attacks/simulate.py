@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -12,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedveil.attacks.attack_types import KnownTraining, ModelFn
 from fedveil.errors import ConfigError
-from fedveil.training.params import called_with, trained_parameters
+from fedveil.training.params import called_with, copied, trained_parameters
 
 Simulation = Callable[[Tensor, Tensor], Tensor]
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -24,7 +23,7 @@ def prepared(model_fn: ModelFn, state: Mapping[str, Tensor], bn_mode: str, buffe
     "train" strips the running statistics, so that batches normalise themselves and nothing is updated on the way.
     state: trained parameters by name, and buffers if the server distributes them; `buffers` override those.
     """
-    module = copy.deepcopy(model_fn())
+    module = copied(model_fn())
     given, own = dict(state) | dict(buffers or {}), module.state_dict(keep_vars=True)
     missing = [name for name in trained_parameters(module) if name not in state]
     if wrong := missing or sorted(given.keys() - own.keys()):

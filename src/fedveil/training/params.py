@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -90,8 +90,9 @@ class FlatModel:
         built_in: whether the module is a network of ours; of all others is compared what their code keeps.
     """
 
-    def __reduce__(self) -> tuple[type[FlatModel], tuple[Any, ...]]:
-        return FlatModel, (self.module, None, None, self._followed, self._built_in)
+    def __reduce__(self) -> tuple[Callable[..., FlatModel], tuple[Any, ...]]:
+        hooks = [_hooks_of(p) for p in self.module.parameters()]  # which pickle leaves out
+        return _unpickled, (self.module, hooks, self._followed, self._built_in)
 
     def __init__(
         self,
@@ -138,8 +139,7 @@ class FlatModel:
 
     def another(self, vector: Tensor, grad: Tensor) -> FlatModel:
         """A copy in that memory, [d] each; what is frozen is shared with this one."""
-        module = copy.deepcopy(self.module, {id(t): t for t in self._constants})
-        return FlatModel(module, vector, grad, self._followed, self._built_in)
+        return FlatModel(copied(self.module, self._constants), vector, grad, self._followed, self._built_in)
 
     def to(self, device: torch.device | str) -> FlatModel:
         """This model if it is on `device`, else a copy of it there."""
@@ -147,7 +147,7 @@ class FlatModel:
 
         if self.vector.device == torch.device(device):
             return self
-        return FlatModel(copy.deepcopy(self.module).to(device), followed=self._followed, built_in=self._built_in)
+        return FlatModel(copied(self.module).to(device), followed=self._followed, built_in=self._built_in)
 
     def follow(self) -> None:
         """Compare from here on what hangs on the module, whoever's its code is, and on this object itself."""
@@ -215,6 +215,45 @@ class FlatModel:
                 f"model: something was kept as Local.model.{min(added)}, which would carry one client's data to others: keep it "
                 f"in Local.state or Local.scratch"
             )
+
+
+def _unpickled(module: nn.Module, hooks: Iterable[Hooks], followed: bool, built_in: bool) -> FlatModel:
+    for p, own in zip(module.parameters(), hooks, strict=True):
+        _hang(p, own)
+    return FlatModel(module, followed=followed, built_in=built_in)
+
+
+def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
+    """Return a copy of a module with the hooks of its parameters, which `copy.deepcopy` drops.
+
+    The parameters of scripts are copied as results of the originals, and would pass their gradients on to these.
+
+    Args:
+        shared: tensors that the copy holds in common with the module.
+    """
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in shared}
+    made = copy.deepcopy(module, memo)
+    for before, after in zip(module.parameters(), made.parameters(), strict=True):
+        if after is not before:
+            if not after.is_leaf:
+                after.detach_().requires_grad_(before.requires_grad)
+            _hang(after, copy.deepcopy(_hooks_of(before), memo))  # a method of the module becomes one of the copy
+    return made
+
+
+Hooks = tuple[list[Any], list[Any]]
+
+
+def _hooks_of(p: Tensor) -> Hooks:
+    """The hooks on a parameter's gradient: before it is added up, and after."""
+    return list((p._backward_hooks or {}).values()), list((p._post_accumulate_grad_hooks or {}).values())
+
+
+def _hang(p: Tensor, hooks: Hooks) -> None:
+    hang = p.register_hook, p.register_post_accumulate_grad_hook
+    for register, each in zip(hang, hooks, strict=True):
+        for hook in each if p.requires_grad else ():
+            register(hook)  # type: ignore[no-untyped-call]
 
 
 def called_with(module: nn.Module, tensors: Mapping[str, Tensor], *inputs: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -131,7 +132,7 @@ class FlatModel:
         changing = {id(t) for t in (*named.values(), *counted)}
         self._constants = [t for t in (*module.parameters(), *module.buffers()) if id(t) not in changing]
         self._versions = [t._version for t in self._constants]
-        self._changing = (*named.values(), *counted)
+        self._trained, self._changing = tuple(named.values()), (*named.values(), *counted)
         if not built_in or has_own_code(module):
             self._kept = KeptState(f"model: {type(module).__name__}", module, self._changing)
         if followed:
@@ -166,6 +167,37 @@ class FlatModel:
         self.module.eval()
         for layer in self._normalising if own_statistics else ():
             layer.train()
+
+    @contextmanager
+    def as_it_was(self) -> Iterator[set[str]]:
+        """Put back afterwards what a pass changes in parameters and buffers, and the mode; what else code keeps there stays.
+
+        Yields:
+            Afterwards, the names of what was changed. A buffer of another shape than before is no such change, but a cache.
+        """
+        import torch
+
+        tables = [(path, table) for path, part in self.module.named_modules() for table in (part._parameters, part._buffers)]
+        held = [
+            (path, table, name, tensor, tensor.data, tensor.detach().clone())
+            for path, table in tables
+            for name, tensor in table.items()
+            if tensor is not None
+        ]
+        changed: set[str] = set()
+        try:
+            yield changed
+        finally:
+            self.train()
+            for path, table, name, tensor, memory, value in held:
+                now = table[name] if name in table else None  # noqa: SIM401 : a script's table has no get
+                if now is None or now.shape != value.shape or torch.equal(now.detach(), value):
+                    continue
+                changed.add(f"{path}.{name}" if path else name)
+                if now is not tensor:
+                    table[name] = tensor
+                tensor.data = memory
+                tensor.data.copy_(value)
 
     def load(self, vector: Tensor) -> None:
         """Set the trained parameters to `vector` [d]."""
@@ -209,6 +241,13 @@ class FlatModel:
                 + ("compute them in local variables" * (not spectral))
             )
         if self._kept is not None:
+            memory = zip(self.layout.names, self._trained, self.layout.split(self.vector), strict=True)
+            if elsewhere := [name for name, p, part in memory if p.data_ptr() != part.data_ptr()]:
+                raise ConfigError(
+                    f"model: {type(self.module).__name__} puts other tensors in the place of its parameters' data in its forward "
+                    f"pass ({', '.join(elsewhere[:4])}), so that it no longer uses what is trained: write into the data, as in "
+                    f"p.data.copy_(value)"
+                )
             self._kept.require_unchanged()
         if self._followed and (added := vars(self).keys() - self._attributes):
             raise ConfigError(

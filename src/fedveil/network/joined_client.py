@@ -155,7 +155,12 @@ class JoinedClient:
         return ClientNode(job.context, offer.run, offer.client, states, accepted.setting.rounds, require, rule)
 
     def _own(self, offer: Offer, config: Config) -> Prepared:
-        return own_part(config, offer.client, self.consent.data.file, lambda line: self.tell(f"run {offer.run}: {line}"))
+        data = self.consent.data
+
+        def tell(line: str) -> None:
+            self.tell(f"run {offer.run}: {line}")
+
+        return own_part(config, offer.client, data.file, tell, part=data.part is not None)
 
     def _look(self, accepted: Judged, offer: Offer, config: Config) -> None:
         """Tell the operator what consenting would mean; raises ConsentRefused where it does not fit into the lifetime."""

@@ -169,6 +169,8 @@ def _confine(memory: int | None) -> None:
     if memory is not None:
         import resource
 
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        memory = memory if most == resource.RLIM_INFINITY else min(memory, most)
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
 
 

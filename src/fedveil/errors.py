@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import sysconfig
 import traceback
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
@@ -46,6 +48,17 @@ def plugin_fault(error: BaseException) -> str:
         return ""
     words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return f"the plugin {places[-1].filename}, line {places[-1].lineno}, in {places[-1].name}: {words}"
+
+
+_INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+def users_place(error: BaseException) -> str:
+    """The last line of code that an error came through and that is neither fedveil's nor installed: "file:line, in function"."""
+    ours = str(Path(__file__).parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [frame for frame in frames if not frame.filename.startswith((ours, "<frozen ", *_INSTALLED))]
+    return f"{places[-1].filename}:{places[-1].lineno}, in {places[-1].name}" if places else ""
 
 
 def one_line(text: str, longest: int = 2000) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from fedveil.federation.progress import Federation, Progress
     from fedveil.tasks.task import Task
-    from fedveil.training.params import FlatModel
 
 _MIDDLE = 0.5
 """Scores are shares, and leave as their distance from here, so that one client moves the sum by at most this."""
@@ -58,12 +58,13 @@ def release_score(federation: Federation, progress: Progress) -> float | None:
     model.load(final_model(progress))
     plan = Plan(clip=_MIDDLE, noise_std=_MIDDLE * s.selection.score_noise, place="sum")
     door = context.door.beside(Layout(("score",), ((1,),)))
-    away = [_away(s.task, model, *tests.examples(client), progress.buffers is None) for client in range(len(tests))]
-    sealed = [door.seal(distance, plan, client, s.rounds) for client, distance in enumerate(away)]
+    own_statistics = progress.buffers is None
+
+    def away(client: int) -> Tensor:
+        """How far from the middle a client's own score is [1]."""
+        scored = partial(own_score, s.task, model, *tests.examples(client), own_statistics)
+        score = found_by(scored, rehearsal=context.rehearsal)
+        return torch.tensor([0.0 if score is None else score - _MIDDLE])
+
+    sealed = [door.seal(away(client), plan, client, s.rounds) for client in range(len(tests))]
     return _MIDDLE + float(door.release_sum(sealed, plan, s.rounds, len(tests)).vector[0])
-
-
-def _away(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistics: bool) -> Tensor:
-    """How far from the middle a client's own score is [1]."""
-    score = found_by(lambda: own_score(task, model, x, y, batch_statistics))
-    return torch.tensor([0.0 if score is None else score - _MIDDLE])

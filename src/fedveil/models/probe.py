@@ -1,13 +1,16 @@
-"""One public batch through a model before training: what it makes must be what the task needs."""
+"""Public examples through a model before training: what it makes must be what the task needs."""
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedveil.errors import ConfigError
+from fedveil.release.noise import Randomness
 from fedveil.tasks.task_check import check_task
 from fedveil.training.params import trained_parameters
 
@@ -17,45 +20,90 @@ if TYPE_CHECKING:
     from fedveil.tasks.task import Task
     from fedveil.training.params import FlatModel
 
-_log = logging.getLogger(__name__)
 
-
-def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> None:
+def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> list[str]:
     """Pass public examples through the model as training does, up to the gradient; the model stays as it is.
 
     Args:
         x, y: examples [n, ...] and targets [n, ...] of the test set.
 
+    Returns:
+        What its owner should know, where it can be trained all the same.
+
     Raises:
         ConfigError: an output that the task cannot use, or a bad task (see `check_task`); nothing that is trained decides the
             output; or constants change.
     """
-    name, device = type(model.module).__name__, model.vector.device
-    x, y = x.to(device), y.to(device)
-    kept = model.buffers()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            output = _output(model, x, name)
-            check_task(task, output.detach().float().cpu(), y.cpu())
-            _try_sizes(model, x, name)
-            model.remember_constants()
-            output = _output(model, x, name)
+    name = type(model.module).__name__
+    with _as_it_was(model):
+        output = _output(model, x, name)
+        check_task(task, output.detach().float().cpu(), y.cpu())
+        _pass_sizes(model, x, name)
+        model.remember_constants()
+        output = _output(model, x, name)
         used = torch.autograd.grad(
             task.loss(output.float(), y), list(trained_parameters(model.module).values()), allow_unused=True
         )
         model.require_constants()
-    finally:
-        model.load_buffers(kept)
     unused = [layer for layer, gradient in zip(model.layout.names, used, strict=True) if gradient is None]
     if len(unused) == len(used):
         raise ConfigError(
             f"model: no trained parameter of {name} decides its output, so nothing would be learned: {_some(unused)}"
         )
-    if unused:
-        _log.warning("model: %s does not decide the output of %s: it would get nothing but noise", _some(unused), name)
+    return [f"model: {_some(unused)} does not decide the output of {name}: it would get nothing but noise"] if unused else []
 
 
-def _try_sizes(model: FlatModel, x: Tensor, name: str) -> None:
+def fill_caches(model: FlatModel, x: Tensor) -> None:
+    """Let the code of a network that is not built in keep what it makes of public examples, such as a cache of positions.
+
+    Args:
+        x: the examples [n, ...] that `check_output` was given.
+
+    Raises:
+        ConfigError: as `check_output`, of the forward pass alone.
+    """
+    if model.is_compared:
+        with _as_it_was(model):
+            name = type(model.module).__name__
+            _passed(model, x, name)
+            _pass_sizes(model, x, name)
+            model.remember_constants()
+
+
+def needs_pairs(model: FlatModel, x: Tensor) -> bool:
+    """Whether batch normalisation keeps the network from training on one example, as it does where an example is a vector.
+
+    It depends on the shapes of the examples [n, ...] alone.
+    """
+    if not any(isinstance(layer, _BatchNorm) and layer.training for layer in model.module.modules()):
+        return False
+    made_up = torch.zeros_like(x[:1], device=model.vector.device)
+    with torch.no_grad(), _as_it_was(model):
+        return _fails(model.module, made_up) and not _fails(model.module, torch.cat([made_up, made_up]))
+
+
+def _fails(network: torch.nn.Module, x: Tensor) -> bool:
+    try:
+        network(x)
+    except Exception:
+        return True
+    return False
+
+
+@contextmanager
+def _as_it_was(model: FlatModel) -> Iterator[None]:
+    """Put back afterwards what a pass changes: trained parameters, batch statistics, the mode, the states of generators."""
+    vector, buffers = model.vector.clone(), model.buffers()
+    try:
+        with Randomness(0).forward(model.vector.device, "public examples"):
+            yield
+    finally:
+        model.train()
+        model.load(vector)
+        model.load_buffers(buffers)
+
+
+def _pass_sizes(model: FlatModel, x: Tensor, name: str) -> None:
     """Batches of other sizes, in training and in evaluation; what the module's code keeps of these it keeps before any data."""
     try:
         _output(model, x[:-1], name)

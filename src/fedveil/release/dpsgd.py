@@ -42,6 +42,7 @@ class PerExampleGradient:
     Args:
         plan: what each step does. randomness: of batches and noise. key: (round, client).
         gradients: (module, x, y) -> the gradient of each example in blocks, and the loss [n] of each.
+        rehearsal: the examples are public and nothing leaves, so one on which the network fails raises.
     """
 
     plan: DpSgd
@@ -50,6 +51,7 @@ class PerExampleGradient:
     gradients: Callable[[torch.nn.Module, Tensor, Tensor], tuple[list[Block], Tensor]] = field(
         default_factory=lambda: partial(per_example_gradients, losses_of=Classification().losses)
     )
+    rehearsal: bool = False
     _batch: tuple[Tensor, Tensor] | None = field(default=None, init=False)
     losses: list[float] = field(default_factory=list, init=False)
     _of_batch: list[float] = field(default_factory=list, init=False)
@@ -138,6 +140,8 @@ class PerExampleGradient:
             model.vector.copy_(before)
             if len(y) > 1:
                 return self._one_at_a_time(model, x, y)
+            if self.rehearsal:
+                raise
             _log.warning("client %d, round %d: an example counts as zero: %r", self.key[1], self.key[0], error)
             return torch.zeros(len(before), dtype=torch.float64, device=x.device)
         if not torch.equal(model.vector.view(torch.int32), before.view(torch.int32)):

@@ -84,6 +84,10 @@ class Task(BaseModel):
         """The loss of a batch, one number."""
         return self.losses(output, target).mean()
 
+    def losses_in_full(self, output: Tensor, target: Tensor) -> Tensor:
+        """The `losses` [n], in float32 where the network gives half precision."""
+        return self.losses(in_full(output), target)
+
     def evidence(self, output: Tensor, target: Tensor) -> Evidence:
         """What evaluation keeps of a batch, example by example: by default output and target themselves."""
         return output, target
@@ -106,6 +110,11 @@ class Task(BaseModel):
         found = {"loss": self.test_loss(*evidence)} if not self.metrics else self.scores(*evidence)
         score = found[self.main.name]
         return None if np.isnan(score) else score
+
+
+def in_full(output: Tensor) -> Tensor:
+    """The output of a network, in float32 where it is in half precision: losses and scores are computed from that."""
+    return output.float() if output.dtype.itemsize < 4 else output
 
 
 def need_classes(task: str, info: Info, sides: int = 0) -> None:

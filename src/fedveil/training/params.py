@@ -167,6 +167,22 @@ class FlatModel:
         for layer in self._normalising if own_statistics else ():
             layer.train()
 
+    def output(self, x: Tensor, *, by_running_statistics: bool = False) -> Tensor:
+        """The output of the network for a batch of training.
+
+        Args:
+            by_running_statistics: batch normalisation uses the statistics that it has, as in a test, and they stay.
+        """
+        layers = self._normalising if by_running_statistics else []
+        try:
+            for layer in layers:
+                layer.eval()
+            output: Tensor = self.module(x)
+        finally:
+            for layer in layers:
+                layer.train()
+        return output
+
     def load(self, vector: Tensor) -> None:
         """Set the trained parameters to `vector` [d]."""
         self.vector.copy_(vector)
@@ -185,6 +201,11 @@ class FlatModel:
             buffer.copy_(part.view(buffer.shape))
         for counter in self._counters:
             counter.zero_()
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether what code keeps on the module is compared, as of all networks that are not built in."""
+        return self._kept is not None
 
     def remember_constants(self) -> None:
         """Let what the module's own code made of public examples, such as a cache, be constant from now on."""

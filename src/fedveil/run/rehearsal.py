@@ -182,9 +182,9 @@ def _last_batch_of_one(sizes: list[int], model: FlatModel) -> Iterator[None]:
 
 
 _REMEDY = (
-    "batches differ in size, and a client may have one example: take nn.GroupNorm or nn.LayerNorm where statistics are taken over "
-    "a batch, or nn.BatchNorm1d, which fedveil knows, in the place of a normalisation of your own; and let the loss of one example "
-    "be a number"
+    "batches differ in size, and a client may have one example: take nn.GroupNorm or nn.LayerNorm where statistics are taken "
+    "over a batch, or nn.BatchNorm1d, which fedveil knows, in the place of a normalisation of your own; and let the loss of "
+    "one example be a number"
 )
 
 
@@ -194,11 +194,10 @@ def _alone(model: FlatModel) -> str:
 
 def _refused(job: Federation, outcomes: list[Outcome]) -> list[str]:
     """What is said of updates that could not leave; an error if that is because of a batch of one example."""
-    sizes = [job.context.spec.batch_sizes(job.context.clients.size(o.client)) for o in outcomes]
-    refused = [(o.error, batches[-1]) for o, batches in zip(outcomes, sizes, strict=True) if o.error]
+    refused = [o.error for o in outcomes if o.error]
     if refused and not outcomes[0].error and job.context.spec.batch_size > 1:
-        raise ConfigError(f"{_alone(job.context.model)}: {refused[0][0]}; {_REMEDY}")
-    return [f"in the rehearsal on examples of the test set an update was discarded: {refused[0][0]}"] if refused else []
+        raise ConfigError(f"{_alone(job.context.model)}: {refused[0]}; {_REMEDY}")
+    return [f"in the rehearsal on examples of the test set an update was discarded: {refused[0]}"] if refused else []
 
 
 def _refuse_mixing(model: FlatModel, examples: Tensor, size: int) -> None:

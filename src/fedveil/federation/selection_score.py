@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.federation.progress import Federation, Progress
+    from fedveil.federation.round import Context
     from fedveil.tasks.task import Task
 
 _MIDDLE = 0.5
@@ -58,13 +58,13 @@ def release_score(federation: Federation, progress: Progress) -> float | None:
     model.load(final_model(progress))
     plan = Plan(clip=_MIDDLE, noise_std=_MIDDLE * s.selection.score_noise, place="sum")
     door = context.door.beside(Layout(("score",), ((1,),)))
-    own_statistics = progress.buffers is None
-
-    def away(client: int) -> Tensor:
-        """How far from the middle a client's own score is [1]."""
-        scored = partial(own_score, s.task, model, *tests.examples(client), own_statistics)
-        score = found_by(scored, rehearsal=context.rehearsal)
-        return torch.tensor([0.0 if score is None else score - _MIDDLE])
-
-    sealed = [door.seal(away(client), plan, client, s.rounds) for client in range(len(tests))]
+    examples = (tests.examples(client) for client in range(len(tests)))
+    away = [_away(context, model, x, y, progress.buffers is None) for x, y in examples]
+    sealed = [door.seal(distance, plan, client, s.rounds) for client, distance in enumerate(away)]
     return _MIDDLE + float(door.release_sum(sealed, plan, s.rounds, len(tests)).vector[0])
+
+
+def _away(context: Context, model: FlatModel, x: Tensor, y: Tensor, batch_statistics: bool) -> Tensor:
+    """How far from the middle a client's own score is [1]."""
+    score = found_by(lambda: own_score(context.task, model, x, y, batch_statistics), rehearsal=context.rehearsal)
+    return torch.tensor([0.0 if score is None else score - _MIDDLE])

@@ -70,24 +70,21 @@ def fill_caches(model: FlatModel, x: Tensor) -> None:
             model.remember_constants()
 
 
-def needs_pairs(model: FlatModel, x: Tensor) -> bool:
-    """Whether batch normalisation keeps the network from training on one example, as it does where an example is a vector.
-
-    It depends on the shapes of the examples [n, ...] alone.
-    """
-    if not any(isinstance(layer, _BatchNorm) and layer.training for layer in model.module.modules()):
+def needs_pairs(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> bool:
+    """Whether the network or the task can learn from two of these examples and not from one, as under batch normalisation."""
+    ours = not (model.is_compared or task.own)  # of these only batch normalisation asks for more than one
+    if ours and not any(isinstance(layer, _BatchNorm) and layer.training for layer in model.module.modules()):
         return False
-    made_up = torch.zeros_like(x[:1], device=model.vector.device)
     with torch.no_grad(), _as_it_was(model):
-        return _fails(model.module, made_up) and not _fails(model.module, torch.cat([made_up, made_up]))
+        return not _learns(model, x[:1], y[:1], task) and _learns(model, x[:2], y[:2], task)
 
 
-def _fails(network: torch.nn.Module, x: Tensor) -> bool:
+def _learns(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> bool:
     try:
-        network(x)
+        output = model.module(x)
+        return bool(output.isfinite().all()) and bool(task.loss(output.float(), y).isfinite())
     except Exception:
-        return True
-    return False
+        return False
 
 
 @contextmanager

@@ -187,9 +187,9 @@ def federation(
     model = model or build_model(config, prepared)
     if is_own(method):
         model.follow()
-    examples = shown(prepared)[0].to(model.vector.device)
-    pairs = needs_pairs(model, examples)
-    fill_caches(model, examples)
+    x, y = (part.to(model.vector.device) for part in shown(prepared))
+    pairs = setting.example_clip is None and needs_pairs(model, x, y, setting.task)
+    fill_caches(model, x)
     check_relative(method, setting)
     check_declared(method, setting, model.vector.to("cpu"))
     randomness = Randomness(config.run.seed, config.run.seeded_noise)

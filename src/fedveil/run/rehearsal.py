@@ -28,6 +28,7 @@ from fedveil.federation.evaluate import evaluate
 from fedveil.federation.fit import answered, asked, gathered
 from fedveil.federation.plain_state import tree_parts
 from fedveil.federation.progress import start
+from fedveil.federation.round import client_round
 from fedveil.federation.selection_score import release_score
 from fedveil.methods.method import is_own
 from fedveil.models.mixing import drawn_elsewhere, mixing_layer
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     from fedveil.configuration.config import Config
     from fedveil.federation.progress import Federation
-    from fedveil.federation.round import Outcome
+    from fedveil.federation.round import ClientTask, Context, Outcome
     from fedveil.methods.method import Method
     from fedveil.methods.setting import Setting
     from fedveil.run.assembly import Prepared
@@ -86,10 +87,10 @@ def _rehearse(
     if (dp_sgd := setting.dp_sgd()) is not None:
         stage("where it is tried whether the network treats examples apart")
         _refuse_mixing(model, prepared.test[0], dp_sgd.together)
-    if setting.local.batch_size == 1 and needs_pairs(model, x):
+    if dp_sgd is None and setting.local.batch_size == 1 and needs_pairs(model, x, y, task):
         raise ConfigError(
-            f"training.batch_size = 1, and {_name(model)} cannot be trained on one example: its batch normalisation takes "
-            f"statistics of a batch. Set training.batch_size to 2 or more, or take nn.GroupNorm or nn.LayerNorm"
+            f"training.batch_size = 1, and {_name(model)} cannot learn from one example, as under batch normalisation, "
+            f"which takes statistics of a batch: set training.batch_size to 2 or more, or take nn.GroupNorm or nn.LayerNorm"
         )
     ours = not (model.is_compared or task.own or is_own(method))  # its rounds, scores and states are known to work
     return remarks if ours or not whole else [*remarks, *_rehearse_round(config, prepared, calibrated, model, stage)]
@@ -102,7 +103,7 @@ def _rehearse_round(
     context, progress = job.context, start(job)
     first = progress.model
     tasks, released, plan = asked(job, progress, list(range(len(context.clients))))
-    todo = list(tasks)
+    *todo, single = tasks
     outcomes: list[Outcome] = []
     with Inline(context) as engine:
         for task in todo:
@@ -110,11 +111,12 @@ def _rehearse_round(
             stage(f"in local training on {size} examples")
             with _last_batch_of_one(context.spec.batch_sizes(size), model):
                 outcomes += engine.map([task])
+        remarks = _of_single(context, single) if context.spec.pairs else []
     if config.run.engine in ("batched", "cuda") and job.setting.example_clip is None:
         stage(f"in training several clients together (run.engine = {config.run.engine!r})")
         with Batched(context) as together:
             list(together.map(todo))
-    remarks = _refused(job, outcomes)
+    remarks += _refused(job, outcomes)
     if any(o.release is not None for o in outcomes):
         stage("in the server's step")
         progress.history.append(answered(job, progress, gathered(outcomes), plan, released))
@@ -132,10 +134,9 @@ def _rehearse_round(
 def _made_up(config: Config, prepared: Prepared, calibrated: tuple[Method, Setting], model: FlatModel) -> Federation:
     """The run with made-up clients, who have examples of the test set, and with a door that charges nobody."""
     setting, (x, y) = calibrated[1], shown(prepared)
-    spec, pairs = setting.local, needs_pairs(model, x)
+    spec = setting.local
     batch, steps = min(spec.batch_size, _BATCH), None if spec.steps is None else min(spec.steps, 2)
-    sizes = [batch, batch + 1, *[1] * pairs]
-    sizes += [batch] * max(0, (setting.min_survivors or 0) - len(sizes))
+    sizes = [batch, batch + 1, *[batch] * max(0, (setting.min_survivors or 0) - 2), 1]
     tests = None if prepared.client_tests is None else _clients(x, y, [len(y)] * len(sizes))
     public = None if prepared.public is None else (prepared.public[0][:_BATCH], prepared.public[1][:_BATCH])
     made_up = replace(
@@ -149,7 +150,7 @@ def _made_up(config: Config, prepared: Prepared, calibrated: tuple[Method, Setti
     job = federation(config, made_up, Path("no-ledger"), "rehearsal", model, calibrated)
     context = replace(
         job.context,
-        spec=replace(spec, batch_size=batch, epochs=1, steps=steps, pairs=pairs),
+        spec=replace(job.context.spec, batch_size=batch, epochs=1, steps=steps),
         door=replace(job.context.door, ledger=NullLedger(), memory=NoiseMemory()),
         gradients=_one_step,
         rehearsal=True,
@@ -190,6 +191,15 @@ _REMEDY = (
 
 def _alone(model: FlatModel) -> str:
     return f"model: {_name(model)} cannot be trained on a batch of one example, which the last batch of a client may be"
+
+
+def _of_single(context: Context, task: ClientTask) -> list[str]:
+    """What is said of a client with one example, where one alone is not learned from and there are no running statistics."""
+    try:
+        problem = client_round(context, task).error
+    except Exception as error:
+        problem = f"{type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
+    return [f"{_alone(context.model)}: clients with a single example will be left out ({problem})"] if problem else []
 
 
 def _refused(job: Federation, outcomes: list[Outcome]) -> list[str]:

@@ -44,9 +44,9 @@ class LocalSpec:
             constant lr; cyclic lr / (k + 1); stage-wise lr / (t + 1); iterative lr / (t K + k + 1).
         precision: of the forward pass and what it sends back through the network; gradients, optimiser, clip and noise are
             float32 always. `tf32` makes a difference on GPUs only, where the engine sets it.
-        pairs: the network cannot train on one example alone, as under batch normalisation of vectors. The last batch of a pass,
-            where it would be one example, joins the batch before it; an example that is alone all the same is normalised by the
-            running statistics.
+        pairs: one example alone cannot be learned from, as under batch normalisation of vectors. The last batch of a pass, where
+            it would be one example, joins the batch before it; an example that is alone all the same is normalised by the running
+            statistics.
     """
 
     epochs: int = 1

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedveil.federation.progress import Federation, Progress
     from fedveil.federation.round import Context
     from fedveil.tasks.task import Task
+    from fedveil.training.params import FlatModel
 
 _MIDDLE = 0.5
 """Scores are shares, and leave as their distance from here, so that one client moves the sum by at most this."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from fedveil.errors import FedveilError
+from fedveil.errors import ConfigError, FedveilError
 from fedveil.flower.client_node import ClientNode
 from fedveil.flower.client_states import ClientStates
 from fedveil.flower.flower_messages import parts_of, record
@@ -130,4 +130,10 @@ def _context(path: str) -> Context:
 def _pickled(context: Context, file: Any) -> None:
     from ray import cloudpickle
 
-    cloudpickle.dump(context, file)
+    try:
+        cloudpickle.dump(context, file)
+    except Exception as error:
+        raise ConfigError(
+            f"run.engine = 'flower' hands the run to processes of its own, and a part of it cannot be pickled: "
+            f"{type(error).__name__}: {error}; leave it out of the model, the task or the method, or set run.engine = 'inline'"
+        ) from error

@@ -165,12 +165,12 @@ def _answer(reading: int, child: int, what: str, silent: float) -> Any:
         if ready and part:
             continue
         if ended := _ended(child):
-            raise FedveilError(f"{what} failed: its process {ended} {stage}; nothing was released")
+            raise FedveilError(f"{what} failed {stage}: its process {ended}; nothing was released")
         if part == b"":
             time.sleep(_POLL)  # it is about to end, or closed what it should answer by
         if time.monotonic() > until:
             raise FedveilError(
-                f"{what} hung: its process said nothing for {silent:g} s {stage}, and was ended; nothing was released. Look for "
+                f"{what} hung {stage}: its process said nothing for {silent:g} s, and was ended; nothing was released. Look for "
                 f"a loop without an end, or a lock, in the code of the model, the task or the method"
             )
 
@@ -194,7 +194,7 @@ def _ended(child: int) -> str:
         return ""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        hint = ", as where memory runs out," if number == signal.SIGKILL else ""
+        hint = ", as where memory runs out" if number == signal.SIGKILL else ""
         return f"was ended by {signal.Signals(number).name}{hint}"
     return f"ended with exit code {os.WEXITSTATUS(status)}"
 

@@ -19,16 +19,22 @@ import torch
 from torch import Tensor, nn
 
 import fedveil as fv
+from federation_runs import covering, every_method, rehearsed
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.data.dataset import Dataset
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.methods.base import MethodConfig, Setting, gaussian_plan
 from fedveil.methods.method_registry import METHODS, register
 from fedveil.release.plan import Plan, Policy, Released, Upload
 from fedveil.run import child_process, rehearsal
+from fedveil.run.assembly import prepare
 from fedveil.run.child_process import in_child
+from fedveil.run.rehearsal import rehearsed_model
 from fedveil.tasks.task_registry import TASKS
 from fedveil.training.local import State
 from own_names import forgotten_after
+from task_runs import BY_EXAMPLE, made, small
+from task_runs import TASKS as SECTIONS
 
 pytestmark = pytest.mark.heavy
 ENGINES = ("inline", "pool", "stacked", "batched", "flower")
@@ -210,11 +216,10 @@ def test_the_rehearsal_leaves_nothing_behind(forks: bool, tmp_path: Path, monkey
         return out + 0 * torch.rand(1) * random.random() * np.random.rand()  # noqa: NPY002
 
     seen: list[Any] = []
-    whole = rehearsal.rehearsed_model
 
     def watched(*given: Any, **more: Any) -> Any:
         before = states()
-        model = whole(*given, **more)
+        model = rehearsed_model(*given, **more)
         seen.append((before == states(), len(backward), model))
         start = {name: value.clone() for name, value in net.state_dict().items()}
         assert all(torch.equal(value, start[name]) for name, value in model.module.state_dict().items())
@@ -445,3 +450,25 @@ def test_gradients_of_single_examples_in_half_precision(half: str, tmp_path: Pat
         total += gradient * min(1.0, clip / float(gradient.norm()))
     start = torch.cat([p.detach().reshape(-1) for p in parameters])
     assert float((trained - (start - total / 24)).norm()) <= 1e-2 * float((total / 24).norm())
+
+
+# --- what is fedveil's own passes -------------------------------------------------------------------------------------
+
+RUNS = dict(every_method())
+
+
+@pytest.mark.parametrize("name", covering(RUNS))
+def test_a_round_of_every_built_in_method_can_be_rehearsed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it may be left out where all is fedveil's own, and refuses no method that somebody derives from one."""
+    monkeypatch.setattr(rehearsal, "is_own", lambda method: True)
+    rehearsed(RUNS[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "level"), [*((name, "client") for name in SECTIONS), *((name, "record") for name in BY_EXAMPLE)]
+)
+def test_a_round_of_every_built_in_task_can_be_rehearsed(name: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "is_own", lambda method: True)
+    configuration = small(name, level=level, training={"measure_trained": level == "client"})
+    data = prepare(configuration, made(name))
+    rehearsed_model(configuration, data, calibrated_setting(configuration, data.population))

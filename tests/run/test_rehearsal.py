@@ -130,6 +130,15 @@ def test_what_fails_is_said_before_anything_is_made_in_the_same_words_on_each_en
     assert len(told) == 1
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_as_few_clients_as_there_are(count: int, tmp_path: Path) -> None:
+    whole = data()
+    few = fv.from_arrays(whole.x_train, whole.y_train, client=np.arange(24) % count, test=(whole.x_test, whole.y_test))
+    fv.train(fv.configure(model=Net(), method="fedavg", training={"rounds": 1}), tmp_path / "run", data=few)
+    with pytest.raises(ConfigError, match="the table"):
+        fv.train(fv.configure(model=Net(looks_up), method="fedavg"), tmp_path / "refused", data=few)
+
+
 def test_the_note_of_an_error_has_the_traceback(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         train(tmp_path / "run", Net(looks_up))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -103,15 +103,16 @@ def _rehearse_round(
     context, progress = job.context, start(job)
     first = progress.model
     tasks, released, plan = asked(job, progress, list(range(len(context.clients))))
-    *todo, single = tasks
+    todo = list(tasks)
+    single = todo.pop() if len(todo) > 2 else None
     outcomes: list[Outcome] = []
     with Inline(context) as engine:
         for task in todo:
             size = context.clients.size(task.client)
             stage(f"in local training on {size} examples")
-            with _last_batch_of_one(context.spec.batch_sizes(size), model):
+            with _last_batch_of_one(context.spec.batch_sizes(size), model) if outcomes else nullcontext():
                 outcomes += engine.map([task])
-        remarks = _of_single(context, single) if context.spec.pairs else []
+        remarks = _of_single(context, single) if single is not None and context.spec.pairs else []
     if config.run.engine in ("batched", "cuda") and job.setting.example_clip is None:
         stage(f"in training several clients together (run.engine = {config.run.engine!r})")
         with Batched(context) as together:
@@ -132,11 +133,16 @@ def _rehearse_round(
 
 
 def _made_up(config: Config, prepared: Prepared, calibrated: tuple[Method, Setting], model: FlatModel) -> Federation:
-    """The run with made-up clients, who have examples of the test set, and with a door that charges nobody."""
+    """The run with made-up clients, who have examples of the test set, and with a door that charges nobody.
+
+    The first client has full batches alone, the second a last batch of one example, the last one a single example; a run of fewer
+    clients has fewer.
+    """
     setting, (x, y) = calibrated[1], shown(prepared)
     spec = setting.local
     batch, steps = min(spec.batch_size, _BATCH), None if spec.steps is None else min(spec.steps, 2)
-    sizes = [batch, batch + 1, *[batch] * max(0, (setting.min_survivors or 0) - 2), 1]
+    sizes = [batch, batch + 1, *[batch] * max(0, (setting.min_survivors or 0) - 2), 1][: setting.clients]
+    sizes = sizes if sizes[1:] else [batch + 1]
     tests = None if prepared.client_tests is None else _clients(x, y, [len(y)] * len(sizes))
     public = None if prepared.public is None else (prepared.public[0][:_BATCH], prepared.public[1][:_BATCH])
     made_up = replace(
@@ -205,7 +211,7 @@ def _of_single(context: Context, task: ClientTask) -> list[str]:
 def _refused(job: Federation, outcomes: list[Outcome]) -> list[str]:
     """What is said of updates that could not leave; an error if that is because of a batch of one example."""
     refused = [o.error for o in outcomes if o.error]
-    if refused and not outcomes[0].error and job.context.spec.batch_size > 1:
+    if refused and len(outcomes) > 1 and not outcomes[0].error and job.context.spec.batch_size > 1:
         raise ConfigError(f"{_alone(job.context.model)}: {refused[0]}; {_REMEDY}")
     return [f"in the rehearsal on examples of the test set an update was discarded: {refused[0]}"] if refused else []
 

@@ -92,9 +92,9 @@ def test_a_release_beyond_the_budget_is_refused_before_training_and_not_charged(
     second = once(instruction(), context(), train)
     assert second.error.reason == "refused: the budget of this client is spent"
     assert len(trained) == len(rows(tmp_path)) == 1
-    assert not once(instruction(), context(1), train).has_error()  # another client
-    assert not once(instruction(), context(None), train).has_error()
-    assert len(rows(tmp_path, "client")) == 1
+    assert not once(instruction(), context(1), train).has_error()  # another client of the simulation
+    assert not mod(tmp_path / "other", epsilon=2.0, rounds=1)(instruction(), context(None), train).has_error()
+    assert len(rows(tmp_path / "other", "client")) == 1
 
 
 def raising(message: Message, context: Any) -> Message:
@@ -291,9 +291,12 @@ def test_arrays_keep_their_type(dtype: Any, tmp_path: Path) -> None:
 
 def test_a_model_with_nan_or_a_lost_ledger_tells_nothing(tmp_path: Path) -> None:
     broken = instruction(arrays(w=np.array([np.nan, 1.0], np.float32)))
-    assert not mod(tmp_path)(broken, context(), added(1.0)).has_error()
+    words = mod(tmp_path)(broken, context(), added(1.0)).error.reason
+    assert not rows(tmp_path)
+    assert not mod(tmp_path)(instruction(), context(), added(1.0)).has_error()
     (tmp_path / "client-0.sqlite").unlink()
     refused = mod(tmp_path)(instruction(), context(), added(1.0))
+    assert refused.error.reason == words
     assert refused.error.reason == "refused: the instruction, or the ledger of this client, is not what dp_mod needs; " + (
         "the client's own log has the reason"
     )

@@ -79,7 +79,9 @@ class AppArrays:
         """
         arrays = {name: array.numpy() for name, array in record.items()}
         if wrong := [name for name, array in arrays.items() if array.dtype.kind == "c"]:
-            raise ConfigError(f"complex parameters are not released: {wrong[:_SHOWN]}: keep real and imaginary part as two arrays")
+            raise ConfigError(
+                f"complex parameters are not released: {wrong[:_SHOWN]}: keep real and imaginary part as two arrays"
+            )
         shapes = {name: array.shape for name, array in arrays.items()}
         kinds = next((one for one in known if {name: kind.shape for name, kind in one.items()} == shapes), None)
         if kinds is None:
@@ -87,7 +89,9 @@ class AppArrays:
         elif wrong := [name for name, kind in kinds.items() if kind.released is None]:
             raise not_constant(wrong)
         elif wrong := [name for name, kind in kinds.items() if kind.released and not np.isfinite(arrays[name]).all()]:
-            raise ConfigError(f"the model has NaN or infinite values in {wrong[:_SHOWN]}, which it had not before: it has diverged")
+            raise ConfigError(
+                f"the model has NaN or infinite values in {wrong[:_SHOWN]}, which it had not before: it has diverged"
+            )
         found = cls({name: _as_first(array, kinds[name]) for name, array in arrays.items()}, kinds, tuple(untouched))
         if not found._released:
             raise ConfigError(
@@ -192,8 +196,8 @@ class AppArrays:
 def not_constant(names: Sequence[str]) -> ConfigError:
     """The refusal of a model of which training changes what cannot be released."""
     return ConfigError(
-        f"the model came with NaN or infinite values in {list(names)[:_SHOWN]}, and training changed these arrays: only a constant "
-        f"one goes back as it came. Nothing was charged: start from finite values"
+        f"the model came with NaN or infinite values in {list(names)[:_SHOWN]}, and training changed these arrays: only a "
+        f"constant one goes back as it came; nothing was charged: start from finite values"
     )
 
 
@@ -207,9 +211,7 @@ def _first_kinds(arrays: Mapping[str, NDArray[Any]], untouched: tuple[str, ...],
     A client that is asked for the first time in a later round may be sent integers as floats: a strategy averaged them. Whole
     numbers in double precision are taken for these, unless all that was sent are.
     """
-    released = {
-        n for n, a in arrays.items() if a.dtype.kind == "f" and _last(n) not in untouched and bool(np.isfinite(a).all())
-    }
+    released = {n for n, a in arrays.items() if a.dtype.kind == "f" and _last(n) not in untouched and bool(np.isfinite(a).all())}
     whole = {n for n in released if late and arrays[n].dtype == np.float64 and _is_whole(arrays[n])}
     released -= whole if whole != released else set()
     return {name: Kind(array.dtype.str, array.shape, name in released) for name, array in arrays.items()}

@@ -52,9 +52,9 @@ class AppFolder:
         alone = not found._is_simulated(int(context.node_id), context.node_config.get("num-partitions"))
         if alone and not (found.path.exists() or head_path(found.path).exists()) and (owner := found._owner()) != found.name:
             raise ConfigError(
-                f"{folder} is the lifetime of one client, kept as {owner}, and this node would begin another one as {found.name}: "
-                f"start the node with the partition-id that it had (with none if it had none), since what has left from this folder "
-                f"counts under any name; another client of this machine runs under an account, or a HOME, of its own"
+                f"{folder} is the lifetime of one client, kept as {owner}, and this node would begin another one, {found.name}; "
+                f"what has left from this folder counts under any name: start the node with the partition-id that it had (with "
+                f"none if it had none); another client of this machine runs under an account, or a HOME, of its own"
             )
         return found
 

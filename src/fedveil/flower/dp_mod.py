@@ -4,8 +4,8 @@
 
 The server view: the update is clipped and noised here, and charged to the client's own ledger before it is answered. Of the reply
 of the train function nothing but the floating-point arrays is looked at; names, order, shapes and types are those of the
-instruction, the weight of every client is 1, and the reply's own metadata are written before training begins. First in the list of
-a whole app nothing else of the app can answer; elsewhere, what can is named in the client's log.
+instruction, the weight of every client is 1, and the reply's own metadata are written before training begins. First in the list
+of a whole app, nothing else of the app can answer; elsewhere, what can is named in the client's log.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from fedveil.release.plan import Plan
 
 SCOPE = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER)
-_OTHER = "refused: dp_mod releases what a train function trained, and nothing else: ask its clients for no evaluation and no query"
+_OTHER = (
+    "refused: dp_mod releases what a train function trained, and nothing else: ask its clients for no evaluation and no query"
+)
 _SPENT = "refused: the budget of this client is spent"
 _UNFIT = "refused: the instruction, or the ledger of this client, is not what dp_mod needs; the client's own log has the reason"
 _PRECONDITION = 6
@@ -230,7 +232,8 @@ def _instructed(content: Any) -> tuple[str, Any]:
         raise UpdateRefused("the app is one of NumPyClient or Client: dp_mod is for apps of the message API (@app.train)")
     if len(records) != 1:
         raise UpdateRefused(f"the instruction has {len(records)} ArrayRecords, and dp_mod needs one")
-    return records[0]
+    ((name, record),) = records
+    return name, record
 
 
 def _sent(message: Any, name: str, arrays: AppArrays) -> Any:

@@ -571,6 +571,25 @@ def test_a_folder_is_one_lifetime_whatever_the_node_is_called(
     assert copied(instruction(), OTHERS[name], added(0.1)).has_error()
 
 
+@pytest.mark.parametrize("loss", ["folder", "ledger", "older copy"])
+def test_a_node_remembers_what_its_folder_has_lost(loss: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder, copy, own = tmp_path / "own", tmp_path / "copy", context()
+    app = ClientApp(mods=[mod(folder, epsilon=8.0, rounds=2)])
+    app.train()(added(0.1))
+    assert not app(instruction(), own).has_error()
+    shutil.copytree(folder, copy)
+    assert not app(instruction(), own).has_error()
+    if loss == "ledger":
+        for file in folder.glob("client-0.sqlite*"):
+            file.unlink()
+    else:
+        shutil.rmtree(folder)
+    if loss == "older copy":
+        shutil.copytree(copy, folder)
+    assert app(instruction(), own).has_error()
+    assert f"{folder / 'client-0.sqlite'} has lost releases that left in this run, or is gone" in warned(caplog)
+
+
 def test_ledgers_that_are_there_go_on(tmp_path: Path) -> None:
     """Those that earlier versions gave to several nodes of one machine."""
     for number in (0, 1):

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, LedgerError
 from fedveil.flower.app_arrays import Kind
-from fedveil.ledger.ledger_head import head_path
+from fedveil.ledger.ledger_head import head_path, read_head
 from fedveil.ledger.owner_only import owner_only, owner_only_folder
 from fedveil.ledger.population_budget import lifetime_budget
 from fedveil.ledger.whole_files import replace_whole
@@ -29,6 +30,8 @@ ITSELF = 0
 """The number under which a client counts itself."""
 _OWNER = "lifetime"
 """The file that says whose lifetime the folder keeps."""
+_STATE = "fedveil"
+"""The record of Flower's state of a node, which lasts for a run."""
 _ANSWERED: dict[Path, dict[int, tuple[str, Any]]] = {}
 """Of each folder the nodes that this process has answered for: their names, and how many parts the data have."""
 
@@ -45,7 +48,7 @@ class AppFolder:
         """That of a node.
 
         Raises:
-            ConfigError: the folder is the lifetime of another one.
+            ConfigError: the folder is the lifetime of another one. LedgerError: it has lost what this node charged in this run.
         """
         part = context.node_config.get("partition-id")
         found = cls(folder, "client" if part is None else f"client-{int(part)}")
@@ -56,7 +59,20 @@ class AppFolder:
                 f"what has left from this folder counts under any name: start the node with the partition-id that it had (with "
                 f"none if it had none); another client of this machine runs under an account, or a HOME, of its own"
             )
+        charged = int(dict(context.state.get(_STATE, {})).get(str(found.path), 0))
+        if charged and (not head_path(found.path).exists() or read_head(found.path)[0] < charged):
+            raise LedgerError(
+                f"{found.path} has lost releases that left in this run, or is gone: put back what was there, which still counts"
+            )
         return found
+
+    def note(self, context: Any) -> None:
+        """Keep at the node, for this run, how many releases the lifetime holds."""
+        from flwr.app import ConfigRecord
+
+        with suppress(AttributeError, TypeError):  # a state that the app has replaced by something else
+            held = dict(context.state.get(_STATE, {}))
+            context.state[_STATE] = ConfigRecord({**held, str(self.path): read_head(self.path)[0]})
 
     @property
     def path(self) -> Path:

@@ -139,6 +139,7 @@ class DpMod:
                 if refused:
                     raise not_constant(list(refused))
             upload = door.upload(_moved(door, arrays, content), self.plan, ITSELF, round)
+            own.note(context)
         except BudgetExhausted as problem:
             _log.warning("refused: %s", problem)
             return refusals[_SPENT]

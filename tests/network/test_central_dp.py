@@ -347,6 +347,16 @@ def test_replies_of_which_some_fit_go_on_and_extra_arrays_or_another_order_fit(
     assert "a reply that does not fit counts as zero" in warned(caplog)
 
 
+def test_values_that_cannot_leave_end_no_run_whatever_others_answer(tmp_path: Path) -> None:
+    """Its client has the arrays of the model, and what it put into them depends on its data."""
+
+    def train(message: Message, context: Any) -> Message:
+        return (added(np.nan) if context.node_id == 103 else prefixed)(message, context)
+
+    central(tmp_path).start(AppGrid(app(train), 8), model(), 2)
+    assert len(rows(tmp_path)) == 2
+
+
 def test_nobody_who_can_be_used_is_said_and_charged_like_any_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """That replies fail, or are too large, depends on data: a run may not end by it."""
     central(tmp_path).start(AppGrid(app(added(1e9)), 8), model(), 2)

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+class _NoAnswer(UpdateRefused):
+    """A client that failed: whether it has the arrays of the model is not known."""
+
+
 @dataclass(frozen=True)
 class _Round:
     """A round that was sent out: its model, who was drawn by place among all nodes, and the one reply to come."""
@@ -173,7 +177,7 @@ class CentralDP:
         if run is None or sent is None:
             raise ConfigError(f"round {server_round} was not sent out: configure_train comes before aggregate_train")
         updates, failures = _usable_updates(run, sent, replies)
-        self._fitted |= bool(updates)
+        self._fitted |= bool(updates) or any(not isinstance(problem, Misfit | _NoAnswer) for problem in failures.values())
         misfit = next((str(problem) for problem in failures.values() if isinstance(problem, Misfit)), "")
         if misfit and not self._fitted:
             self._end(f"no reply of round {server_round} has the arrays of the model", misfit)
@@ -323,7 +327,7 @@ def _usable_updates(run: AppRun, sent: _Round, replies: Iterable[Any]) -> tuple[
 def _usable(run: AppRun, sent: _Round, reply: Any) -> Tensor:
     """What training moved; raises where the reply has nothing that may leave."""
     if reply is None or reply.has_error():
-        raise UpdateRefused("no reply" if reply is None else f"an error: {reply.error.reason}")
+        raise _NoAnswer("no reply" if reply is None else f"an error: {reply.error.reason}")
     update = sent.arrays.update(reply.content)
     if names := sent.arrays.refilled(reply.content):
         raise Misfit(str(not_constant(names)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sysconfig
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -50,15 +50,30 @@ def plugin_fault(error: BaseException) -> str:
     return f"the plugin {places[-1].filename}, line {places[-1].lineno}, in {places[-1].name}: {words}"
 
 
-_INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+_HOUSE, _PYTHON = str(Path(__file__).parent), sysconfig.get_path("stdlib")
+_INSTALLED = sysconfig.get_path("purelib")
 
 
-def users_place(error: BaseException) -> str:
-    """The last line of code that an error came through and that is neither fedveil's nor installed: "file:line, in function"."""
-    ours = str(Path(__file__).parent)
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [frame for frame in frames if not frame.filename.startswith((ours, "<frozen ", *_INSTALLED))]
-    return f"{places[-1].filename}:{places[-1].lineno}, in {places[-1].name}" if places else ""
+def frames_of(error: BaseException) -> list[tuple[str, int]]:
+    """File and line of each call that an error came through, outermost first."""
+    return [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def users_place(frames: Sequence[tuple[str, int]]) -> str:
+    """The innermost call in the user's code or in a library of it, as "file:line"; empty if there is none.
+
+    Args:
+        frames: file and line of each call, outermost first. Those before fedveil's last one led here, and do not count.
+    """
+    found = ""
+    for file, line in frames:
+        if file.startswith(_HOUSE):
+            found = ""
+        elif not file.startswith(("<frozen", f"{_INSTALLED}/torch/")) and (
+            file.startswith(_INSTALLED) or not file.startswith(_PYTHON)
+        ):
+            found = f"{file}:{line}"
+    return found
 
 
 def one_line(text: str, longest: int = 2000) -> str:

@@ -188,8 +188,8 @@ def federation(
     if is_own(method):
         model.follow()
     x, y = (part.to(model.vector.device) for part in shown(prepared))
-    pairs = setting.example_clip is None and needs_pairs(model, x, y, setting.task)
     fill_caches(model, x)
+    pairs = setting.example_clip is None and needs_pairs(model, x, y, setting.task)
     check_relative(method, setting)
     check_declared(method, setting, model.vector.to("cpu"))
     randomness = Randomness(config.run.seed, config.run.seeded_noise)

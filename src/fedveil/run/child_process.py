@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from fedveil.engines.pool import a_fork_can_train
-from fedveil.errors import ConfigError, DataError, FedveilError, one_line, users_place
+from fedveil.errors import ConfigError, DataError, FedveilError, frames_of, one_line, users_place
 
 Stage = Callable[[str], None]
 """Says what is done next, in words that complete "while"."""
@@ -131,14 +131,15 @@ def _explained(error: BaseException, what: str, stage: str) -> str:
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
-    place = users_place(cause)
+    place = users_place(frames_of(cause))
+    at = f" (at {place})" if place else ""
     if isinstance(error, FedveilError):
-        return f"{error} ({place})" if place else str(error)
+        return str(error) if at in str(error) else f"{error}{at}"
     try:
         words = one_line(str(error))
     except Exception:  # its own words fail, too
         words = ""
-    return f"{what} failed {stage}: {type(error).__name__}{f': {words}' if words else ''}{f' ({place})' if place else ''}"
+    return f"{what} failed {stage}: {type(error).__name__}{f': {words}' if words else ''}{at}"
 
 
 def _tell(writing: int, message: dict[str, Any]) -> None:

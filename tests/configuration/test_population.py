@@ -93,7 +93,7 @@ def test_examples_that_only_the_files_tell_are_not_taken_for_one(name: str) -> N
     assert fv.certify(unsized(name, "sgd", clients=20)).clients == 20, "at client level nothing follows from it"
     published = {"name": "nbafl", "variant": "published", "clip": 1.0}
     for config in (unsized(name, "dp-sgd", clients=20), unsized(name, "sgd", published, clients=20)):
-        with pytest.raises(ConfigError, match=r"how many examples a client has depends .* give data\.partition\.examples_per_cli"):
+        with pytest.raises(ConfigError, match=r"how many examples a client has depends .* give data\.partition\.examples"):
             fv.certify(config)
     told = unsized(name, "dp-sgd", kind="iid", clients=20, examples_per_client=100)
     assert fv.certify(told).units == 2000

@@ -44,7 +44,8 @@ class Setting:
     Args:
         clients: N. cohort: n, clients a round (expected number under Poisson sampling). rounds: T.
         sampling: `fixed`, n of N without replacement; `poisson`, each client joins with probability n / N.
-        records: nominal examples per client, |D| / N; 0 where only the data tell (see `known_records`). layout: of the flat model; its dimension is d.
+        records: nominal examples per client, |D| / N; 0 where only the data tell (see `known_records`).
+        layout: of the flat model; its dimension is d.
         epsilon, delta: the target, or epsilon None. noise_multiplier: z, noise std / clip of what is released, once known.
         example_clip: per-example L2 clip when local training is DP-SGD (record level), else None.
         min_survivors: noisy uploads that the sum of a round is guaranteed to hold. colluders: of which c belong to the adversary.

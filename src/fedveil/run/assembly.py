@@ -257,7 +257,8 @@ def _kept(method: Method, task: Task, local_training: Objective) -> tuple[KeptSt
 
 
 def check_targets(task: Task, dataset: Dataset) -> None:
-    """An error where targets have values that the task has no meaning for."""
+    """An error where targets are of another kind, or have values that the task has no meaning for."""
+    task.check(dataset.info)
     for split, target in (("train", dataset.y_train), ("test", dataset.y_test)):
         if wrong := task.wrong_targets(target):
             raise DataError(f"{dataset.info.name}, {split} split: task.name = {task.name!r} cannot learn from {wrong}")

@@ -31,6 +31,15 @@ class OwnCard(BaseModel):
     test: SplitRule | None = None
     split_seed: int = Field(0, ge=0, lt=2**62)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _in_order(cls, value: Any, info: Any) -> Any:
+        """Arrays as lists; sets have another order in each process."""
+        for one in value.values() if isinstance(value, Mapping) else (value,):
+            if isinstance(one, set | frozenset):
+                raise ConfigError(f"{info.field_name} is given as a set, which has no order of its own: give a list")
+        return value.tolist() if hasattr(value, "tolist") else value
+
     @field_validator("name")
     @classmethod
     def _own(cls, name: str) -> str:
@@ -103,6 +112,13 @@ class TableCard(OwnCard):
     missing: dict[str, Value] = Field(default_factory=dict)
     normalise: dict[str, tuple[float, float]] = Field(default_factory=dict)
 
+    @field_validator("features", mode="before")
+    @classmethod
+    def _listed(cls, features: Any) -> Any:
+        if isinstance(features, str):
+            raise ConfigError(f"features = {features!r}: give a list of columns, such as [{features!r}]")
+        return features
+
     @field_validator("missing", "normalise", mode="before")
     @classmethod
     def _constants(cls, value: Any, info: Any) -> Any:
@@ -161,12 +177,12 @@ def reading(value: Any) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Whether a column that holds this can be one of numbers."""
+    """Whether a column that holds this can be one of numbers; 1_000, which only Python reads, is text."""
     try:
         float(text)
     except ValueError:
         return False
-    return True
+    return text.isascii() and "_" not in text
 
 
 def _computed(key: str, value: Any, example: str) -> str:

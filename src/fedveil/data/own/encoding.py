@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.data.own.cards import TableCard, Value, canonical, reading
+from fedveil.data.own.cards import TableCard, Value, canonical, is_number, reading
 from fedveil.data.own.casts import as_float
 from fedveil.data.own.frame_columns import TableColumn, column_of
 from fedveil.errors import ConfigError, DataError, nearest
@@ -22,6 +23,10 @@ _FIXES = {
     "date": "holds dates: give a number, such as days since a public date, or leave it out of features",
     "object": "holds {1}: give one number or text in each row, or leave it out of features",
 }
+
+
+_DATE = re.compile(r"\d{4}-\d\d?-\d\d?|\d\d?[./]\d\d?[./]\d{2,4}")
+"""How a text begins that is a date."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ def encoded(table: Any, card: TableCard, features: tuple[str, ...]) -> tuple[Arr
         DataError: columns that the card would have to say more of; the message has a part for each of them.
     """
     columns = [column_of(table, name) for name in features]
+    same_length(columns)
     parts, problems = [], []
     for column in columns:
         try:
@@ -82,6 +88,17 @@ def encoded(table: Any, card: TableCard, features: tuple[str, ...]) -> tuple[Arr
     return np.ascontiguousarray(np.concatenate(parts, axis=1)), said
 
 
+def same_length(columns: Sequence[TableColumn]) -> None:
+    """Refuse columns of different lengths, and of none."""
+    first = len(columns[0].values)
+    if other := next((column for column in columns if len(column.values) != first), None):
+        raise DataError(
+            f"column {columns[0].name!r} has {first} values, and {other.name!r} has {len(other.values)}: give one for each row"
+        )
+    if not first:
+        raise DataError("the table has no rows: give at least one for training and one for testing")
+
+
 def no_missing(column: TableColumn, role: str) -> TableColumn:
     """The column itself.
 
@@ -89,7 +106,8 @@ def no_missing(column: TableColumn, role: str) -> TableColumn:
         DataError: values are missing in it.
     """
     if column.absent.any():
-        raise DataError(f"{_missing(column)}, and it is the {role}: leave these rows out")
+        name = ", or, where NA is a name, read the file so that it stays one (keep_default_na=False of pandas)"
+        raise DataError(f"{_missing(column)}, and it is the {role}: leave these rows out{name * (role == 'client')}")
     return column
 
 
@@ -102,12 +120,29 @@ def _one(column: TableColumn, card: TableCard) -> Array:
         )
     if column.name in card.categories:
         return _indicators(column, card.categories[column.name], fill)
+    if column.kind == "text":
+        raise DataError(f"column {column.name!r} {_text_problem(column)}")
     if column.kind != "number":
         raise DataError(f"column {column.name!r} {_FIXES[column.kind].format(column.name, column.stored)}")
     if isinstance(fill, str):
         raise ConfigError(f"missing[{column.name!r}] = {fill!r}: the column holds numbers, so give a number")
     values = column.values if fill is None else np.where(column.absent, fill, column.values)
     return as_float(values, f"column {column.name!r}")[:, None]
+
+
+def _text_problem(column: TableColumn) -> str:
+    """What to do with texts where numbers are wanted: most are names, some are numbers that are written in another way."""
+    texts = column.values[~column.absent].tolist()
+    wrong = [text for text in texts if not is_number(text)]
+    if all(_DATE.match(text) for text in texts):
+        return _FIXES["date"].format(column.name)
+    if len(wrong) == len(texts) and not any(re.sub(r"[\W_]", "", text).isdigit() for text in wrong):
+        return _FIXES["text"].format(column.name)
+    return (
+        f"holds {len(wrong)} of {len(texts)} values that are no numbers, which are written as 1234.5: correct them, or leave them "
+        f"empty and give a public constant that stands for them, missing={{{column.name!r}: ...}}; numbers that are names need "
+        f"categories={{{column.name!r}: [...]}}"
+    )
 
 
 def _indicators(column: TableColumn, listed: Iterable[Value], fill: Value | None) -> Array:

@@ -117,8 +117,8 @@ def as_float(values: Array, what: str) -> Array:
         cast = np.ascontiguousarray(values, np.float32)
     if values.dtype != np.float32 and _merges_whole_numbers(np.asarray(values), cast):
         raise DataError(
-            f"{what} holds whole numbers beyond {EXACT}, which float32 does not hold apart: divide it by a public number and give "
-            f"it as floats, or leave it out if it is an id"
+            f"{what} holds whole numbers beyond {EXACT}, which float32 does not hold apart: divide it by a public number and "
+            f"give it as floats, or leave it out if it is an id"
         )
     bad = np.asarray(~np.isfinite(cast).reshape(len(cast), -1).all(1))
     if bad.any():

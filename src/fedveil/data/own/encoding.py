@@ -140,7 +140,7 @@ def _text_problem(column: TableColumn) -> str:
         return _FIXES["text"].format(column.name)
     return (
         f"holds {len(wrong)} of {len(texts)} values that are no numbers, which are written as 1234.5: correct them, or leave them "
-        f"empty and give a public constant that stands for them, missing={{{column.name!r}: ...}}; numbers that are names need "
+        f"empty and give a public constant, missing={{{column.name!r}: ...}}; numbers that are names need "
         f"categories={{{column.name!r}: [...]}}"
     )
 

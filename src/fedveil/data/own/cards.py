@@ -35,6 +35,8 @@ class OwnCard(BaseModel):
     @classmethod
     def _in_order(cls, value: Any, info: Any) -> Any:
         """Arrays as lists; sets have another order in each process."""
+        if info.field_name == "features" and isinstance(value, str):
+            raise ConfigError(f"features = {value!r}: give a list of columns, such as [{value!r}]")
         for one in value.values() if isinstance(value, Mapping) else (value,):
             if isinstance(one, set | frozenset):
                 raise ConfigError(f"{info.field_name} is given as a set, which has no order of its own: give a list")
@@ -111,13 +113,6 @@ class TableCard(OwnCard):
     categories: dict[str, tuple[Value, ...]] = Field(default_factory=dict)
     missing: dict[str, Value] = Field(default_factory=dict)
     normalise: dict[str, tuple[float, float]] = Field(default_factory=dict)
-
-    @field_validator("features", mode="before")
-    @classmethod
-    def _listed(cls, features: Any) -> Any:
-        if isinstance(features, str):
-            raise ConfigError(f"features = {features!r}: give a list of columns, such as [{features!r}]")
-        return features
 
     @field_validator("missing", "normalise", mode="before")
     @classmethod

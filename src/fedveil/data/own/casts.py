@@ -131,12 +131,12 @@ def as_float(values: Array, what: str) -> Array:
 
 def _merges_whole_numbers(values: Array, cast: Array) -> bool:
     """Whether the cast makes another number of a whole one, whatever type a file or a table has for it."""
-    large = np.abs(cast) > EXACT
+    large = np.abs(cast) >= EXACT
     if not large.any():
         return False
     wide = values[large].astype(np.float64)
     whole = (wide == np.floor(wide)) & (np.abs(wide) <= LONGEST)
-    return bool((whole & ((wide != cast[large]) | (np.abs(wide) > 2**53))).any())
+    return bool((whole & ((wide != cast[large]) | (np.abs(wide) > 2**53))).any())  # above, float64 holds them apart no more
 
 
 def as_targets(y: Array, card: OwnCard, names: tuple[str, ...] = (), what: str = "y") -> Labelled:
@@ -166,7 +166,8 @@ def as_ids(values: Any, examples: int, what: str = "client") -> Array:
         DataError: something else, or not one for each example.
     """
     ids = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
-    if isinstance(values, list | tuple) and ids.dtype.kind in "OUT":  # else a missing one among texts would be the text nan
+    if isinstance(values, list | tuple) and not all(isinstance(one, str) for one in values) and ids.dtype.kind in "OUT":
+        # of a missing one among texts numpy makes the text nan
         ids = np.array([*values, None], dtype=object)[:-1]
     if ids.dtype.kind == "O" and all(isinstance(one, str) and one for one in ids.reshape(-1)):
         ids = ids.astype(np.str_)
@@ -287,18 +288,15 @@ def as_times(values: Any, examples: int, what: str = "test: latest") -> Array:
                 times = times.astype("datetime64[us]")
         except (TypeError, ValueError, UserWarning, DeprecationWarning):
             times = np.empty(0, dtype=object)
-    if not len(times) and _zoned(values):
-        raise DataError(
-            f"{what}: the times have a time zone, which would be lost: convert all to one zone and take it off, as "
-            f".dt.tz_convert('UTC').dt.tz_localize(None) of pandas does"
-        )
     if (
         times.dtype.kind not in "iufM"
         or times.shape != (examples,)
         or bool(np.isnat(times).any() if times.dtype.kind == "M" else np.isnan(times).any())
     ):
+        zone = ", without a time zone, which would be lost (pandas: .dt.tz_convert('UTC').dt.tz_localize(None))"
         raise DataError(
             f"{what}: give one time for each of the {examples} examples: numbers, dates, or text such as '2024-07-01'"
+            f"{zone * _zoned(values)}"
         )
     return times
 

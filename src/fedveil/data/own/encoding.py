@@ -106,8 +106,7 @@ def no_missing(column: TableColumn, role: str) -> TableColumn:
         DataError: values are missing in it.
     """
     if column.absent.any():
-        name = ", or, where NA is a name, read the file so that it stays one (keep_default_na=False of pandas)"
-        raise DataError(f"{_missing(column)}, and it is the {role}: leave these rows out{name * (role == 'client')}")
+        raise DataError(f"{_missing(column)}, and it is the {role}: leave these rows out{column.hint}")
     return column
 
 
@@ -120,29 +119,32 @@ def _one(column: TableColumn, card: TableCard) -> Array:
         )
     if column.name in card.categories:
         return _indicators(column, card.categories[column.name], fill)
-    if column.kind == "text":
-        raise DataError(f"column {column.name!r} {_text_problem(column)}")
+    if column.kind == "text" and (odd := odd_numbers(column)):
+        raise DataError(
+            f"column {column.name!r} {odd}them empty and give a public constant, missing={{{column.name!r}: ...}}; numbers that "
+            f"are names need categories={{{column.name!r}: [...]}}"
+        )
     if column.kind != "number":
-        raise DataError(f"column {column.name!r} {_FIXES[column.kind].format(column.name, column.stored)}")
+        fix = _FIXES["date" if _of_dates(column) else column.kind]
+        raise DataError(f"column {column.name!r} {fix.format(column.name, column.stored)}")
     if isinstance(fill, str):
         raise ConfigError(f"missing[{column.name!r}] = {fill!r}: the column holds numbers, so give a number")
     values = column.values if fill is None else np.where(column.absent, fill, column.values)
     return as_float(values, f"column {column.name!r}")[:, None]
 
 
-def _text_problem(column: TableColumn) -> str:
-    """What to do with texts where numbers are wanted: most are names, some are numbers that are written in another way."""
+def odd_numbers(column: TableColumn) -> str:
+    """How many texts of a column are no numbers, where some are, or seem to be in another way of writing; else empty."""
     texts = column.values[~column.absent].tolist()
     wrong = [text for text in texts if not is_number(text)]
-    if all(_DATE.match(text) for text in texts):
-        return _FIXES["date"].format(column.name)
-    if len(wrong) == len(texts) and not any(re.sub(r"[\W_]", "", text).isdigit() for text in wrong):
-        return _FIXES["text"].format(column.name)
-    return (
-        f"holds {len(wrong)} of {len(texts)} values that are no numbers, which are written as 1234.5: correct them, or leave them "
-        f"empty and give a public constant, missing={{{column.name!r}: ...}}; numbers that are names need "
-        f"categories={{{column.name!r}: [...]}}"
-    )
+    names = len(wrong) == len(texts) and not any(re.sub(r"[\W_]", "", text).isdigit() for text in wrong)
+    if names or _of_dates(column):
+        return ""
+    return f"holds {len(wrong)} of {len(texts)} values that are no numbers, which are written as 1234.5: correct them, or leave "
+
+
+def _of_dates(column: TableColumn) -> bool:
+    return column.kind == "text" and all(_DATE.match(text) for text in column.values[~column.absent].tolist())
 
 
 def _indicators(column: TableColumn, listed: Iterable[Value], fill: Value | None) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from numbers import Real
 from typing import Any, Literal
@@ -21,13 +21,17 @@ Kind = Literal["number", "text", "date", "object"]
 
 @dataclass(frozen=True)
 class TableColumn:
-    """Values of one column; those that are absent are 0 or empty in `values`. stored: the type that the table had."""
+    """Values of one column; those that are absent are 0 or empty in `values`. stored: the type that the table had.
+
+    hint: what may have made a value absent that is none.
+    """
 
     name: str
     kind: Kind
     values: Array
     absent: NDArray[np.bool_]
     stored: str
+    hint: str = ""
 
 
 def names_of(table: Any) -> tuple[str, ...]:
@@ -54,9 +58,10 @@ def names_of(table: Any) -> tuple[str, ...]:
         raise DataError(f"{type(table).__name__} is not a table in memory: {fix}")
     found = tuple(names)
     if not all(isinstance(name, str) for name in found):
-        raise DataError("the names of the columns must be texts: rename them, as df.columns = df.columns.astype(str) does")
+        fix = "rename them, as df.columns = df.columns.astype(str) does"
+        raise DataError(f"the names of the columns must be different texts: {fix}")
     if len(set(found)) < len(found):
-        raise DataError("two columns have one name: rename one of them")
+        raise DataError("the names of the columns must be different texts: rename those that are not")
     return found
 
 
@@ -80,7 +85,9 @@ def column_of(table: Any, name: str) -> TableColumn:
         raise DataError(f"column {name!r} is one {type(series).__name__}: give a value for each row") from None
     if values.ndim != 1:
         return TableColumn(name, "object", values, np.zeros(len(values), np.bool_), f"arrays of shape {values.shape[1:]}")
-    return _sorted_out(name, values, _absent(series, values), stored)
+    found = _sorted_out(name, values, _absent(series, values), stored)
+    pandas = hasattr(series, "isna") and found.kind == "text"
+    return replace(found, hint=", or, where NA is a name, read the file with keep_default_na=False") if pandas else found
 
 
 def _values(series: Any) -> tuple[Array, str]:

@@ -13,7 +13,7 @@ from fedveil.data.origin import Origin
 from fedveil.data.own.cards import TableCard, checked_card
 from fedveil.data.own.casts import Labelled, as_ids, as_targets, as_times
 from fedveil.data.own.drawn_by_item import read_by_row
-from fedveil.data.own.encoding import encoded, feature_layout, no_missing, same_length
+from fedveil.data.own.encoding import encoded, feature_layout, no_missing, odd_numbers, same_length
 from fedveil.data.own.examples import OWN_TEST, LabelledExamples, divided, rule_text, separate
 from fedveil.data.own.frame_columns import column_of, names_of, refuse_unknown
 from fedveil.data.own.own_split import SplitRule
@@ -107,6 +107,8 @@ def _targets(table: Any, card: TableCard) -> Labelled:
             raise DataError(
                 f"column {column.name!r} (the target) holds {column.stored}: give numbers, or text with classes=[...]"
             )
+        if column.kind == "text" and not isinstance(card.classes, tuple) and (odd := odd_numbers(column)):
+            raise DataError(f"column {column.name!r} (the target) {odd}these rows out; labels that are names need classes=[...]")
     if isinstance(card.target, str):
         return as_targets(columns[0].values, card, (card.target,), f"column {card.target!r} (the target)")
     y = np.stack([column.values for column in columns], axis=1)

@@ -83,7 +83,7 @@ def _rows(file: Path, errors: str = "strict") -> Iterator[list[str]]:
                 count += 1
                 yield row
     except UnicodeDecodeError as error:
-        raise DataError(f"{file} is no text in UTF-8 ({error.reason}): save it as CSV in UTF-8") from None
+        raise DataError(f"{file} cannot be read as a table in UTF-8: {error}: save it in UTF-8") from None
     except (OSError, csv.Error) as error:
         raise DataError(f"{file} cannot be read as a table in UTF-8, row {count}: {error}") from None
     if count < 2:
@@ -136,8 +136,8 @@ def _need(file: Path, header: list[str], columns: Collection[str]) -> None:
         if name in header and header.count(name) == 1:
             continue
         raise DataError(
-            f"{file} has {'no' if name not in header else 'more than one'} column {name!r}; it has "
-            f"{', '.join(map(repr, header))}{_likely(name, header)}"
+            f"{file} has {'no' if name not in header else 'more than one'} column {name!r}; it has {', '.join(header)}"
+            f"{'' if name in header else _likely(name, header)}"
         )
 
 

@@ -62,7 +62,7 @@ def items_of(dataset: Any) -> tuple[Any, ...]:
             else f"{name} has no length, or is empty: give a map-style dataset, such as TensorDataset, with at least one example"
         )
     items = items_by_themselves(dataset)
-    if isinstance(items[0], Mapping):
+    if isinstance(items[0], Mapping) and len(items[0]) > 1:
         keys = [str(key) for key in items[0]]
         raise DataError(
             f"the items of the {name} are dicts with {', '.join(keys)}: make pairs (input, target) of them, such as "

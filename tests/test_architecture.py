@@ -138,6 +138,21 @@ def test_matplotlib_is_imported_in_one_room() -> None:
     assert set(users) == {"drawing"}, dict(users)
 
 
+def test_text_is_read_and_written_in_one_encoding_whatever_the_locale() -> None:
+    """By the methods of paths, and by `open` without a b in its mode."""
+    bare = []
+    for path in files_in(SOURCE, ".py"):
+        for call in (node for node in ast.walk(tree(path)) if isinstance(node, ast.Call)):
+            method = isinstance(call.func, ast.Attribute)
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            modes = [one for one in call.args if isinstance(one, ast.Constant) and re.fullmatch(r"[rwxa]\+?t?", str(one.value))]
+            text = method and (name, len(call.args)) in (("read_text", 0), ("write_text", 1))
+            text |= name in ("open", "NamedTemporaryFile") and bool(modes)
+            if text and "encoding" not in {word.arg for word in call.keywords}:
+                bare.append(f"{path.name}:{call.lineno}")
+    assert not bare, bare
+
+
 def test_imports_are_found_wherever_they_stand() -> None:
     modules = {"fedveil", "fedveil.data.load", "fedveil.errors", "fedveil.run.run", "fedveil.tasks.task"}
     text = "from fedveil.data import load\nif True:\n    from fedveil.errors import E\ndef f():\n    import fedveil.run.run, os"

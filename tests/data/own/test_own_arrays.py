@@ -311,7 +311,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "one place": (
         {"y": Y[:, None]},
-        "y holds one integer in a list of its own for each example: give it with one dimension, y[:, 0]",
+        "y holds one integer in a list of its own each: give y[:, 0], or, of a table, the name of the target and no list",
     ),
     "one-hot": (
         {"y": np.eye(3, dtype=int)[np.arange(N) % 3]},

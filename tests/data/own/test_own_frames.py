@@ -260,6 +260,12 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         "column 'age' holds bytes: give one number or text in each row, or leave it out of features",
     ),
+    "digits": (
+        {"age": [str(one) for one in COLUMNS["age"]]},
+        {},
+        "column 'age' holds numbers as text: make numbers of them, as pd.to_numeric does, or list them in categories={'age': "
+        "[...]}",
+    ),
     "an odd target": (
         {"cost": ["?", *map(str, COLUMNS["cost"][1:])]},
         {},

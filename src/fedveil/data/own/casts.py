@@ -229,7 +229,10 @@ def _counted(y: Array, what: str) -> tuple[int, tuple[str, ...]]:
     if y.dtype.kind == "b":
         return 2, ()
     if y.ndim == 2 and y.shape[1] == 1:
-        raise DataError(f"{what} holds one integer in a list of its own for each example: give it with one dimension, y[:, 0]")
+        raise DataError(
+            f"{what} holds one integer in a list of its own each: give y[:, 0], or, of a table, the name of the target "
+            f"and no list"
+        )
     if y.ndim == 2 and bool((np.isin(y, (0, 1)).all(1) & (y.sum(1) == 1)).all()):
         raise DataError(
             f"{what} holds one 1 in each row, which looks one-hot: give the number of the class, y.argmax(1); or classes=0 for a "

@@ -20,6 +20,7 @@ LISTED = 12
 """How many columns of one cast are named one by one."""
 _FIXES = {
     "text": "holds text: list all values that it can have in categories={{{0!r}: [...]}}, or leave it out of features",
+    "digits": "holds numbers as text: make numbers of them, as pd.to_numeric does, or list them in categories={{{0!r}: [...]}}",
     "date": "holds dates: give a number, such as days since a public date, or leave it out of features",
     "object": "holds {1}: give one number or text in each row, or leave it out of features",
 }
@@ -125,7 +126,8 @@ def _one(column: TableColumn, card: TableCard) -> Array:
             f"are names need categories={{{column.name!r}: [...]}}"
         )
     if column.kind != "number":
-        fix = _FIXES["date" if _of_dates(column) else column.kind]
+        digits = column.kind == "text" and all(map(is_number, column.values[~column.absent].tolist()))
+        fix = _FIXES["digits" if digits else "date" if _of_dates(column) else column.kind]
         raise DataError(f"column {column.name!r} {fix.format(column.name, column.stored)}")
     if isinstance(fill, str):
         raise ConfigError(f"missing[{column.name!r}] = {fill!r}: the column holds numbers, so give a number")
@@ -138,7 +140,7 @@ def odd_numbers(column: TableColumn) -> str:
     texts = column.values[~column.absent].tolist()
     wrong = [text for text in texts if not is_number(text)]
     names = len(wrong) == len(texts) and not any(re.sub(r"[\W_]", "", text).isdigit() for text in wrong)
-    if names or _of_dates(column):
+    if names or not wrong or _of_dates(column):
         return ""
     return f"holds {len(wrong)} of {len(texts)} values that are no numbers, which are written as 1234.5: correct them, or leave "
 

@@ -39,12 +39,23 @@ def verify_run(path: str | Path, *, pin: str | None = None, on_step: Callable[[i
         _check_ends(findings, ledger, pin)
         _check_files(findings, run, ledger)
         _check_numbers(findings, run, ledger, spent, files)
+        _name_the_rest(findings, files["config.toml"]["data"])
     except (OSError, NotImplementedError) as problem:
         findings.append(Finding("unknown", "run", f"not everything can be read, or computed here ({problem})"))
     except Exception as problem:  # whatever files of a stranger may cause
         findings.append(Finding("contradicted", "run", f"not what a run writes ({type(problem).__name__}: {problem})"))
     findings.extend(Finding("trust", subject, text) for subject, text in _TRUST.items())
     return Verification(tuple(findings), ledger.closing_digest)
+
+
+def _name_the_rest(findings: Findings, data: dict[str, Any]) -> None:
+    """What leaves the clients of a Flower app beside the releases."""
+    if data["name"] == "flower-app":
+        asked = "that the app asked its clients nothing by messages of its own, which they answer without noise: whoever wrote it"
+        findings.append(Finding("trust", "outside the strategy", asked))
+        if data.get("partition", {}).get("evaluate"):
+            left = "clients evaluate: what they answer (metrics) leaves without clip or noise, and no number above covers it"
+            findings.append(Finding("trust", "evaluation", left))
 
 
 def _check_ends(findings: Findings, ledger: LedgerFile, pin: str | None) -> None:

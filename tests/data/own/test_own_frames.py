@@ -410,6 +410,11 @@ def test_refusals_of_tables() -> None:
     for table, wanted in (
         (Lazy(), "Lazy is not a table in memory: call its collect() first"),
         ([1, 2], "list is not a table in memory: give a DataFrame of pandas or polars, or a dict of arrays"),
+        (
+            {**lonely, "age": np.ma.array([1.0], mask=[True])},
+            "column 'age' has 1 missing value: give a public constant that stands for them, missing={'age': ...}, or leave these "
+            "rows out",
+        ),
         (lonely[:0], "the table has no rows: give at least one for training and one for testing"),
         ({**lonely, "nights": [1, 2]}, "column 'age' has 1 values, and 'nights' has 2: give one for each row"),
         (

@@ -113,9 +113,10 @@ def _objects(listed: list[Any]) -> Array:
 
 def _absent(series: Any, values: Array) -> NDArray[np.bool_]:
     """Where a value is missing: what the table says, and NaN, None and NaT."""
-    found = np.array([_is_missing(one) for one in values.tolist()], dtype=np.bool_)
-    if values.dtype.kind in "Mm":
-        found = np.isnat(values)
+    if values.dtype.kind in "fMm" and not isinstance(values, np.ma.MaskedArray):
+        found = np.isnan(values) if values.dtype.kind == "f" else np.isnat(values)
+    else:
+        found = np.array([_is_missing(one) for one in values.tolist()], dtype=np.bool_)
     for method in ("isna", "is_null"):
         if hasattr(series, method):
             return found | np.asarray(getattr(series, method)(), dtype=np.bool_)

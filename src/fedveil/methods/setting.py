@@ -44,7 +44,8 @@ class Setting:
     Args:
         clients: N. cohort: n, clients a round (expected number under Poisson sampling). rounds: T.
         sampling: `fixed`, n of N without replacement; `poisson`, each client joins with probability n / N.
-        records: nominal examples per client, |D| / N. layout: of the flat model; its dimension is d.
+        records: nominal examples per client, |D| / N; 0 where only the data tell (see `known_records`).
+        layout: of the flat model; its dimension is d.
         epsilon, delta: the target, or epsilon None. noise_multiplier: z, noise std / clip of what is released, once known.
         example_clip: per-example L2 clip when local training is DP-SGD (record level), else None.
         min_survivors: noisy uploads that the sum of a round is guaranteed to hold. colluders: of which c belong to the adversary.
@@ -120,7 +121,22 @@ class Setting:
     @property
     def steps(self) -> int:
         """K, local steps a round of a client with the nominal number of examples."""
-        return self.local.steps_for(self.records)
+        return self.local.steps_for(1 if self.local.steps is not None else self.known_records)
+
+    @property
+    def known_records(self) -> int:
+        """`records`, at least 1.
+
+        Raises:
+            ConfigError: the configuration does not tell it.
+        """
+        if not self.records:
+            raise ConfigError(
+                "how many examples a client has depends on how the files of these data were prepared, and the noise or the claim "
+                "of this configuration follows from it: give data.partition.examples_per_client, hand the data over, as in "
+                "fv.certify(config, data=...), or read the statement of the run"
+            )
+        return self.records
 
     @property
     def sharers(self) -> int:
@@ -157,7 +173,7 @@ class Setting:
         """The DP-SGD plan of one round, the same for every client: rate and steps come from the nominal size."""
         if self.example_clip is None:
             return None
-        records = max(self.records, 1)
+        records = self.known_records
         rate = min(1.0, self.local.batch_size / records)
         expected = rate * records
         cap = max(records, min(100 * records, 2**17))

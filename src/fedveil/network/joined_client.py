@@ -183,5 +183,5 @@ class JoinedClient:
         path = self.folder / "runs" / run / "offer.json"
         if not path.exists():
             return None
-        kept = json.loads(path.read_text())
+        kept = json.loads(path.read_text(encoding="utf-8"))
         return Offer(kept["run"], kept["client"], kept["config"])

@@ -47,6 +47,7 @@ from fedveil.models.probe import fill_caches, needs_pairs
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
+from fedveil.tasks.task import Task
 from fedveil.training.kept_state import KeptState
 from fedveil.training.local import HasPersonalModel, Objective, Trained
 from fedveil.training.params import FlatModel
@@ -54,7 +55,6 @@ from fedveil.training.params import FlatModel
 if TYPE_CHECKING:
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
-    from fedveil.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,9 @@ def _kept(method: Method, task: Task, local_training: Objective) -> tuple[KeptSt
 
 
 def check_targets(task: Task, dataset: Dataset) -> None:
-    """An error where targets have values that the task has no meaning for."""
+    """An error where targets are of another kind, or have values that the task has no meaning for."""
+    if type(task).wrong_targets is not Task.wrong_targets:  # which reads targets of the right shape and type
+        task.check(dataset.info)
     for split, target in (("train", dataset.y_train), ("test", dataset.y_test)):
         if wrong := task.wrong_targets(target):
             raise DataError(f"{dataset.info.name}, {split} split: task.name = {task.name!r} cannot learn from {wrong}")

@@ -30,7 +30,7 @@ _SHOWN = 8
 
 def units(s: Setting) -> int:
     """How many units of privacy there are: clients, or records of all clients."""
-    return s.clients if s.scope.unit is Unit.CLIENT else s.clients * max(s.records, 1)
+    return s.clients if s.scope.unit is Unit.CLIENT else s.clients * s.known_records
 
 
 def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> tuple[Assumption, ...]:

@@ -163,7 +163,7 @@ def _nominal(config: Config, known: Population, *, by_program: bool) -> tuple[fl
     natural, given = isinstance(options, Users), getattr(options, "examples_per_client", None) is not None
     if given and not by_program:
         return known.records, known.records
-    if not known.data.train_size:  # it depends on how the files were prepared
+    if not known.records:  # it depends on how the files were prepared
         return 0, math.inf
     if by_program or sized_by_labels(options) or (natural and known.clients < known.data.users):
         together = known.data.train_size + known.data.test_size * natural

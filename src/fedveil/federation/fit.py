@@ -14,7 +14,7 @@ import torch
 
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError
 from fedveil.federation.before_round import released as released_before
-from fedveil.federation.evaluate import evaluate
+from fedveil.federation.evaluate import evaluate, public_statistics
 from fedveil.federation.final_model import average_in
 from fedveil.federation.history import Record
 from fedveil.federation.measures import evaluation_figures, method_measures, release_measures
@@ -99,6 +99,8 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
         record.update(release_measures(federation, uploads, outcomes), update_norm=moved)
         record.update(evaluation_figures(federation, shown, len(uploads)))
     average_in(federation, progress)
+    if uploads and all(u.buffers is None for u in uploads):
+        progress.buffers = public_statistics(federation, progress)
     record.update(method_measures(federation, progress, present))
     before = progress.history[-1].get("cumulative_noise_norm") if progress.history else 0.0
     if before is not None and (not uploads or "noise_norm" in record):

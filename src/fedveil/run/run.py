@@ -16,7 +16,7 @@ from fedveil.engines.device import GPU
 from fedveil.engines.select_engine import engine, place, settled
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.checkpoint import Checkpoints
-from fedveil.federation.final_model import final_model
+from fedveil.federation.evaluate import handed_over
 from fedveil.federation.fit import fit
 from fedveil.federation.history import Columns, Record, declared, hidden
 from fedveil.federation.progress import Federation, Progress, start
@@ -227,13 +227,12 @@ def _train(
     finally:
         if isinstance(job.context.door.ledger, BudgetedLedger):
             job.context.door.ledger.close()
-    model = job.context.model.to("cpu")
-    model.load(last := final_model(progress))
-    model.load_buffers(job.context.buffers if progress.buffers is None else progress.buffers)  # not those of the last client
+    model = handed_over(job, progress).to("cpu")
+    model.eval()
     result = Result(model, progress.history, begun.statement, path, ended, columns=columns, selection_score=score)
     with _safe(begun):
         write_history(path, progress.history, layout, columns)
-        rundir.write_model(path / "model.safetensors", last, layout)
+        rundir.write_model(path / "model.safetensors", model.saved())
         whole, shown = summaries(result, begun.run, columns)
         rundir.write_json(rundir.private_folder(path) / "summary.json", whole)
         summary = rundir.json_text(shown).encode()

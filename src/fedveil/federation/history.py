@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,16 @@ COLUMNS = (
     Column("seconds", "Time", "seconds a round", "lower"),
 )
 """What every round can have; methods add their own (see `HasMetrics`), which are private unless they are declared public."""
+
+
+ALL_FAILED = "every client of a round failed"
+"""How the reason begins for which a simulation ends after such a round."""
+
+
+def all_failed(row: Mapping[str, Any]) -> bool:
+    """Return whether every client of the round failed, as far as the process that trained them knows."""
+    failed, loss = row.get("failed") or 0, row.get("train_loss")
+    return failed > 0 and failed >= row.get("participants", 0) and (loss is None or math.isnan(loss))
 
 
 def of_task(task: Task) -> tuple[Column, ...]:

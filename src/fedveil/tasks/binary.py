@@ -35,6 +35,7 @@ class Binary(Task):
     )
     loss_unit: ClassVar = "cross-entropy"
     output_form: ClassVar = "[n, 1], the logit of class 1"
+    trivial_answer: ClassVar = "an order by chance"
 
     name: Literal["binary"] = "binary"
     positive_weight: float = Field(1.0, gt=0, allow_inf_nan=False)
@@ -70,6 +71,10 @@ class Binary(Task):
             "balanced_accuracy": found["recall"],
             "majority": found["majority"],
         }
+
+    def trivial(self, target: Tensor) -> float | None:
+        """Return the AUC of an order by chance; None where all examples are of one class."""
+        return None if bool((target == target[0]).all()) else 0.5
 
     def client_scores(self, offsets: NDArray[np.int64], *evidence: Tensor) -> list[float | None]:
         """The AUC by client; None where all its examples are of one class."""

@@ -32,6 +32,7 @@ class Classification(Task):
     )
     loss_unit: ClassVar = "cross-entropy"
     output_form: ClassVar = "[n, C], a score for each class"
+    trivial_answer: ClassVar = "always the commonest class"
 
     name: Literal["classification"] = "classification"
     class_weights: tuple[Weight, ...] | None = None
@@ -60,6 +61,10 @@ class Classification(Task):
 
         output, target = evidence
         return {**class_scores(output.argmax(1), target, output.shape[1]), "auc": macro_auc(output.softmax(1), target)}
+
+    def trivial(self, target: Tensor) -> float:
+        """Return the accuracy of always the commonest class."""
+        return float(target.bincount().max()) / len(target)
 
     def client_scores(self, offsets: NDArray[np.int64], *evidence: Tensor) -> list[float | None]:
         """Accuracy by client."""

@@ -33,6 +33,7 @@ class Segmentation(Task):
     )
     loss_unit: ClassVar = "cross-entropy and Dice loss"
     output_form: ClassVar = "[n, C, H, W], a score for each class at each place"
+    trivial_answer: ClassVar = "always the commonest class"
 
     name: Literal["segmentation"] = "segmentation"
     cross_entropy: float = Field(1.0, ge=0, allow_inf_nan=False)
@@ -94,3 +95,8 @@ class Segmentation(Task):
             "pixel_accuracy": float(right.sum() / places),
             "majority": float(actual.max() / places),
         }
+
+    def trivial(self, target: Tensor) -> float | None:
+        """Return the mean IoU of always the commonest class; None where no place counts."""
+        counts = target[target != IGNORED].bincount()
+        return float(counts.max() / counts.sum() / (counts > 0).sum()) if len(counts) else None

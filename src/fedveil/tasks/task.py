@@ -29,13 +29,14 @@ class Task(BaseModel):
     A loss that is no mean over examples overrides `loss` instead, and has no record-level privacy. Neither may keep anything
     from one call to the next.
     metrics: what `scores` returns, declared; runs are compared by the first. loss_unit: beside the axis of the loss.
-    output_form: what the network has to give, in words.
+    output_form: what the network has to give, in words. trivial_answer: what `trivial` scores, in words.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     metrics: ClassVar[tuple[Column, ...]] = ()
     loss_unit: ClassVar[str] = "loss"
     output_form: ClassVar[str] = ""
+    trivial_answer: ClassVar[str] = "an answer that is the same for all"
 
     name: str
 
@@ -95,6 +96,13 @@ class Task(BaseModel):
     def scores(self, *evidence: Tensor) -> Mapping[str, float]:
         """The metrics by name, from what `evidence` kept of at least one example."""
         return {}
+
+    def trivial(self, target: Tensor) -> float | None:
+        """Return the main metric of the best answer that is the same for every example of a test with these targets [n, ...].
+
+        A run whose score is no better says so. None, the default, compares with nothing.
+        """
+        return None
 
     def client_scores(self, offsets: NDArray[np.int64], *evidence: Tensor) -> list[float | None]:
         """The main metric of each client, whose examples are offsets[i] to offsets[i + 1]; None where it has none."""

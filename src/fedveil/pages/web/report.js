@@ -100,7 +100,7 @@
     const unfinished = g.ended
       .filter((why) => why !== "after its last round")
       .map((why) => (why === "unfinished" ? `The run has not finished: ${Math.max(...g.rounds)} of ${g.planned} rounds.` : `Ended early: ${why}`));
-    const all = [...(g.statement?.warnings ?? []), ...(g.statement?.contradictions ?? []), ...unfinished];
+    const all = [...(g.statement?.warnings ?? []), ...g.warnings, ...(g.statement?.contradictions ?? []), ...unfinished];
     return all.map((text) => el("p.warning", {}, several ? `${g.name}: ${text}` : text));
   }
 

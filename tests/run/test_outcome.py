@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import fedveil as fv
 from fedveil.cli.app import app
+from fedveil.configuration.config import Config
 from fedveil.errors import ConfigError
 from fedveil.ledger.ledger import Ledger
 from fedveil.pages.report import write_report
@@ -32,7 +33,7 @@ def prices(path: Path, scale: float) -> Path:
     return path
 
 
-def config(file: Path, **sections: Any) -> fv.Config:
+def config(file: Path, **sections: Any) -> Config:
     chosen: dict[str, Any] = {
         "data": {"source": {"file": str(file), "target": "price", "client": "c", "features": ["size"], **SIZES}},
         "model": {"name": "linear"},

@@ -42,6 +42,7 @@ from fedveil.statement.public_values import TOGETHER, public_values
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_json import to_dict
 from fedveil.statement.statement_markdown import to_markdown
+from fedveil.training.cores import process_state
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from fedveil.federation.engine import Engine
 
 
+@process_state()
 def run(
     config: Config,
     out: str | Path | None = None,
@@ -88,6 +90,7 @@ def run(
     return run_prepared(config, prepared, out, on_round, resume=resume, track=track)
 
 
+@process_state()
 def run_prepared(
     config: Config,
     prepared: Prepared,

@@ -262,9 +262,8 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
     source: GradientSource = BatchGradient(context.task)
     dp_sgd = None if executed is None else executed.dp_sgd
     if dp_sgd is not None:
-        source = PerExampleGradient(
-            dp_sgd, context.randomness, (t, task.client), partial(per_example_gradients, losses_of=context.task.losses)
-        )
+        gradients = partial(per_example_gradients, losses_of=context.task.losses)
+        source = PerExampleGradient(dp_sgd, context.randomness, (t, task.client), gradients, context.task)
     local = Local(
         model,
         task.released.model.to(device, copy=True),

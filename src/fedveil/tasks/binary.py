@@ -11,7 +11,7 @@ from pydantic import Field
 from fedveil.data.catalogue import Info
 from fedveil.errors import ConfigError
 from fedveil.tasks.column import ACCURACY, Column
-from fedveil.tasks.task import Task, need_classes
+from fedveil.tasks.task import Task, need_classes, weights_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,6 +49,15 @@ class Binary(Task):
     def outputs(self, info: Info) -> int:
         """One logit."""
         return 1
+
+    @property
+    def largest_weight(self) -> float:
+        """That of both classes."""
+        return max(1.0, self.positive_weight)
+
+    def example_weights(self, target: Tensor) -> Tensor | None:
+        """Return the weight of each example's class."""
+        return None if self.positive_weight == 1 else weights_of((1.0, self.positive_weight), target)[target]
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """Binary cross-entropy, times the weight of class 1 where it is the target."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedveil.data.catalogue import Info
 from fedveil.tasks.column import ACCURACY, Column
-from fedveil.tasks.task import Task, Weight, need_classes, need_weights
+from fedveil.tasks.task import Task, Weight, need_classes, need_weights, weights_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +41,15 @@ class Classification(Task):
         """One class an example, and a weight for each class where there are any."""
         need_classes(self.name, info)
         need_weights("class_weights", self.class_weights, info, "classes", info.classes)
+
+    @property
+    def largest_weight(self) -> float:
+        """That of all classes."""
+        return max(self.class_weights or (1.0,))
+
+    def example_weights(self, target: Tensor) -> Tensor | None:
+        """Return the weight of each example's class."""
+        return None if self.class_weights is None else weights_of(self.class_weights, target)[target]
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy, times the weight of the class."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
 from fedveil.data.catalogue import IGNORED, Info
 from fedveil.errors import ConfigError
 from fedveil.tasks.column import Column
-from fedveil.tasks.task import Evidence, Task, Weight, need_classes, need_weights
+from fedveil.tasks.task import Evidence, Task, Weight, need_classes, need_weights, weights_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+Weighed = TypeVar("Weighed", float, "Tensor")
 
 
 class Segmentation(Task):
@@ -51,6 +54,22 @@ class Segmentation(Task):
         """A picture of classes, and a weight for each class where there are any."""
         need_classes(self.name, info, 2)
         need_weights("class_weights", self.class_weights, info, "classes", info.classes)
+
+    @property
+    def largest_weight(self) -> float:
+        """That of an example of the class that weighs most; the Dice loss weighs 1."""
+        return self._with_dice(max(self.class_weights or (1.0,)))
+
+    def example_weights(self, target: Tensor) -> Tensor | None:
+        """Return the mean weight of each example's places; how its places weigh against each other is in its gradient."""
+        if self.class_weights is None:
+            return None
+        known = (target != IGNORED).flatten(1)
+        each = weights_of(self.class_weights, target)[target.where(target != IGNORED, 0)].flatten(1)
+        return self._with_dice((each * known).sum(1) / known.sum(1).clamp_min(1))
+
+    def _with_dice(self, weight: Weighed) -> Weighed:
+        return (self.cross_entropy * weight + self.dice) / (self.cross_entropy + self.dice)
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """The weighted sum of both."""

@@ -58,6 +58,11 @@ class Task(BaseModel):
         return {key: value for key, value in values.items() if not isinstance(value, str | bool | None)}
 
     @property
+    def largest_weight(self) -> float:
+        """The largest number that `example_weights` gives for any target; public."""
+        return 1.0
+
+    @property
     def main(self) -> Column:
         """The metric by which runs are compared; the loss where a task has no other."""
         return self.metrics[0] if self.metrics else Column("loss", "Loss", self.loss_unit, "lower")
@@ -80,6 +85,13 @@ class Task(BaseModel):
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """The loss of each example [n], from what the network gives [n, ...] and the targets [n, ...]."""
         raise ConfigError(f"task.name = {self.name!r} has no loss for each example: {type(self).__qualname__} lacks `losses`")
+
+    def example_weights(self, target: Tensor) -> Tensor | None:
+        """Return by how much `losses` weights each example [n], from its own target alone, or None where all count the same.
+
+        DP-SGD takes these weights out of the clip, which would cut them off.
+        """
+        return None
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """The loss of a batch, one number."""
@@ -149,3 +161,10 @@ def need_weights(key: str, weights: Sequence[float] | None, info: Info, what: st
     """Refuse weights, where there are any, that are not one for each of the data's `count` classes or labels."""
     if weights is not None and len(weights) != count:
         raise ConfigError(f"task.{key} has {len(weights)} weights; {info.name} has {count} {what}: give one each")
+
+
+def weights_of(weights: Sequence[float], target: Tensor) -> Tensor:
+    """Return public weights as a tensor in float64, where the targets are."""
+    import torch
+
+    return torch.tensor(weights, dtype=torch.float64, device=target.device)

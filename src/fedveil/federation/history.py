@@ -40,6 +40,8 @@ COLUMNS = (
     Column("noise_norm", "Expected noise", "L2 norm", public=True),
     Column("layer_noise_std", "Noise", "noise std per coordinate", kind="layer", public=True),
     Column("clip", "Clip norm", public=True),
+    Column("example_clip", "Clip norm of each example's gradient", public=True),
+    Column("expected_batch", "Expected batch", "examples a step", public=True),
     Column("coordinates", "Coordinates sent", "coordinates an upload", public=True),
     Column("uplink_bytes", "Sent to the server", "bytes a round", "lower", public=True),
     Column("layer_clip", "Clip norm", kind="layer", public=True),
@@ -87,7 +89,7 @@ _NOISED = ("noise_norm", "cumulative_noise_norm", "layer_noise_std")
 """What tells it too, where each client brings noise of its own."""
 _PARTS = ("by_client", "failures")
 """What a record holds besides columns."""
-_PLANNED = (*_NOISED, "clip", "layer_clip", "coordinates", "uplink_bytes")
+_PLANNED = (*_NOISED, "clip", "layer_clip", "example_clip", "expected_batch", "coordinates", "uplink_bytes")
 """What is chosen by a plan."""
 
 

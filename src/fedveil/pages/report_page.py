@@ -46,10 +46,18 @@ def page_values(
     return {
         "runs": len(runs),
         "groups": shown,
+        "metrics": _metrics(shown),
         "charts": charts,
         "one_scope": next(iter(scopes)) if len(scopes) == 1 else None,
         "verification": outcome_values(checked or {}),
     }
+
+
+def _metrics(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The main metrics of the page's groups, each with the places of those that have it: others are not compared by it."""
+    mains = [group["main"] for group in groups]
+    different = [main for i, main in enumerate(mains) if main not in mains[:i]]
+    return [{**main, "groups": [i for i, other in enumerate(mains) if other == main]} for main in different]
 
 
 def _group(

@@ -58,10 +58,11 @@ def _nobody_trains(federation: Federation, progress: Progress) -> str:
     """Return why no further round is charged after one in which every client failed, or an empty string.
 
     A round of a single client tells of one client only, so it counts where all before it failed, too. Over machines the server
-    does not learn who failed. A run that is chosen among others goes on: how many rounds it has would tell about the data.
+    does not learn who failed. A run that is chosen among others goes on, since how many rounds it has would tell about the
+    data; and one with `min_survivors`, which says what a round needs.
     """
-    history = progress.history
-    if not history or not all_failed(history[-1]) or federation.setting.selection is not None:
+    history, s = progress.history, federation.setting
+    if not history or not all_failed(history[-1]) or s.selection is not None or s.min_survivors is not None:
         return ""
     if history[-1]["failed"] == 1 and not (len(history) > 1 and all(map(all_failed, history))):
         return ""

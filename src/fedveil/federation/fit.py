@@ -14,9 +14,9 @@ import torch
 
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError
 from fedveil.federation.before_round import released as released_before
-from fedveil.federation.evaluate import evaluate
+from fedveil.federation.evaluate import evaluate, public_statistics
 from fedveil.federation.final_model import average_in
-from fedveil.federation.history import Record
+from fedveil.federation.history import ALL_FAILED, Record, all_failed
 from fedveil.federation.measures import evaluation_figures, method_measures, release_measures
 from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import ClientTask, Outcome, planned, summed
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def fit(federation: Federation, engine: Engine, progress: Progress, after_round: Callable[[Progress], None] | None = None) -> str:
-    """Train until the last round or until the budget is spent; `progress` is advanced in place.
+    """Train until the last round, until the budget is spent, or until all fail; `progress` is advanced in place.
 
     Returns:
         Why the run ended before its last round, or an empty string.
@@ -43,6 +43,8 @@ def fit(federation: Federation, engine: Engine, progress: Progress, after_round:
         while progress.round < federation.setting.rounds:
             if len(progress.spent) == federation.setting.clients:
                 return "every client's budget is spent: stop with the last model, or plan more noise next time"
+            if reason := _nobody_trains(federation, progress):
+                return reason
             try:
                 one_round(federation, engine, progress)
             except BudgetExhausted as end:
@@ -50,6 +52,21 @@ def fit(federation: Federation, engine: Engine, progress: Progress, after_round:
             if after_round is not None:
                 after_round(progress)
     return ""
+
+
+def _nobody_trains(federation: Federation, progress: Progress) -> str:
+    """Return why no further round is charged after one in which every client failed, or an empty string.
+
+    A round of a single client tells of one client only, so it counts where all before it failed, too. Over machines the server
+    does not learn who failed. A run that is chosen among others goes on, since how many rounds it has would tell about the
+    data; and one with `min_survivors`, which says what a round needs.
+    """
+    history, s = progress.history, federation.setting
+    if not history or not all_failed(history[-1]) or s.selection is not None or s.min_survivors is not None:
+        return ""
+    if history[-1]["failed"] == 1 and not (len(history) > 1 and all(map(all_failed, history))):
+        return ""
+    return f"{ALL_FAILED}, in round {history[-1]['round']}: the reasons are in private/failures.csv"
 
 
 @contextmanager
@@ -118,6 +135,8 @@ def answered(
         record.update(release_measures(federation, uploads, outcomes), update_norm=moved)
         record.update(evaluation_figures(federation, shown, len(uploads)))
     average_in(federation, progress)
+    if uploads and all(u.buffers is None for u in uploads):
+        progress.buffers = public_statistics(federation, progress)
     record.update(method_measures(federation, progress, present))
     before = progress.history[-1].get("cumulative_noise_norm") if progress.history else 0.0
     if before is not None and (not uploads or "noise_norm" in record):

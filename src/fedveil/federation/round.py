@@ -101,8 +101,8 @@ class ClientTask:
     """One client's part in one round.
 
     `common` is the plan of the round when its uploads are summed before anyone sees them; otherwise the client plans for itself
-    from `policy_state`, which holds only what it released before. `private` never leaves the client. `buffers` are the global
-    batch statistics, in runs where these are released at all.
+    from `policy_state`, which holds only what it released before. `private` never leaves the client. `buffers` are the batch
+    statistics of the global model, where they are not those of its start: released, or estimated on public examples.
     """
 
     client: int
@@ -260,19 +260,15 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
     x, y = (part[:0] if on_nothing else part for part in context.clients.examples(task.client))
     t = task.released.round
     model, device = context.model, context.model.vector.device
-    model.load_buffers(task.buffers if task.buffers is not None else task.private.get("buffers", context.buffers))
     counts = {} if on_nothing else evaluated(context, task)
+    model.load_buffers(task.buffers if task.buffers is not None else task.private.get("buffers", context.buffers))
     executed = copied(plan, device) if isinstance(plan, Plan) else None
     source: GradientSource = BatchGradient(context.task)
     dp_sgd = None if executed is None else executed.dp_sgd
     if dp_sgd is not None:
-        source = PerExampleGradient(
-            dp_sgd,
-            context.randomness,
-            (t, task.client),
-            partial(per_example_gradients, losses_of=context.task.losses_in_full),
-            rehearsal=context.rehearsal,
-        )
+        gradients = partial(per_example_gradients, losses_of=context.task.losses_in_full)
+        key, rehearsal = (t, task.client), context.rehearsal
+        source = PerExampleGradient(dp_sgd, context.randomness, key, gradients, context.task, rehearsal=rehearsal)
     local = Local(
         model,
         task.released.model.to(device, copy=True),
@@ -311,7 +307,8 @@ def evaluated(context: Context, task: ClientTask) -> dict[str, Tensor]:
         return {}
     x, y = (part[: context.evaluation.examples] for part in context.tests.examples(task.client))
     context.model.load(task.released.model)
-    return {COUNTS: evaluation_counts(context.task, context.model, x, y, task.buffers is None)}
+    context.model.load_buffers(context.buffers if task.buffers is None else task.buffers)
+    return {COUNTS: evaluation_counts(context.task, context.model, x, y)}
 
 
 def _check_kept(state: Any, noise_power: Any, layers: int) -> None:

@@ -118,7 +118,7 @@ def certify(
         views=_claimed(method, s, views),
         assumptions=tuple(dict.fromkeys(assumed)),
         not_protected=caveats.not_protected(method, s, own, batch_norm=batch_norm),
-        warnings=(*caveats.warnings(s, own, seeded_noise=seeded_noise), *beside),
+        warnings=(*caveats.warnings(method, s, own, seeded_noise=seeded_noise, batch_norm=batch_norm), *beside),
         notes=caveats.notes(method, s, own, released[s.scope.view], memoryless=memoryless),
         learnability=_learnability(method, s, own.epsilon),
         groups=_groups(method, s),

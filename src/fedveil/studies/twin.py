@@ -32,6 +32,7 @@ from fedveil.run.data_card import HandedOver, prepared_again
 from fedveil.run.history_files import write_history
 from fedveil.run.rehearsal import rehearsed_model
 from fedveil.studies.grid.cell import engine_of
+from fedveil.training.cores import process_state
 
 if TYPE_CHECKING:
     from fedveil.data.dataset import Dataset
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 Change = Literal["labels", "record", "absent"]
 
 
+@process_state()
 def twin_sensitivity(
     config: Config | str | Path,
     client: int,
@@ -68,6 +70,7 @@ def twin_sensitivity(
     return twin_runs(config, client, change, data=data, partition=partition)[0]
 
 
+@process_state()
 def twin_runs(
     config: Config | str | Path,
     client: int,
@@ -85,6 +88,7 @@ def twin_runs(
     return _twins(_seeded(config), prepared, neighbour(prepared, client, change), on_round)
 
 
+@process_state()
 def twin_directory(
     config: Config, client: int, change: Change, out: Path, on_round: Callable[[Record], None] | None = None
 ) -> Path:

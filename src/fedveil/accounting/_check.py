@@ -46,11 +46,12 @@ def at_least(name: str, value: int, least: int) -> int:
     return int(value)
 
 
-def vector(name: str, values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """`values` as a non-empty one-dimensional array of finite numbers >= 0, else ConfigError."""
+def vector(name: str, values: Sequence[float] | NDArray[np.float64], *, finite: bool = True) -> NDArray[np.float64]:
+    """`values` as a non-empty one-dimensional array of numbers >= 0, infinite ones only if not `finite`, else ConfigError."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or array.size == 0:
         raise ConfigError(f"{name} must be a non-empty list of numbers, got shape {array.shape}")
-    if not np.all(np.isfinite(array)) or np.any(array < 0):
-        raise ConfigError(f"{name} must hold finite numbers >= 0, got {array[~(np.isfinite(array) & (array >= 0))][:3].tolist()}")
+    allowed = (array >= 0) & (np.isfinite(array) | (not finite))
+    if not allowed.all():
+        raise ConfigError(f"{name} must hold {'finite ' * finite}numbers >= 0, got {array[~allowed][:3].tolist()}")
     return array

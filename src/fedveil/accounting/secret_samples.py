@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedveil.accounting import pld, seen_count, subsampled, swapped_pairs, user_records
 from fedveil.accounting.types import (
+    LARGEST,
     Adjacency,
     Event,
     FixedSampleGaussian,
@@ -81,7 +82,7 @@ def release(event: SecretSample, count: int) -> pld.Release:
 
 def releases(mu: float, sampled: Counter[SecretSample]) -> list[pld.Release]:
     """What `split` returned, for composition by loss distributions."""
-    plain: list[pld.Release] = [pld.Sampled(1.0, 1 / mu, 1)] if mu > 0 else []
+    plain: list[pld.Release] = [pld.Sampled(1.0, 1 / max(mu, 1 / LARGEST), 1)] if mu > 0 else []
     return plain + [release(event, count) for event, count in sampled.items()]
 
 

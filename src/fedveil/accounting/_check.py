@@ -1,14 +1,29 @@
-"""Argument checks shared by the theorems: NaN, infinite and out-of-range values are refused, never corrected."""
+"""Shared by the theorems: NaN, infinite and out-of-range values are refused, never corrected; numpy computes by its defaults."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.errors import ConfigError
+
+_Arguments, _Result = ParamSpec("_Arguments"), TypeVar("_Result")
+
+
+def numpy_defaults(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """The function under numpy's default treatment of floating-point errors, whatever a program has set with `np.seterr`."""
+
+    @wraps(function)
+    def computed(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        with np.errstate(all="warn", under="ignore"):
+            return function(*args, **kwargs)
+
+    return computed
 
 
 def non_negative(name: str, value: float) -> float:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.accounting._check import at_least, non_negative, positive, vector
+from fedveil.accounting._check import at_least, non_negative, numpy_defaults, positive, vector
 from fedveil.errors import ConfigError
 
 _Numbers = Sequence[float] | NDArray[np.float64]
@@ -41,6 +41,7 @@ def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.log(values, out=np.full_like(values, -np.inf), where=values > 0)
 
 
+@numpy_defaults
 def final_mu(
     rhos: _Numbers,
     gammas: _Numbers,
@@ -114,6 +115,7 @@ def _best_start(widths: list[float], heights: list[float], starts: list[float]) 
     return best
 
 
+@numpy_defaults
 def final_mu_constant(
     rho: float,
     gamma: float,
@@ -142,7 +144,9 @@ def final_mu_constant(
     diameter = _size(diameter)
     if rounds == 0 or gamma == 0:
         return 0.0
-    common = rounds * (gamma * gamma) if rho >= 1 else (gamma * gamma) * _exp(2 * _log_sum(rho, rounds) - _log_sum(rho * rho, rounds))
+    common = (
+        rounds * (gamma * gamma) if rho >= 1 else (gamma * gamma) * _exp(2 * _log_sum(rho, rounds) - _log_sum(rho * rho, rounds))
+    )
     best = common
     if math.isfinite(diameter) and rounds > 1:
         n = np.arange(1, rounds, dtype=np.float64)

@@ -86,6 +86,18 @@ def releases(mu: float, sampled: Counter[SecretSample]) -> list[pld.Release]:
     return plain + [release(event, count) for event, count in sampled.items()]
 
 
+def one_release_delta(event: SecretSample, epsilon: float, adjacency: Adjacency | None) -> float:
+    """delta at epsilon of one release with a rate in (0, 1), in closed form; the worse direction."""
+    z, pair = event.noise_multiplier, adjacency or Adjacency.ZERO_OUT
+    if isinstance(event, SampledGaussian):
+        return subsampled.one_release_delta(event.rate, z, epsilon, adjacency)
+    if isinstance(event, UserRecordsGaussian):
+        return user_records.one_release_delta(event, epsilon, adjacency)
+    if isinstance(event, FixedSampleGaussian):
+        return max(seen_count.fixed_sample_delta(rate_of(event), z, epsilon, pair))
+    return max(seen_count.seen_count_delta(event.clients, event.rate, z, epsilon, pair))
+
+
 def is_amplified(event: Event) -> bool:
     """Whether an accountant credits the event with amplification by sampling: a rate above 0 and below 1."""
     return not isinstance(event, Gaussian | Unbounded) and 0 < rate_of(event) < 1

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.accounting import accountant
-from fedveil.accounting._check import at_least, non_negative, open_probability, positive
+from fedveil.accounting._check import at_least, non_negative, numpy_defaults, open_probability, positive
 from fedveil.accounting.random_tries import RandomTries
 from fedveil.accounting.subsampled import ORDERS
 from fedveil.accounting.types import Adjacency, Event
@@ -36,6 +36,7 @@ def _extra(law: RandomTries, orders: _Array, values: _Array) -> _Array:
     return np.asarray((1 - 1 / orders) * values - math.log(law.gamma) / orders, dtype=np.float64)
 
 
+@numpy_defaults
 def selection_rdp(law: RandomTries, orders: _Array, values: _Array, reverse_values: _Array | None = None) -> _Array:
     """Renyi divergences of the best of K tries, at the given orders.
 
@@ -53,6 +54,7 @@ def selection_rdp(law: RandomTries, orders: _Array, values: _Array, reverse_valu
     return np.asarray(curve + extra + math.log(law.mean) / (alphas - 1), dtype=np.float64)
 
 
+@numpy_defaults
 def poisson_selection_rdp(mean: float, orders: _Array, values: _Array, reverse_delta: Callable[[float], float]) -> _Array:
     """Renyi divergences of the best of a Poisson number of tries, which may be none.
 
@@ -70,6 +72,7 @@ def poisson_selection_rdp(mean: float, orders: _Array, values: _Array, reverse_d
     return np.asarray(np.logaddexp(-mean, some) / (alphas - 1), dtype=np.float64)
 
 
+@numpy_defaults
 def selection_epsilon(law: RandomTries, curve: Curve, delta: float) -> float:
     """Epsilon at `delta` of the best of K tries, over real orders.
 
@@ -87,6 +90,7 @@ def selection_epsilon(law: RandomTries, curve: Curve, delta: float) -> float:
     return max(0.0, _least(total, curve) + _surcharge(law, curve))
 
 
+@numpy_defaults
 def selection_divergence(law: RandomTries, curve: Curve, order: float) -> float:
     """Renyi divergence at one order > 1 of the best of K tries; arguments as `selection_epsilon`."""
     one = float(curve(np.array([order]))[0])
@@ -120,6 +124,7 @@ def curve_of(events: Sequence[Event], adjacency: Adjacency | None = None) -> Cur
     return curve
 
 
+@numpy_defaults
 def needed_noise_multiplier(
     law: RandomTries,
     make_events: Callable[[float], Sequence[Event]],

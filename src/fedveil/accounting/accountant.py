@@ -227,24 +227,49 @@ def calibrate(
     Raises:
         ConfigError: nothing to pay for, or no noise multiplier up to 1e9 meets the target.
     """
-    epsilon = positive("epsilon", epsilon)
-    sampled = [event for event in make_events(1.0) if secret_samples.is_amplified(event)]
-    only_gdp, poisson = not sampled, all(isinstance(event, SampledGaussian) for event in sampled)
-    precision = (1e-6 if only_gdp else 1e-4) if tolerance is None else min(positive("tolerance", tolerance), 0.1)
+    epsilon, planned = positive("epsilon", epsilon), make_events(1.0)
+    precision = calibration_precision(planned, tolerance)
 
-    def excess_by(name: AccountantName) -> Callable[[float], float]:
-        def excess(log_z: float) -> float:
-            cost, _ = bound(make_events(math.exp(log_z)), delta, accountant=name, adjacency=adjacency)
-            return math.log(cost / epsilon) if 0 < cost < math.inf else (-50.0 if cost == 0 else 50.0)
+    def cost_by(name: AccountantName) -> Callable[[float], float]:
+        return lambda z: bound(make_events(z), delta, accountant=name, adjacency=adjacency)[0]
 
-        return excess
+    sampled = [event for event in planned if secret_samples.is_amplified(event)]
+    if not sampled or accountant != "auto" or not all(isinstance(event, SampledGaussian) for event in sampled):
+        return least_noise(cost_by(accountant), epsilon, delta, precision)
+    start = _log_noise(cost_by("rdp"), epsilon, delta, 0.02, (0.0, 0.5))  # which is quick
+    return math.exp(_log_noise(cost_by("auto"), epsilon, delta, precision, (start, 0.03)))
 
-    if only_gdp or accountant != "auto" or not poisson:
-        excess = excess_by(accountant)
-        return math.exp(_shrink(excess, *_bracket(excess, 0.0, 0.5, epsilon, delta), precision))
-    cheap, sharp = excess_by("rdp"), excess_by("auto")
-    start = _shrink(cheap, *_bracket(cheap, 0.0, 0.5, epsilon, delta), 0.02)
-    return math.exp(_shrink(sharp, *_bracket(sharp, start, 0.03, epsilon, delta), precision))
+
+def calibration_precision(events: Events, tolerance: float | None) -> float:
+    """The relative precision of a calibrated noise multiplier: what is asked for, or a sensible one for these events."""
+    if tolerance is not None:
+        return min(positive("tolerance", tolerance), 0.1)
+    return 1e-4 if any(map(secret_samples.is_amplified, events)) else 1e-6
+
+
+@numpy_defaults
+def least_noise(cost: Callable[[float], float], epsilon: float, delta: float, precision: float) -> float:
+    """The least noise multiplier, to a relative precision and from above, whose cost at delta is at most epsilon.
+
+    Args:
+        cost: epsilon of a noise multiplier, which falls as it grows.
+
+    Raises:
+        ConfigError: nothing to pay for, or no noise multiplier up to 1e9 meets the target.
+    """
+    return math.exp(_log_noise(cost, epsilon, delta, precision, (0.0, 0.5)))
+
+
+def _log_noise(
+    cost: Callable[[float], float], epsilon: float, delta: float, precision: float, first: tuple[float, float]
+) -> float:
+    """The logarithm of `least_noise`; first: where to look, and the first stride from there."""
+
+    def excess(log_z: float) -> float:
+        found = cost(math.exp(log_z))
+        return math.log(found / epsilon) if 0 < found < math.inf else (-50.0 if found == 0 else 50.0)
+
+    return _shrink(excess, *_bracket(excess, *first, epsilon, delta), precision)
 
 
 _Point = tuple[float, float]

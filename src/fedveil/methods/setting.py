@@ -159,6 +159,10 @@ class Setting:
             return None
         records = max(self.records, 1)
         rate = min(1.0, self.local.batch_size / records)
-        expected = rate * records
-        cap = max(records, min(100 * records, 2**17))
-        return DpSgd(self.example_clip, self.z, rate, self.steps, expected, cap)
+        return DpSgd(self.example_clip, self.z, rate, self.steps, rate * records, self.example_cap)
+
+    @property
+    def example_cap(self) -> int:
+        """How many examples of a client can join the batches of DP-SGD; those beyond never do."""
+        records = max(self.records, 1)
+        return max(records, min(100 * records, 2**17))

@@ -53,7 +53,8 @@ class Door:
         ledger: where each release is charged. randomness: where noise comes from.
         rate: Poisson sampling rate q of clients in the aggregate view, or None when sampling is not Poisson.
         max_norm: updates above this L2 norm do not leave.
-        colluders: clients whose noise shares the adversary knows and can subtract.
+        colluders: clients whose noise shares the adversary knows and can subtract; at least one, since every client sees the sums
+            and knows its own share.
         extras: shape of each extra of the method's releases. memory: secret state of correlated noise.
         bits: of the grid, where it is not that of each plan's mechanism (see `ReleaseLayout`).
     """
@@ -251,7 +252,7 @@ class Door:
         if any(c.sealed.dtype != kind for c in contributions):
             raise ConfigError("all contributions to one sum must carry the plan of the round; a client used another")
         n = len(contributions)
-        shares = n - self.colluders
+        shares = n - max(self.colluders, 1)
         event = (
             Unbounded(reason)
             if reason

@@ -49,7 +49,7 @@ def evidence(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistic
 
 def _output(model: FlatModel, x: Tensor) -> Tensor:
     try:
-        output: Tensor = model.module(x)
+        output: Tensor = model.module(x.clone())  # into which it may write
     except Exception as error:
         reason = (str(error) or "-").splitlines()[0]
         raise ConfigError(

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import logging
+import re
+import sysconfig
+import traceback
+import warnings
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+import fedveil
 from fedveil.errors import ConfigError
 from fedveil.tasks.task_check import check_task
 from fedveil.training.params import trained_parameters
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from fedveil.tasks.task import Task
     from fedveil.training.params import FlatModel
 
 _log = logging.getLogger(__name__)
+
+_HOUSE, _TORCH = (str(Path(file).parent) for file in (fedveil.__file__, torch.__file__))
+_PYTHON, _INSTALLED = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
 
 
 def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> None:
@@ -32,20 +44,21 @@ def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> None:
     """
     name, device = type(model.module).__name__, model.vector.device
     x, y = x.to(device), y.to(device)
-    kept = model.buffers()
-    try:
-        with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):
+        with model.as_it_was() as first:
             output = _output(model, x, name)
             check_task(task, output.detach().float().cpu(), y.cpu())
+        with model.as_it_was():
             _try_sizes(model, x, name)
-            model.remember_constants()
-            output = _output(model, x, name)
-        used = torch.autograd.grad(
-            task.loss(output.float(), y), list(trained_parameters(model.module).values()), allow_unused=True
+        model.remember_constants()
+        with model.as_it_was() as each_time:
+            used = _gradients(model, x, y, task)
+            model.require_constants()
+    if once := first - each_time:
+        raise ConfigError(
+            f"model: {name} sets {_some(sorted(once))} in its first pass, from the examples that it meets there: pass public "
+            f"examples of your own through it once, and hand over the module that it is then"
         )
-        model.require_constants()
-    finally:
-        model.load_buffers(kept)
     unused = [layer for layer, gradient in zip(model.layout.names, used, strict=True) if gradient is None]
     if len(unused) == len(used):
         raise ConfigError(
@@ -53,6 +66,66 @@ def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> None:
         )
     if unused:
         _log.warning("model: %s does not decide the output of %s: it would get nothing but noise", _some(unused), name)
+
+
+def _gradients(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> tuple[Tensor | None, ...]:
+    """Return the gradient of the loss by each trained parameter; None for those that it does not depend on."""
+    name = type(model.module).__name__
+
+    def made() -> tuple[Tensor | None, ...]:
+        loss = task.loss(_output(model, x, name).float(), y)
+        return torch.autograd.grad(loss, list(trained_parameters(model.module).values()), allow_unused=True)
+
+    try:
+        return made()
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason, remedy = _reason(error), "every operation between parameters and output needs a gradient that torch can compute"
+        if "use_reentrant" in reason:
+            remedy = "call torch.utils.checkpoint.checkpoint with use_reentrant=False"
+        elif "inplace operation" in reason:
+            remedy = "what is computed there is changed in place later on: take operations that make new tensors (no add_, no +=)"
+        place = _users_place(_frames_of_error(error)) or _place_of_forward(made)
+        raise ConfigError(f"model: the gradients of {name}{place} cannot be computed: {reason}; {remedy}") from error
+
+
+def _place_of_forward(made: Callable[[], object]) -> str:
+    """Return where the forward pass computed what has no gradient, of which torch warns; else which operation it was."""
+    with warnings.catch_warnings(record=True) as caught, suppress(Exception):
+        warnings.simplefilter("always")
+        with torch.autograd.detect_anomaly(check_nan=False):
+            made()
+    texts = [str(warning.message) for warning in caught]
+    found = next((text for text in texts if "Traceback of forward call" in text), "")
+    frames = [(file, int(line)) for file, line in re.findall(r'^  File "(.*)", line (\d+)', found, re.MULTILINE)]
+    operation = re.match(r"Error detected in (\w+?)(Backward\d*)?\.", found)
+    return _users_place(frames) or (f" (at its operation {operation[1]})" if operation else "")
+
+
+def _frames_of_error(error: Exception) -> list[tuple[str, int]]:
+    return [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def _users_place(frames: list[tuple[str, int]]) -> str:
+    """Return, in brackets, the innermost call in the user's code or in a library of it; empty if there is none.
+
+    Args:
+        frames: file and line of each call, outermost first. Those before fedveil's last one led here, and do not count.
+    """
+    found = ""
+    for file, line in frames:
+        if file.startswith(_HOUSE):
+            found = ""
+        elif not file.startswith(("<frozen", _TORCH)) and (file.startswith(_INSTALLED) or not file.startswith(_PYTHON)):
+            found = f" (at {file}:{line})"
+    return found
+
+
+def _reason(error: Exception) -> str:
+    """Return the error's first line, without torch's own hints."""
+    text = re.split(r"\.? Hint: |\.? To resolve this error", (str(error) or "-").splitlines()[0])[0]
+    return f"{type(error).__name__}: {text}"
 
 
 def _try_sizes(model: FlatModel, x: Tensor, name: str) -> None:
@@ -82,12 +155,12 @@ def _output(model: FlatModel, x: Tensor, name: str) -> Tensor:
 
 def _passed(model: FlatModel, x: Tensor, name: str) -> Tensor:
     try:
-        output: Any = model.module(x)
+        output: Any = model.module(x.clone())
     except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        place = _users_place(_frames_of_error(error))
         tokens = x.is_floating_point() and any(isinstance(part, torch.nn.Embedding) for part in model.module.modules())
         hint = " (tokens are int64 where the data say vocabulary=)" if tokens else ""
-        raise ConfigError(f"model: {name} cannot take examples {_shape(x)}: {type(error).__name__}: {reason}{hint}") from error
+        raise ConfigError(f"model: {name} cannot take examples {_shape(x)}: {_reason(error)}{hint}{place}") from error
     if not isinstance(output, torch.Tensor) or not output.is_floating_point() or output.shape[:1] != x.shape[:1]:
         raise ConfigError(
             f"model: {name} makes {_shape(output)} of examples {_shape(x)}: it must return one floating-point tensor "

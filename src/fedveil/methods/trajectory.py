@@ -133,7 +133,7 @@ def _trajectory(spec: LocalSpec, rounds: int, proximal: float) -> NDArray[np.flo
 
 def upload_std(s: Setting, bounds: NDArray[np.float64]) -> float:
     """sigma of one upload: z is relative to C_0 and to what the run's view sees."""
-    return s.z * float(bounds[0]) / math.sqrt(s.sharers_to(s.scope.view))
+    return s.z * float(bounds[0]) / math.sqrt(s.sharers_to(s.scope.view)) if s.z else 0.0
 
 
 def calibrated_trajectory(method: Method, s: Setting, sigma: float | None, proximal: float, ball: Ball) -> Setting:

@@ -132,7 +132,7 @@ def test_the_verifier_knows_where_each_built_in_method_adds_its_noise() -> None:
             continue
         policy = method.policy(s)
         plan = policy.plan(Released(0, torch.zeros(s.layout.dimension), None), policy.start())
-        if isinstance(plan, Plan):  # of others nothing is proven
+        if isinstance(plan, Plan) and torch.as_tensor(plan.noise_std).any():  # of others nothing is proven
             assert (plan.place == "upload") == ((name, variant) in statement_checks._IN_SHARES), (name, variant)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fedveil.accounting.types import Event, Unbounded, View
 from fedveil.methods.method import Method, weighting_of
 from fedveil.methods.setting import Setting
-from fedveil.release.cost import event_of, plan_mu
+from fedveil.release.cost import event_of, plan_mu, promises
 from fedveil.release.flags import speaks_for
 from fedveil.release.plan import Plan, Raw, is_common
 
@@ -123,5 +123,5 @@ def noise_of(plan: Plan | Raw, s: Setting) -> float:
 
 def holds_shares(plan: Plan, s: Setting, view: View) -> bool:
     """Whether that view sees a sum that carries the noise of several uploads, none of which was cut off by a clamp."""
-    noise_of_each = plan.place == "upload" and plan.dp_sgd is None and plan.clamp is None
+    noise_of_each = plan.place == "upload" and plan.clamp is None and promises(plan, s.layout)
     return noise_of_each and view is not View.SERVER and s.can_share

@@ -87,9 +87,9 @@ class Case:
         return self.rate == 1.0 or rng.random() < self.rate
 
     def shares(self, plan: Plan) -> int:
-        """How many add noise of their own to a sum under this plan; 1 where it is added once, or not at all."""
+        """How many noises in a sum under this plan the adversary does not know; 1 where it is added once, or not at all."""
         alone = plan.place == "sum" or not torch.as_tensor(plan.noise_std).any()
-        return 1 if alone else self.setting.sharers
+        return 1 if alone else self.setting.sharers_to(self.setting.scope.view)
 
     def door(self, rng: np.random.Generator) -> Door:
         """The door, with fresh noise from `rng` for each release."""

@@ -22,6 +22,7 @@ from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import ClientTask, Outcome, planned, summed
 from fedveil.federation.server_step import server_direction
 from fedveil.methods.method import weighting_of
+from fedveil.release.noise import Randomness
 from fedveil.release.plan import Plan, Raw, Released, ServerPolicy, Upload
 from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
 
@@ -165,14 +166,14 @@ def sample(federation: Federation, progress: Progress) -> list[int]:
     clients: then the seed decides.
     """
     s, randomness, rule = federation.setting, federation.context.randomness, federation.participation
-    name = ("clients", progress.round)
-    draw = randomness.secret(*name) if rule is None else np.random.default_rng(randomness.derive("sampling", *name))
-    free = _free(progress, s, rule)
+    if rule is not None:
+        randomness = Randomness(randomness.seed, seeded_noise=True)
+    name, free = ("clients", progress.round), _free(progress, s, rule)
     among = s.clients if free is None else len(free)
     if s.sampling == "poisson":
-        chosen = np.flatnonzero(draw.random(among) < s.rate)
+        chosen = randomness.coins(s.rate, among, *name)
     else:
-        chosen = np.sort(draw.choice(among, size=min(s.cohort, among), replace=False))
+        chosen = randomness.subset(min(s.cohort, among), among, *name)
     return [int(c) for c in (chosen if free is None else free[chosen])]
 
 

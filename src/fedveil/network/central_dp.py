@@ -162,8 +162,8 @@ class CentralDP:
         if not run.admits(server_round - 1):
             raise BudgetExhausted(f"round {server_round}: the {self.rounds} rounds that the noise is for are spent")
         nodes = sorted(messages)
-        chosen = run.door.randomness.secret("clients", server_round - 1).random(self.clients) < run.setting.rate
-        drawn = {node: place for place, node in enumerate(nodes) if chosen[place]}
+        chosen = run.door.randomness.coins(run.setting.rate, self.clients, "clients", server_round - 1)
+        drawn = {nodes[place]: place for place in chosen.tolist() if place < len(nodes)}
         self._sent[server_round] = _Round(found, drawn, Message(RecordDict(), reply_to=messages[nodes[0]]))
         return [messages[node] for node in drawn]
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial, reduce
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from fedveil.errors import ConfigError
@@ -83,9 +82,8 @@ class PerExampleGradient:
             ConfigError: the objective did not ask for exactly one gradient a step.
         """
         local.steps = self.steps
-        draw = self.randomness.secret("examples", *self.key)
         for step in range(self.plan.steps):
-            chosen = np.flatnonzero(draw.random(min(len(y), self.plan.cap)) < self.plan.rate)
+            chosen = self.randomness.coins(self.plan.rate, min(len(y), self.plan.cap), "examples", *self.key, step)
             self._batch = x[torch.from_numpy(chosen)], y[torch.from_numpy(chosen)]
             yield x.new_empty(0, *x.shape[1:]), y.new_empty(0, *y.shape[1:])  # of their own: views would still hold all examples
             if self._batch is not None:

@@ -158,7 +158,7 @@ def _summing(method: Method, s: Setting) -> list[Assumption]:
     if not s.can_share or releases_to(method, s, View.AGGREGATE) == releases_to(method, s, View.SERVER):
         return []  # what is proven against the server holds for all, whoever is missing
     least = f"at least {s.min_survivors}" if s.min_survivors is not None else f"all {s.cohort}"
-    others = f", at most {s.colluders} of them the adversary's" if s.colluders else ""
+    others = f", at most {s.colluders} of them the adversary's" if s.colluders else ", of which a client knows its own noise"
     return [
         Assumption(
             f"no upload is missing: the sum of each round holds {least} noisy uploads{others}",

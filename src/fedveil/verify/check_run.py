@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedveil.verify import statement_checks
 from fedveil.verify.finding import Finding, Findings, Verification
 from fedveil.verify.ledger_file import LedgerFile, read_json, read_table
@@ -22,6 +24,7 @@ _TRUST = {
 }
 
 
+@np.errstate(all="warn", under="ignore")
 def verify_run(path: str | Path, *, pin: str | None = None, on_step: Callable[[int, int], None] | None = None) -> Verification:
     """Check a run directory, run no code of it, write nothing to it; `on_step` is called with (rows read, rows there)."""
     run, findings = Path(path), Findings()

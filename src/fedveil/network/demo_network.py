@@ -130,4 +130,5 @@ def _consent(config: Config, number: int) -> dict[str, object]:
         "unit": str(config.privacy.unit),
         "adjacency": str(config.privacy.adjacency),
         "seeded_noise": config.run.seeded_noise,
+        "limits": dict.fromkeys(("parameters", "rounds", "clients", "steps", "seconds"), 10**12),
     }

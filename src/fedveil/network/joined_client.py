@@ -71,6 +71,8 @@ class JoinedClient:
             return self._answer(parts)
 
     def _answer(self, parts: list[bytes]) -> bytes:
+        if (size := sum(map(len, parts))) > (most := self.consent.limits.message):
+            raise WireError(f"a message has at most {most} bytes at this client (limits.parameters), this one has {size}")
         if len(parts) == 1:
             return self._answer_offer(read_offer(parts[0]))
         if len(parts) != 2:

@@ -112,7 +112,7 @@ def _output(module: nn.Module, batch: Tensor) -> Tensor:
     """Of the whole network, which stays as it is."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        output: Tensor = copy.deepcopy(module)(batch)
+        output: Tensor = copy.deepcopy(module)(batch.clone())
     return output
 
 
@@ -132,5 +132,5 @@ def _outputs(module: nn.Module, batch: Tensor) -> list[tuple[str, Tensor | None,
         layer.register_forward_hook(keep)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        network(batch)
+        network(batch.clone())  # into which it may write
     return seen

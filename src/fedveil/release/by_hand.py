@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedveil.release.gradient_blocks import Block, Dense, combined, rows
 from fedveil.release.layer_rules import RULES
 from fedveil.release.noise import Randomness
 from fedveil.release.taps import Examples, NotByHand, Tap, Taps, Use, installed
+from fedveil.training.params import called_with
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -207,7 +208,7 @@ def _require_no_decision_on_weights(module: nn.Module, x: Tensor, y: Tensor, los
     """Else the network is another one at other weights, of which made-up ones show nothing."""
     weights = {name: torch.stack([p.detach(), p.detach()]) for name, p in trainable(module).items()}
     with transformable(module):
-        vmap(lambda own, one, target: losses(functional_call(module, own, (one[None],)), target[None]), randomness="different")(
+        vmap(lambda own, one, target: losses(called_with(module, own, one[None]), target[None]), randomness="different")(
             weights, x, y
         )
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 
 from fedveil.release import by_hand
 from fedveil.release.by_hand import Losses, trainable
 from fedveil.release.gradient_blocks import Block, Dense
+from fedveil.training.params import called_with
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -54,7 +55,7 @@ def transformed(module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses) -> t
     fixed |= dict(module.named_buffers())
 
     def loss(p: dict[str, Tensor], one: Tensor, target: Tensor) -> Tensor:
-        return losses_of(functional_call(module, (p, fixed), (one[None],)), target[None])[0]
+        return losses_of(called_with(module, p | fixed, one[None]), target[None])[0]
 
     with by_hand.transformable(module):
         found, each = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")(wanted, x, y)

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules.module import _has_any_global_hook
 
 from fedveil.errors import ConfigError
 
@@ -29,7 +30,7 @@ _OPAQUE = frozenset(("torch", "numpy", "pydantic", "pydantic_core", "fedveil", "
 """Packages of whose objects only the identity is compared."""
 _FOLLOWED = (torch.nn.Module, torch.distributions.Distribution, torch.optim.Optimizer)
 """Kinds among these whose attributes are compared nevertheless."""
-_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -81,12 +82,16 @@ def has_own_code(module: torch.nn.Module) -> bool:
 
     Functions that parts call may be the user's all the same: a network that is not built in is compared whatever this says.
     """
+    if _has_any_global_hook():  # type: ignore[no-untyped-call]
+        return True
     return any(not _opaque(type(part)) or _own_entries(part) for part in module.modules())
 
 
 def _own_entries(part: torch.nn.Module) -> bool:
-    """Whether somebody hung a hook, or a function, on a layer."""
-    return any((value and name.endswith("_hooks")) or name == "forward" for name, value in vars(part).items())
+    """Whether somebody hung a hook on a layer or its parameters, or replaced a function of it."""
+    hung = any(value and name.endswith("_hooks") for name, value in vars(part).items())
+    replaced = any(callable(value) and hasattr(type(part), name) for name, value in vars(part).items())
+    return hung or replaced or any(getattr(p, name) for p in part.parameters(recurse=False) for name in TENSOR_HOOKS)
 
 
 class _Same:
@@ -113,7 +118,7 @@ class _Walk:
     def values(self, path: str, value: Any) -> Iterator[tuple[str, Hashable]]:
         if isinstance(value, torch.Tensor):
             yield path, _Same(value) if id(value) in self._changing else _content(value)
-            hooks = [(name, found) for name in _TENSOR_HOOKS if (found := getattr(value, name))]
+            hooks = [(name, found) for name in TENSOR_HOOKS if (found := getattr(value, name))]
             if (vars(value) or hooks) and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 yield from self._hung(path, value)

@@ -38,7 +38,8 @@ from fedveil.models import model_registry as registry
 from fedveil.release.grid import exponent_for
 from fedveil.release.plan import Released, Upload
 from fedveil.release.sealed import SealedUpload
-from fedveil.run.assembly import checked_model, federation
+from fedveil.run.assembly import federation
+from fedveil.run.rehearsal import rehearsed_model
 from fedveil.run.run import run as run_experiment
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import BatchGradient, Local, LocalSpec, Plain
@@ -596,7 +597,7 @@ def test_a_deterministic_run_by_configuration(tmp_path: Path, caplog: pytest.Log
 def on_gpu(configuration: Config, folder: Path) -> Federation:
     """The federation of a configuration with its model on the GPU."""
     data = prepared(configuration)
-    model = checked_model(configuration, data, calibrated_setting(configuration, data.population)[1]).to("cuda:0")
+    model = rehearsed_model(configuration, data, calibrated_setting(configuration, data.population)).to("cuda:0")
     return federation(configuration, data, folder / "ledger.sqlite", "r", model)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from federation_runs import charged, config, job, prepared
+from federation_runs import config, prepared, rehearsed
 from fedveil.configuration.config import configure
+from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
-from fedveil.federation.progress import start
 from fedveil.models.mixing import drawn_elsewhere, mixing_layer
 from fedveil.models.model_registry import MODELS, build
-from fedveil.run import assembly
+from fedveil.run import rehearsal
 from fedveil.training.params import FlatModel
 
 
@@ -114,12 +114,12 @@ def test_numbers_that_are_drawn_elsewhere() -> None:
     assert drawn_elsewhere(Mixes(lambda x: x * float(np.random.rand())), x) == "numpy.random"  # noqa: NPY002 : what is looked for
 
 
-def test_a_network_that_draws_elsewhere_is_refused_at_record_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_draws_elsewhere_is_refused_at_record_level(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = nn.Flatten(), nn.Linear(64, 3), Mixes(now_and_then), nn.Linear(2, 10)
-    monkeypatch.setattr(assembly, "build_model", lambda *_: FlatModel(nn.Sequential(*layers)))
+    monkeypatch.setattr(rehearsal, "build_model", lambda *_: FlatModel(nn.Sequential(*layers)))
     with pytest.raises(ConfigError, match="draws from random in its forward pass"):
-        job(config({"name": "fedavg"}, "server", **DP_SGD), tmp_path / "refused")
-    job(config({"name": "fedavg"}), tmp_path / "plain")
+        rehearsed(config({"name": "fedavg"}, "server", **DP_SGD))
+    rehearsed(config({"name": "fedavg"}))
 
 
 @pytest.mark.parametrize("length", [3, 4, 5])
@@ -185,7 +185,7 @@ DP_SGD: dict[str, Any] = {
 }
 
 
-def test_such_a_network_is_refused_before_anything_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_such_a_network_is_refused_before_anything_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch normalisation without parameters escapes the gradients by hand: the clip of one example would move all others."""
 
     def with_batch_norm(*_: Any) -> FlatModel:
@@ -194,39 +194,37 @@ def test_such_a_network_is_refused_before_anything_leaves(tmp_path: Path, monkey
     configuration = config({"name": "fedavg"}, "server", **DP_SGD)
     assert prepared(configuration).test[0].shape[1:] == (1, 8, 8)
     with monkeypatch.context() as patch:
-        patch.setattr(assembly, "build_model", with_batch_norm)
+        patch.setattr(rehearsal, "build_model", with_batch_norm)
         with pytest.raises(ConfigError, match=r"the layer 2 \(BatchNorm1d\) mixes the examples of a batch"):
-            job(configuration, tmp_path / "refused")
-        assert charged(tmp_path / "refused") == []
-        plain = job(config({"name": "fedavg"}), tmp_path / "plain")  # nothing rests on it there
-        assert start(plain).round == 0
-    job(configuration, tmp_path / "accepted")
+            rehearsed(configuration)
+        rehearsed(config({"name": "fedavg"}))  # nothing rests on it there
+    rehearsed(configuration)
 
 
-def test_what_mixes_where_more_are_computed_together_than_a_batch_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_mixes_where_more_are_computed_together_than_a_batch_has(monkeypatch: pytest.MonkeyPatch) -> None:
     def in_large_batches(*_: Any) -> FlatModel:
         module = Mixes(lambda x: x - x.mean(0) if len(x) > 16 else x)
         return FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), module, nn.Linear(2, 10)))
 
-    monkeypatch.setattr(assembly, "build_model", in_large_batches)
+    monkeypatch.setattr(rehearsal, "build_model", in_large_batches)
     with pytest.raises(ConfigError, match="mixes the examples of a batch"):
-        job(config({"name": "fedavg"}, "server", **DP_SGD), tmp_path / "refused")
+        rehearsed(config({"name": "fedavg"}, "server", **DP_SGD))
 
 
-def test_what_is_tried_is_a_pass_of_what_clients_hold_not_of_what_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_tried_is_a_pass_of_what_clients_hold_not_of_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch size beyond a client's examples stands for all of them."""
-    tried: list[int] = []
-    monkeypatch.setattr(assembly, "mixing_layer", lambda module, x, size: tried.append(size) or "")
+    monkeypatch.setattr(rehearsal, "mixing_layer", lambda module, x, size: f"the network in {size}")  # the child's answer
     all_of_them = {**DP_SGD, "training": {**DP_SGD["training"], "batch_size": 10**9}}
-    made = job(config({"name": "fedavg"}, "server", **all_of_them), tmp_path / "run")
-    assert made.setting.records < tried[0] < 2 * made.setting.records
+    configuration = config({"name": "fedavg"}, "server", **all_of_them)
+    records = calibrated_setting(configuration, prepared(configuration).population)[1].records
+    with pytest.raises(ConfigError, match=r"the network in \d+ mixes") as refused:
+        rehearsed(configuration)
+    assert records < int(re.findall(r"the network in (\d+)", str(refused.value))[0]) < 2 * records
 
 
-def test_resnets_with_batch_normalisation_are_refused_by_name(tmp_path: Path) -> None:
+def test_resnets_with_batch_normalisation_are_refused_by_name() -> None:
     configuration = config({"name": "fedavg"}, "server", **DP_SGD)
     resnet = configure(model={"name": "resnet18", "norm": "batch"}).model
     configuration = configuration.model_copy(update={"model": resnet})
     with pytest.raises(ConfigError, match=r"BatchNorm2d\) mixes the examples of a batch"):
-        job(configuration, tmp_path)
+        rehearsed(configuration)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,8 @@ COLUMNS = (
     Column("noise_norm", "Expected noise", "L2 norm", public=True),
     Column("layer_noise_std", "Noise", "noise std per coordinate", kind="layer", public=True),
     Column("clip", "Clip norm", public=True),
+    Column("example_clip", "Clip norm of each example's gradient", public=True),
+    Column("expected_batch", "Expected batch", "examples a step", public=True),
     Column("coordinates", "Coordinates sent", "coordinates an upload", public=True),
     Column("uplink_bytes", "Sent to the server", "bytes a round", "lower", public=True),
     Column("layer_clip", "Clip norm", kind="layer", public=True),
@@ -49,6 +52,16 @@ COLUMNS = (
     Column("seconds", "Time", "seconds a round", "lower"),
 )
 """What every round can have; methods add their own (see `HasMetrics`), which are private unless they are declared public."""
+
+
+ALL_FAILED = "every client of a round failed"
+"""How the reason begins for which a simulation ends after such a round."""
+
+
+def all_failed(row: Mapping[str, Any]) -> bool:
+    """Return whether every client of the round failed, as far as the process that trained them knows."""
+    failed, loss = row.get("failed") or 0, row.get("train_loss")
+    return failed > 0 and failed >= row.get("participants", 0) and (loss is None or math.isnan(loss))
 
 
 def of_task(task: Task) -> tuple[Column, ...]:
@@ -82,7 +95,7 @@ _NOISED = ("noise_norm", "cumulative_noise_norm", "layer_noise_std")
 """What tells it too, where each client brings noise of its own."""
 _PARTS = ("by_client", "failures")
 """What a record holds besides columns."""
-_PLANNED = (*_NOISED, "clip", "layer_clip", "coordinates", "uplink_bytes")
+_PLANNED = (*_NOISED, "clip", "layer_clip", "example_clip", "expected_batch", "coordinates", "uplink_bytes")
 """What is chosen by a plan."""
 
 

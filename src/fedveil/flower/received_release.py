@@ -16,10 +16,9 @@ import torch
 
 from fedveil.errors import UpdateRefused
 from fedveil.ledger.named_bits import naming_bits
-from fedveil.release.bare_release import lets_statistics_out
 from fedveil.release.cost import on_grid
 from fedveil.release.door import Door
-from fedveil.release.plan import Plan, Raw
+from fedveil.release.plan import Plan, Raw, lets_statistics_out
 from fedveil.release.sealed import Contribution, SealedUpload
 
 if TYPE_CHECKING:

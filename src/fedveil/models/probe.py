@@ -1,20 +1,18 @@
-"""One public batch through a model before training: what it makes must be what the task needs."""
+"""Public examples through a model before training: what it makes must be what the task needs."""
 
 from __future__ import annotations
 
-import logging
 import re
-import sysconfig
-import traceback
 import warnings
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
-import fedveil
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, frames_of, users_place
+from fedveil.release.noise import Randomness
 from fedveil.tasks.task_check import check_task
 from fedveil.training.params import trained_parameters
 
@@ -26,17 +24,15 @@ if TYPE_CHECKING:
     from fedveil.tasks.task import Task
     from fedveil.training.params import FlatModel
 
-_log = logging.getLogger(__name__)
 
-_HOUSE, _TORCH = (str(Path(file).parent) for file in (fedveil.__file__, torch.__file__))
-_PYTHON, _INSTALLED = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
-
-
-def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> None:
+def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> list[str]:
     """Pass public examples through the model as training does, up to the gradient; the model stays as it is.
 
     Args:
         x, y: examples [n, ...] and targets [n, ...] of the test set.
+
+    Returns:
+        What its owner should know, where it can be trained all the same.
 
     Raises:
         ConfigError: an output that the task cannot use, or a bad task (see `check_task`); nothing that is trained decides the
@@ -64,8 +60,50 @@ def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> None:
         raise ConfigError(
             f"model: no trained parameter of {name} decides its output, so nothing would be learned: {_some(unused)}"
         )
-    if unused:
-        _log.warning("model: %s does not decide the output of %s: it would get nothing but noise", _some(unused), name)
+    return [f"model: {_some(unused)} does not decide the output of {name}: it would get nothing but noise"] if unused else []
+
+
+def fill_caches(model: FlatModel, x: Tensor) -> None:
+    """Let the code of a network that is not built in keep what it makes of public examples, such as a cache of positions.
+
+    Args:
+        x: the examples [n, ...] that `check_output` was given.
+
+    Raises:
+        ConfigError: as `check_output`, of the forward pass alone.
+    """
+    if model.is_compared:
+        with _as_it_was(model):
+            name = type(model.module).__name__
+            _passed(model, x, name)
+            _try_sizes(model, x, name)
+        model.remember_constants()
+
+
+def needs_pairs(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> bool:
+    """Whether the network or the task can learn from two of these examples and not from one, as under batch normalisation."""
+    ours = not (model.is_compared or task.own)  # of these only batch normalisation asks for more than one
+    if ours and not any(isinstance(layer, _BatchNorm) and layer.training for layer in model.module.modules()):
+        return False
+    with torch.no_grad(), _as_it_was(model):
+        found = not _learns(model, x[:1], y[:1], task) and _learns(model, x[:2], y[:2], task)
+    model.remember_constants()
+    return found
+
+
+def _learns(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> bool:
+    try:
+        output = model.module(x.clone())
+        return bool(output.isfinite().all()) and bool(task.loss(output.float(), y).isfinite())
+    except Exception:
+        return False
+
+
+@contextmanager
+def _as_it_was(model: FlatModel) -> Iterator[None]:
+    """Put back afterwards what a pass changes, the states of generators included."""
+    with Randomness(0).forward(model.vector.device, "public examples"), model.as_it_was():
+        yield
 
 
 def _gradients(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> tuple[Tensor | None, ...]:
@@ -86,7 +124,7 @@ def _gradients(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> tuple[Tens
             remedy = "call torch.utils.checkpoint.checkpoint with use_reentrant=False"
         elif "inplace operation" in reason:
             remedy = "what is computed there is changed in place later on: take operations that make new tensors (no add_, no +=)"
-        place = _users_place(_frames_of_error(error)) or _place_of_forward(made)
+        place = _at(users_place(frames_of(error))) or _place_of_forward(made)
         raise ConfigError(f"model: the gradients of {name}{place} cannot be computed: {reason}; {remedy}") from error
 
 
@@ -100,26 +138,11 @@ def _place_of_forward(made: Callable[[], object]) -> str:
     found = next((text for text in texts if "Traceback of forward call" in text), "")
     frames = [(file, int(line)) for file, line in re.findall(r'^  File "(.*)", line (\d+)', found, re.MULTILINE)]
     operation = re.match(r"Error detected in (\w+?)(Backward\d*)?\.", found)
-    return _users_place(frames) or (f" (at its operation {operation[1]})" if operation else "")
+    return _at(users_place(frames)) or (f" (at its operation {operation[1]})" if operation else "")
 
 
-def _frames_of_error(error: Exception) -> list[tuple[str, int]]:
-    return [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
-
-
-def _users_place(frames: list[tuple[str, int]]) -> str:
-    """Return, in brackets, the innermost call in the user's code or in a library of it; empty if there is none.
-
-    Args:
-        frames: file and line of each call, outermost first. Those before fedveil's last one led here, and do not count.
-    """
-    found = ""
-    for file, line in frames:
-        if file.startswith(_HOUSE):
-            found = ""
-        elif not file.startswith(("<frozen", _TORCH)) and (file.startswith(_INSTALLED) or not file.startswith(_PYTHON)):
-            found = f" (at {file}:{line})"
-    return found
+def _at(place: str) -> str:
+    return f" (at {place})" if place else ""
 
 
 def _reason(error: Exception) -> str:
@@ -157,7 +180,7 @@ def _passed(model: FlatModel, x: Tensor, name: str) -> Tensor:
     try:
         output: Any = model.module(x.clone())
     except Exception as error:
-        place = _users_place(_frames_of_error(error))
+        place = _at(users_place(frames_of(error)))
         tokens = x.is_floating_point() and any(isinstance(part, torch.nn.Embedding) for part in model.module.modules())
         hint = " (tokens are int64 where the data say vocabulary=)" if tokens else ""
         raise ConfigError(f"model: {name} cannot take examples {_shape(x)}: {_reason(error)}{hint}{place}") from error

@@ -20,7 +20,7 @@ from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, U
 from fedveil.configuration.public_setting import calibrated_setting, layout_of, population_of
 from fedveil.configuration.sections import PluginMethod, PluginTask
 from fedveil.configuration.toml_text import toml_values
-from fedveil.data.own.data_source import TableSource
+from fedveil.data.own.data_source import TableSource, whole_path
 from fedveil.errors import ConfigError, explain
 from fedveil.methods.calibration import ROUNDING
 from fedveil.methods.run_cost import noise_of
@@ -146,12 +146,12 @@ def read_consent_file(path: Path) -> Consent:
         ConfigError: it cannot be read, or does not say what it must.
     """
     try:
-        raw: dict[str, Any] = toml_values(path.read_text())
+        raw: dict[str, Any] = toml_values(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as problem:
         raise ConfigError(f"cannot read the consent {path}: {problem}") from None
     data = raw.get("data")
     if isinstance(data, dict) and isinstance(data.get("file"), str):
-        data["file"] = str((path.absolute().parent / Path(data["file"]).expanduser()).resolve())
+        data["file"] = whole_path(data["file"], path.absolute().parent)
     try:
         return Consent.model_validate(raw)
     except ValidationError as error:

@@ -60,7 +60,7 @@ def demo(config: Config, out: Path, tell: Callable[[str], None], on_round: Calla
         network = make_network(Path(folder) / "server", "127.0.0.1", free_port())
         for number, consent in enumerate(consents):
             own = owner_only_folder(Path(folder) / f"client-{number}")
-            (own / "consent.toml").write_text(tomli_w.dumps(consent))
+            (own / "consent.toml").write_text(tomli_w.dumps(consent), encoding="utf-8")
             make_client_key(own / "key")
             network.admit(own / "key.pub")
         with _joining(network, clients, tell) as join:
@@ -187,5 +187,5 @@ def _joining(network: NetworkFolder, clients: int, tell: Callable[[str], None]) 
 def ended_early(number: int, status: int, log: Path) -> str:
     """What is said of a client's process that has ended before it was told to: how, and the end of what it printed."""
     how = f"by signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"with exit status {status}"
-    said = " | ".join(line.strip() for line in log.read_text(errors="replace").splitlines()[-3:])
+    said = " | ".join(line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:])
     return f"client {number} ended {how} before the run did: {said or 'it printed nothing'}"

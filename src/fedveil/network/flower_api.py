@@ -194,7 +194,7 @@ def bundle() -> bytes:
 
     with TemporaryDirectory() as folder:
         for name, text in _BUNDLE.items():
-            (Path(folder) / name).write_text(text)
+            (Path(folder) / name).write_text(text, encoding="utf-8")
         made: bytes = build_fab_from_disk(Path(folder))
     return made
 

@@ -31,6 +31,7 @@ from fedveil.network.consent import Consent, ConsentRefused, Judged, judged, req
 from fedveil.network.deployed_data import no_part, own_part
 from fedveil.network.offers import ONLY_LOOKS, Offer, consent_bytes, read_offer, refusal_bytes
 from fedveil.run.assembly import federation
+from fedveil.run.rehearsal import rehearsed_model
 from fedveil.run.run_lock import claimed
 from fedveil.statement.statement_markdown import to_markdown
 
@@ -149,12 +150,16 @@ class JoinedClient:
         population = self.ledger.admit(accepted, offer.run, offer.client)
         settled = (accepted.method, accepted.setting)
         try:
-            job = federation(config, self._own(offer, config), path, offer.run, None, settled, population)
+            own = self._own(offer, config)
+            model = rehearsed_model(config, own, settled, whole=False)  # the server has rehearsed a round
+            job = federation(config, own, path, offer.run, model, settled, population)
         except Exception as problem:  # of the data: whether they can be read is theirs to keep, and goes into the noise
             _log.info("the data of run %s", offer.run, exc_info=True)
             why = printable(problem)
             self.tell(f"run {offer.run}: this client releases zero and noise: its data are not as the configuration says: {why}")
-            job = federation(config, no_part(config), path, offer.run, None, settled, population)
+            own = no_part(config)
+            model = rehearsed_model(config, own, settled, whole=False)
+            job = federation(config, own, path, offer.run, model, settled, population)
         states = ClientStates(folder / "states")
 
         def require(plan: Plan | Raw) -> None:
@@ -197,5 +202,5 @@ class JoinedClient:
         path = self.folder / "runs" / run / "offer.json"
         if not path.exists():
             return None
-        kept = json.loads(path.read_text())
+        kept = json.loads(path.read_text(encoding="utf-8"))
         return Offer(kept["run"], kept["client"], kept["config"])

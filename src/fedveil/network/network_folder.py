@@ -107,7 +107,7 @@ def make_network(path: Path, host: str, port: int) -> NetworkFolder:
 def open_network(path: Path) -> NetworkFolder:
     """The network in a folder; raises ConfigError if there is none."""
     try:
-        found = json.loads((path / _FILE).read_text())
+        found = json.loads((path / _FILE).read_text(encoding="utf-8"))
         return NetworkFolder(path, str(found["host"]), int(found["port"]))
     except (OSError, ValueError, KeyError) as problem:
         raise ConfigError(f"{path} holds no network ({problem}): make one with fedveil net init --host NAME") from None

@@ -49,7 +49,7 @@ class Program:
         if self._file is None:
             self.log.touch(mode=0o600)
             self._file = self.log.open("ab")
-        self._begun = len(self.log.read_text(errors="replace"))
+        self._begun = len(self.log.read_text(encoding="utf-8", errors="replace"))
         self.process = subprocess.Popen(
             [str(program), *self.command[1:]],
             stdout=self._file,
@@ -79,7 +79,7 @@ class Program:
     def why(self) -> str:
         """Why it ended, as it said itself, or else the end of what it printed; in one line."""
         with suppress(OSError):
-            said = _COLOUR.sub("", self.log.read_text(errors="replace")[self._begun :])
+            said = _COLOUR.sub("", self.log.read_text(encoding="utf-8", errors="replace")[self._begun :])
             explained = re.search(r"Exit Code: (\d+)(.*?)(?:For more information|$)", said, re.DOTALL)
             if explained:
                 return f"exit {explained[1]}, {' '.join(explained[2].split())}"
@@ -172,6 +172,8 @@ def _confine(memory: int | None) -> None:
     if memory is not None:
         import resource
 
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        memory = memory if most == resource.RLIM_INFINITY else min(memory, most)
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
 
 

@@ -15,6 +15,7 @@ from fedveil.configuration.toml_text import toml_values
 from fedveil.errors import ConfigError
 from fedveil.federation.history import Columns
 from fedveil.run.history_files import DECLARED, Row, joined, parse_columns, parse_table
+from fedveil.run.result import Trivial
 from fedveil.run.run_directory import PRIVATE
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_json import read_statement
@@ -57,6 +58,14 @@ class RunData:
     def points(self, column: str) -> list[tuple[int, float]]:
         """(round from 1, value) of a column of the history, where it has one."""
         return [(row["round"] + 1, row[column]) for row in self.history if row.get(column) is not None]
+
+    @property
+    def trivial(self) -> Trivial | None:
+        """The score of an answer that is the same for all, where the run recorded one."""
+        found = self.summary.get("trivial")
+        if not isinstance(found, dict) or not isinstance(found.get("score"), int | float):
+            return None
+        return Trivial(float(found["score"]), str(found.get("answer", "")))
 
     @property
     def handed_over(self) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from fedveil.accounting.types import Unit
 from fedveil.configuration.network import HANDED_OVER
+from fedveil.configuration.public_setting import FLOWER_APP
 from fedveil.data.features.feature_map import NETWORKS, SHAPES
 from fedveil.statement.statement import Assumption
 
@@ -59,11 +60,34 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
         found.append(_people(data.users, kind))
     if data.features_of:
         found.append(_network(data.features_of))
+    if config.data.name == FLOWER_APP:
+        found += _FLOWER
     if config.run.engine in TOGETHER and config.training.local != "dp-sgd":
         found.append(_APART)
     return (*found, *_features(config))
 
 
+def beside_the_releases(config: Config) -> tuple[str, ...]:
+    """Warnings of what leaves the clients beside the releases, as the configuration says it, and no number covers."""
+    if config.data.name == FLOWER_APP and config.data.partition.get("evaluate"):
+        return (
+            "clients evaluate, and what they answer (metrics) leaves without clip or noise: no epsilon of this statement covers "
+            "it",
+        )
+    return ()
+
+
+_FLOWER = (
+    Assumption(
+        "the Flower app asks its clients nothing outside its strategy: no query, evaluation or training of its own by the grid",
+        "what they answer there leaves without clip or noise, and fedveil sees neither question nor answer",
+    ),
+    Assumption(
+        "whether a reply has the arrays of the model (names, shapes, types) follows from the Flower app, whosever it is",
+        "a run in which no reply has had them ends, which everybody sees",
+    ),
+)
+"""What a run of a Flower app takes on trust of the app."""
 _APART = Assumption(
     "clients that train in one pass (run.engine = 'batched', or 'cuda', which 'auto' is with a GPU) do not move the rounding of "
     "each other's updates",

@@ -163,10 +163,26 @@ class FlatModel:
         training_mode(self.module)
 
     def eval(self, own_statistics: bool = False) -> None:
-        """As tests run it; with `own_statistics`, batch normalisation uses those of the batch."""
+        """As tests run it; with `own_statistics`, batch normalisation uses those of the batch, and keeps them."""
         self.module.eval()
         for layer in self._normalising if own_statistics else ():
             layer.train()
+
+    def output(self, x: Tensor, *, by_running_statistics: bool = False) -> Tensor:
+        """The output of the network for a batch of training.
+
+        Args:
+            by_running_statistics: batch normalisation uses the statistics that it has, as in a test, and they stay.
+        """
+        layers = self._normalising if by_running_statistics else []
+        try:
+            for layer in layers:
+                layer.eval()
+            output: Tensor = self.module(x)
+        finally:
+            for layer in layers:
+                layer.train()
+        return output
 
     @contextmanager
     def as_it_was(self) -> Iterator[set[str]]:
@@ -203,6 +219,16 @@ class FlatModel:
         """Set the trained parameters to `vector` [d]."""
         self.vector.copy_(vector)
 
+    def saved(self) -> dict[str, Tensor]:
+        """The whole state of the module, as `load_state_dict` takes it; where a part is frozen, what training changed of it."""
+        import torch
+
+        changed = {id(t) for t in self._changing}
+        part = not all(p.requires_grad for p in self.module.parameters())
+        state = {**trained_parameters(self.module), **self.module.state_dict(keep_vars=True)}
+        held = {name: t for name, t in state.items() if isinstance(t, torch.Tensor) and (id(t) in changed or not part)}
+        return {name: t for name, t in held.items() if t.layout is torch.strided and not (t.is_complex() or t.is_quantized)}
+
     def buffers(self) -> Tensor:
         """A copy of the batch statistics as one flat vector (empty when there are none)."""
         import torch
@@ -217,6 +243,26 @@ class FlatModel:
             buffer.copy_(part.view(buffer.shape))
         for counter in self._counters:
             counter.zero_()
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether what code keeps on the module is compared, as of all networks that are not built in."""
+        return self._kept is not None
+
+    def estimated_buffers(self, forward: Callable[[Tensor], object], batches: Iterable[Tensor]) -> Tensor:
+        """The mean of the batch statistics over these batches, as the network has them in tests; those that it had are lost."""
+        momenta: list[Any] = [layer.momentum for layer in self._normalising]
+        self.eval(own_statistics=True)
+        try:
+            for i, x in enumerate(batches):
+                for layer in self._normalising:
+                    layer.momentum = 1 / (i + 1)  # type: ignore[assignment]
+                forward(x)
+        finally:
+            for layer, momentum in zip(self._normalising, momenta, strict=True):
+                layer.momentum = momentum
+            self.train()
+        return self.buffers()
 
     def remember_constants(self) -> None:
         """Let what the module's own code made of public examples, such as a cache, be constant from now on."""

@@ -33,6 +33,7 @@ from fedveil.network.consent import Consent
 from fedveil.network.flower_api import Endpoint, TaskQueue, answer_message, bundle, require_fleet_routes
 from fedveil.network.joined_client import JoinedClient
 from fedveil.network.programs import Program, ended_by_signal, free_port, running
+from fedveil.network.server_clock import clocks_that_differ
 
 _POLL = 0.2
 _RETRY = 10.0
@@ -86,7 +87,8 @@ def join(consent: Consent, joining: Joining) -> bool:
     expected = hashlib.sha256(bundle()).hexdigest()
 
     def tell(line: str) -> None:
-        joining.tell(line + advice(line, joining))
+        clocks = clocks_that_differ(host, int(port_of_server))
+        joining.tell(line + (f" ({clocks})" if clocks else advice(line, joining)))
 
     with ExitStack() as stack:
         secret = stack.enter_context(_alone(joining))

@@ -55,6 +55,7 @@ from fedveil.run.assembly import planned_charges
 from fedveil.run.run import run
 from fedveil.run.run_directory import write_config
 from fedveil.statement.certify import certify_config
+from full_disk import FullDisk
 from joined_clients import Machines, configuration, consent, files, served
 from kill_points import kill_at
 
@@ -689,6 +690,33 @@ def test_a_second_process_of_a_folder_is_refused_and_the_first_goes_on(tmp_path:
         assert secret.read_bytes() == own
     with _alone(joining) as secret:
         assert secret.read_bytes() != own
+
+
+class Full(FullDisk):
+    """A disk of which nothing is left for new files."""
+
+    def full(self, what: str, path: str) -> bool:
+        """Whether it is a new file that is written."""
+        inside = path.startswith(f"{self.folder}/")
+        return inside and what in ("write", "posix_fallocate") and "states" in path
+
+
+def test_a_client_with_a_full_disk_is_charged_for_nothing(tmp_path: Path) -> None:
+    """It was charged in each round for a release that never left."""
+    there = machines(tmp_path / "clients")
+    full = Full(tmp_path / "clients/2")
+
+    def after(row: Any) -> None:
+        full.__exit__()
+
+    with full:
+        result, _ = served(small(training={"rounds": 3}), tmp_path / "server", there, on_round=after)
+    assert [row["participants"] for row in result.history] == [2, 3, 3]
+    said = "refused: this client's disk has no room for what it keeps of a round: nothing was charged, and nothing leaves"
+    assert result.history[0]["failures"] == {2: said}
+    assert [entry.round for entry in rows(tmp_path / "clients/2/lifetime-server.sqlite")] == [1, 2]
+    assert len(rows(tmp_path / "clients/1/lifetime-server.sqlite")) == 3
+    assert not list((tmp_path / "clients").rglob("*.part"))
 
 
 def test_a_machine_that_answers_with_errors_is_named_once_until_it_answers(tmp_path: Path) -> None:

@@ -85,6 +85,8 @@ def serve(config: Config, serving: Serving) -> Result:
     _forget_earlier(network)
     with ended_by_signal(), ExitStack() as stack:
         inside = stack.enter_context(_socket(network))
+        stack.callback(told_at(inside).unlink, missing_ok=True)
+        told_at(inside).unlink(missing_ok=True)
         link = _superlink(network, inside, answer_bytes(config, prepared.population))
         stack.enter_context(running(link, serving.tell, 1.0)).wait_for(network.port)
         serving.on_up()

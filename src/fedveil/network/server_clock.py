@@ -50,10 +50,9 @@ def two_clocks(client: float, server: float) -> str:
     """Both clocks, and how far they may be apart."""
     early, late = clock_tolerance()
     ahead = client - server
-    named = [
-        datetime.fromtimestamp(t, UTC).isoformat(sep=" ", timespec="seconds").removesuffix("+00:00") for t in (client, server)
-    ]
+    here, there = (f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d %H:%M:%S} UTC" for t in (client, server))
     return (
-        f"the client's clock says {named[0]} UTC, and the server's {named[1]} UTC: the client's is {abs(ahead):.0f} seconds "
-        f"{'ahead' if ahead > 0 else 'behind'}, and may be {early:g} ahead or {late:g} behind; set both by the network's time (NTP)"
+        f"the client's clock says {here}, and the server's {there}: the client's is {abs(ahead):.0f} seconds "
+        f"{'ahead' if ahead > 0 else 'behind'}, and may be {early:g} ahead or {late:g} behind; set both by the network's time "
+        f"(NTP)"
     )

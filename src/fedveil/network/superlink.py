@@ -298,7 +298,7 @@ async def run(network: NetworkFolder, port: int, at: Path, answer: int) -> None:
 
 def told_at(at: Path) -> Path:
     """The file beside the socket with the lines for the server's operator."""
-    return at.with_name("told")
+    return at.with_name(f"{at.name}.told")
 
 
 def listening(address: str, port: int) -> socket.socket:

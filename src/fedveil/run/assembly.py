@@ -45,12 +45,13 @@ from fedveil.methods.run_cost import releases_to, run_releases
 from fedveil.methods.setting import Setting
 from fedveil.models.mixing import drawn_elsewhere, mixing_layer
 from fedveil.models.probe import check_output
+from fedveil.release.by_hand import known
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
 from fedveil.training.kept_state import KeptState
 from fedveil.training.local import HasPersonalModel, Objective, Trained
-from fedveil.training.params import FlatModel
+from fedveil.training.params import FlatModel, trained_parameters
 
 if TYPE_CHECKING:
     from fedveil.data.dataset import Dataset
@@ -168,8 +169,8 @@ def checked_model(config: Config, prepared: Prepared, setting: Setting) -> FlatM
     model, task, (x, y) = build_model(config, prepared), task_of(config), prepared.test
     shown = _different(y)
     check_output(model, x[shown], y[shown], task)
-    if (dp_sgd := setting.dp_sgd()) is not None:
-        refuse_mixing(model, x, dp_sgd.together)
+    if setting.dp_sgd() is not None:
+        refuse_mixing(model, x)
     return model
 
 
@@ -263,22 +264,25 @@ def check_targets(task: Task, dataset: Dataset) -> None:
             raise DataError(f"{dataset.info.name}, {split} split: task.name = {task.name!r} cannot learn from {wrong}")
 
 
-def refuse_mixing(model: FlatModel, examples: torch.Tensor, size: int) -> None:
-    """An error where a layer mixes the examples of a batch: then one example moves the clipped gradients of all the others."""
-    examples = examples.to(model.vector.device)
+def refuse_mixing(model: FlatModel, examples: torch.Tensor) -> None:
+    """An error where a network mixes the examples of a batch, draws where one number serves several, or has hooks that DP-SGD skips.
+
+    Networks of known layers alone are computed in batches, so none of their layers may mix; all others are handed single examples,
+    and learn nothing of use where their output depends on a batch.
+    """
+    examples, name = examples.to(model.vector.device), type(model.module).__name__
     try:
-        layer = mixing_layer(model.module, examples, size)
+        layer = mixing_layer(model.module, examples, every=known(model.module))
         elsewhere = drawn_elsewhere(model.module, examples)
     except Exception as error:
         raise ConfigError(
-            f"model: {type(model.module).__name__} fails on batches of four and five examples with large inputs, which show "
+            f"model: {name} fails on batches of four and five examples with large inputs, which show "
             f"whether it mixes examples: {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
         ) from error
     if elsewhere:
         raise ConfigError(
-            f"training.local = 'dp-sgd' protects single examples, and {type(model.module).__name__} draws from {elsewhere} in "
-            f"its forward pass, where numbers are neither secret nor those of the run, and may mix examples now and then: draw "
-            f"from torch, such as torch.rand"
+            f"training.local = 'dp-sgd' protects single examples, and {name} draws from {elsewhere} in its forward pass, where "
+            f"one number may serve several examples: draw from torch, such as torch.rand"
         )
     if layer:
         whose = layer if layer.startswith("the network") else f"the layer {layer}"
@@ -286,6 +290,11 @@ def refuse_mixing(model: FlatModel, examples: torch.Tensor, size: int) -> None:
             f"training.local = 'dp-sgd' protects single examples, and {whose} mixes the examples of a batch: "
             "choose a model that treats them apart: nn.GroupNorm or nn.LayerNorm in the place of batch normalisation, or batch "
             "normalisation with frozen statistics (leave its parameters out of model.trainable)"
+        )
+    if late := [name for name, p in trained_parameters(model.module).items() if p._post_accumulate_grad_hooks]:
+        raise ConfigError(
+            f"training.local = 'dp-sgd' takes the gradient of each example, and {', '.join(late[:4])} has a hook "
+            f"(register_post_accumulate_grad_hook) that acts on accumulated gradients alone: use register_hook"
         )
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def mixing_layer(module: nn.Module, x: Tensor, every: bool = False) -> str:
     """The first part whose output for one example depends on the other examples of the batch, or an empty string.
 
-    It is a layer, or the module around it where what the layer is handed depends on them already. Layers are looked at where the
-    output of the whole network shows it, or `every` one: what they make for one example may lie in other places than in the batch.
+    It is a layer, or the module around it where what the layer is handed depends on them already. `every` layer is looked at, or
+    where the output of the whole network shows it: inside, a network may have the examples in another order.
 
     The network runs in the mode that it is in, on batches that share their first example; once more with its trained parameters
     moved a little, since a layer that starts at zero hides all before it. Its own parameters, statistics and random numbers stay

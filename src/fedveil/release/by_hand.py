@@ -33,9 +33,9 @@ Shapes = tuple[tuple[int, ...], ...]
 _LAYERS = frozenset(
     f"torch.nn.modules.{name}"
     for name in (
-        "activation batchnorm container conv dropout flatten fold instancenorm linear normalization padding pixelshuffle pooling "
-        "sparse transformer upsampling"
-    ).split()
+        *("activation", "batchnorm", "container", "conv", "dropout", "flatten", "fold", "instancenorm", "linear"),
+        *("normalization", "padding", "pixelshuffle", "pooling", "sparse", "transformer", "upsampling"),
+    )
 )
 """Files of torch whose layers keep the order of a batch, whatever their options; recurrent ones return several tensors."""
 
@@ -58,11 +58,13 @@ def _known_part(part: nn.Module) -> bool:
     kind, file = type(part), type(part).__module__
     if not file.startswith("fedveil.") and (file not in _LAYERS or getattr(sys.modules[file], kind.__name__, None) is not kind):
         return False
-    return not any((value and name.endswith("_hooks")) or name == "forward" or _foreign(value) for name, value in vars(part).items())
+    return not any(
+        (value and name.endswith("_hooks")) or name == "forward" or _foreign(value) for name, value in vars(part).items()
+    )
 
 
 def _foreign(value: object) -> bool:
-    """A function that is not torch's, such as the activation of a transformer."""
+    """Whether it is a function of somebody else's, such as the activation of a transformer."""
     if not callable(value) or isinstance(value, type | BuiltinFunctionType):
         return False
     return not (getattr(value, "__module__", None) or "").startswith(("torch.", "fedveil."))

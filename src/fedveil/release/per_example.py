@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -113,18 +113,18 @@ def _apart(losses: Losses) -> Losses:
 @contextmanager
 def _swapped(module: nn.Module, values: dict[int, Tensor]) -> Iterator[None]:
     """Other tensors in the place of parameters, by their `id`; a layer under several names is one layer."""
-    before = [(layer, dict(layer._parameters), vars(layer).get("_flat_weights")) for layer in module.modules()]
+    tables: list[tuple[dict[str, Any], str, Any]] = []
+    for layer in module.modules():
+        tables += [(layer._parameters, name, p) for name, p in layer._parameters.items()]
+        if flat := vars(layer).get("_flat_weights"):  # where recurrent layers have them once more
+            tables.append((vars(layer), "_flat_weights", flat))
     try:
-        for layer, own, flat in before:
-            layer._parameters.update({name: values.get(id(p), p) for name, p in own.items()})
-            if flat is not None:  # where recurrent layers have them once more
-                layer._flat_weights = [values.get(id(p), p) for p in flat]
+        for table, name, own in tables:
+            table[name] = [values.get(id(p), p) for p in own] if isinstance(own, list) else values.get(id(own), own)
         yield
     finally:
-        for layer, own, flat in before:
-            layer._parameters.update(own)
-            if flat is not None:
-                layer._flat_weights = flat
+        for table, name, own in tables:
+            table[name] = own
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from fedveil.configuration.public_setting import (
     task_of,
 )
 from fedveil.data.dataset import strata
+from fedveil.data.features.feature_map import FEATURES
 from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options, need_strata
 from fedveil.data.split import client_test_split, public_split, split_within_users
@@ -55,6 +56,7 @@ from fedveil.training.params import FlatModel, trained_parameters
 
 if TYPE_CHECKING:
     from fedveil.data.dataset import Dataset
+    from fedveil.data.features.feature_map import FeatureMap
     from fedveil.data.partition import Partition
     from fedveil.tasks.task import Task
 
@@ -98,7 +100,7 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
         dataset = load(section.name, section.data_dir, section.download) if source is None else source.read(section.name)
     refuse_timed(config, dataset, section.partition.get("kind") if partition is None else partition.kind)
     if (features := feature_map(section, config.public)) is not None:
-        dataset = features.of(dataset)
+        dataset = _with_features(features, dataset)
     if partition is None and section.partition.get("kind") == "users" and dataset.users_test is not None:
         dataset = split_within_users(dataset, section.user_test_fraction)
     check_targets(task_of(config), dataset)
@@ -128,6 +130,17 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
     public = (torch.from_numpy(x[public_part]), torch.from_numpy(y[public_part])) if len(public_part) else None
     test = torch.from_numpy(dataset.standardise(dataset.x_test)), torch.from_numpy(dataset.y_test)
     return Prepared(dataset, partition, Clients.of(x, y, partition.clients), tests, test, public)
+
+
+def _with_features(features: FeatureMap, dataset: Dataset) -> Dataset:
+    """The data set with these features, if a function of the user's own keeps nothing from one example to the next."""
+    if features.name in FEATURES:
+        return features.of(dataset)
+    features.info(dataset.info)  # what is made when it is first called
+    kept = KeptState(f"data.features = {features.name!r}", features.make)
+    found = features.of(dataset)
+    kept.require_unchanged()
+    return found
 
 
 def refuse_timed(config: Config, dataset: Dataset, kind: object) -> None:
@@ -169,6 +182,10 @@ def checked_model(config: Config, prepared: Prepared, setting: Setting) -> FlatM
     model, task, (x, y) = build_model(config, prepared), task_of(config), prepared.test
     shown = _different(y)
     check_output(model, x[shown], y[shown], task)
+    if task.own:
+        kept = _kept_by(task)
+        check_output(model, x[shown], y[shown], task)
+        kept.require_unchanged()
     if setting.dp_sgd() is not None:
         refuse_mixing(model, x)
     return model
@@ -249,12 +266,16 @@ def federation(
 
 def _kept(method: Method, task: Task, local_training: Objective) -> tuple[KeptState, ...]:
     """What code of the user's own must not keep: that of the task, and what local training is made of."""
-    found = [KeptState(f"task.name = {task.name!r}", task)] if task.own else []
+    found = [_kept_by(task)] if task.own else []
     if is_own(method):
         own = local_training.inner if isinstance(local_training, Trained) else local_training
         parts = {**getattr(own, "__dict__", {}), "objective": own}  # which may be ours, with functions of the user's
         found.append(KeptState(f"method.name = {method.name!r}", SimpleNamespace(**parts)))
     return tuple(found)
+
+
+def _kept_by(task: Task) -> KeptState:
+    return KeptState(f"task.name = {task.name!r}", task)
 
 
 def check_targets(task: Task, dataset: Dataset) -> None:
@@ -265,10 +286,10 @@ def check_targets(task: Task, dataset: Dataset) -> None:
 
 
 def refuse_mixing(model: FlatModel, examples: torch.Tensor) -> None:
-    """An error where a network mixes the examples of a batch, draws where one number serves several, or has hooks that DP-SGD skips.
+    """An error where a network mixes the examples of a batch, draws one number for several, or has hooks that DP-SGD skips.
 
-    Networks of known layers alone are computed in batches, so none of their layers may mix; all others are handed single examples,
-    and learn nothing of use where their output depends on a batch.
+    A network of known layers alone is computed in batches, so none of its layers may mix. Any other is handed single examples,
+    and would be trained as another network than it is tested as where its output depends on the batch.
     """
     examples, name = examples.to(model.vector.device), type(model.module).__name__
     try:

@@ -175,6 +175,8 @@ class _Walk:
                 yield from self._class(value)
             case torch.Generator():
                 yield path, (_DRAWN, _content(value.get_state()))
+            case random.SystemRandom():  # which has no state
+                yield path, _Same(value)
             case random.Random():
                 yield path, (_DRAWN, value.getstate())
             case np.random.Generator():

@@ -138,7 +138,7 @@ class FlatModel:
 
     def another(self, vector: Tensor, grad: Tensor) -> FlatModel:
         """A copy in that memory, [d] each; what is frozen is shared with this one."""
-        module = copy.deepcopy(self.module, {id(t): t for t in self._constants})
+        module = copied(self.module, {id(t): t for t in self._constants})
         return FlatModel(module, vector, grad, self._followed, self._built_in)
 
     def to(self, device: torch.device | str) -> FlatModel:
@@ -147,7 +147,7 @@ class FlatModel:
 
         if self.vector.device == torch.device(device):
             return self
-        return FlatModel(copy.deepcopy(self.module).to(device), followed=self._followed, built_in=self._built_in)
+        return FlatModel(copied(self.module).to(device), followed=self._followed, built_in=self._built_in)
 
     def follow(self) -> None:
         """Compare from here on what hangs on the module, whoever's its code is, and on this object itself."""
@@ -215,6 +215,22 @@ class FlatModel:
                 f"model: something was kept as Local.model.{min(added)}, which would carry one client's data to others: keep it "
                 f"in Local.state or Local.scratch"
             )
+
+
+def copied(module: nn.Module, shared: dict[int, Tensor] | None = None) -> nn.Module:
+    """A deep copy with the hooks of its trained parameters, which torch leaves out.
+
+    Args:
+        shared: tensors that both have, by their `id`.
+    """
+    made = copy.deepcopy(module, shared)
+    for p, other in zip(module.parameters(), made.parameters(), strict=True):
+        if p is not other and p.requires_grad:
+            for hook in (p._backward_hooks or {}).values():
+                other.register_hook(hook)
+            for hook in (p._post_accumulate_grad_hooks or {}).values():
+                other.register_post_accumulate_grad_hook(hook)
+    return made
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

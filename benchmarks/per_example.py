@@ -5,9 +5,9 @@ Ours take Poisson batches, 20 of which the mean is 32, and fill up the last pass
     python benchmarks/peers/install.py opacus
     python benchmarks/per_example.py --rounds 15
 
-LeNet-5, an LSTM and a transformer, classes of one's own, that predict the next of 32 tokens. One round is 20 steps: forward, backward, clip of each
-example, noise, optimiser. Writes benchmarks/results/per_example.json. "Our pooling" is our LeNet-5: the same layers, with a
-max-pooling of our own. Opacus's hooks and ghost clipping use its own LSTM and attention.
+LeNet-5, an LSTM and a transformer that predict the next of 32 tokens; classes of one's own. One round is 20 steps: forward,
+backward, clip of each example, noise, optimiser. Writes benchmarks/results/per_example.json. "Our pooling" is our
+LeNet-5: the same layers, with a max-pooling of our own. Opacus's hooks and ghost clipping use its own LSTM and attention.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F

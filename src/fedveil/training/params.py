@@ -227,9 +227,9 @@ def copied(module: nn.Module, shared: dict[int, Tensor] | None = None) -> nn.Mod
     for p, other in zip(module.parameters(), made.parameters(), strict=True):
         if p is not other and p.requires_grad:
             for hook in (p._backward_hooks or {}).values():
-                other.register_hook(hook)
+                other.register_hook(hook)  # type: ignore[no-untyped-call]
             for hook in (p._post_accumulate_grad_hooks or {}).values():
-                other.register_post_accumulate_grad_hook(hook)
+                other.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     return made
 
 

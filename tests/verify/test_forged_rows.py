@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from federation_runs import config
+from fedveil.federation.history import Columns
+from fedveil.run.recorded_run import read_run
+from fedveil.run.verification import verification
 from fedveil.verify import verify_run
 from forged_ledger import ForgedLedger
 from verified_runs import made, small_run
@@ -115,3 +119,59 @@ def bound(run: Path) -> None:
     ledger = ForgedLedger.read(run)
     ledger.bind(run)
     ledger.write(coherent=True)
+
+
+def rewritten(run: Path, target: Path, change: Callable[[Path], None]) -> int:
+    """The outcome for a copy in which files were changed and every digest was made to fit."""
+    shutil.copytree(run, target)
+    change(target)
+    ledger = ForgedLedger.read(target)
+    ledger.bind(target)
+    ledger.write(coherent=True)
+    return verification(target).exit_status
+
+
+def second_column(run: Path) -> None:
+    """Give the history a second column of scores, which some readers take and others do not."""
+    header, *rows = (run / "history.csv").read_text().splitlines()
+    lines = [f"epsilon_spent,{header}", *(f"0.001,{row}" for row in rows)]
+    (run / "history.csv").write_text("\n".join(lines) + "\n")
+
+
+def relabelled(run: Path) -> None:
+    """Declare a built-in column anew."""
+    (run / "columns.json").write_text(json.dumps([{**asdict(Columns()["update_norm"]), "title": "Proven epsilon"}]))
+
+
+def longer_row(run: Path) -> None:
+    """Give one row of the history a cell without a column."""
+    text = (run / "history.csv").read_text()
+    (run / "history.csv").write_text(text.rstrip("\n") + ",0.99\n")
+
+
+def nothing(run: Path) -> None:
+    """Change nothing, so that the forger's tools are known to be honest."""
+
+
+@pytest.mark.parametrize(("change", "status"), [(nothing, 0), (second_column, 1), (relabelled, 1), (longer_row, 1)])
+def test_tables_that_readers_understand_differently_are_contradicted(
+    change: Callable[[Path], None], status: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(made(tmp_path_factory, "adaptive"), source)
+    assert rewritten(source, tmp_path / "run", change) == status
+
+
+def test_no_declaration_changes_the_words_of_a_built_in_column(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    shutil.copytree(made(tmp_path_factory, "server"), tmp_path / "run")
+    forged = [{"name": "epsilon_spent", "title": "Rounds"}, {"name": "test_accuracy", "title": "Accuracy at ten hospitals"}]
+    (tmp_path / "run" / "columns.json").write_text(json.dumps([{**asdict(Columns()[c["name"]]), **c} for c in forged]))
+    shown, built_in = read_run(tmp_path / "run").declared, Columns()
+    assert [shown[c["name"]].title for c in forged] == [built_in[c["name"]].title for c in forged]
+
+
+def test_a_rollback_journal_beside_the_ledger_is_contradicted(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The verifier reads the file as it is; an ordinary reader would first roll back to what the journal holds."""
+    run = Path(shutil.copytree(made(tmp_path_factory, "server"), tmp_path / "run"))
+    (run / "ledger.sqlite-journal").write_bytes((run / "ledger.sqlite").read_bytes())
+    assert verify_run(run).exit_status == 1

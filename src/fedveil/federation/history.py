@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedveil.accounting.types import View
+from fedveil.errors import ConfigError
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.column import Column, HasColumns
 
@@ -70,6 +71,11 @@ def of_task(task: Task) -> tuple[Column, ...]:
     )
 
 
+def built_in_columns(task: Task | None = None) -> dict[str, Column]:
+    """The columns that every run has, and those of its task, by name."""
+    return {column.name: column for column in (*INDEX, *COLUMNS, *(of_task(task) if task else ()))}
+
+
 _COUNTED = ("participants", "uplink_bytes", "skipped")
 """What tells how many clients took part in a round, and nothing of a model."""
 _NOISED = ("noise_norm", "cumulative_noise_norm", "layer_noise_std")
@@ -90,15 +96,16 @@ def _metric(column: Column) -> str:
 
 
 class Columns(Mapping[str, Column]):
-    """The columns of one run by name: those of every run, and the `own` ones of its task and method.
+    """The columns of one run by name: those of every run and of its task, and the `own` ones that it declares.
 
-    An undeclared name gets a default. Without a task of its own, a run learns classes.
+    No declaration changes the words of a built-in column; an undeclared name gets a default. Without a task, a run learns
+    classes unless `own` has a main column.
     """
 
-    def __init__(self, own: Iterable[Column] = ()) -> None:
+    def __init__(self, own: Iterable[Column] = (), task: Task | None = None) -> None:
         self.own = tuple(own)
-        tasks = () if any(column.main for column in self.own) else of_task(Classification())
-        self._known = {column.name: column for column in (*INDEX, *COLUMNS, *tasks, *self.own)}
+        built_in = built_in_columns(task or (None if any(column.main for column in self.own) else Classification()))
+        self._known = built_in | {column.name: column for column in self.own} | built_in
 
     @property
     def main(self) -> Column:
@@ -164,7 +171,7 @@ class Columns(Mapping[str, Column]):
     def hiding(self, names: Iterable[str]) -> Columns:
         """The same columns, of which these are private."""
         found = Columns(self.own)
-        found._known |= {name: replace(self[name], public=False) for name in names}
+        found._known = self._known | {name: replace(self[name], public=False) for name in names}
         return found
 
     def of(self, name: str, value: Any) -> Column:
@@ -179,7 +186,14 @@ class Columns(Mapping[str, Column]):
 
 
 def columns_of(task: Task, own: Iterable[Column] = ()) -> Columns:
-    """The columns of a run with this task, and `own` ones of its method."""
+    """The columns of a run with this task, and `own` ones of its method.
+
+    Raises:
+        ConfigError: the method declares a column that every run has.
+    """
+    own = tuple(own)
+    if taken := [column.name for column in own if column.name in built_in_columns(task)]:
+        raise ConfigError(f"the method declares the column {taken[0]!r}, which every run has: choose another name")
     return Columns((*(() if type(task) is Classification else of_task(task)), *own))
 
 

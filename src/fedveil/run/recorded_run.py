@@ -18,6 +18,7 @@ from fedveil.run.history_files import DECLARED, Row, joined, parse_columns, pars
 from fedveil.run.run_directory import PRIVATE
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_json import read_statement
+from fedveil.tasks.task_registry import built_in_task
 
 T = TypeVar("T")
 
@@ -83,15 +84,17 @@ def read_run(path: str | Path) -> RunData:
         raise ConfigError(f"{folder} is not one run but a grid of them: {shown} run directories lie under {folder / 'cells'}")
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} is not a run directory (it has no config.toml): give one that `fedveil run` left")
+    text = _read(folder / "config.toml", str, "")
+    config = _parsed(folder / "config.toml", text)
     declared = _read(folder / DECLARED, parse_columns, Columns())
+    declared = Columns(declared.own, built_in_task(config.get("task")))
     history = _table(folder, "history.csv", declared)
     declared = declared.hiding(_headers(folder / PRIVATE / "history.csv"))
     if not history:
         raise ConfigError(f"{folder} has no finished round yet: there is nothing to show")
-    text = _read(folder / "config.toml", str, "")
     return RunData(
         path=folder,
-        config=_parsed(folder / "config.toml", text),
+        config=config,
         config_text=text,
         statement=read_statement(folder) if (folder / "statement.json").is_file() else None,
         history=history,

@@ -1,6 +1,5 @@
 """Verify a run directory: what is bound together, what is recomputed, and what nobody can know from it."""
 
-import csv
 import hashlib
 import tomllib
 from collections import Counter
@@ -10,11 +9,11 @@ from typing import Any
 
 from fedveil.verify import statement_checks
 from fedveil.verify.finding import Finding, Findings, Verification
-from fedveil.verify.ledger_file import LedgerFile, read_json
+from fedveil.verify.ledger_file import LedgerFile, read_json, read_table
 from fedveil.verify.row_costs import RowCosts
 
 _PARSERS: dict[str, Callable[[str], Any]] = {"config.toml": tomllib.loads, "statement.json": read_json, "data.json": read_json}
-_PARSERS |= {"statement.md": str, "history.csv": lambda text: list(csv.DictReader(text.splitlines()))}
+_PARSERS |= {"statement.md": str, "history.csv": read_table}
 _SHOWN = {*_PARSERS, "layers.csv", "clients.csv", "participants.csv", "failures.csv", "columns.json", "partition.json"}
 _TRUST = {
     "all releases": "that nothing left beside these releases: the run's code; secure aggregation or two ledgers remove it",
@@ -73,6 +72,8 @@ def _check_files(findings: Findings, run: Path, ledger: LedgerFile) -> None:
     checked = sorted(bound.keys() & there.keys())
     salt = there["private/salt"].read_bytes() if "private/salt" in there else b""  # goes before what is private
     wrong = [n for n in checked if hashlib.sha256(salt * (n[:8] == "private/") + there[n].read_bytes()).hexdigest() != bound[n]]
+    for table in (name for name in there if name.endswith(".csv") and name in bound):
+        read_table(there[table].read_text(encoding="utf-8"))
     outside = sorted(there.keys() - bound.keys() - {"ledger.sqlite", "ledger.sqlite-head"})
     wrong += [f"{n} (without a digest)" for n in outside if n.casefold().removeprefix("private/") in _SHOWN and ledger.closing]
     findings.check(not wrong, "files", "what the run wrote", f"{'changed: ' * bool(wrong)}{', '.join(wrong or checked)}")
@@ -87,12 +88,13 @@ def _check_numbers(findings: Findings, run: Path, ledger: LedgerFile, spent: Row
     rounds, held, server = [int(row["round"]) for row in history], spent.participants, statement["scope"]["view"] == "server"
     right = rounds == list(range(finished)) and finished == ledger.closing.get("rounds", finished)
     findings.check(right, "rounds of the history", finished, len(rounds))
-    others = _PARSERS["history.csv"](private.read_text(encoding="utf-8")) if private.exists() else []
+    others = read_table(private.read_text(encoding="utf-8")) if private.exists() else []
     seen = Counter({int(row["round"]): int(row["participants"]) for row in (*history, *others) if row.get("participants")})
-    excused = {r for r in rounds if seen[r] < files["config.toml"]["privacy"].get("min_survivors", 0)}  # skipped, or not told
+    fewest = files["config.toml"]["privacy"].get("min_survivors", 0)  # with it rounds may be skipped, or hold more noise
+    excused = {r for r in rounds if seen[r] < fewest}  # skipped, or not told
     few = [r for r in {*rounds, *held} - excused if held.get(r, server - 1) < seen[r] or r > finished - bool(ledger.closing)]
     findings.check(not few, "rounds of the ledger", "the participants of the history", f"others in {few}" if few else "the same")
     excess = spent.dimension - statement["dimension"] if ledger.releases else 0
     findings.check(excess == 0 or (spent.extras and excess > 0), "dimension", statement["dimension"], spent.dimension)
-    statement_checks.check_rows(findings, spent, statement, complete and not excused, history[-1:] if ledger.closing else [])
+    statement_checks.check_rows(findings, spent, statement, complete and not fewest, history[-1:] if ledger.closing else [])
     statement_checks.check_statement(findings, statement, files["statement.md"], spent.expected)

@@ -68,7 +68,9 @@ def check_statement(findings: Findings, statement: Json, page: str, x: Expected 
         findings.agree(f"mu and tpr ({view} view)", {"mu": (mu, numbers["mu"]), "tpr": (tpr, numbers["tpr"])})
     on_page = {float(text.rstrip(".")) for text in re.findall(r"\d[\d.]*(?:e[+-]?\d+)?", page)}
     halves = {n: 10.0 ** (math.log10(abs(n)) // 1 - 3) / 2.000002 if 0 < abs(n) < math.inf else 0.0 for n in _numbers(statement)}
-    lacking = [n for n, up in halves.items() if on_page.isdisjoint({float(f"{n:g}"), float(f"{n:.4g}"), float(f"{n + up:.4g}")})]
+    lacking = [
+        n for n, up in halves.items() if on_page.isdisjoint({n, float(f"{n:g}"), float(f"{n:.4g}"), float(f"{n + up:.4g}")})
+    ]
     right = not lacking and page.startswith(f"# Privacy statement: {statement['method']} (")
     findings.check(right, "statement.md", "the numbers of statement.json", "the same numbers" if right else f"no {lacking}")
 

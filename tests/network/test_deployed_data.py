@@ -18,7 +18,7 @@ from fedveil.network.consent import OwnData
 from fedveil.network.deployed_data import own_part, public_part
 from fedveil.network.joined_client import JoinedClient
 from fedveil.network.offers import offer_bytes, offer_of, read_consent
-from fedveil.run.assembly import checked_model
+from fedveil.run.rehearsal import rehearsed_model
 from fedveil.run.run import run
 from fedveil.verify.check_run import verify_run
 from joined_clients import Machines, consent, served
@@ -197,7 +197,7 @@ def test_a_record_that_is_large_keeps_no_other_one_from_training(tmp_path: Path)
         config = by_record(tmp_path).model_copy(update=changes)
         made = own_part(config, 1, str(tmp_path / "1.csv"))
         assert made.clients.size(1) == left
-        checked_model(config, made, calibrated_setting(config, made.population)[1])
+        rehearsed_model(config, made, calibrated_setting(config, made.population), whole=False)
 
 
 def test_rows_of_parquet_are_read_one_by_one(tmp_path: Path) -> None:

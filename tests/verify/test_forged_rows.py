@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from federation_runs import config
+from fedveil.accounting.gaussian import epsilon_of
+from fedveil.accounting.types import View
+from fedveil.configuration.config import Config
+from fedveil.configuration.public_setting import calibrated_setting
+from fedveil.errors import ConfigError
 from fedveil.federation.history import Columns
+from fedveil.methods.method_registry import METHODS
+from fedveil.methods.method_table import METHOD_TABLE
+from fedveil.methods.setting import Setting
+from fedveil.release.door import Door
+from fedveil.release.plan import Plan, Released
 from fedveil.run.recorded_run import read_run
 from fedveil.run.verification import verification
-from fedveil.verify import verify_run
+from fedveil.verify import statement_checks, verify_run
 from forged_ledger import ForgedLedger
 from verified_runs import made, small_run
 
@@ -73,6 +87,87 @@ def test_rows_of_releases_that_would_have_leaked(name: str, tmp_path: Path, tmp_
     source = small_run(steps, tmp_path / "source") if kind == "steps" else made(tmp_path_factory, kind)
     assert verify_run(source).exit_status == 0
     assert forged(source, tmp_path / "run", forge) != 0
+
+
+ONCE: dict[str, dict[str, Any]] = {
+    "adaptive-clipping": {},
+    "fed-smp": {"variant": "proven"},
+    "dp-fedsam": {"rho": 0.1},
+    "fedglp-adp": {"variant": "proven"},
+}
+"""Methods whose noise is added once to a sum, and whose clip and noise follow from what was released."""
+
+
+@pytest.mark.parametrize("method", ONCE)
+def test_noise_that_is_added_once_is_never_counted_in_shares(method: str, tmp_path: Path) -> None:
+    run = small_run(config({"name": method, **ONCE[method]}, "aggregate"), tmp_path / "source")
+    assert verify_run(run).exit_status == 0
+    clients = json.loads((run / "data.json").read_text())["clients"]
+    for participants in (10**6, clients):
+        less = 1 / participants**0.5
+        change = each(lambda r, less=less, n=participants: {**scaled(r, "noise_std", less), "participants": n})
+        assert forged(run, tmp_path / f"run-{participants}", change) == 1
+
+
+@pytest.mark.parametrize("more", [1, 10**6])
+def test_no_sum_has_more_participants_than_clients(more: int, tmp_path: Path) -> None:
+    """Nor does noise in shares count for more than took part."""
+    training = {"local_steps": 2, "batch_clip": 1.0}
+    run = small_run(config({"name": "noisy-fedavg"}, "aggregate", training=training), tmp_path / "source")
+    assert verify_run(run).exit_status == 0
+    clients = json.loads((run / "data.json").read_text())["clients"]
+    forge = each(
+        lambda r: {**scaled(r, "noise_std", ((clients - 1) / (clients + more - 1)) ** 0.5), "participants": clients + more}
+    )
+    assert forged(run, tmp_path / "run", forge) == 1
+    assert forged(run, tmp_path / "same-noise", each(lambda r: {**r, "participants": clients + more})) == 1
+
+
+def test_the_verifier_knows_where_each_built_in_method_adds_its_noise() -> None:
+    assert set(statement_checks._BUILT_IN.split()) == set(METHOD_TABLE)
+    for name, variant in product(METHOD_TABLE, ("published", "proven")):
+        try:
+            method, s = calibrated_setting(configured(name, variant))
+        except ConfigError:  # it has no such variant, or no noise at the door
+            continue
+        policy = method.policy(s)
+        plan = policy.plan(Released(0, torch.zeros(s.layout.dimension), None), policy.start())
+        if isinstance(plan, Plan) and torch.as_tensor(plan.noise_std).any():  # of others nothing is proven
+            assert (plan.place == "upload") == ((name, variant) in statement_checks._IN_SHARES), (name, variant)
+
+
+def configured(name: str, variant: str) -> Config:
+    """A run of sums with a target, with the variant where the method has them."""
+    options = {"separation": 2} if name == "banded-mf" else {}
+    own = {"variant": variant} if "variant" in METHODS[name].model_fields else {}
+    if not own and variant == "published":
+        raise ConfigError("it has no variants")
+    training = {"batch_clip": 1.0, "local_steps": 2, "sampling": "fixed", **({"clients_per_round": 3} if options else {})}
+    return config({"name": name, **options, **own}, "aggregate", training=training)
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate", "final"])
+def test_a_run_that_counts_a_share_which_a_client_knows_is_no_forgery(
+    view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As version 0.2 made it: rows and statement follow, and what they leave out is said, with the number that holds."""
+    training = {"local_steps": 2, "batch_clip": 1.0}
+    now = config({"name": "noisy-fedavg"}, view, training=training)
+    with monkeypatch.context() as before:
+        before.setattr(Setting, "sharers_to", lambda s, seen: 1 if seen is View.SERVER else s.cohort - s.colluders)
+        before.setattr(Door, "known", property(lambda door: door.colluders))
+        run = small_run(now, tmp_path / "old")
+    found = verify_run(run)
+    assert found.exit_status == 2
+    assert [f for f in found.findings if f.kind == "contradicted"] == []
+    (said,) = [f.text for f in found.findings if f.kind == "unknown"]
+    assert "erratum 65" in said
+    statement = json.loads((run / "statement.json").read_text())
+    n, delta = statement["cohort"], statement["delta"]
+    right = epsilon_of(statement["views"][1]["mu"] * math.sqrt(n / (n - 1)), delta)
+    assert float(re.findall(r"it is ([\d.]+)", said)[0]) == pytest.approx(right, rel=1e-6)
+    assert right > 1.02 * statement["views"][1]["proven"]["epsilon"]
+    assert verify_run(small_run(now, tmp_path / "new")).exit_status == 0
 
 
 @pytest.mark.parametrize("factor", [2, 10])

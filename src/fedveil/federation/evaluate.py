@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -87,22 +88,35 @@ def evaluate(federation: Federation, progress: Progress) -> Record:
         _require_finite(task, model, found, loss := task.test_loss(*found))
         row: Record = {"test_loss": loss} | {f"test_{k}": v for k, v in task.scores(*found).items()}
         if tests is not None:
-            row[f"client_{task.main.name}"] = _client_scores(task, model, tests)
+            row[f"client_{task.main.name}"] = _client_scores(federation, model, tests)
         row.update(_personal_scores(federation, progress))
     return row
 
 
-def _client_scores(task: Task, model: FlatModel, tests: Clients) -> list[float | None]:
+def _client_scores(federation: Federation, model: FlatModel, tests: Clients) -> list[float | None]:
     """The main metric of each client; of none where the network fails on these examples: how a run ends is seen by all."""
     none: list[float | None] = [None] * len(tests)
+    context = federation.context
     if not len(tests.y):
         return none
-    return found_by(lambda: task.client_scores(tests.offsets, *evidence(task, model, tests.x, tests.y))) or none
+
+    def scores() -> list[float | None]:
+        return context.task.client_scores(tests.offsets, *evidence(context.task, model, tests.x, tests.y))
+
+    return found_by(scores, rehearsal=context.rehearsal) or none
 
 
 def _personal_scores(federation: Federation, progress: Progress) -> Record:
-    """The main metric of the clients' own models (see `HasPersonalModel`), on their own tests and on the test set on average."""
+    """The main metric of the clients' own models (see `HasPersonalModel`), on their own tests and on the test set on average.
+
+    None where a client's own model cannot be made, or fails: how a run ends is seen by all.
+    """
     objective, task, tests = federation.context.objective, federation.context.task, federation.client_tests
+    rehearsal = federation.context.rehearsal
+
+    def score(model: FlatModel, x: Tensor, y: Tensor) -> float | None:
+        return found_by(lambda: own_score(task, model, x, y), rehearsal=rehearsal)
+
     whole = federation.personal_on_test_set
     if not isinstance(objective, HasPersonalModel) or (tests is None and not whole):
         return {}
@@ -110,30 +124,21 @@ def _personal_scores(federation: Federation, progress: Progress) -> Record:
     on_test_set: list[float | None] = []
     for c in range(len(federation.context.clients)):
         model, state = global_model(federation, progress), progress.privates.get(c, {})
-        loaded = _loaded(model, objective, progress.model, state)
+        loaded = found_by(partial(_load, model, objective, progress.model, state), rehearsal=rehearsal) or False
         if tests is not None:
-            each.append(_private_score(task, model, *tests.examples(c)) if loaded else None)
+            each.append(score(model, *tests.examples(c)) if loaded else None)
         if whole:
-            on_test_set.append(_private_score(task, model, *federation.test) if loaded else None)
+            on_test_set.append(score(model, *federation.test) if loaded else None)
     row: Record = {} if tests is None else {f"personal_{task.main.name}": each, f"mean_personal_{task.main.name}": _mean(each)}
     return row | ({f"mean_personal_test_{task.main.name}": _mean(on_test_set)} if whole else {})
 
 
-def _loaded(model: FlatModel, objective: HasPersonalModel, released: Tensor, state: State) -> bool:
-    """Whether the client's own model could be put there; an objective that fails on its state gives no figure."""
-
-    def load() -> bool:
-        model.load(objective.personal(released.clone(), state))  # of a copy: what it changes there is nobody else's
-        if "buffers" in state:
-            model.load_buffers(state["buffers"])
-        return True
-
-    return found_by(load) or False
-
-
-def _private_score(task: Task, model: FlatModel, x: Tensor, y: Tensor) -> float | None:
-    """The main metric of a client's own model; None where the network fails with it: how a run ends is seen by all."""
-    return found_by(lambda: own_score(task, model, x, y))
+def _load(model: FlatModel, objective: HasPersonalModel, released: Tensor, state: State) -> bool:
+    """Put the client's own model there, and say so."""
+    model.load(objective.personal(released.clone(), state))  # of a copy: what it changes there is nobody else's
+    if "buffers" in state:
+        model.load_buffers(state["buffers"])
+    return True
 
 
 def _mean(scores: Sequence[float | None]) -> float:

@@ -11,6 +11,7 @@ import torch
 
 from fedveil.errors import ConfigError
 from fedveil.release.noise import Randomness
+from fedveil.tasks.task import in_full
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,14 +61,14 @@ def estimated_statistics(model: FlatModel, x: Tensor) -> Tensor:
 
 def _output(model: FlatModel, x: Tensor) -> Tensor:
     try:
-        output: Tensor = model.module(x)
+        output: Tensor = model.module(x.clone())  # into which it may write
+        return in_full(output)
     except Exception as error:
         reason = (str(error) or "-").splitlines()[0]
         raise ConfigError(
             f"model: {type(model.module).__name__} fails on a test batch of {len(x)} examples: {type(error).__name__}: {reason}; "
             f"it has to take batches of any size"
         ) from error
-    return output
 
 
 def _fitting(model: FlatModel, two: Tensor) -> int:

@@ -22,6 +22,7 @@ from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import ClientTask, Outcome, planned, summed
 from fedveil.federation.server_step import server_direction
 from fedveil.methods.method import weighting_of
+from fedveil.release.noise import Randomness
 from fedveil.release.plan import Plan, Raw, Released, ServerPolicy, Upload
 from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
 
@@ -91,15 +92,34 @@ def _older_objects_kept() -> Iterator[None]:
 def one_round(federation: Federation, engine: Engine, progress: Progress) -> None:
     """One round: clients, door, server, evaluation; appends one row to the history."""
     begin = time.perf_counter()
-    t, context = progress.round, federation.context
-    chosen = sample(federation, progress)
+    tasks, released, plan = asked(federation, progress, sample(federation, progress))
+    outcomes = gathered(engine.map(_affordable(federation, progress, tasks) if federation.setting.groups else tasks))
+    record = answered(federation, progress, outcomes, plan, released)
+    progress.round += 1
+    record["seconds"] = time.perf_counter() - begin
+    if progress.round % federation.evaluate_every == 0 or progress.round == federation.setting.rounds:
+        record.update(evaluate(federation, progress))
+    progress.history.append(record)
+
+
+def asked(
+    federation: Federation, progress: Progress, chosen: list[int]
+) -> tuple[Iterator[ClientTask], Released, Plan | Raw | None]:
+    """The first half of a round: the tasks of the chosen clients, what was released before, and the plan that all have."""
+    context = federation.context
     released = released_before(federation, progress)
     if context.summed and not progress.common:
         progress.common = context.policy.start()
     plan = context.plan(released, progress.common) if context.summed else None
     _check_rule(federation, plan)
-    tasks = _tasks(federation, progress, released, chosen, plan)
-    outcomes = _gathered(engine.map(_affordable(federation, progress, tasks) if federation.setting.groups else tasks))
+    return _tasks(federation, progress, released, chosen, plan), released, plan
+
+
+def answered(
+    federation: Federation, progress: Progress, outcomes: list[Outcome], plan: Plan | Raw | None, released: Released
+) -> Record:
+    """The second half: release what the clients sealed, and move the global model; the round's row but for scores."""
+    t = progress.round
     failed = {o.client: o.error for o in outcomes if o.error}
     present = [o.client for o in outcomes if o.release is not None]  # whether one of them failed is its secret
     if not present and len(outcomes) > 1 and federation.setting.min_survivors is None:
@@ -126,11 +146,7 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
         trained = [(o.loss, o.examples) for o in outcomes if not o.error]
         total = sum(n for _, n in trained)
         record["train_loss"] = sum(loss * n for loss, n in trained) / total if total else math.nan
-    progress.round += 1
-    record["seconds"] = time.perf_counter() - begin
-    if progress.round % federation.evaluate_every == 0 or progress.round == federation.setting.rounds:
-        record.update(evaluate(federation, progress))
-    progress.history.append(record)
+    return record
 
 
 def _check_rule(federation: Federation, plan: Plan | Raw | None) -> None:
@@ -150,14 +166,14 @@ def sample(federation: Federation, progress: Progress) -> list[int]:
     clients: then the seed decides.
     """
     s, randomness, rule = federation.setting, federation.context.randomness, federation.participation
-    name = ("clients", progress.round)
-    draw = randomness.secret(*name) if rule is None else np.random.default_rng(randomness.derive("sampling", *name))
-    free = _free(progress, s, rule)
+    if rule is not None:
+        randomness = Randomness(randomness.seed, seeded_noise=True)
+    name, free = ("clients", progress.round), _free(progress, s, rule)
     among = s.clients if free is None else len(free)
     if s.sampling == "poisson":
-        chosen = np.flatnonzero(draw.random(among) < s.rate)
+        chosen = randomness.coins(s.rate, among, *name)
     else:
-        chosen = np.sort(draw.choice(among, size=min(s.cohort, among), replace=False))
+        chosen = randomness.subset(min(s.cohort, among), among, *name)
     return [int(c) for c in (chosen if free is None else free[chosen])]
 
 
@@ -196,7 +212,7 @@ def _affordable(federation: Federation, progress: Progress, tasks: Iterable[Clie
     return kept
 
 
-def _gathered(outcomes: Iterable[Outcome]) -> list[Outcome]:
+def gathered(outcomes: Iterable[Outcome]) -> list[Outcome]:
     """The outcomes by client, the contributions to one sum added up as they come."""
     total, gathered = RunningSum(), []
     for o in outcomes:

@@ -149,7 +149,7 @@ def method_measures(federation: Federation, progress: Progress, clients: list[in
     for part, states in ((context.objective, [progress.privates.get(c, {}) for c in clients]), (context.policy, policies)):
         if isinstance(part, HasMetrics):
             if part is context.objective:
-                measured = [_measured(part, state, taken, shapes) for state in states]
+                measured = [_measured(part, state, (taken, shapes), rehearsal=context.rehearsal) for state in states]
             else:
                 measured = [part.measures(state) if state else {} for state in states]
             row.update(_means(measured))
@@ -161,8 +161,15 @@ def method_measures(federation: Federation, progress: Progress, clients: list[in
     return row
 
 
-def _measured(objective: HasMetrics, state: State, taken: Container[str], shapes: Container[tuple[int, ...]]) -> Figures:
-    """What an objective measures of a client's state; nothing where that fails: how a run ends is seen by all."""
+def _measured(
+    objective: HasMetrics, state: State, allowed: tuple[Container[str], Container[tuple[int, ...]]], *, rehearsal: bool
+) -> Figures:
+    """What an objective measures of a client's state; nothing where that fails: how a run ends is seen by all.
+
+    Args:
+        allowed: names that are taken, and shapes that a figure may have.
+    """
+    taken, shapes = allowed
 
     def measured() -> dict[str, Any]:
         return {str(name): np.asarray(value, dtype=float) for name, value in objective.measures(state).items()}
@@ -170,7 +177,7 @@ def _measured(objective: HasMetrics, state: State, taken: Container[str], shapes
     def apart(name: str) -> str:
         return apart(f"objective_{name}") if name in taken or name.startswith("test_") else name
 
-    figures = found_by(measured) if state else None
+    figures = found_by(measured, rehearsal=rehearsal) if state else None
     return {apart(name): value.tolist() for name, value in (figures or {}).items() if value.shape in shapes}
 
 

@@ -49,6 +49,7 @@ class Context:
     `gradients`: what an engine makes of each client's source of gradients. `task`: what is learned; `kept`: what code of
     the user's own keeps. `evaluation`: counts on the clients' own `tests` that leave beside each update.
     `in_turns`: clients train in turns with each other, and their engine seeds what layers draw.
+    `rehearsal`: the examples are public and nothing leaves, so what fails raises.
     Training happens where `model` and `clients` are; plans, door, tests and all states stay on the CPU.
     """
 
@@ -67,6 +68,7 @@ class Context:
     in_turns: bool = False
     evaluation: EvaluationCounts | None = None
     tests: Clients | None = None
+    rehearsal: bool = False
 
     def plan(self, released: Released, state: State) -> Plan | Raw:
         """The plan that the policy makes of what was released, with the counts of an evaluation beside the update."""
@@ -184,6 +186,8 @@ def attempted(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Fa
     except KeyboardInterrupt:
         raise
     except BaseException as error:
+        if context.rehearsal:
+            raise
         return failure(context, task, plan, _reason(error))
 
 
@@ -262,8 +266,9 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
     source: GradientSource = BatchGradient(context.task)
     dp_sgd = None if executed is None else executed.dp_sgd
     if dp_sgd is not None:
-        gradients = partial(per_example_gradients, losses_of=context.task.losses)
-        source = PerExampleGradient(dp_sgd, context.randomness, (t, task.client), gradients, context.task)
+        gradients = partial(per_example_gradients, losses_of=context.task.losses_in_full)
+        key, rehearsal = (t, task.client), context.rehearsal
+        source = PerExampleGradient(dp_sgd, context.randomness, key, gradients, context.task, rehearsal=rehearsal)
     local = Local(
         model,
         task.released.model.to(device, copy=True),

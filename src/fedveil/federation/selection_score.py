@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.federation.progress import Federation, Progress
+    from fedveil.federation.round import Context
     from fedveil.tasks.task import Task
     from fedveil.training.params import FlatModel
 
@@ -56,12 +57,12 @@ def release_score(federation: Federation, progress: Progress) -> float | None:
     model = handed_over(federation, progress)
     plan = Plan(clip=_MIDDLE, noise_std=_MIDDLE * s.selection.score_noise, place="sum")
     door = context.door.beside(Layout(("score",), ((1,),)))
-    away = [_away(s.task, model, *tests.examples(client)) for client in range(len(tests))]
+    away = [_away(context, model, *tests.examples(client)) for client in range(len(tests))]
     sealed = [door.seal(distance, plan, client, s.rounds) for client, distance in enumerate(away)]
     return _MIDDLE + float(door.release_sum(sealed, plan, s.rounds, len(tests)).vector[0])
 
 
-def _away(task: Task, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
+def _away(context: Context, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
     """How far from the middle a client's own score is [1]."""
-    score = found_by(lambda: own_score(task, model, x, y))
+    score = found_by(lambda: own_score(context.task, model, x, y), rehearsal=context.rehearsal)
     return torch.tensor([0.0 if score is None else score - _MIDDLE])

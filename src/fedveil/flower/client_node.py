@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError, LedgerError
 from fedveil.federation.round import ClientTask, Context, client_round
 from fedveil.flower.client_states import ClientStates, DamagedState, request_name
-from fedveil.flower.received_release import naming_its_bits
+from fedveil.flower.received_release import naming_its_bits, release_bounds
 from fedveil.flower.round_messages import (
     RefusalMessage,
     ReleaseMessage,
@@ -108,7 +108,7 @@ class ClientNode:
         )
         salt = context.randomness.key("salt", own.round, self.client).hex()
         released, buffers = self._let_out(outcome.release, salt)
-        answer = reply_bytes(ReleaseMessage(own, name, salt, released, buffers))
+        answer = reply_bytes(ReleaseMessage(own, name, salt, released, buffers), release_bounds(context.door, plan))
         kept = replace(before, request=request, answer=answer, rounds=before.rounds + 1, answers=before.answers + 1)
         if outcome.release is not None:
             private = before.private if outcome.error else outcome.private or before.private

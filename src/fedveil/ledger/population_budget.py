@@ -152,7 +152,7 @@ def lifetime_budget(path: Path, epsilon: float, delta: float, scope: Scope, orde
     if there != PopulationBudget(path, _cap(epsilon, delta, order), scope):
         raise ConfigError(
             f"epsilon = {epsilon:g} at delta = {delta:g} ({scope}) is not what {path} was made with, which is {there.cap.quotes} "
-            f"({there.scope}): restore these numbers, or keep another ledger"
+            f"({there.scope}): restore these numbers, by which all that was charged there counts"
         )
     return there
 

@@ -23,7 +23,7 @@ def replace_whole(
         sync: waits until an open file is on the disk; left out, `os.fsync`.
 
     Raises:
-        OSError: it cannot be written; what was there before still is.
+        OSError: it cannot be written, with its name; what was there before still is.
     """
     draft = path.with_name(path.name + DRAFT)
     try:
@@ -32,9 +32,10 @@ def replace_whole(
             file.flush()
             (sync or os.fsync)(file.fileno())
         draft.replace(path)
-    except OSError:
+    except OSError as problem:
         with suppress(OSError):
             draft.unlink()
+        problem.filename = problem.filename or str(path)  # the system names none where there is no room
         raise
 
 

@@ -24,11 +24,10 @@ from subprocess import Popen
 from fedveil.errors import ConfigError
 from fedveil.federation.plain_state import write_whole
 from fedveil.flower.flower_messages import printable
-from fedveil.flower.quiet import require_flower
 from fedveil.flower.wire_format import WireError
 from fedveil.network.certificates import check_readable
 from fedveil.network.consent import Consent
-from fedveil.network.flower_api import Endpoint, TaskQueue, answer_message, bundle
+from fedveil.network.flower_api import Endpoint, TaskQueue, answer_message, bundle, require_fleet_routes
 from fedveil.network.joined_client import JoinedClient
 from fedveil.network.programs import Program, ended_by_signal, free_port, running
 
@@ -70,7 +69,7 @@ def join(consent: Consent, joining: Joining) -> None:
     host, _, port_of_server = joining.server.rpartition(":")
     if not (host and port_of_server.isdecimal() and 0 < int(port_of_server) < 65536):
         raise ConfigError(f"the server is named as host:port, such as 192.0.2.7:9700, got {joining.server!r}")
-    require_flower()
+    require_fleet_routes()
     check_readable(joining.authority, joining.key)
     import torch
 
@@ -85,7 +84,7 @@ def join(consent: Consent, joining: Joining) -> None:
     def tell(line: str) -> None:
         joining.tell(line + advice(line, joining))
 
-    with ended_by_signal(), running(_supernode(joining, port, secret), tell, _RETRY) as supernode:
+    with ended_by_signal(), running(_supernode(joining, port, secret, consent.limits.memory), tell, _RETRY) as supernode:
         queue = TaskQueue(endpoint, "flwr-clientapp")
         asked: Queue[tuple[list[bytes], Future[bytes]]] = Queue()
 
@@ -115,9 +114,13 @@ def join(consent: Consent, joining: Joining) -> None:
 
 def advice(line: str, joining: Joining) -> str:
     """What to do where Flower's own words name no cause, or nothing."""
+    unknown = (
+        f"this key is not admitted: send {joining.key}.pub to the server's operator, who runs `fedveil net admit` and starts the "
+        f"server again; this client tries again every {_RETRY:g} seconds"
+    )
     found = {
-        "must be registered": f"this key is not admitted: send {joining.key}.pub to the server's operator, who runs `fedveil net "
-        f"admit` and starts the server again; this client tries again every {_RETRY:g} seconds",
+        "must be registered": unknown,
+        "404 Not Found": unknown,
         "activate SuperNode": f"this key is not admitted, or was online a moment ago. Not admitted: send {joining.key}.pub to "
         f"the server's operator, who runs `fedveil net admit` and starts the server again. Admitted: the server counts an "
         f"earlier connection for up to a minute, and one of another process with this key for ever. This client tries again "
@@ -163,8 +166,8 @@ def _answer(client: JoinedClient, parts: list[bytes], answer: Future[bytes]) -> 
         answer.set_exception(WireError("an error at the client, which its own log describes"))
 
 
-def _supernode(joining: Joining, port: int, secret: Path) -> Program:
+def _supernode(joining: Joining, port: int, secret: Path, memory: int) -> Program:
     command = ["flower-supernode", "--superlink", joining.server, "--root-certificates", str(joining.authority)]
     command += ["--auth-supernode-private-key", str(joining.key), "--host", "127.0.0.1", "--port", str(port)]
     command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
-    return Program(command, joining.folder / "flower", joining.folder / "supernode.log")
+    return Program(command, joining.folder / "flower", joining.folder / "supernode.log", memory=memory)

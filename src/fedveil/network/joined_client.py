@@ -30,6 +30,7 @@ from fedveil.network.consent import Consent, ConsentRefused, Judged, judged, req
 from fedveil.network.deployed_data import no_part, own_part
 from fedveil.network.offers import ONLY_LOOKS, Offer, consent_bytes, read_offer, refusal_bytes
 from fedveil.run.assembly import federation
+from fedveil.run.rehearsal import rehearsed_model
 from fedveil.run.run_lock import claimed
 from fedveil.statement.statement_markdown import to_markdown
 
@@ -70,6 +71,8 @@ class JoinedClient:
             return self._answer(parts)
 
     def _answer(self, parts: list[bytes]) -> bytes:
+        if (size := sum(map(len, parts))) > (most := self.consent.limits.message):
+            raise WireError(f"a message has at most {most} bytes at this client (limits.parameters), this one has {size}")
         if len(parts) == 1:
             return self._answer_offer(read_offer(parts[0]))
         if len(parts) != 2:
@@ -137,12 +140,16 @@ class JoinedClient:
         population = self.ledger.admit(accepted, offer.run, offer.client)
         settled = (accepted.method, accepted.setting)
         try:
-            job = federation(config, self._own(offer, config), path, offer.run, None, settled, population)
+            own = self._own(offer, config)
+            model = rehearsed_model(config, own, settled, whole=False)  # the server has rehearsed a round
+            job = federation(config, own, path, offer.run, model, settled, population)
         except Exception as problem:  # of the data: whether they can be read is theirs to keep, and goes into the noise
             _log.info("the data of run %s", offer.run, exc_info=True)
             why = printable(problem)
             self.tell(f"run {offer.run}: this client releases zero and noise: its data are not as the configuration says: {why}")
-            job = federation(config, no_part(config), path, offer.run, None, settled, population)
+            own = no_part(config)
+            model = rehearsed_model(config, own, settled, whole=False)
+            job = federation(config, own, path, offer.run, model, settled, population)
         states = ClientStates(folder / "states")
 
         def require(plan: Plan | Raw) -> None:
@@ -178,5 +185,5 @@ class JoinedClient:
         path = self.folder / "runs" / run / "offer.json"
         if not path.exists():
             return None
-        kept = json.loads(path.read_text())
+        kept = json.loads(path.read_text(encoding="utf-8"))
         return Offer(kept["run"], kept["client"], kept["config"])

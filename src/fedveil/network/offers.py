@@ -9,16 +9,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from fedveil.configuration.config import Config, flat, parse
 from fedveil.data.partition import checked_options
 from fedveil.errors import ConfigError
-from fedveil.flower.wire_format import Kind, WireError, WireMessage, decoded, encoded, run_name, text, whole_number
+from fedveil.flower.wire_format import (
+    Kind,
+    WireError,
+    WireMessage,
+    decoded,
+    digest,
+    encoded,
+    require_parts,
+    run_name,
+    text,
+    whole_number,
+)
 
 LEFT_OUT = {"run": ("engine", "track", "name", "clients_at_once"), "data": ("data_dir", "download"), "privacy": ("budget",)}
 """Keys of a configuration that concern one machine alone, and are not offered."""
+_MOST = 2**20
+"""Bytes of an offer: one with 10,000 columns has a third of that."""
 ONLY_LOOKS = "this client only looks at what is offered (--check)"
 """Its reason to refuse: it is no refusal of the run, and the client may come back."""
 
@@ -78,7 +92,10 @@ def offer_bytes(offer: Offer) -> bytes:
 
 def read_offer(content: bytes) -> Offer:
     """The offer that the server sent; raises WireError."""
+    if len(content) > _MOST:
+        raise WireError(f"an offer has at most {_MOST} bytes, this one has {len(content)}")
     message = decoded(content, Kind.OFFER)
+    require_parts(message, ("run", "client", "config"))
     config = message.fields.get("config")
     if type(config) is not dict:
         raise WireError("an offer without a configuration")
@@ -101,10 +118,15 @@ def refusal_bytes(offer: Offer, reason: str) -> bytes:
 def read_consent(content: bytes, offer: Offer) -> str:
     """Why the client refuses, or an empty string where it consents to this very offer; raises WireError."""
     message = decoded(content, Kind.CONSENT, Kind.REFUSAL)
+    consents = message.kind is Kind.CONSENT
+    require_parts(message, ("run", "client", *(("offer", "epsilon") if consents else ("reason",))))
     if (text(message, "run"), whole_number(message, "client")) != (offer.run, offer.client):
         raise WireError("an answer to another offer")
-    if message.kind is Kind.REFUSAL:
+    if not consents:
         return text(message, "reason")
-    if text(message, "offer") != offer.digest:
+    epsilon = message.fields["epsilon"]
+    if type(epsilon) is not float or not 0 <= epsilon < math.inf:
+        raise WireError("a consent whose epsilon is no finite number")
+    if digest(message, "offer") != offer.digest:
         raise WireError("a consent to another configuration")
     return ""

@@ -1,33 +1,39 @@
 """The server's process: it has the configuration, the public test set and the run directory, and reaches its clients by Flower.
 
-It starts the SuperLink, which carries messages, and starts it again if it ends. The run itself is here, and is resumed like any
-other.
+It starts the SuperLink (`superlink`), which carries messages, and starts it again if it ends. The run itself is here, and is
+resumed like any other.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Any
 
+from fedveil.configuration.public_setting import setting_of
 from fedveil.errors import FedveilError
+from fedveil.flower.flower_messages import printable
 from fedveil.flower.grid_engine import GridEngine, GridExchange
-from fedveil.flower.quiet import require_flower
+from fedveil.network.careful_grid import LastingGrid
 from fedveil.network.certificates import public_key_of
 from fedveil.network.consenting_clients import ConsentingClients
 from fedveil.network.deployed_data import public_part
-from fedveil.network.flower_api import Control, Endpoint, TaskQueue, node_keys, server_grid
+from fedveil.network.flower_api import Control, Endpoint, TaskQueue, node_keys, require_fleet_routes, server_grid
 from fedveil.network.programs import Program, ended_by_signal, require_free, running
+from fedveil.release.noise_memory import STATE_FILE
 from fedveil.run.result import Result
 from fedveil.run.run import run_prepared
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
+    from fedveil.configuration.public_setting import Population
     from fedveil.federation.history import Record
     from fedveil.federation.progress import Federation
     from fedveil.network.network_folder import NetworkFolder
@@ -62,7 +68,7 @@ def serve(config: Config, serving: Serving) -> Result:
     Raises:
         FedveilError: as `run`; or the network does not come up.
     """
-    require_flower()
+    require_fleet_routes()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     network, keys = serving.network, {c: public_key_of(path) for c, path in serving.network.admitted().items()}
     prepared = public_part(config)
@@ -72,12 +78,15 @@ def serve(config: Config, serving: Serving) -> Result:
             f"others with fedveil net admit KEY.pub, or set the number of clients"
         )
     config = config.model_copy(update={"run": config.run.model_copy(update={"engine": "flower"})})
-    require_free(_address(network), network.port)
+    require_free(network.address, network.port)
+    _forget_earlier(network)
     with ended_by_signal(), ExitStack() as stack:
-        stack.enter_context(running(_superlink(network), serving.tell, 1.0)).wait_for(network.port)
+        inside = Path(stack.enter_context(TemporaryDirectory(prefix="fedveil-", dir=_short_folder()))) / "flower-superlink"
+        link = _superlink(network, inside, answer_bytes(config, prepared.population))
+        stack.enter_context(running(link, serving.tell, 1.0)).wait_for(network.port)
         serving.on_up()
-        endpoint = Endpoint(f"127.0.0.1:{network.port}", network.authority.read_bytes(), network.secret.read_bytes())
-        grid = stack.enter_context(_grid(endpoint, keys))
+        endpoint = Endpoint(inside, None, network.secret.read_bytes())
+        grid = stack.enter_context(LastingGrid(lambda: _begun(endpoint, keys, link), serving.tell))
         timeout = config.training.client_timeout or PATIENCE
 
         def nodes() -> dict[int, int]:
@@ -92,35 +101,71 @@ def serve(config: Config, serving: Serving) -> Result:
             exchange.gather(set(range(number)), min(serving.wait, number), partial(time.sleep, 1))
             return GridEngine(job.context, job.context.door.run, exchange, serving.tell)
 
-        return run_prepared(config, prepared, serving.out, serving.on_round, resume=serving.resume, clients=clients)
+        with _named(link):
+            result = run_prepared(config, prepared, serving.out, serving.on_round, resume=serving.resume, clients=clients)
+    (serving.out / STATE_FILE).unlink(missing_ok=True)  # sums without noise, of which an interrupted run alone has need
+    return result
 
 
-def _address(network: NetworkFolder) -> str:
-    """Where the SuperLink listens: on this machine alone where nobody else is meant."""
-    return "0.0.0.0" if network.host not in ("127.0.0.1", "localhost") else "127.0.0.1"
+def answer_bytes(config: Config, population: Population) -> int:
+    """Bytes that a client's answer has at most: its integers in 8 bytes each, which no plan exceeds, and what is around them."""
+    return 8 * setting_of(config, population).layout.dimension + 2**18
 
 
-def _superlink(network: NetworkFolder) -> Program:
-    certificate, key = network.certificates
-    command = ["flower-superlink", "--host", _address(network), "--port", str(network.port), "--enable-supernode-auth"]
-    command += ["--ssl-ca-certfile", str(network.authority), "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
-    command += ["--database", str(network.path / "superlink.db"), "--isolation", "process"]
-    command += ["--superexec-auth-secret-file", str(network.secret)]
-    return Program(command, network.path / "flower", network.path / "superlink.log")
+def _short_folder() -> str | None:
+    """Where a socket's path is short enough for the system, which allows a hundred characters."""
+    return None if len(gettempdir()) < 64 else "/tmp"
 
 
-def _grid(endpoint: Endpoint, keys: Mapping[int, bytes]) -> Any:
-    """Admit all keys, begin a run of Flower, and take its server task."""
+def _forget_earlier(network: NetworkFolder) -> None:
+    """Remove the database that the SuperLink of fedveil 0.2 had, with what clients had sent."""
+    for path in network.path.glob("superlink.db*"):
+        path.unlink(missing_ok=True)
+
+
+def _superlink(network: NetworkFolder, inside: Path, answer: int) -> Program:
+    command = [Path(sys.executable).name, "-m", "fedveil.network.superlink", "--network", str(network.path)]
+    command += ["--port", str(network.port), "--socket", str(inside), "--answer-bytes", str(answer)]
+    return Program(command, network.path / "flower", network.path / "superlink.log", "flower-superlink")
+
+
+@contextmanager
+def _begun(endpoint: Endpoint, keys: Mapping[int, bytes], link: Program) -> Iterator[Any]:
+    """The grid of a new run of Flower, to which all keys are admitted.
+
+    Raises:
+        FedveilError: the SuperLink does not begin it.
+    """
     control, queue = Control(endpoint), TaskQueue(endpoint, "flwr-serverapp")
     try:
-        for client, key in keys.items():
-            control.register(key, f"client-{client}")
-        run, end = control.start_run(), time.monotonic() + PATIENCE
+        with _named(link):
+            for client, key in keys.items():
+                control.register(key, f"client-{client}")
+            run, end = control.start_run(), time.monotonic() + PATIENCE
         while (token := queue.take(run)) is None:
             if time.monotonic() > end:
-                raise FedveilError("the SuperLink does not hand over its server task: is another server using this network?")
+                raise FedveilError(f"the SuperLink does not hand over its server task; its log is {link.log}: {link.why()}")
             time.sleep(_POLL)
     finally:
         control.close()
         queue.close()
-    return server_grid(endpoint, token)
+    with server_grid(endpoint, token) as grid:
+        yield grid
+
+
+@contextmanager
+def _named(link: Program) -> Iterator[None]:
+    """Tell of what fails in Flower in its own words, and where its log is.
+
+    Raises:
+        FedveilError: in the place of an error of the connection, or of what it answers.
+    """
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPError as problem:
+        said = getattr(getattr(problem, "response", None), "text", "") or str(problem)
+        raise FedveilError(
+            f"Flower's SuperLink failed ({printable(said)}); its log is {link.log}: {link.why()}; go on with --resume"
+        ) from problem

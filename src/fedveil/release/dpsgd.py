@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial, reduce
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from fedveil.errors import ConfigError
@@ -44,6 +43,7 @@ class PerExampleGradient:
         plan: what each step does. randomness: of batches and noise. key: (round, client).
         gradients: (module, x, y) -> the gradient of each example in blocks, and the loss [n] of each.
         task: whose weights of examples stay outside of the clip.
+        rehearsal: the examples are public and nothing leaves, so one on which the network fails raises.
     """
 
     plan: DpSgd
@@ -53,6 +53,7 @@ class PerExampleGradient:
         default_factory=lambda: partial(per_example_gradients, losses_of=Classification().losses)
     )
     task: Task = field(default_factory=Classification)
+    rehearsal: bool = False
     _batch: tuple[Tensor, Tensor] | None = field(default=None, init=False)
     losses: list[float] = field(default_factory=list, init=False)
     _of_batch: list[float] = field(default_factory=list, init=False)
@@ -81,9 +82,8 @@ class PerExampleGradient:
             ConfigError: the objective did not ask for exactly one gradient a step.
         """
         local.steps = self.steps
-        draw = self.randomness.secret("examples", *self.key)
         for step in range(self.plan.steps):
-            chosen = np.flatnonzero(draw.random(min(len(y), self.plan.cap)) < self.plan.rate)
+            chosen = self.randomness.coins(self.plan.rate, min(len(y), self.plan.cap), "examples", *self.key, step)
             self._batch = x[torch.from_numpy(chosen)], y[torch.from_numpy(chosen)]
             yield x.new_empty(0, *x.shape[1:]), y.new_empty(0, *y.shape[1:])  # of their own: views would still hold all examples
             if self._batch is not None:
@@ -143,6 +143,8 @@ class PerExampleGradient:
             model.vector.copy_(before)
             if len(y) > 1:
                 return self._one_at_a_time(model, x, y)
+            if self.rehearsal:
+                raise
             _log.warning("client %d, round %d: an example counts as zero: %r", self.key[1], self.key[0], error)
             return torch.zeros(len(before), dtype=torch.float64, device=x.device)
         if not torch.equal(model.vector.view(torch.int32), before.view(torch.int32)):

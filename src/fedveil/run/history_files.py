@@ -196,7 +196,7 @@ def _client_rows(row: Record, columns: Columns) -> list[Record]:
 def _appended(path: Path, rows: Sequence[Record]) -> bool:
     """Whether the rows could be added to a table on disk: it is there, and has their columns."""
     try:
-        with path.open("r+", newline="") as file:
+        with path.open("r+", newline="", encoding="utf-8") as file:
             header = next(csv.reader(file), [])
             if fits := set(headers_of(rows)) <= set(header):
                 file.seek(0, os.SEEK_END)

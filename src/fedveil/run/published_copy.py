@@ -20,7 +20,7 @@ from fedveil.statement.statement_json import AUDITS
 
 LEDGER = "ledger.sqlite"
 PUBLIC = (
-    *("config.toml", "versions.json", "statement.json", "statement.md", CARD),
+    *("config.toml", "versions.json", "statement.json", "statement.md", CARD, "flower.md"),
     *("history.csv", "layers.csv", DECLARED, "summary.json", "model.safetensors", SIGNATURE),
 )
 """The files that are copied as they are; the ledger and the audits are copied without what is private of them."""

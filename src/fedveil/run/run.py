@@ -25,10 +25,11 @@ from fedveil.federation.selection_score import release_score
 from fedveil.flower.simulation import FlowerSimulation
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import Prepared, checked_model, federation, new_run_id, objective, prepare
+from fedveil.run.assembly import Prepared, federation, new_run_id, objective, prepare
 from fedveil.run.binding import check_opening, conclude, opening
 from fedveil.run.data_card import HandedOver, check_data, how_to_resume, recorded, same_handed_over, write_card
 from fedveil.run.history_files import append_history, write_history
+from fedveil.run.rehearsal import rehearsed_model
 from fedveil.run.result import Result, Trivial, trivial_of
 from fedveil.run.resume import count_spent, identity, resumable, run_id_of, same_run
 from fedveil.run.run_lock import claimed
@@ -125,7 +126,7 @@ def run_prepared(
     begun_as = config if begun_with not in TOGETHER else _with_engine(config, str(begun_with))  # its rounds rest on that
     public = public_values(begun_as, prepared.dataset.info)
     statement = certify(method, setting, seeded_noise=seeded, allow_vacuous_delta=vacuous, batch_norm=batch_norm, public=public)
-    model = checked_model(config, prepared, setting).to(device)
+    model = rehearsed_model(config, prepared, (method, setting)).to(device)
     trivial = trivial_of(setting.task, prepared.test[1])
     if not resume:
         own, timeout = objective(config, method, setting), config.training.client_timeout

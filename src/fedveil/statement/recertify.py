@@ -20,7 +20,7 @@ from fedveil.data.partition_options import Users
 from fedveil.errors import FedveilError
 from fedveil.federation.history import built_in_columns
 from fedveil.statement.certify import certify
-from fedveil.statement.public_values import public_values
+from fedveil.statement.public_values import beside_the_releases, public_values
 from fedveil.statement.statement_json import to_dict
 from fedveil.statement.statement_markdown import to_markdown
 from fedveil.tasks.task_registry import built_in_task
@@ -112,6 +112,7 @@ def _statement(config: Config, card: Mapping[str, Any]) -> Any:
         allow_vacuous_delta=config.privacy.allow_vacuous_delta,
         batch_norm=config.model.keeps_statistics,
         public=public_values(config, data),
+        beside=beside_the_releases(config),
     )
 
 
@@ -162,7 +163,7 @@ def _nominal(config: Config, known: Population, *, by_program: bool) -> tuple[fl
     natural, given = isinstance(options, Users), getattr(options, "examples_per_client", None) is not None
     if given and not by_program:
         return known.records, known.records
-    if not known.data.train_size:  # it depends on how the files were prepared
+    if not known.records:  # it depends on how the files were prepared
         return 0, math.inf
     if by_program or sized_by_labels(options) or (natural and known.clients < known.data.users):
         together = known.data.train_size + known.data.test_size * natural

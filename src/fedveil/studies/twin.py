@@ -27,9 +27,10 @@ from fedveil.federation.clients import Clients
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import start
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import Prepared, checked_model, federation, prepare
+from fedveil.run.assembly import Prepared, federation, prepare
 from fedveil.run.data_card import HandedOver, prepared_again
 from fedveil.run.history_files import write_history
+from fedveil.run.rehearsal import rehearsed_model
 from fedveil.studies.grid.cell import engine_of
 from fedveil.training.cores import process_state
 
@@ -148,7 +149,7 @@ def _job(config: Config, prepared: Prepared, calibrated: tuple[Method, Setting],
     """One of the two runs, in a folder of its own: the state of correlated noise lies beside the ledger."""
     folder.mkdir()
     Ledger.create(folder / "ledger.sqlite", "twin", {}).close()
-    model = checked_model(config, prepared, calibrated[1]).to(place(engine_of(config)))
+    model = rehearsed_model(config, prepared, calibrated).to(place(engine_of(config)))
     job = federation(config, prepared, folder / "ledger.sqlite", "twin", model, calibrated)
     return replace(job, client_tests=None, evaluate_every=config.training.rounds)
 

@@ -97,6 +97,10 @@ class Task(BaseModel):
         """The loss of a batch, one number."""
         return self.losses(output, target).mean()
 
+    def losses_in_full(self, output: Tensor, target: Tensor) -> Tensor:
+        """The `losses` [n], in float32 where the network gives half precision."""
+        return self.losses(in_full(output), target)
+
     def evidence(self, output: Tensor, target: Tensor) -> Evidence:
         """What evaluation keeps of a batch, example by example: by default output and target themselves."""
         return output, target
@@ -128,6 +132,11 @@ class Task(BaseModel):
         return None if np.isnan(score) else score
 
 
+def in_full(output: Tensor) -> Tensor:
+    """The output of a network, in float32 where it is in half precision: losses and scores are computed from that."""
+    return output.float() if output.dtype.itemsize < 4 else output
+
+
 def need_classes(task: str, info: Info, sides: int = 0) -> None:
     """Refuse data whose targets are not the numbers of classes.
 
@@ -136,12 +145,22 @@ def need_classes(task: str, info: Info, sides: int = 0) -> None:
     """
     if not info.classes:
         raise ConfigError(
-            f"task.name = {task!r} learns classes, and the targets of {info.name} are quantities: choose another task, "
-            f"such as 'regression', or data with classes"
+            f"task.name = {task!r} learns classes, and the targets of {info.name} are quantities{_flat(info, sides)}: choose "
+            f"another task, such as 'regression', or data with classes"
         )
     if len(info.target.shape) != sides:
         wanted = {0: "one class", 1: "a sequence of classes", 2: "a picture of classes"}[sides]
-        raise ConfigError(f"task.name = {task!r} needs {wanted} for each example; those of {info.name} have {info.target.shape}")
+        raise ConfigError(
+            f"task.name = {task!r} needs {wanted} for each example; those of {info.name} have {info.target.shape}"
+            f"{_flat(info, sides)}"
+        )
+
+
+def _flat(info: Info, sides: int) -> str:
+    """How targets of too many numbers may become the number of a class."""
+    if sides or len(info.target.shape) != 1:
+        return ""
+    return " (give y[:, 0])" if info.target.shape == (1,) else " (give y.argmax(1) if their rows are one-hot)"
 
 
 def need_quantities(task: str, info: Info, shape: str = "") -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedveil.verify import statement_checks
 from fedveil.verify.finding import Finding, Findings, Verification
 from fedveil.verify.ledger_file import LedgerFile, read_json, read_table
@@ -22,6 +24,7 @@ _TRUST = {
 }
 
 
+@np.errstate(all="warn", under="ignore")
 def verify_run(path: str | Path, *, pin: str | None = None, on_step: Callable[[int, int], None] | None = None) -> Verification:
     """Check a run directory, run no code of it, write nothing to it; `on_step` is called with (rows read, rows there)."""
     run, findings = Path(path), Findings()
@@ -39,12 +42,23 @@ def verify_run(path: str | Path, *, pin: str | None = None, on_step: Callable[[i
         _check_ends(findings, ledger, pin)
         _check_files(findings, run, ledger)
         _check_numbers(findings, run, ledger, spent, files)
+        _name_the_rest(findings, files["config.toml"]["data"])
     except (OSError, NotImplementedError) as problem:
         findings.append(Finding("unknown", "run", f"not everything can be read, or computed here ({problem})"))
     except Exception as problem:  # whatever files of a stranger may cause
         findings.append(Finding("contradicted", "run", f"not what a run writes ({type(problem).__name__}: {problem})"))
     findings.extend(Finding("trust", subject, text) for subject, text in _TRUST.items())
     return Verification(tuple(findings), ledger.closing_digest)
+
+
+def _name_the_rest(findings: Findings, data: dict[str, Any]) -> None:
+    """What leaves the clients of a Flower app beside the releases."""
+    if data["name"] == "flower-app":
+        asked = "that the app asked its clients nothing by messages of its own, which they answer without noise: whoever wrote it"
+        findings.append(Finding("trust", "outside the strategy", asked))
+        if data.get("partition", {}).get("evaluate"):
+            left = "clients evaluate: what they answer (metrics) leaves without clip or noise, and no number above covers it"
+            findings.append(Finding("trust", "evaluation", left))
 
 
 def _check_ends(findings: Findings, ledger: LedgerFile, pin: str | None) -> None:

@@ -239,7 +239,7 @@ KINDS: dict[str, Kind] = {
         tokens=7,
     ),
     "one layer under two names": Kind(alias, (5,), FUNC),
-    "a weight kept in a list": Kind(in_a_list, (5,), LOOP),
+    "a weight kept in a list": Kind(in_a_list, (5,), FUNC),
     "Linear on a batch turned around": Kind(ab(reversed_batch), (5,), FUNC),
     "Bilinear": Kind(last(lambda net, x: net.a(x, x.roll(1, -1)), a=lambda: nn.Bilinear(5, 5, 3)), (5,)),
     "Bilinear on a sequence": Kind(last(lambda net, x: net.a(x, x * x), a=lambda: nn.Bilinear(5, 5, 3, False)), (N, 5)),

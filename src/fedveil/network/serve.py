@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 PATIENCE = 600.0
 """Seconds that the server waits for an answer where the configuration says nothing else."""
 _POLL = 0.2
+_PATH = 100
+"""Bytes of the path of a socket that every system takes."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def serve(config: Config, serving: Serving) -> Result:
     require_free(network.address, network.port)
     _forget_earlier(network)
     with ended_by_signal(), ExitStack() as stack:
-        inside = Path(stack.enter_context(TemporaryDirectory(prefix="fedveil-", dir=_short_folder()))) / "flower-superlink"
+        inside = stack.enter_context(_socket(network))
         link = _superlink(network, inside, answer_bytes(config, prepared.population))
         stack.enter_context(running(link, serving.tell, 1.0)).wait_for(network.port)
         serving.on_up()
@@ -112,9 +114,18 @@ def answer_bytes(config: Config, population: Population) -> int:
     return 8 * setting_of(config, population).layout.dimension + 2**18
 
 
-def _short_folder() -> str | None:
-    """Where a socket's path is short enough for the system, which allows a hundred characters."""
-    return None if len(gettempdir()) < 64 else "/tmp"
+@contextmanager
+def _socket(network: NetworkFolder) -> Iterator[Path]:
+    """Where the server reaches its SuperLink: in the network's folder, or, where that path is too long for a socket, another."""
+    at = network.path.absolute() / "flower-superlink"
+    if len(bytes(at)) < _PATH:
+        try:
+            yield at
+        finally:
+            at.unlink(missing_ok=True)
+        return
+    with TemporaryDirectory(prefix="fedveil-", dir=None if len(gettempdir()) < _PATH - 40 else "/tmp") as folder:
+        yield Path(folder) / at.name
 
 
 def _forget_earlier(network: NetworkFolder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 import threading
@@ -19,9 +20,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from federation_runs import bits, config
+from fedveil import __version__
 from fedveil.accounting.types import View
+from fedveil.cli.network_commands import commands
 from fedveil.configuration.config_files import read_config
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.flower.grid_engine import GONE
@@ -38,11 +42,12 @@ from fedveil.flower.round_messages import (
 )
 from fedveil.flower.wire_format import Kind, WireError, decoded, encoded
 from fedveil.ledger.ledger import Ledger
+from fedveil.ledger.owner_only import owner_only_folder
 from fedveil.methods.fedanc import FedANC
 from fedveil.network.client_ledger import TRUSTS
 from fedveil.network.consent import Consent, judged, read_consent_file
-from fedveil.network.consenting_clients import ConsentingClients
-from fedveil.network.join import Joining, advice, join
+from fedveil.network.consenting_clients import AGAIN, ConsentingClients
+from fedveil.network.join import Joining, _alone, advice, join
 from fedveil.network.joined_client import JoinedClient
 from fedveil.network.offers import Offer, consent_bytes, offer_bytes, offer_of, read_consent, read_offer, refusal_bytes
 from fedveil.release.plan import Released
@@ -50,7 +55,8 @@ from fedveil.run.assembly import planned_charges
 from fedveil.run.run import run
 from fedveil.run.run_directory import write_config
 from fedveil.statement.certify import certify_config
-from joined_clients import Machines, consent, served
+from full_disk import FullDisk
+from joined_clients import Machines, configuration, consent, files, served
 from kill_points import kill_at
 
 THREE: dict[str, Any] = {
@@ -572,10 +578,145 @@ def test_who_only_looks_is_not_counted_and_may_come_back(tmp_path: Path) -> None
     assert any("within this client's consent" in line for line in there.lines)
     assert lines == [
         "client 0: this client only looks at what is offered (--check)",
-        "2 clients have answered the offer, 3 are waited for; 1 only looked",
-        "2 clients have answered the offer, 3 are waited for",
-        "3 clients have answered the offer, 3 are waited for",
+        "2 clients have consented, 3 are waited for; 1 only looked",
+        "2 clients have consented, 3 are waited for",
+        "3 clients have consented, 3 are waited for",
     ]
+
+
+def test_who_refuses_is_not_counted_and_is_asked_again_when_back_or_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal counted as a client that was there, and stood until the server was started again."""
+    there = machines(tmp_path / "clients")
+    willing = dict(there.consents)
+    there.consents |= {number: consent(number, unit="record") for number in (1, 2)}
+    clock, lines = [0.0], list[str]()
+    monkeypatch.setattr("fedveil.network.consenting_clients.time.monotonic", lambda: clock[0])
+    asked, seen = ConsentingClients(there, "r", small(), lines.append), list[set[int]]()
+
+    def wait() -> None:
+        seen.append(set(asked.consented))
+        if len(seen) == 1:
+            there.off = {1}  # is stopped, and started with another consent
+        elif len(seen) == 2:
+            there.off, there.consents[1] = set(), willing[1]
+        elif len(seen) == 3:
+            there.consents[2] = willing[2]
+        elif len(seen) == 4:
+            clock[0] += AGAIN + 1
+        assert len(seen) < 6
+
+    asked.gather({0, 1, 2}, 3, wait)
+    assert seen == [{0}, {0}, {0, 1}, {0, 1}]
+    assert (asked.consented, asked.refused) == ({0, 1, 2}, {})
+    assert [line for line in lines if line.startswith("client 2")] == [line for line in lines if "client 2 refused" in line][:1]
+    assert "1 clients have consented, 3 are waited for; 2 refused" in lines
+
+
+def test_a_refusal_is_taken_back_during_the_run(tmp_path: Path) -> None:
+    there = machines(tmp_path / "clients")
+    there.consents[2], willing = consent(2, unit="record"), there.consents[2]
+
+    def after(row: Any) -> None:
+        there.off = {2} if row["round"] == 0 else set()
+        there.consents[2] = willing
+
+    result, lines = served(small(training={"rounds": 3}), tmp_path / "server", there, on_round=after)
+    assert [row["participants"] for row in result.history] == [2, 2, 3]
+    assert sum("client 2 refused to take part" in line for line in lines) == 1
+
+
+def test_a_client_tells_of_the_same_refusal_once(tmp_path: Path) -> None:
+    lines, offer = list[str](), offer_of("r", 0, small())
+    client = JoinedClient(tmp_path, consent(0, unit="record"), lines.append)
+    for _ in range(2):
+        assert "this client's caps" in read_consent(client.answer([offer_bytes(offer)]), offer)
+    assert len(lines) == 1
+
+
+def test_another_version_is_noticed_on_both_sides(tmp_path: Path) -> None:
+    """Both sides had the same bundle of an app, whatever their version."""
+    lines, offer = list[str](), replace(offer_of("r", 0, small()), fedveil="0.0.1")
+    client = JoinedClient(tmp_path, consent(0), lines.append)
+    said = f"the server has fedveil 0.0.1, and this client {__version__}: install the same version on both sides"
+    assert read_consent(client.answer([offer_bytes(offer)]), offer) == said
+    assert lines == [f"run r: refused: {said}"]
+    assert offer.digest == offer_of("r", 0, small()).digest
+
+
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [({}, True), ({"unit": "record"}, False), ({"lifetime": {"server": {"epsilon": 0.1, "delta": 0.01}}}, False)],
+)
+def test_a_look_says_whether_the_run_fits(changes: Any, fits: bool, tmp_path: Path) -> None:
+    client = JoinedClient(tmp_path, consent(0, **changes), check=True)
+    client.answer([offer_bytes(offer_of("r", 0, small()))])
+    assert (client.has_looked, client.fits) == (True, fits)
+
+
+def test_a_look_at_data_that_do_not_fit_says_so(tmp_path: Path) -> None:
+    files(tmp_path)
+    (tmp_path / "1.csv").write_text("a,b,ill\n1,2,7\n")
+    for number, fits in ((0, True), (1, False)):
+        own = consent(0, data={"file": str(tmp_path / f"{number}.csv"), "columns": ["a", "b", "ill"]})
+        client = JoinedClient(tmp_path / f"client-{number}", own, check=True)
+        client.answer([offer_bytes(offer_of("r", number, configuration(tmp_path, "nowhere.csv")))])
+        assert client.fits is fits
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_the_exit_status_of_a_look_is_whether_it_fits(fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was 0 whether it fits or not."""
+    (tmp_path / "consent.toml").write_text("[data]\npart = 0\n[lifetime.server]\nepsilon = 1.0\ndelta = 1e-5\n")
+    ended: list[int] = []
+    monkeypatch.setattr("fedveil.network.join.join", lambda consent, joining: fits)
+    monkeypatch.setattr("os._exit", ended.append)
+    words = ["join", "fl.example.org:9700", "--ca", "ca.pem", "--key", "alice", "--consent", str(tmp_path / "consent.toml")]
+    CliRunner().invoke(commands, [*words, "--check"])
+    CliRunner().invoke(commands, words)
+    assert ended == [int(not fits), 0]
+
+
+def test_a_second_process_of_a_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    """It overwrote the secret by which the first one reaches its SuperNode."""
+    joining = Joining("fl.example.org:9700", Path("ca.pem"), Path("alice"), owner_only_folder(tmp_path / "state"))
+    with _alone(joining) as secret:
+        own = secret.read_bytes()
+        with pytest.raises(ConfigError, match=rf"its number: {os.getpid()}\) has joined fl\.example\.org:9700"), _alone(joining):
+            pass
+        with _alone(replace(joining, server="192.0.2.7:9700")) as other:
+            assert other.read_bytes() != own
+        assert secret.read_bytes() == own
+    with _alone(joining) as secret:
+        assert secret.read_bytes() != own
+
+
+class Full(FullDisk):
+    """A disk of which nothing is left for new files."""
+
+    def full(self, what: str, path: str) -> bool:
+        """Whether it is a new file that is written."""
+        inside = path.startswith(f"{self.folder}/")
+        return inside and what in ("write", "posix_fallocate") and "states" in path
+
+
+def test_a_client_with_a_full_disk_is_charged_for_nothing(tmp_path: Path) -> None:
+    """It was charged in each round for a release that never left."""
+    there = machines(tmp_path / "clients")
+    full = Full(tmp_path / "clients/2")
+
+    def after(row: Any) -> None:
+        full.__exit__()
+
+    with full:
+        result, _ = served(small(training={"rounds": 3}), tmp_path / "server", there, on_round=after)
+    assert [row["participants"] for row in result.history] == [2, 3, 3]
+    said = "refused: this client's disk has no room for what it keeps of a round: nothing was charged, and nothing leaves"
+    assert result.history[0]["failures"] == {2: said}
+    assert [entry.round for entry in rows(tmp_path / "clients/2/lifetime-server.sqlite")] == [1, 2]
+    assert len(rows(tmp_path / "clients/1/lifetime-server.sqlite")) == 3
+    assert not list((tmp_path / "clients").rglob("*.part"))
 
 
 def test_a_machine_that_answers_with_errors_is_named_once_until_it_answers(tmp_path: Path) -> None:
@@ -636,13 +777,13 @@ def test_a_client_that_leaves_is_offered_the_run_again_when_it_is_back(tmp_path:
 
 
 def test_a_lost_lifetime_or_another_cap_is_refused(tmp_path: Path) -> None:
-    client, offer = JoinedClient(tmp_path, consent(0)), offer_of("r", 0, small())
+    client, offer = JoinedClient(tmp_path, consent(0)), offer_of("r", 0, small("aggregate"))
     assert read_consent(client.answer([offer_bytes(offer)]), offer) == ""
-    wider = JoinedClient(tmp_path, consent(0, lifetime={"server": {"epsilon": 100.0, "delta": 0.01}}))
-    new = offer_of("r2", 0, small())
+    wider = JoinedClient(tmp_path, consent(0, lifetime={"aggregate": {"epsilon": 100.0, "delta": 0.01}}))
+    new = offer_of("r2", 0, small("aggregate"))
     record = "this client's own record of its lifetime does not allow it; its own log tells why"
     assert read_consent(wider.answer([offer_bytes(new)]), new) == record
-    (tmp_path / "lifetime-server.sqlite").unlink()
+    (tmp_path / "lifetime-aggregate.sqlite").unlink()
     assert read_consent(JoinedClient(tmp_path, consent(0)).answer([offer_bytes(new)]), new) == record
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +15,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from fedveil.engines.interrupts import end_alike
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.network.certificates import check_readable, make_client_key, public_key_of
 from fedveil.network.demo_network import ended_early
 from fedveil.network.network_folder import NetworkFolder, make_network, open_network
-from fedveil.network.programs import Program, require_free
+from fedveil.network.programs import Program, ended_by_signal, require_free
 from full_disk import FullDisk
 
 
@@ -201,3 +205,11 @@ def test_a_program_gets_no_more_memory_than_it_may_have(tmp_path: Path) -> None:
         assert program.process.wait(60) == status
         program.stop()
     assert "MemoryError" in (tmp_path / "log").read_text()
+
+
+def test_a_request_to_terminate_ends_a_server_with_its_own_exit_status() -> None:
+    """`serve` took it for Ctrl-C and exited 130, where the systemd unit counts on 143."""
+    with end_alike() as signals, pytest.raises(KeyboardInterrupt), ended_by_signal():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert [128 + number for number in signals] == [143]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
 
 from fedveil.network import superlink
 from fedveil.network.flower_api import FLEET_ROUTES, FLEET_UPLOADS
+from fedveil.network.server_clock import clocks_that_differ, server_clock
 from fedveil.network.superlink import FleetPort, listening
 from port_visitor import asked, every_route, request, served_nothing, signed, visits
 
@@ -126,7 +128,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextmanager
-def port_of(app: Any, network: NetworkFolder, answer: int = ANSWER) -> Iterator[FleetPort]:
+def port_of(app: Any, network: NetworkFolder, answer: int = ANSWER, tell: Callable[[str], None] = print) -> Iterator[FleetPort]:
     """A port in a thread of this process."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*network.certificates)
@@ -134,7 +136,7 @@ def port_of(app: Any, network: NetworkFolder, answer: int = ANSWER) -> Iterator[
     up = threading.Event()
 
     async def run() -> None:
-        fleet = FleetPort(app, [public_key_of(path) for path in network.admitted().values()], answer)
+        fleet = FleetPort(app, [public_key_of(path) for path in network.admitted().values()], answer, tell)
         with listening("127.0.0.1", network.port) as outside:
             outside.listen(200)
             stop = asyncio.Event()
@@ -160,6 +162,33 @@ def alone(tmp_path: Path) -> tuple[NetworkFolder, Path]:
     make_client_key(tmp_path / "alice")
     network.admit(tmp_path / "alice.pub")
     return network, tmp_path / "alice"
+
+
+@pytest.mark.parametrize(("ahead", "word"), [(6, "6 seconds ahead"), (3600, "3600 seconds ahead"), (-310, "310 seconds behind")])
+def test_clocks_that_differ_are_named_on_both_sides(ahead: int, word: str, alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower says 401 to the client, which does not come up, and nothing to anybody."""
+    (network, alice), lines = alone, list[str]()
+    with port_of(echo, network, tell=lines.append):
+        for _ in range(2):
+            assert asked(network.port, request("/v1/fleet/pull-messages", signed(alice, age=-ahead))).startswith(b"HTTP/1.1 401 ")
+        assert clocks_that_differ("127.0.0.1", network.port) == ""
+        real = time.time
+        monkeypatch.setattr("fedveil.network.server_clock.time", SimpleNamespace(time=lambda: real() + ahead))
+        told = clocks_that_differ("127.0.0.1", network.port)
+    (line,) = lines
+    assert line.startswith("client 0 is turned away: the client's clock says ")
+    assert word in line
+    assert word[-5:] in told
+    assert told.count(" UTC") == 2
+    assert server_clock("127.0.0.1", free_port()) is None
+
+
+@pytest.mark.parametrize("ahead", [-290, -3, 0, 3])
+def test_clocks_that_are_close_enough_are_served(ahead: int, alone: Any) -> None:
+    (network, alice), lines = alone, list[str]()
+    with port_of(echo, network, tell=lines.append):
+        assert asked(network.port, request("/v1/fleet/pull-messages", signed(alice, age=-ahead))).startswith(b"HTTP/1.1 200 ")
+    assert lines == []
 
 
 def ends_within(connection: socket.socket, seconds: float) -> bool:

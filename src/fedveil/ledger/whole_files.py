@@ -39,6 +39,45 @@ def replace_whole(
         raise
 
 
+def reserve(path: Path, size: int) -> None:
+    """Take so many bytes of the disk for a file of its owner that `replace_reserved` writes; on failure nothing is left.
+
+    Raises:
+        OSError: there is no room.
+    """
+    draft = path.with_name(path.name + DRAFT)
+    try:
+        with open(draft, "wb", opener=owner_only) as file:
+            os.posix_fallocate(file.fileno(), 0, size) if hasattr(os, "posix_fallocate") else file.write(bytes(size))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as problem:
+        with suppress(OSError):
+            draft.unlink()
+        problem.filename = problem.filename or str(path)
+        raise
+
+
+def replace_reserved(path: Path, content: Iterable[bytes | memoryview], sync: Callable[[int], None]) -> None:
+    """As `replace_whole`, into the room that was reserved, if any was; the file is its owner's alone.
+
+    Raises:
+        OSError: it cannot be written, with its name.
+    """
+    draft = path.with_name(path.name + DRAFT)
+    try:
+        draft.touch(mode=0o600)
+        with open(draft, "r+b") as file:
+            file.writelines(content)
+            file.truncate()
+            file.flush()
+            sync(file.fileno())
+        draft.replace(path)
+    except OSError as problem:
+        problem.filename = problem.filename or str(path)
+        raise
+
+
 def write_output(path: Path, content: bytes, *, private: bool = False) -> None:
     """As `replace_whole`, to where a user wants it: links are followed, and a pipe or a device is written as it is.
 

@@ -61,7 +61,7 @@ class Lifetime(_Section):
 class OwnData(_Section):
     """Where this client's data are: a file of its own, or (for demonstrations) a part of data that fedveil has itself.
 
-    columns: of the file, those that runs may train on.
+    columns: of the file, those that runs may train on. part: with a file, that part of it which the configured partition gives.
     """
 
     file: str | None = None
@@ -70,7 +70,7 @@ class OwnData(_Section):
 
     @model_validator(mode="after")
     def _one(self) -> OwnData:
-        if (self.file is None) == (self.part is None):
+        if self.file is None and self.part is None:
             raise ConfigError(
                 "data: give file, the path of this client's table, or part, the number of a part of the configured data"
             )
@@ -93,6 +93,12 @@ class Limits(_Section):
     clients: int = Field(1_000_000, ge=1)
     steps: int = Field(100_000, ge=1)
     seconds: Positive = 60.0
+
+    @classmethod
+    def none(cls, parameters: int) -> Limits:
+        """As good as none, for a model of that many parameters, which messages are held to."""
+        most = 2**62
+        return cls(parameters=parameters, rounds=most, clients=most, steps=most, seconds=float(most))
 
     @property
     def message(self) -> int:
@@ -287,6 +293,7 @@ def _refuse_columns(consent: Consent, config: Config) -> None:
     if consent.data.file is None or not isinstance(source, TableSource):
         return
     latest = [] if source.test is None or source.test.latest is None else [source.test.latest]
-    asked = dict.fromkeys([*source.features, *source.targets, *latest])
+    owner = [] if consent.data.part is None or source.client is None else [source.client]
+    asked = dict.fromkeys([*source.features, *source.targets, *latest, *owner])
     if others := [column for column in asked if column not in consent.data.columns]:
         raise ConsentRefused(f"data.source: this client's consent does not allow the columns {', '.join(others)}")

@@ -16,6 +16,7 @@ from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -165,6 +166,28 @@ def is_signed_by(key: bytes, headers: Mapping[bytes, bytes]) -> bool:
         signature = b64decode(headers.get(FLEET_HTTP_SIGNATURE_HEADER.encode(), b""), validate=True)
         return bool(verify_signature(bytes_to_public_key(key), headers.get(TIMESTAMP_HEADER.encode(), b""), signature))
     return False
+
+
+def clock_ahead(headers: Mapping[bytes, bytes], now: float) -> float:
+    """Seconds by which the clock of who signed a request is ahead, where Flower would refuse it for that; 0 where it would not.
+
+    Args:
+        now: time here, in seconds since 1970.
+    """
+    from flwr.common.constant import TIMESTAMP_HEADER
+
+    with suppress(ValueError, UnicodeDecodeError, OverflowError):
+        ahead = datetime.fromisoformat(headers.get(TIMESTAMP_HEADER.encode(), b"").decode("ascii")).timestamp() - now
+        early, late = clock_tolerance()
+        return 0.0 if -late < ahead < early else ahead
+    return 0.0
+
+
+def clock_tolerance() -> tuple[float, float]:
+    """Seconds that a client's clock may be ahead and behind."""
+    from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
+
+    return float(SYSTEM_TIME_TOLERANCE), float(TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE)
 
 
 def carried(path: str, body: bytes) -> bytes:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedveil import __version__
 from fedveil.accounting.formatting import at_most
 from fedveil.errors import FedveilError
 from fedveil.federation.plain_state import sync_folder, write_whole
@@ -47,7 +48,7 @@ class JoinedClient:
 
     Args:
         folder: its own, of mode 700. consent: what it agrees to. tell: called with a line for each thing that happens.
-        check: show what is offered, and refuse it.
+        check: show what is offered, and refuse it; `fits` says then whether this client would take part with all of its data.
     """
 
     def __init__(
@@ -55,7 +56,8 @@ class JoinedClient:
     ) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         self.folder, self.consent, self.tell, self.check = owner_only_folder(folder), consent, tell, check
-        self.has_looked = False
+        self.has_looked, self.fits = False, False
+        self._refused: dict[str, str] = {}
         self.ledger = ClientLedger(folder, consent)
         self._nodes: dict[str, ClientNode] = {}
 
@@ -90,6 +92,11 @@ class JoinedClient:
         Raises:
             FedveilError: it is refused, with the reason; nothing was charged.
         """
+        if offer.fedveil != __version__:
+            raise ConsentRefused(
+                f"the server has fedveil {printable(offer.fedveil)}, and this client {__version__}: install the same version on "
+                f"both sides"
+            )
         config = offer.parsed()
         pinned = self._pinned(offer.run)
         if pinned is not None and pinned.digest != offer.digest:
@@ -100,7 +107,7 @@ class JoinedClient:
         if self.consent.data.part is not None and self.consent.data.part != offer.client:
             raise ConsentRefused(f"this client has part {self.consent.data.part} of the data, not part {offer.client}")
         if self.check:
-            self._look(accepted, offer, config)
+            self.fits = self._look(accepted, offer, config)
             raise ConsentRefused("it is within this client's consent, which only looks at it (--check)")
         if pinned is None:
             self.ledger.require_unknown(accepted, offer.run)
@@ -114,8 +121,11 @@ class JoinedClient:
             epsilon = self.consented(offer)
         except FedveilError as problem:
             why = printable(problem.__cause__ or problem)  # the cause stays here
-            self.tell(f"run {offer.run}: {'' if self.check else 'refused: '}{why}")
-            self.has_looked = self.check
+            if problem.__cause__ is not None and str(problem) != why:
+                why = f"{why} ({printable(problem)})"
+            if self._refused.get(offer.run) != why:  # it is offered again and again
+                self.tell(f"run {offer.run}: {'' if self.check else 'refused: '}{why}")
+            self._refused[offer.run], self.has_looked = why, self.check
             return refusal_bytes(offer, ONLY_LOOKS if self.check else str(problem))
         except Exception:  # whose words may tell of the data
             _log.exception("the offer of run %s", offer.run)
@@ -160,16 +170,23 @@ class JoinedClient:
         return ClientNode(job.context, offer.run, offer.client, states, accepted.setting.rounds, require, rule)
 
     def _own(self, offer: Offer, config: Config) -> Prepared:
-        return own_part(config, offer.client, self.consent.data.file, lambda line: self.tell(f"run {offer.run}: {line}"))
+        data = self.consent.data
 
-    def _look(self, accepted: Judged, offer: Offer, config: Config) -> None:
-        """Tell the operator what consenting would mean; raises ConsentRefused where it does not fit into the lifetime."""
+        def tell(line: str) -> None:
+            self.tell(f"run {offer.run}: {line}")
+
+        return own_part(config, offer.client, data.file, tell, part=data.part is not None)
+
+    def _look(self, accepted: Judged, offer: Offer, config: Config) -> bool:
+        """Tell the operator what consenting would mean, and whether the data fit; raises ConsentRefused beyond the lifetime."""
         self.tell(to_markdown(accepted.statement))
         self.ledger.check(accepted, offer.run, offer.client)
         try:
             self._own(offer, config)
         except FedveilError as problem:
             self.tell(f"run {offer.run}: this client's data are not as the configuration says: {printable(problem)}")
+            return False
+        return True
 
     def _pin(self, offer: Offer) -> None:
         """Keep the offer; when this returns, it is on the disk."""

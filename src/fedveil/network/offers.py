@@ -1,6 +1,6 @@
 """The messages before the first round: the server offers a run, the client consents or refuses.
 
-OFFER     from the server: the run, the client's number, and the whole configuration
+OFFER     from the server: the run, the client's number, the whole configuration, and its fedveil
 CONSENT   from the client: the digest of the offer, and the epsilon that it has certified by itself
 REFUSAL   from the client: why not
 """
@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from fedveil import __version__
 from fedveil.configuration.config import Config, flat, parse
 from fedveil.data.partition import checked_options
 from fedveil.errors import ConfigError
@@ -39,16 +40,17 @@ ONLY_LOOKS = "this client only looks at what is offered (--check)"
 
 @dataclass(frozen=True)
 class Offer:
-    """A run that a client is asked to take part in. config: nested dict of plain values."""
+    """A run that a client is asked to take part in. config: nested dict of plain values. fedveil: the version of who asks."""
 
     run: str
     client: int
     config: dict[str, Any]
+    fedveil: str = __version__
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all of it."""
-        return hashlib.sha256(offer_bytes(self)).hexdigest()
+        """SHA-256 of what is asked, whoever's version asks it."""
+        return hashlib.sha256(offer_bytes(replace(self, fedveil=""))).hexdigest()
 
     def parsed(self) -> Config:
         """The configuration, checked.
@@ -85,9 +87,13 @@ def offer_of(run: str, client: int, config: Config) -> Offer:
     return Offer(run, client, whole)
 
 
+def _fields(offer: Offer) -> dict[str, Any]:
+    return {"run": offer.run, "client": offer.client, "config": offer.config, "fedveil": offer.fedveil}
+
+
 def offer_bytes(offer: Offer) -> bytes:
     """The message on the wire."""
-    return encoded(WireMessage(Kind.OFFER, {"run": offer.run, "client": offer.client, "config": offer.config}))
+    return encoded(WireMessage(Kind.OFFER, _fields(offer)))
 
 
 def read_offer(content: bytes) -> Offer:
@@ -95,11 +101,11 @@ def read_offer(content: bytes) -> Offer:
     if len(content) > _MOST:
         raise WireError(f"an offer has at most {_MOST} bytes, this one has {len(content)}")
     message = decoded(content, Kind.OFFER)
-    require_parts(message, ("run", "client", "config"))
+    require_parts(message, ("run", "client", "config", "fedveil"))
     config = message.fields.get("config")
     if type(config) is not dict:
         raise WireError("an offer without a configuration")
-    return Offer(run_name(message), whole_number(message, "client"), config)
+    return Offer(run_name(message), whole_number(message, "client"), config, text(message, "fedveil"))
 
 
 def consent_bytes(offer: Offer, epsilon: float) -> bytes:

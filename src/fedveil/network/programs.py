@@ -155,12 +155,15 @@ def running(program: Program, tell: Callable[[str], None], pause: float) -> Iter
 
 @contextmanager
 def ended_by_signal() -> Iterator[None]:
-    """Let SIGTERM end this process as Ctrl-C does, so that what it started ends, too."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Let SIGTERM end this process as Ctrl-C does, so that what it started ends, too; a program that hears it already does so."""
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _confine(memory: int | None) -> None:

@@ -16,18 +16,30 @@ import logging
 import resource
 import socket
 import ssl
+import time
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
 import h11
 
 from fedveil.network.certificates import public_key_of
-from fedveil.network.flower_api import FLEET_ROUTES, FLEET_UPLOADS, carried, has_message, is_signed_by, signer, superlink_app
+from fedveil.network.flower_api import (
+    FLEET_ROUTES,
+    FLEET_UPLOADS,
+    carried,
+    clock_ahead,
+    has_message,
+    is_signed_by,
+    signer,
+    superlink_app,
+)
 from fedveil.network.network_folder import NetworkFolder, open_network
+from fedveil.network.server_clock import two_clocks
 
 HANDSHAKE = 30.0
 """Seconds from a connection to the end of its first request's header, which has to be signed by an admitted key."""
@@ -41,7 +53,7 @@ _HEADER, _SMALL, _UPLOAD = 2**14, 2**18, 2**16 + 5 * 2**20
 """Bytes of a header, of a body, and of one that brings a part of an answer (Flower sends 5 MiB at a time)."""
 _OUTSTANDING = 4
 """Messages whose answers may be under way from one client."""
-_REASONS = {404: "Not Found", 413: "Content Too Large"}
+_REASONS = {401: "Unauthorized", 404: "Not Found", 413: "Content Too Large"}
 _DROPPED = {b"host", b"connection", b"content-length", b"transfer-encoding", b"expect", b"upgrade"}
 _log = logging.getLogger(__name__)
 
@@ -107,11 +119,14 @@ class FleetPort:
     """What answers at the port.
 
     Args:
-        app: Flower's. admitted: public keys (PEM) of the clients. answer: bytes that one answer has at most.
+        app: Flower's. admitted: public keys (PEM) of the clients, in the order of their numbers.
+        answer: bytes that one answer has at most. tell: called with a line for the server's operator.
     """
 
-    def __init__(self, app: Any, admitted: Sequence[bytes], answer: int) -> None:
+    def __init__(self, app: Any, admitted: Sequence[bytes], answer: int, tell: Callable[[str], None] = _log.warning) -> None:
         import httpx
+
+        self._tell, self._told = tell, set[bytes]()
 
         self.answer, self.admitted = answer, {key: _Allowance() for key in admitted}
         self._app = httpx.AsyncClient(transport=httpx.ASGITransport(app=app, raise_app_exceptions=False), base_url="http://app")
@@ -171,6 +186,12 @@ class FleetPort:
         allowed = head.method == b"POST" and head.target.decode("ascii", "replace") in FLEET_ROUTES and key in self.admitted
         if not allowed or not is_signed_by(key, headers):
             raise _Unserved(404)
+        if ahead := clock_ahead(headers, now := time.time()):
+            if key not in self._told:
+                self._tell(f"client {list(self.admitted).index(key)} is turned away: {two_clocks(now + ahead, now)}")
+            self._told.add(key)
+            raise _Unserved(401)
+        self._told.discard(key)
         return key
 
     async def _answered(self, speaker: _Speaker, head: h11.Request, key: bytes) -> None:
@@ -229,7 +250,7 @@ class _Speaker:
 
     async def refuse(self, status: int) -> None:
         """Answer that nothing is served, and end."""
-        headers = [("content-length", "0"), ("connection", "close")]
+        headers = [("content-length", "0"), ("connection", "close"), ("date", formatdate(time.time(), usegmt=True))]
         async with asyncio.timeout(5):
             await self._send(h11.Response(status_code=status, headers=headers, reason=_REASONS[status]), h11.EndOfMessage())
 
@@ -250,7 +271,12 @@ async def run(network: NetworkFolder, port: int, at: Path, answer: int) -> None:
     app = superlink_app(network.secret.read_bytes())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*network.certificates)
-    fleet = FleetPort(app, [public_key_of(path) for path in network.admitted().values()], answer)
+
+    def tell(line: str) -> None:
+        with told_at(at).open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+    fleet = FleetPort(app, [public_key_of(path) for path in network.admitted().values()], answer, tell)
     with socket.socket(socket.AF_UNIX) as inside, listening(network.address, port) as outside:
         with suppress(FileNotFoundError):
             at.unlink()
@@ -268,6 +294,11 @@ async def run(network: NetworkFolder, port: int, at: Path, answer: int) -> None:
         opened = asyncio.create_task(open_port())
         await server.serve(sockets=[inside])
         opened.cancel()
+
+
+def told_at(at: Path) -> Path:
+    """The file beside the socket with the lines for the server's operator."""
+    return at.with_name(f"{at.name}.told")
 
 
 def listening(address: str, port: int) -> socket.socket:

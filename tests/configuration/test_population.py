@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,16 @@ import pytest
 import fedveil as fv
 from fedveil.configuration.config import Config, configure
 from fedveil.configuration.public_setting import population_of, setting_of
-from fedveil.data.catalogue import Info
+from fedveil.data.catalogue import CATALOGUE, Info
 from fedveil.data.dataset import Dataset
-from fedveil.data.load import register
+from fedveil.data.load import _OWN, register
 from fedveil.data.sources.raw import RawData
 from fedveil.errors import ConfigError
 from fedveil.run.assembly import prepare
 from fedveil.run.data_card import HandedOver, recorded
 from fedveil.run.run import run
 from fedveil.run.verification import verification
+from own_names import forgotten_after
 
 PARTITIONS: list[dict[str, Any]] = [
     {"kind": "iid", "clients": 10},
@@ -114,12 +115,19 @@ def test_a_steps_bound_does_not_follow_from_examples_that_nobody_knows() -> None
     assert setting_of(steps).steps == 2
 
 
+@pytest.fixture
+def forgetful() -> Iterator[None]:
+    with forgotten_after(CATALOGUE, _OWN):
+        yield
+
+
 def people_of(count: int) -> RawData:
     draw = np.random.default_rng(count)
     x, y, who = draw.normal(size=(20 * count, 4)).astype(np.float32), np.arange(20 * count) % 2, np.arange(20 * count) % count
     return RawData(x, y, x[:count], y[:count], who, who[:count])
 
 
+@pytest.mark.usefixtures("forgetful")
 @pytest.mark.parametrize(("users", "level"), [(30, "record"), (0, "record"), (0, "client")])
 def test_a_copy_of_fewer_people_than_are_named_is_no_contradiction(users: int, level: str, tmp_path: Path) -> None:
     name = f"prepared-{users}-{level}"

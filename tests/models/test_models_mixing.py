@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-import re
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from federation_runs import config, prepared, rehearsed
+from federation_runs import config, job, prepared, rehearsed
 from fedveil.configuration.config import configure
-from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.models.mixing import drawn_elsewhere, mixing_layer
 from fedveil.models.model_registry import MODELS, build
-from fedveil.run import rehearsal
+from fedveil.release.dpsgd import PerExampleGradient
+from fedveil.release.noise import Randomness
+from fedveil.run import assembly, rehearsal
+from fedveil.training.local import Local, LocalSpec
 from fedveil.training.params import FlatModel
 
 
@@ -100,11 +103,43 @@ def test_a_last_layer_that_starts_at_zero_hides_nothing(mix: Callable[[torch.Ten
     assert mixing_layer(Mixes(torch.tanh, zero=True), x) == ""
 
 
-def test_what_mixes_in_large_batches_only() -> None:
-    module, x = Mixes(lambda x: x - x.mean(0) if len(x) > 16 else x), torch.randn(9, 3)
-    assert mixing_layer(module, x) == mixing_layer(module, x, 16) == ""
-    assert mixing_layer(module, x, 32) == mixing_layer(Mixes(lambda x: x - x.mean(0) if len(x) > 500 else x), x, 512)
-    assert mixing_layer(module, x, 32) == "the network (Mixes)"
+class Sorted(nn.Module):
+    """Hands a layer the examples in the order of their sizes, and puts what it makes back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        order = x.sum(1).argsort()
+        out: torch.Tensor = self.last(torch.tanh(self.first(x[order])))[order.argsort()]
+        return out
+
+
+def test_an_order_of_examples_inside_is_no_mixing() -> None:
+    assert mixing_layer(Sorted(), torch.randn(9, 3)) == ""
+
+
+def test_a_layer_of_width_zero_is_no_mixing() -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
+        wide = nn.Sequential(nn.Linear(3, 0), nn.Linear(0, 2))
+    for every in (True, False):
+        assert mixing_layer(wide, torch.randn(9, 3), every) == ""
+
+
+def test_a_layer_that_takes_no_hooks_leaves_the_network_to_be_named() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(nn.Linear(3, 3))
+    assert mixing_layer(nn.Sequential(scripted, nn.Linear(3, 2)), torch.randn(9, 3)) == ""
+    assert mixing_layer(nn.Sequential(scripted, MinusMean()), torch.randn(9, 3)) != ""
+
+
+def test_of_known_layers_each_is_looked_at() -> None:
+    hidden = nn.Sequential(nn.Linear(3, 4), nn.Softmax(0), nn.Threshold(9.0, 0.0), nn.Linear(4, 2))
+    assert mixing_layer(hidden, torch.randn(9, 3)) == ""
+    assert mixing_layer(hidden, torch.randn(9, 3), every=True) == "1 (Softmax)"
 
 
 def test_numbers_that_are_drawn_elsewhere() -> None:
@@ -201,25 +236,29 @@ def test_such_a_network_is_refused_before_anything_leaves(monkeypatch: pytest.Mo
     rehearsed(configuration)
 
 
-def test_what_mixes_where_more_are_computed_together_than_a_batch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_example_alone_is_what_a_network_of_ones_own_is_handed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what it would do in large batches, or once its weights have gone far, need not be looked for."""
+    handed: list[tuple[int, ...]] = []
+
+    def mix(x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0) if len(x) > 16 else x
+
+    def mix_and_tell(x: torch.Tensor) -> torch.Tensor:
+        handed.append(tuple(x.shape))
+        return mix(x)
+
     def in_large_batches(*_: Any) -> FlatModel:
-        module = Mixes(lambda x: x - x.mean(0) if len(x) > 16 else x)
-        return FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), module, nn.Linear(2, 10)))
+        return FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), Mixes(mix), nn.Linear(2, 10)))
 
-    monkeypatch.setattr(rehearsal, "build_model", in_large_batches)
-    with pytest.raises(ConfigError, match="mixes the examples of a batch"):
-        rehearsed(config({"name": "fedavg"}, "server", **DP_SGD))
-
-
-def test_what_is_tried_is_a_pass_of_what_clients_hold_not_of_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch size beyond a client's examples stands for all of them."""
-    monkeypatch.setattr(rehearsal, "mixing_layer", lambda module, x, size: f"the network in {size}")  # the child's answer
-    all_of_them = {**DP_SGD, "training": {**DP_SGD["training"], "batch_size": 10**9}}
-    configuration = config({"name": "fedavg"}, "server", **all_of_them)
-    records = calibrated_setting(configuration, prepared(configuration).population)[1].records
-    with pytest.raises(ConfigError, match=r"the network in \d+ mixes") as refused:
-        rehearsed(configuration)
-    assert records < int(re.findall(r"the network in (\d+)", str(refused.value))[0]) < 2 * records
+    monkeypatch.setattr(assembly, "build_model", in_large_batches)
+    made = job(config({"name": "fedavg"}, "server", **DP_SGD), tmp_path / "run")
+    source, context = PerExampleGradient(made.setting.dp_sgd(), Randomness(0, True), (0, 0)), made.context
+    local = Local(context.model, context.model.vector.clone(), LocalSpec(), source, torch.Generator())
+    context.model.module[2].mix = mix_and_tell
+    for empty in source.batches(local, *context.clients.examples(0)):
+        source(local, *empty)
+    assert len(source.losses) == source.steps
+    assert set(handed) == {(1, 4)}
 
 
 def test_resnets_with_batch_normalisation_are_refused_by_name() -> None:

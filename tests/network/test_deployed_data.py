@@ -171,7 +171,7 @@ def test_rows_of_parquet_are_read_one_by_one(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow, 170 MB")
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow, 170 MB")
     files(tmp_path)
-    rows = {"a": [1, 2, 2**25, None], "b": [0.5, 0.5, 0.5, 0.5], "ill": [0, 1, 1, 0]}
+    rows = {"a": [1, 2, 2**25 + 1, None], "b": [0.5, 0.5, 0.5, 0.5], "ill": [0, 1, 1, 0]}
     parquet.write_table(pyarrow.table(rows), tmp_path / "1.parquet")
     x, y = own_part(by_record(tmp_path), 1, str(tmp_path / "1.parquet")).clients.examples(1)
     assert (x.tolist(), y.tolist()) == ([[1, 0.5], [2, 0.5]], [0, 1])

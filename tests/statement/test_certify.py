@@ -131,13 +131,13 @@ def test_a_target_that_no_noise_reaches_is_refused_with_its_reason(method: str) 
         "model": {"name": "linear"},
         "method": {"name": method},
         "training": {"rounds": 2, "local": "dp-sgd"},
-        "privacy": {"epsilon": 8.0, "delta": 1e-3},
+        "privacy": {"epsilon": 8.0, "delta": 1e-4},
     }
     with pytest.raises(ConfigError, match=r"no noise reaches it, for DP-SGD inside a client protects records, .*privacy.unit"):
         certify_config(parse(sections))
     sections["privacy"]["unit"] = "record"
     assert certify_config(parse(sections)).proven.epsilon <= 8
-    sections |= {"training": {"rounds": 2}, "method": {"name": "dp-fedavg"}, "privacy": {"epsilon": 8.0, "delta": 1e-3}}
+    sections |= {"training": {"rounds": 2}, "method": {"name": "dp-fedavg"}, "privacy": {"epsilon": 8.0, "delta": 1e-4}}
     assert certify_config(parse(sections)).proven.epsilon <= 8
 
 

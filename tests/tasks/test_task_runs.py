@@ -118,7 +118,7 @@ def test_cox_is_refused_at_record_level_with_the_reason() -> None:
 
 def test_cox_is_trained_one_client_at_a_time_where_clients_are_stacked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trained("cox", "aggregate", "client", "batched", tmp_path)
-    assert "is not a mean over examples" in caplog.text
+    assert "is not a built-in mean over examples" in caplog.text
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -100,7 +100,7 @@ class AppFolder:
         return self.folder / f"{self.name}.models.json"
 
     def _models(self) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = json.loads(self._sent.read_text()) if self._sent.exists() else {}
+        found: dict[str, list[Any]] = json.loads(self._sent.read_text(encoding="utf-8")) if self._sent.exists() else {}
         return found
 
     def _owner(self) -> str:
@@ -108,12 +108,12 @@ class AppFolder:
         owner_only_folder(self.folder)
         there, file = sorted(path.stem for path in self.folder.glob("client*.sqlite")), self.folder / _OWNER
         try:
-            with open(file, "x", opener=owner_only) as new:
+            with open(file, "x", opener=owner_only, encoding="utf-8") as new:
                 new.write(there[0] if there else self.name)
         except FileExistsError:
             pass
         for _ in range(100):  # another process may be writing it
-            if owner := file.read_text():
+            if owner := file.read_text(encoding="utf-8"):
                 return owner
             time.sleep(0.01)
         raise ConfigError(f"{file} is empty: write into it the name of the ledger beside it, without .sqlite")

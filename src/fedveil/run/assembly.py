@@ -28,6 +28,7 @@ from fedveil.configuration.public_setting import (
     task_of,
 )
 from fedveil.data.dataset import strata
+from fedveil.data.features.feature_map import FEATURES
 from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options, need_strata
 from fedveil.data.split import client_test_split, public_split, split_within_users
@@ -54,6 +55,7 @@ from fedveil.training.params import FlatModel
 
 if TYPE_CHECKING:
     from fedveil.data.dataset import Dataset
+    from fedveil.data.features.feature_map import FeatureMap
     from fedveil.data.partition import Partition
 
 
@@ -96,7 +98,7 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
         dataset = load(section.name, section.data_dir, section.download) if source is None else source.read(section.name)
     refuse_timed(config, dataset, section.partition.get("kind") if partition is None else partition.kind)
     if (features := feature_map(section, config.public)) is not None:
-        dataset = features.of(dataset)
+        dataset = _with_features(features, dataset)
     if partition is None and section.partition.get("kind") == "users" and dataset.users_test is not None:
         dataset = split_within_users(dataset, section.user_test_fraction)
     check_targets(task_of(config), dataset)
@@ -126,6 +128,17 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
     public = (torch.from_numpy(x[public_part]), torch.from_numpy(y[public_part])) if len(public_part) else None
     test = torch.from_numpy(dataset.standardise(dataset.x_test)), torch.from_numpy(dataset.y_test)
     return Prepared(dataset, partition, Clients.of(x, y, partition.clients), tests, test, public)
+
+
+def _with_features(features: FeatureMap, dataset: Dataset) -> Dataset:
+    """The data set with these features, if a function of the user's own keeps nothing from one example to the next."""
+    if features.name in FEATURES:
+        return features.of(dataset)
+    features.info(dataset.info)  # what is made when it is first called
+    kept = KeptState(f"data.features = {features.name!r}", features.make)
+    found = features.of(dataset)
+    kept.require_unchanged()
+    return found
 
 
 def refuse_timed(config: Config, dataset: Dataset, kind: object) -> None:
@@ -238,12 +251,16 @@ def federation(
 
 def _kept(method: Method, task: Task, local_training: Objective) -> tuple[KeptState, ...]:
     """What code of the user's own must not keep: that of the task, and what local training is made of."""
-    found = [KeptState(f"task.name = {task.name!r}", task)] if task.own else []
+    found = [_kept_by(task)] if task.own else []
     if is_own(method):
         own = local_training.inner if isinstance(local_training, Trained) else local_training
         parts = {**getattr(own, "__dict__", {}), "objective": own}  # which may be ours, with functions of the user's
         found.append(KeptState(f"method.name = {method.name!r}", SimpleNamespace(**parts)))
     return tuple(found)
+
+
+def _kept_by(task: Task) -> KeptState:
+    return KeptState(f"task.name = {task.name!r}", task)
 
 
 def check_targets(task: Task, dataset: Dataset) -> None:

@@ -12,7 +12,7 @@ from fedveil.methods.method import is_own, weighting_of
 from fedveil.methods.run_cost import releases_to
 from fedveil.release.plan import Fixed, lets_statistics_out
 from fedveil.statement.evaluation_notes import evaluation_note
-from fedveil.statement.public_values import LOOKED_AT
+from fedveil.statement.public_values import own_code
 from fedveil.statement.sampler_error import run_variation, sampler_line
 from fedveil.statement.sampling_notes import sampling_notes
 from fedveil.statement.scope_checks import is_vacuous
@@ -86,22 +86,10 @@ def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> 
                 "the bound counts that many releases of one client",
             )
         )
-    found += [*_own_training(method), *_task(s.task), *selection_assumptions(s)]
+    if is_own(method) or s.task.own:
+        found.append(own_code(records=s.example_clip is not None))
+    found += [*_task(s.task), *selection_assumptions(s)]
     return (*found, *(Assumption(text, f"the bound of {method.name} rests on it") for text in method.assumptions(s)))
-
-
-def _own_training(method: Method) -> list[Assumption]:
-    """What is taken on trust of a method that is the user's own."""
-    if not is_own(method):
-        return []
-    return [
-        Assumption(
-            f"the code of method.name = {method.name!r}, which is the user's own, keeps nothing of an example where it is not "
-            f"looked for: {LOOKED_AT}",
-            "what it kept of one client's data would pass by that client's clip and noise, into another's update or a plan; "
-            "where it is found, the clients after it send zeros and the run ends, which everybody sees",
-        )
-    ]
 
 
 def _task(task: Task) -> list[Assumption]:
@@ -119,9 +107,8 @@ def _task(task: Task) -> list[Assumption]:
         found.append(
             Assumption(
                 f"loss and scores of task.name = {task.name!r}, which are code of the user's own, depend on nothing but what "
-                f"they are called with, and public constants; the code keeps nothing of an example where it is not looked for: "
-                f"{LOOKED_AT}",
-                "what they kept of one client's examples would pass by that client's clip, or stand in a public score",
+                f"they are called with, and public constants",
+                "what they read of the private data elsewhere would pass by the clip, or stand in a public score",
             )
         )
     return found

@@ -11,20 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+from federation_runs import config as base
 from federation_runs import every_method
 from fedveil.accounting.types import Unbounded
 from fedveil.configuration.config import Config, configure
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
+from fedveil.ledger.ledger import Ledger
 from fedveil.network.consent import Consent
 from fedveil.network.demo_network import consent_to
 from fedveil.network.deployed_data import public_part
 from fedveil.network.two_ledgers import compared
 from fedveil.run.assembly import planned_charges
 from fedveil.run.verification import verification
-from joined_clients import Machines, served
+from joined_clients import Machines, consent, served
 from kill_points import SERVER, kill_at
 
+TWO = {"rounds": 2, "clients_per_round": 2, "local_steps": 1}
 KINDS = ("digits", "table", "table-of-classes", "quantities")
 
 
@@ -123,6 +126,22 @@ class Unsteady(Machines):
         if self.late < 0:
             self.off = set()
         return super().answers(messages)
+
+
+def test_a_round_that_was_charged_and_does_not_fit_again_is_no_contradiction(tmp_path: Path) -> None:
+    """The server was killed after the charge, and asked others when it went on; the run ends, and verify accused it."""
+    wanted = base({"name": "dp-fedavg"}, "aggregate", data={"partition": {"kind": "iid", "clients": 2}}, training=TWO)
+    there = Machines(tmp_path / "clients", {number: consent(number) for number in range(2)}, off={1})
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        kill_at(patch, SERVER["before the checkpoint"], {2}, stop)
+        served(wanted, tmp_path / "run", there)
+    there.off = set()
+    result, _ = served(wanted, tmp_path / "run", there, resume=True)
+    assert result.ended
+    with Ledger.open(tmp_path / "run/ledger.sqlite") as ledger:
+        assert [entry.round for _, _, entry in ledger.entries()] == [0, 1]
+    assert [row["round"] for row in result.history] == [0]
+    assert verification(tmp_path / "run").outcome == "verified"
 
 
 @pytest.mark.slow

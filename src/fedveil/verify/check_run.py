@@ -106,13 +106,10 @@ def _check_numbers(findings: Findings, run: Path, ledger: LedgerFile, spent: Row
     seen = Counter({int(row["round"]): int(row["participants"]) for row in (*history, *others) if row.get("participants")})
     fewest = files["config.toml"]["privacy"].get("min_survivors", 0)  # with it rounds may be skipped, or hold more noise
     excused = {r for r in rounds if seen[r] < fewest}  # skipped, or not told
-    cut = bool(ledger.closing) and not complete and finished in held  # charged before a crash, and too dear to be made again
-    beyond = finished - (bool(ledger.closing) and not cut)
-    few = [r for r in {*rounds, *held} - excused if held.get(r, server - 1) < seen[r] or r > beyond]
+    whole = bool(ledger.closing) and (complete or finished not in held)  # else charged before a crash, and too dear to repeat
+    few = [r for r in {*rounds, *held} - excused if held.get(r, server - 1) < seen[r] or r > finished - whole]
     findings.check(not few, "rounds of the ledger", "the participants of the history", f"others in {few}" if few else "the same")
     excess = spent.dimension - statement["dimension"] if ledger.releases else 0
     findings.check(excess == 0 or (spent.extras and excess > 0), "dimension", statement["dimension"], spent.dimension)
-    statement_checks.check_rows(
-        findings, spent, statement, complete and not fewest, history[-1:] if ledger.closing and not cut else []
-    )
+    statement_checks.check_rows(findings, spent, statement, complete and not fewest, history[-1:] if whole else [])
     statement_checks.check_statement(findings, statement, files["statement.md"], spent.expected)

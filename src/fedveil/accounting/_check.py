@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from fedveil.errors import ConfigError
 
-_Arguments, _Result = ParamSpec("_Arguments"), TypeVar("_Result")
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 def numpy_defaults(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:

@@ -105,8 +105,7 @@ class ClientStates:
         Raises:
             FedveilError: there is none.
         """
-        for folder in (self.folder.parent, self.folder):
-            owner_only_folder(folder)
+        self._made()
         path, of_the_charge = self._path(round), self.folder / "charge"
         try:
             reserve(path, sum(memoryview(part).nbytes for part in tree_parts(_tree(generation))))
@@ -124,11 +123,16 @@ class ClientStates:
 
     def keep(self, round: int, generation: Generation) -> None:
         """Write the states after that round, in the room that was taken; when this returns, they are on the disk. Two stay."""
+        self._made()
         replace_reserved(self._path(round), tree_parts(_tree(generation)), sync)
         sync_folder(self.folder)
         stay = [r for r in self._rounds() if r <= round][-2:]
         for other in set(self._rounds()) - set(stay):
             self._path(other).unlink(missing_ok=True)
+
+    def _made(self) -> None:
+        for folder in (self.folder.parent, self.folder):
+            owner_only_folder(folder)
 
     def _rounds(self) -> list[int]:
         return sorted(int(path.stem) for path in self.folder.glob("*.safetensors"))

@@ -37,10 +37,11 @@ from fedveil.flower import client_node, client_states, grid_engine
 from fedveil.flower.client_node import ClientNode
 from fedveil.flower.client_states import ClientStates
 from fedveil.flower.grid_engine import GridEngine
-from fedveil.flower.simulation import ChargedByServer, FlowerSimulation
+from fedveil.flower.simulation import FlowerSimulation
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.network.demo_network import demo
 from fedveil.release.grid import exponent_for, to_grid
+from fedveil.release.release_row import NullLedger
 from fedveil.run.run import run
 from peers.flower_deployed import deployed
 from sides import HERE, descendants, federation, loaded, ours, program, save, setting, together
@@ -101,7 +102,7 @@ class Here:
 
     def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> Mapping[int, bytes | str]:
         """Each client's."""
-        own = replace(self.context, door=replace(self.context.door, ledger=ChargedByServer(), memory=None))
+        own = replace(self.context, door=replace(self.context.door, ledger=NullLedger(), memory=None))
         found = {}
         for client, parts in messages.items():
             node = ClientNode(own, self.context.door.run, client, ClientStates(self.folder / str(client)), 2**62)

@@ -1,13 +1,13 @@
-"""DP-SGD steps at batch 32 beside plain SGD steps: ours, torch.func's vmap, and opacus in its own environment, in turns.
+"""DP-SGD steps at batch 32 beside plain SGD steps: ours, and opacus in its own environment, in turns.
 
 Ours take Poisson batches, 20 of which the mean is 32, and fill up the last pass of each; all others take 32.
 
     python benchmarks/peers/install.py opacus
     python benchmarks/per_example.py --rounds 15
 
-LeNet-5, an LSTM and a transformer that predict the next of 32 tokens. One round is 20 steps: forward, backward, clip of each
-example, noise, optimiser. Writes benchmarks/results/per_example.json. "Our pooling" is our LeNet-5: the same layers, with a
-max-pooling of our own. Opacus's hooks and ghost clipping use its own LSTM and attention.
+LeNet-5, an LSTM and a transformer that predict the next of 32 tokens; classes of one's own. One round is 20 steps: forward,
+backward, clip of each example, noise, optimiser. Writes benchmarks/results/per_example.json. "Our pooling" is our
+LeNet-5: the same layers, with a max-pooling of our own. Opacus's hooks and ghost clipping use its own LSTM and attention.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from fedveil.engines.memory import keep_freed_memory
 from fedveil.models import model_registry as registry
-from fedveil.release import per_example
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness
+from fedveil.release.per_example import per_example_gradients
 from fedveil.release.plan import DpSgd
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import BatchGradient, GradientSource, Local, LocalSpec, OptimizerSpec
@@ -48,11 +47,11 @@ def token_losses(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(scores, targets, reduction="none").mean(1)
 
 
-def private(network: str, gradients: Callable[..., Any] = per_example.per_example_gradients) -> GradientSource:
+def private(network: str) -> GradientSource:
     """Clip 1, noise multiplier 1, from a seed as opacus's default noise."""
     losses = Classification().losses if network == "lenet5" else token_losses
     plan = DpSgd(1.0, 1.0, 1.0, STEPS, BATCH, 100 * BATCH)
-    return PerExampleGradient(plan, Randomness(0, True), (0, 0), partial(gradients, losses_of=losses))
+    return PerExampleGradient(plan, Randomness(0, True), (0, 0), partial(per_example_gradients, losses_of=losses))
 
 
 @contextmanager
@@ -99,7 +98,6 @@ def measured(network: str, rounds: int, opacus: bool) -> Turns:
     sides = {
         REFERENCE: steps(network, make(), BatchGradient()),
         "fedveil": steps(network, make(), private(network)),
-        "vmap of grad": steps(network, make(), private(network, per_example.transformed)),
     }
     if network == "lenet5":
         sides |= {

@@ -27,7 +27,6 @@ import numpy as np
 import torch
 
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
-from fedveil.audit.adapter import NullLedger
 from fedveil.engines.pool import ProcessPool
 from fedveil.federation.clients import Clients
 from fedveil.federation.engine import Engine
@@ -39,6 +38,7 @@ from fedveil.methods.setting import Setting
 from fedveil.models import model_registry as registry
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
+from fedveil.release.release_row import NullLedger
 from fedveil.training.local import LocalSpec, OptimizerSpec
 from fedveil.training.params import FlatModel
 from limit import WORKLOADS

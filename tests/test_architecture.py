@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from source_trees import tree
+from source_trees import files_in, tree
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "fedveil"
@@ -75,16 +75,16 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def graph() -> dict[str, set[str]]:
-    own = [path for path in SOURCE.rglob("*.py") if "templates" not in path.parts]  # those are files of another project
+    own = [path for path in files_in(SOURCE, ".py") if "templates" not in path.parts]  # those are files of another project
     files = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in own}
     files = {name.removesuffix(".__init__"): path for name, path in files.items()}
     return {name: imports(tree(path), set(files), places=name != "fedveil") for name, path in files.items()}
 
 
 def test_every_room_has_its_place_and_a_sentence() -> None:
-    rooms = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in SOURCE.rglob("*.py")}
+    rooms = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in files_in(SOURCE, ".py")}
     assert rooms - {"__init__", "__main__"} == set(ROOMS)
-    for init in SOURCE.rglob("__init__.py"):
+    for init in files_in(SOURCE, "__init__.py"):
         assert ast.get_docstring(tree(init)), f"{init} does not say what its room is for"
 
 
@@ -106,7 +106,7 @@ def test_there_is_no_circle(graph: dict[str, set[str]]) -> None:
 
 def test_no_room_is_above_a_fifth_of_the_source() -> None:
     lines: Counter[str] = Counter()
-    for path in SOURCE.rglob("*"):
+    for path in files_in(SOURCE):
         if path.suffix in LANGUAGES:
             lines[path.relative_to(SOURCE).parts[0]] += len(path.read_text().splitlines())
     room, most = lines.most_common(1)[0]
@@ -114,13 +114,13 @@ def test_no_room_is_above_a_fifth_of_the_source() -> None:
 
 
 def test_no_two_files_have_one_name() -> None:
-    names = Counter(path.name for path in SOURCE.rglob("*") if path.suffix in LANGUAGES)
+    names = Counter(path.name for path in files_in(SOURCE) if path.suffix in LANGUAGES)
     assert {name for name, count in names.items() if count > 1} <= {"__init__.py"}
 
 
 def test_no_class_has_the_name_of_one_in_another_room() -> None:
     rooms = defaultdict(set)
-    for path in SOURCE.rglob("*.py"):
+    for path in files_in(SOURCE, ".py"):
         for node in tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 rooms[node.name].add(path.relative_to(SOURCE).parts[0])
@@ -129,13 +129,28 @@ def test_no_class_has_the_name_of_one_in_another_room() -> None:
 
 def test_matplotlib_is_imported_in_one_room() -> None:
     users = defaultdict(set)
-    for path in SOURCE.rglob("*.py"):
+    for path in files_in(SOURCE, ".py"):
         for node in ast.walk(tree(path)):
             names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(name.split(".")[0] == "matplotlib" for name in names):
                 users[path.relative_to(SOURCE).parts[0]].add(path.name)
     assert set(users) == {"drawing"}, dict(users)
+
+
+def test_text_is_read_and_written_in_one_encoding_whatever_the_locale() -> None:
+    """By the methods of paths, and by `open` without a b in its mode."""
+    bare = []
+    for path in files_in(SOURCE, ".py"):
+        for call in (node for node in ast.walk(tree(path)) if isinstance(node, ast.Call)):
+            method = isinstance(call.func, ast.Attribute)
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            modes = [one for one in call.args if isinstance(one, ast.Constant) and re.fullmatch(r"[rwxa]\+?t?", str(one.value))]
+            text = method and (name, len(call.args)) in (("read_text", 0), ("write_text", 1))
+            text |= name in ("open", "NamedTemporaryFile") and bool(modes)
+            if text and "encoding" not in {word.arg for word in call.keywords}:
+                bare.append(f"{path.name}:{call.lineno}")
+    assert not bare, bare
 
 
 def test_imports_are_found_wherever_they_stand() -> None:
@@ -153,6 +168,6 @@ def test_an_arrow_up_and_a_circle_are_found() -> None:
 
 
 def test_what_tests_share_lies_in_tests_support() -> None:
-    tests = {path.stem: path for path in (ROOT / "tests").rglob("test_*.py")}
+    tests = {path.stem: path for path in files_in(ROOT / "tests", ".py") if path.name.startswith("test_")}
     named = {path.name: set(re.findall(r"^ *(?:from|import) (test_\w+)", path.read_text(), re.M)) for path in tests.values()}
     assert {name: found for name, found in named.items() if found & set(tests)} == {}

@@ -9,12 +9,13 @@ from functools import cache, reduce
 from pathlib import Path
 
 import fedveil
-from source_trees import tree
+from source_trees import files_in, project_files, tree
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "fedveil"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-TOP = {path.name for path in (*SOURCE.iterdir(), *ROOT.iterdir()) if path.is_dir()}
+PAGES = [ROOT / "README.md", *files_in(ROOT / "docs", ".md")]
+TOP = {file.relative_to(base).parts[0] for base in (ROOT, SOURCE) for file in files_in(base) if file.parent != base}
+FILES: set[Path | str] = {*project_files(), *(file.name for file in files_in(ROOT / "tests"))}
 NAME = re.compile(r"(?<![\w./-])fedveil(?:\.[A-Za-z_]\w*)+(?![\w.]*(?:/|\.toml))")
 IMPORT = re.compile(r"from (fedveil[\w.]*) import (\w+(?:, \w+)*)")
 PATH = re.compile(r"(?<![\w./*-])(?:[\w-]+/)+[\w-]+\.(?:py|md|toml|js|css|html|svg|png)(?![\w/])")
@@ -31,7 +32,7 @@ def docstrings(path: Path) -> str:
 @cache
 def texts() -> dict[str, str]:
     """Pages as they are, and the docstrings of source, tests and benchmarks."""
-    code = [path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    code = [path for folder in ("src", "tests", "benchmarks") for path in files_in(ROOT / folder, ".py")]
     found = {path: path.read_text() for path in PAGES} | {path: docstrings(path) for path in code}
     return {str(path.relative_to(ROOT)): text for path, text in found.items()}
 
@@ -75,8 +76,8 @@ def names(text: str) -> set[str]:
 def missing_paths(text: str, folder: Path) -> list[str]:
     """Paths below a folder of the project or a room of the source that lead nowhere; PATTERNS in capitals are none."""
     paths = {path for path in PATH.findall(text) if path.split("/")[0] in TOP and not re.search(r"\b[A-Z]{3,}\b", path)}
-    tests = {test for test in TEST.findall(text) if "tests/" in text and not any((ROOT / "tests").rglob(test))}
-    return sorted({path for path in paths if not any((base / path).exists() for base in (ROOT, SOURCE, folder))} | tests)
+    tests = {test for test in TEST.findall(text) if "tests/" in text and test not in FILES}
+    return sorted({path for path in paths if not FILES & {base / path for base in (ROOT, SOURCE, folder)}} | tests)
 
 
 def long_lines(text: str) -> list[str]:
@@ -93,7 +94,7 @@ def test_every_name_exists() -> None:
 
 def test_programs_import_only_what_exists() -> None:
     """Benchmarks and programs of figures, also inside functions: from fedveil, and from each other."""
-    files = {path.stem: path for folder in ("benchmarks", "docs") for path in (ROOT / folder).rglob("*.py")}
+    files = {path.stem: path for folder in ("benchmarks", "docs") for path in files_in(ROOT / folder, ".py")}
     gone = set()
     for path in files.values():
         for node in ast.walk(tree(path)):
@@ -112,7 +113,7 @@ def test_every_path_exists() -> None:
 
 
 def test_prose_is_wrapped() -> None:
-    pages = {*PAGES, *ROOT.glob("*.md")}
+    pages = {*PAGES, *(file for file in files_in(ROOT, ".md") if file.parent == ROOT)}
     assert {page.name: lines for page in pages if (lines := long_lines(page.read_text()))} == {}
 
 

@@ -19,9 +19,10 @@ import pytest
 import yaml
 
 import fedveil
+from source_trees import files_in
 
 ROOT = Path(__file__).parents[1]
-NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = files_in(ROOT / "docs" / "notebooks", ".ipynb")
 
 
 def program(path: str) -> ModuleType:
@@ -48,7 +49,7 @@ def listed(nav: Any) -> Iterator[str]:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    own = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    own = {str(path.relative_to(ROOT / "docs")) for path in files_in(ROOT / "docs", ".md")}
     made = {*pages.AT_ROOT.values(), *pages.reference(), *(f"notebooks/{path.stem}.md" for path in NOTEBOOKS)}
     found = list(listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
     assert sorted(found) == sorted(own | made)

@@ -31,7 +31,9 @@ def test_a_skip_is_a_failure_only_where_all_must_run(reason: str, monkeypatch: p
 
 @pytest.mark.heavy
 def test_ci_runs_all() -> None:
-    assert f"export {VARIABLE}=1" in (ROOT / ".ci" / "run").read_text()
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert f"export {VARIABLE}=1" in ci
+    assert "\nmake demo\nmake test\n" in ci, "in the README's order: the demo leaves files that the tests must bear"
     command = [
         sys.executable,
         "-m",

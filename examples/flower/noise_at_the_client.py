@@ -12,7 +12,7 @@ from fedveil import dp_mod
 CLIENTS, ROUNDS = 100, 15
 X, Y = load_digits(return_X_y=True)
 X = X / 16 - 0.5
-client = ClientApp()
+client = ClientApp(mods=[dp_mod(clip=0.5, epsilon=8.0, delta=1e-3, rounds=ROUNDS, ledger="~/flower-ledgers")])
 server = ServerApp()
 
 
@@ -22,7 +22,7 @@ def gradients(w, b, x, y):
     return x.T @ errors, errors.sum(0)
 
 
-@client.train(mods=[dp_mod(clip=0.5, epsilon=8.0, delta=1e-3, rounds=ROUNDS, ledger="~/flower-ledgers")])
+@client.train()
 def train(message: Message, context: Context) -> Message:
     own = np.arange(context.node_config["partition-id"], 1500, CLIENTS)
     w, b = message.content["arrays"].to_numpy_ndarrays()

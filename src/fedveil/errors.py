@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import sysconfig
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
@@ -46,6 +48,32 @@ def plugin_fault(error: BaseException) -> str:
         return ""
     words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return f"the plugin {places[-1].filename}, line {places[-1].lineno}, in {places[-1].name}: {words}"
+
+
+_HOUSE, _PYTHON = str(Path(__file__).parent), sysconfig.get_path("stdlib")
+_INSTALLED = sysconfig.get_path("purelib")
+
+
+def frames_of(error: BaseException) -> list[tuple[str, int]]:
+    """File and line of each call that an error came through, outermost first."""
+    return [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def users_place(frames: Sequence[tuple[str, int]]) -> str:
+    """The innermost call in the user's code or in a library of it, as "file:line"; empty if there is none.
+
+    Args:
+        frames: file and line of each call, outermost first. Those before fedveil's last one led here, and do not count.
+    """
+    found = ""
+    for file, line in frames:
+        if file.startswith(_HOUSE):
+            found = ""
+        elif not file.startswith(("<frozen", f"{_INSTALLED}/torch/")) and (
+            file.startswith(_INSTALLED) or not file.startswith(_PYTHON)
+        ):
+            found = f"{file}:{line}"
+    return found
 
 
 def one_line(text: str, longest: int = 2000) -> str:

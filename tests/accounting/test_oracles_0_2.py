@@ -17,6 +17,7 @@ from fedveil.accounting import gaussian, pld, random_tries, secret_samples, seen
 from fedveil.accounting import matrix_factorisation as factorisation
 from fedveil.accounting import noise_shares as shares
 from fedveil.accounting._roots import crossing
+from fedveil.accounting.accountant import least_noise
 from fedveil.accounting.tree_aggregation import tree_sensitivity_squared
 from fedveil.accounting.types import (
     Adjacency,
@@ -78,8 +79,15 @@ def selected(tries: float, z: float, order: int, other: int, eta: float = 0.0) -
 
 
 def needed(tries: float, epsilon: float, eta: float = 0.0) -> float:
+    """By Renyi divergences, as the page has it; by privacy profiles less is needed."""
     law = random_tries.tries_of_mean(eta, tries)
-    return selection.needed_noise_multiplier(law, lambda z: [SampledGaussian(0.1, z, 60)], epsilon, 1e-5, adjacency=ZERO)
+
+    def cost(z: float) -> float:
+        return selection.selection_epsilon(law, selection.curve_of([SampledGaussian(0.1, z, 60)], ZERO), 1e-5)
+
+    found = least_noise(cost, epsilon, 1e-5, 1e-6)
+    assert selection.selection_bound(law, [SampledGaussian(0.1, found / 1.1, 60)], 1e-5, ZERO)[0] < epsilon
+    return found
 
 
 def toy(eta: float) -> float:

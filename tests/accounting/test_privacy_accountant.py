@@ -5,14 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.accounting.accountant import bound, calibrate, delta_bound, rdp_curve
+from fedveil.accounting.accountant import _bound, bound, calibrate, delta_bound, rdp_curve
 from fedveil.accounting.gaussian import delta_of, epsilon_of, mu_of
-from fedveil.accounting.types import Adjacency, Event, Gaussian, SampledGaussian, Unbounded
+from fedveil.accounting.power import largest_tpr
+from fedveil.accounting.random_tries import tries_of_mean
+from fedveil.accounting.selection import selection_bound
+from fedveil.accounting.types import (
+    Adjacency,
+    Event,
+    FixedSampleGaussian,
+    Gaussian,
+    SampledGaussian,
+    SecretSample,
+    SeenCountGaussian,
+    Unbounded,
+    UserRecordsGaussian,
+)
 from fedveil.errors import ConfigError
 
 ZERO, REPLACE = Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE
@@ -149,3 +163,92 @@ def test_extreme_events_have_finite_answers_without_warnings(events: list[Event]
         epsilon, _ = bound(events, 4e-6, accountant=accountant, adjacency=adjacency)  # type: ignore[arg-type]
         assert epsilon > 0
         assert math.isfinite(epsilon) or accountant == "pld"
+
+
+def exact_delta(p: list[tuple[float, float]], q: list[tuple[float, float]], z: float, epsilon: mpmath.mpf) -> mpmath.mpf:
+    """sup_E P(E) - e^eps Q(E) of two mixtures (weight, mean) of normals of std z whose likelihood ratio grows with x."""
+    density = lambda mixture, x: sum(w * mpmath.npdf(x, m, z) for w, m in mixture)  # noqa: E731
+    above = lambda mixture, x: sum(w * mpmath.ncdf(m, x, z) for w, m in mixture)  # noqa: E731
+    low, high = mpmath.mpf(-100), mpmath.mpf(2000)
+    while high - low > mpmath.mpf(10) ** -40:
+        middle = (low + high) / 2
+        low, high = (low, middle) if density(p, middle) > mpmath.exp(epsilon) * density(q, middle) else (middle, high)
+    return above(p, high) - mpmath.exp(epsilon) * above(q, high)
+
+
+def binomial(records: int, rate: float) -> list[tuple[float, float]]:
+    return [(math.comb(records, j) * rate**j * (1 - rate) ** (records - j), float(j)) for j in range(records + 1)]
+
+
+@pytest.mark.parametrize("delta", [1e-6, 1e-11, 1e-13, 1e-30, 1e-200])
+@pytest.mark.parametrize(
+    ("event", "adjacency", "p", "q"),
+    [
+        (SampledGaussian(0.01, 1.0), Adjacency.ZERO_OUT, binomial(1, 0.01), [(1.0, 0.0)]),
+        (SampledGaussian(0.001, 0.7), Adjacency.ZERO_OUT, binomial(1, 0.001), [(1.0, 0.0)]),
+        (SampledGaussian(0.1, 2.0), Adjacency.REPLACE_ONE, [(0.9, 0.0), (0.1, 0.5)], [(0.9, 0.0), (0.1, -0.5)]),
+        (SampledGaussian(0.1, 2.0), None, binomial(1, 0.1), [(1.0, 0.0)]),
+        (UserRecordsGaussian(3, 0.01, 1.0), Adjacency.ZERO_OUT, binomial(3, 0.01), [(1.0, 0.0)]),
+        (FixedSampleGaussian(100, 10, 2.0), Adjacency.ZERO_OUT, [(0.9, 0.0), (0.1, 2.0)], [(0.9, 0.0), (0.1, 1.0)]),
+        (FixedSampleGaussian(100, 10, 2.0), Adjacency.REPLACE_ONE, binomial(1, 0.1), [(1.0, 0.0)]),
+    ],
+)
+def test_one_release_on_a_secret_sample_costs_its_closed_form_at_any_delta(
+    event: SecretSample,
+    adjacency: Adjacency | None,
+    p: list[tuple[float, float]],
+    q: list[tuple[float, float]],
+    delta: float,
+) -> None:
+    with mpmath.workdps(50):
+        epsilon, name = bound([event], delta, adjacency=adjacency)
+        assert name == "pld"
+        assert exact_delta(p, q, event.noise_multiplier, mpmath.mpf(epsilon)) == pytest.approx(delta, rel=1e-10, abs=0)
+        stated, _ = delta_bound([event], epsilon, adjacency=adjacency)
+    assert stated == pytest.approx(delta, rel=1e-10, abs=0)
+
+
+def test_many_releases_at_a_tiny_delta_are_still_bounded() -> None:
+    one, two = (bound([SampledGaussian(1e-4, 1.0, count)], 1e-12, adjacency=Adjacency.ZERO_OUT)[0] for count in (1, 2))
+    assert one == pytest.approx(0.0316438568143, rel=1e-9)
+    assert one < two
+    with pytest.raises(ConfigError, match="needs delta >= 1e-10"):
+        bound([SampledGaussian(1e-4, 1.0, 2)], 1e-12, accountant="pld")
+
+
+EVENTS: list[list[Event]] = [
+    [SampledGaussian(0.02, 1.0, 100)],
+    [SampledGaussian(0.1, 0.7, 50), Gaussian(0.3)],
+    [SampledGaussian(0.004, 2.0, 1000)],
+    [Gaussian(3.0, 1000)],
+    [SeenCountGaussian(100, 0.1, 2.0, 60)],
+    [FixedSampleGaussian(100, 10, 2.0, 60)],
+    [UserRecordsGaussian(3, 0.01, 1.0, 100)],
+]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("events", EVENTS)
+def test_a_program_that_lets_numpy_raise_gets_the_same_numbers(events: list[Event]) -> None:
+    def numbers() -> list[float]:
+        search = selection_bound(tries_of_mean(0, 3), events, 1e-5)[0]
+        return [
+            *(bound(events, 1e-5, accountant=name)[0] for name in ("auto", "rdp", "gdp", "pld")),
+            *(delta_bound(events, 1.0)[0], *rdp_curve(events[0], [1.5, 40.0]), largest_tpr(events, 1.0, 1e-5, 0.05), search),
+        ]
+
+    usual = numbers()
+    _bound.cache_clear()
+    with np.errstate(all="raise"):
+        assert numbers() == usual
+
+
+@pytest.mark.parametrize("value", [1e101, 1e160, math.inf, math.nan])
+def test_numbers_that_floats_cannot_square_are_refused_by_name(value: float) -> None:
+    with pytest.raises(ConfigError, match="mu must lie between 0 and 1e100"):
+        Gaussian(value)
+    for noise in (value, 1 / value):
+        with pytest.raises(ConfigError, match="noise_multiplier must lie between 1e-100 and 1e100"):
+            SampledGaussian(0.1, noise)
+    assert bound([Gaussian(1e100, 3)], 1e-5)[0] == pytest.approx(1.5e200)
+    assert bound([SampledGaussian(0.1, 1e100, 3)], 1e-5)[0] == 0

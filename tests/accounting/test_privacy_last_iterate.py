@@ -186,3 +186,17 @@ def test_bad_arguments() -> None:
         li.continuous_optimum(0.9, 1, 1)
     with pytest.raises(ConfigError):
         li.contraction_mu(1.2, 1, 3, 1, **HIDDEN)
+
+
+@pytest.mark.parametrize("rho", [1.0, 1.5])
+@pytest.mark.parametrize("diameter", [1e154, 1e155, 1e200, 1e308, math.inf])
+def test_a_ball_without_end_leaves_composition(rho: float, diameter: float) -> None:
+    composed = 0.1 * math.sqrt(5)
+    assert li.final_mu([rho] * 5, [0.1] * 5, [diameter] * 5, [1.0] * 5) == pytest.approx(composed)
+    assert li.final_mu_constant(rho, 0.1, 5, diameter, 1.0) == pytest.approx(composed)
+    assert li.smoothness_free_mu(0.1, 0.1, 5, diameter, 1.0) == pytest.approx(composed)
+
+
+def test_a_sensitivity_that_floats_cannot_square_proves_nothing() -> None:
+    assert li.final_mu([1.0] * 3, [1e160] * 3, [1.0] * 3, [1.0] * 3) == math.inf
+    assert li.final_mu_constant(1.0, 1e160, 3, 1.0, 1.0) == math.inf

@@ -20,6 +20,7 @@ from fedveil.accounting.selection import (
     curve_of,
     needed_noise_multiplier,
     poisson_selection_rdp,
+    selection_bound,
     selection_divergence,
     selection_epsilon,
     selection_rdp,
@@ -49,8 +50,54 @@ def test_probabilities_add_up_and_have_the_mean(law: RandomTries) -> None:
 
 def log_density_of_the_best(law: RandomTries, mu: float, x: np.ndarray) -> np.ndarray:
     """ln of the density of the largest of K scores N(mu, 1): K's generating function, differentiated."""
-    slope = math.log(law.probability_of(1)) - (1 + law.eta) * np.log1p(-(1 - law.gamma) * ndtr(x - mu))
+    slope = math.log(law.probability_of(1)) - (1 + law.eta) * np.log(law.gamma + (1 - law.gamma) * ndtr(mu - x))
     return slope - (x - mu) ** 2 / 2 - math.log(2 * math.pi) / 2
+
+
+@pytest.mark.parametrize(
+    ("mu", "mean", "eta", "delta", "right", "by_renyi"),
+    [
+        (0.5, 10, 0.0, 1e-5, 2.938, 3.639),
+        (1.0, 10, 0.0, 1e-5, 6.213, 7.410),
+        (1.0, 3, 0.0, 1e-5, 5.347, 6.421),
+        (0.2, 30, -0.5, 1e-6, 1.253, 1.431),
+    ],
+)
+def test_the_privacy_profile_prices_a_search_below_its_renyi_divergences(
+    mu: float, mean: float, eta: float, delta: float, right: float, by_renyi: float
+) -> None:
+    law = tries_of_mean(eta, mean)
+    assert selection_bound(law, [Gaussian(mu)], delta) == (pytest.approx(right, abs=5e-4), "profile")
+    assert selection_epsilon(law, curve_of([Gaussian(mu)]), delta) == pytest.approx(by_renyi, abs=5e-4)
+
+
+@pytest.mark.parametrize("eta", [-0.9, -0.5, 0.0, 1.0, 2.0])
+@pytest.mark.parametrize(("mean", "mu", "delta"), [(3, 0.5, 1e-5), (10, 1.0, 1e-3), (40, 0.2, 1e-5), (300, 2.0, 1e-4)])
+def test_exact_delta_of_a_toy_is_below_the_target_in_both_directions(eta: float, mean: float, mu: float, delta: float) -> None:
+    law, x = tries_of_mean(eta, mean), np.linspace(-14, 18, 200_001)
+    p, q = (np.exp(log_density_of_the_best(law, shift, x)) for shift in (mu, 0))
+    epsilon, _ = selection_bound(law, [Gaussian(mu)], delta)
+    exact = [np.maximum(one - math.exp(epsilon) * other, 0).sum() * (x[1] - x[0]) for one, other in ((p, q), (q, p))]
+    assert max(exact) <= delta
+    assert epsilon > accountant.bound([Gaussian(mu)], delta)[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(laws, st.lists(st.tuples(st.floats(0.02, 1), st.floats(0.02, 1)), min_size=2, max_size=6), st.floats(0, 2))
+def test_profiles_of_enumerated_mechanisms_stay_below_the_theorem(
+    law: RandomTries, weights: list[tuple[float, float]], epsilon: float
+) -> None:
+    """As docs/privacy-theorems-0.2.md has it: the forward profile at delta, the reverse one aside."""
+    assume(law.gamma > 0.02)
+    p, q = (np.array(column) / sum(column) for column in zip(*weights, strict=True))
+    odds = law.gamma / (1 - law.gamma)
+    for one, other in ((p, q), (q, p)):
+        aside = next(
+            e for e in np.linspace(0, 20, 4001) if np.maximum(other - math.exp(e) * one, 0).sum() <= odds * math.expm1(e)
+        )
+        moved = math.exp(epsilon - (1 + law.eta) * aside)
+        exact = np.maximum(law_of_best(law, one) - math.exp(epsilon) * law_of_best(law, other), 0).sum()
+        assert exact <= law.mean * np.maximum(one - moved * other, 0).sum() + 1e-9
 
 
 @pytest.mark.parametrize("eta", [-0.5, 0.0, 1.0, 2.0])
@@ -114,7 +161,7 @@ def test_orders_both_ways_and_a_reverse_curve_that_costs_more() -> None:
 def test_calibration_meets_its_target_and_is_monotone() -> None:
     law = tries_of_mean(0, 10)
     z = needed_noise_multiplier(law, lambda z: [Gaussian(1 / z)], 2.0, 1e-6)
-    costs = [selection_epsilon(law, lambda a, m=m: accountant.rdp_curve(Gaussian(1 / m), a), 1e-6) for m in (z, z * 0.999, 2 * z)]
+    costs = [selection_bound(law, [Gaussian(1 / m)], 1e-6)[0] for m in (z, z * 0.999, 2 * z)]
     assert costs[2] < costs[0] <= 2.0 < costs[1]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def of_all(monkeypatch: pytest.MonkeyPatch, score: Callable[..., Any]) -> None:
 def raw_mean(job: Federation, progress: Any) -> float:
     """The score without the door."""
     assert job.client_tests is not None
-    model = selection_score.global_model(job, progress)
+    model = selection_score.handed_over(job, progress)
     output, target = evidence(job.context.task, model, job.client_tests.x, job.client_tests.y)
     return float((output.argmax(1) == target).double().mean())
 
@@ -73,7 +74,7 @@ def test_a_door_that_lets_out_more_of_a_score_than_is_charged_is_found(door: typ
 
 
 def test_a_score_that_is_not_clipped_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection_score, "_away", lambda task, model, x, y, _: torch.tensor([0.5 * len(y)]))
+    monkeypatch.setattr(selection_score, "_away", lambda task, model, x, y: torch.tensor([0.5 * len(y)]))
     assert doors.CLIPPED in replayed(bugs.door(bugs.NoClip)).findings
     assert replayed().findings == {}  # the door clips what is too large
 
@@ -109,8 +110,10 @@ def test_clients_score_apart_so_that_nobody_moves_the_others_statistics(monkeypa
     def together(job: Federation, progress: Any) -> float | None:
         tests = job.client_tests
         assert tests is not None
-        model = selection_score.global_model(job, progress)
-        each = iter(job.context.task.client_scores(tests.offsets, *evidence(job.context.task, model, tests.x, tests.y, True)))
+        model = selection_score.handed_over(job, progress)
+        with monkeypatch.context() as patched:
+            patched.setattr(FlatModel, "eval", partialmethod(FlatModel.eval, own_statistics=True))
+            each = iter(job.context.task.client_scores(tests.offsets, *evidence(job.context.task, model, tests.x, tests.y)))
         monkeypatch.setattr(selection_score, "own_score", lambda *_: next(each))
         return selection_score.release_score(job, progress)
 

@@ -69,6 +69,24 @@ def test_gradients_pass_through_unrolled_steps(batch: tuple[Tensor, Tensor]) -> 
         assert torch.autograd.gradcheck(lambda z, s=simulate: s(z, y), (x.requires_grad_(True),), atol=1e-4)
 
 
+def test_a_layer_with_two_names_is_loaded_and_unrolled(batch: tuple[Tensor, Tensor]) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = self.again = nn.Linear(4, 4)
+            self.out = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores: Tensor = self.out(self.again(torch.tanh(self.inner(x))))
+            return scores
+
+    x, y = batch[0].flatten(1)[:, :4], batch[1]
+    local, other = KnownTraining(3, 0.3), Twice()
+    state = {name: p.detach() for name, p in other.named_parameters()}  # each once, as a layout has them
+    simulated = simulation(prepared(Twice, state, "eval", None), local)(x, y).detach()
+    assert torch.allclose(simulated, _trained(other, x, y, local, [[0, 1, 2, 3, 4, 5]] * 3), atol=2e-5)
+
+
 def test_gradient_accepts_soft_labels(batch: tuple[Tensor, Tensor]) -> None:
     x, y = batch
     module = prepared(_net, _net().state_dict(), "eval", None)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedveil.cli.app import main
@@ -81,6 +84,13 @@ def test_numbers_that_no_float_holds_are_refused(
         (b"[public]\ndata = [[]]", "public.data"),
         (b"[model]\ntrainable = 1", "model.trainable"),
         (b"a = " + b"[" * 100_000, "is not valid TOML: it is nested too deep"),
+        (b'[data.source]\nfile = "C:\\Users\\new.csv"', "in double quotes a backslash begins an escape: write paths in single"),
+        (
+            b'[data.source]\nfile = "C:\\new.csv"\ntarget = "y"\nfeatures = ["a"]',
+            "in double quotes TOML reads a backslash",
+        ),
+        (b'[task]\nname = "survival"', "task.name = 'survival' learns (time, event), and the targets of digits are 10 classes"),
+        (b'[run]\nplugins = ["~nobody-of-that-name/a.py"]', "~nobody-of-that-name/a.py: Could not determine home directory"),
         (b"a = " + b"{a = " * 100_000, "is not valid TOML: it is nested too deep"),
         (b"a" + b".a" * 2_000 + b" = 1", "a = (nested too deep to be shown): unknown key"),
         (b"[training]\nrounds = " + b"9" * 5_000, "is not valid TOML: Exceeds the limit"),
@@ -92,6 +102,52 @@ def test_an_odd_configuration_is_a_readable_line(content: bytes, words: str, tmp
     assert (done.status, done.fault()) == (2, "")
     assert words in done.err
     assert len(done.err) < 2100
+
+
+def test_survival_on_classes_is_refused_by_commands_that_load_the_data(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('[task]\nname = "survival"\n[model]\nname = "linear"\n')
+    for words in (("run", tmp_path / "c.toml", "--out", tmp_path / "r"), ("data", "plot", tmp_path / "c.toml")):
+        done = program(*words)
+        assert (done.status, done.fault()) == (2, "")
+        assert "task.name = 'survival' learns (time, event), and the targets of digits are 10 classes" in done.err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        np._core._exceptions._ArrayMemoryError((2**40,), np.dtype(float)),  # type: ignore[attr-defined]
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object: Cannot allocate memory"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_too_little_memory_is_a_readable_line(error: Exception, finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("fedveil.statement.certify.certify", exhausted)
+    done = program("certify", finished / "config.toml")
+    assert (done.status, done.fault()) == (2, "")
+    assert done.err.startswith("fedveil: too little memory (")
+
+
+@pytest.mark.heavy
+def test_a_locale_without_our_characters_ends_no_run(finished: Path, tmp_path: Path) -> None:
+    """They become question marks on the screen; files are in UTF-8."""
+    poor = {name: value for name, value in os.environ.items() if name not in ("LANG", "PYTHONIOENCODING")}
+    poor |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    (tmp_path / "c.toml").write_text((finished / "config.toml").read_text())
+    for words in (("run", "c.toml", "--out", "r"), ("verify", "r"), ("report", "r")):
+        command = [sys.executable, "-m", "fedveil", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=poor, capture_output=True, check=False, timeout=200)
+        assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-m", "fedveil", "certify", "Hôpital.toml"]
+    done = subprocess.run(command, cwd=tmp_path, env=poor, capture_output=True, check=False, timeout=200)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"fedveil: ")
+    assert b"this locale has ASCII only: set LC_ALL=C.UTF-8" in done.stderr
 
 
 def test_a_configuration_without_an_end_is_not_read_whole(tmp_path: Path) -> None:

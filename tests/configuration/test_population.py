@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,17 @@ import pytest
 
 import fedveil as fv
 from fedveil.configuration.config import Config, configure
-from fedveil.configuration.public_setting import population_of
+from fedveil.configuration.public_setting import population_of, setting_of
+from fedveil.data.catalogue import CATALOGUE, Info
 from fedveil.data.dataset import Dataset
+from fedveil.data.load import _OWN, register
+from fedveil.data.sources.raw import RawData
 from fedveil.errors import ConfigError
 from fedveil.run.assembly import prepare
 from fedveil.run.data_card import HandedOver, recorded
 from fedveil.run.run import run
 from fedveil.run.verification import verification
+from own_names import forgotten_after
 
 PARTITIONS: list[dict[str, Any]] = [
     {"kind": "iid", "clients": 10},
@@ -71,6 +75,71 @@ def test_where_labels_decide_no_noise_is_promised_before_they_are_there(tmp_path
     result = run(config, tmp_path / "run")
     assert verification(tmp_path / "run").outcome == "verified"
     assert result.privacy.units < 10 * population_of(config, refuse_unknown=False).records
+
+
+def unsized(name: str, local: str, method: Mapping[str, Any] | str = "dp-fedavg", **partition: Any) -> Config:
+    return configure(
+        data={"name": name, "partition": {"kind": "users", **partition}},
+        model="linear",
+        method=method,
+        training={"rounds": 2, "local": local, "clients_per_round": 5},
+        privacy={"unit": "record" if local == "dp-sgd" else "client", "view": "server", "delta": 1e-6, "epsilon": 8.0},
+    )
+
+
+@pytest.mark.parametrize("name", ["femnist", "harbox"])
+def test_examples_that_only_the_files_tell_are_not_taken_for_one(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.partition\.clients: missing, and how many users .* depends on how its files"):
+        fv.certify(unsized(name, "sgd"))
+    assert fv.certify(unsized(name, "sgd", clients=20)).clients == 20, "at client level nothing follows from it"
+    published = {"name": "nbafl", "variant": "published", "clip": 1.0}
+    for config in (unsized(name, "dp-sgd", clients=20), unsized(name, "sgd", published, clients=20)):
+        with pytest.raises(ConfigError, match=r"how many examples a client has depends .* give data\.partition\.examples"):
+            fv.certify(config)
+    told = unsized(name, "dp-sgd", kind="iid", clients=20, examples_per_client=100)
+    assert fv.certify(told).units == 2000
+
+
+def test_a_steps_bound_does_not_follow_from_examples_that_nobody_knows() -> None:
+    noisy = {"name": "noisy-fedavg", "variant": "proven"}
+    config = configure(
+        data={"name": "harbox", "partition": {"kind": "users", "clients": 20}},
+        model="linear",
+        method=noisy,
+        training={"rounds": 2},
+        privacy={"delta": 1e-3, "epsilon": 8.0, "view": "final"},
+    )
+    steps = config.model_copy(update={"training": config.training.model_copy(update={"local_steps": 2})})
+    with pytest.raises(ConfigError, match="how many examples a client has depends"):
+        setting_of(config).steps  # noqa: B018 : K of the bound on its last model
+    assert setting_of(steps).steps == 2
+
+
+@pytest.fixture
+def forgetful() -> Iterator[None]:
+    with forgotten_after(CATALOGUE, _OWN):
+        yield
+
+
+def people_of(count: int) -> RawData:
+    draw = np.random.default_rng(count)
+    x, y, who = draw.normal(size=(20 * count, 4)).astype(np.float32), np.arange(20 * count) % 2, np.arange(20 * count) % count
+    return RawData(x, y, x[:count], y[:count], who, who[:count])
+
+
+@pytest.mark.usefixtures("forgetful")
+@pytest.mark.parametrize(("users", "level"), [(30, "record"), (0, "record"), (0, "client")])
+def test_a_copy_of_fewer_people_than_are_named_is_no_contradiction(users: int, level: str, tmp_path: Path) -> None:
+    name = f"prepared-{users}-{level}"
+    register(Info(name, "", (4,), 2, 0, 0, users, "made up", False, (0.0,) * 4, (1.0,) * 4, 1.0))(lambda _: people_of(10))
+    config = by_record({"kind": "users"}) if level == "record" else configure(
+        model="linear", method="dp-fedavg", training={"rounds": 2}, privacy={"delta": 1e-2, "noise_multiplier": 1.0}
+    )  # fmt: skip
+    config = config.model_copy(update={"data": config.data.model_copy(update={"name": name, "partition": {"kind": "users"}})})
+    with pytest.raises(ConfigError, match=r"data\.partition\.clients: missing"):
+        fv.certify(config)
+    run(config, tmp_path / "run")
+    assert verification(tmp_path / "run").outcome == "verified"
 
 
 @pytest.mark.heavy

@@ -35,6 +35,7 @@ from fedveil.engines.batched import Batched
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import ProcessPool
 from fedveil.errors import ConfigError
+from fedveil.run.assembly import prepare
 from fedveil.run.run import run
 from fedveil.run.verification import verification
 from fedveil.statement.certify import certify_config
@@ -158,6 +159,17 @@ def test_a_function_that_draws_is_refused(draw: Callable[[], object]) -> None:
     data.x_train[7] = 0
     with pytest.raises(ConfigError, match=r"^data.features = 'own.py:drawing' draws random numbers, so that"):
         FeatureMap("own.py:drawing", drawing).of(data)
+
+
+def test_a_function_that_draws_from_a_generator_of_its_own_is_refused(tmp_path: Path) -> None:
+    """Or keeps anything else: one example more would move the features of all behind it."""
+    (tmp_path / "jitter.py").write_text(
+        "import numpy as np\n\nRNG = np.random.RandomState(0)\n\n\n"
+        "def jitter(x):\n    return (x.reshape(len(x), -1) + 1e-5 * RNG.normal(size=(len(x), 1))).astype(np.float32)\n"
+    )
+    own = config((), data={"features": f"{tmp_path / 'jitter.py'}:jitter"})
+    with pytest.raises(ConfigError, match=r"data.features = .* keeps global RNG .*: draw from the global generator"):
+        prepare(own, small())
 
 
 def test_a_network_may_be_made_when_a_function_is_first_called() -> None:

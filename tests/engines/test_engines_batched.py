@@ -38,7 +38,8 @@ from fedveil.models import model_registry as registry
 from fedveil.release.grid import exponent_for
 from fedveil.release.plan import Released, Upload
 from fedveil.release.sealed import SealedUpload
-from fedveil.run.assembly import checked_model, federation
+from fedveil.run.assembly import federation
+from fedveil.run.rehearsal import rehearsed_model
 from fedveil.run.run import run as run_experiment
 from fedveil.tasks.classification import Classification
 from fedveil.training.local import BatchGradient, Local, LocalSpec, Plain
@@ -298,7 +299,7 @@ def test_batch_normalisation_is_trained_one_client_at_a_time(caplog: pytest.LogC
 
 
 class Recurrent(torch.nn.Module):
-    """An LSTM over the two features, which torch cannot vectorise."""
+    """An LSTM over the two features: a class of the user's own, which may do anything."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -309,14 +310,14 @@ class Recurrent(torch.nn.Module):
         return logits
 
 
-def test_a_network_that_cannot_be_vectorised_is_trained_one_client_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_network_of_the_users_own_is_trained_one_client_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
     def run() -> Federation:
         torch.manual_seed(0)
         return by_hand(FedAvg(), [ONE, TWO, ONE], rounds=2, module=Recurrent())
 
     one, two = run(), run()
-    assert_close(finished(one, Inline(one.context)), finished(two, Batched(two.context)))
-    assert ["one at a time" in r.message and "lstm" in r.message for r in caplog.records] == [True]
+    assert torch.equal(finished(one, Inline(one.context)).model, finished(two, Batched(two.context)).model)
+    assert ["one at a time" in r.message and "Recurrent" in r.message for r in caplog.records] == [True]
 
 
 # --- faulty clients ---------------------------------------------------------------------------------------------------
@@ -366,11 +367,22 @@ def test_one_faulty_client_is_left_out_and_the_others_are_as_without_it(
     assert not caplog.records
 
 
+@dataclass(frozen=True)
+class Drawing(Plain):
+    """Plain training that adds numbers from torch's own generator to each gradient."""
+
+    def step(self, local: Local, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = local.gradient(local, x, y)
+        local.model.grad.add_(torch.rand_like(local.model.grad))
+        local.descend()
+        return loss
+
+
 @pytest.mark.parametrize(("method", "secret"), [({"name": "dp-fedavg"}, True), ({"name": "fedavg"}, False)])
-def test_masks_of_dropout_are_secret_where_clients_share_them_and_something_is_promised(
+def test_what_clients_draw_in_turns_is_secret_where_something_is_promised(
     method: dict[str, Any], secret: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They lie in one tensor, so one example less at one client moves the masks of all: from a seed, updates that others know."""
+    """They draw from one stream, so one example less at one client moves what all draw: from a seed, updates that others know."""
     trained: list[list[torch.Tensor]] = []
 
     def kept(context: Any, task: ClientTask, work: Any, start: float) -> Any:
@@ -380,14 +392,10 @@ def test_masks_of_dropout_are_secret_where_clients_share_them_and_something_is_p
     monkeypatch.setattr(batched, "sealed_outcome", kept)
     for again in ("one", "two"):
         run = job(config(method, "server", run={"seeded_noise": False}), tmp_path / again)
-        net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5), torch.nn.Linear(64, 10))
-        model = FlatModel(net)
-        model.load(torch.linspace(-0.1, 0.1, model.layout.dimension))
-        door = replace(run.context.door, layout=model.layout)
-        context = replace(run.context, model=model, buffers=model.buffers(), door=door)
+        context = replace(run.context, objective=Drawing())
         trained.append([])
         with Batched(context) as workers:
-            tasks = [ClientTask(client, Released(0, model.vector.clone(), None), 1.0) for client in range(4)]
+            tasks = [ClientTask(client, Released(0, context.model.vector.clone(), None), 1.0) for client in range(4)]
             assert not any(outcome.error for outcome in workers.map(tasks))
     assert len(trained[0]) == 4
     assert all(torch.equal(one, two) != secret for one, two in zip(*trained, strict=True))
@@ -589,7 +597,7 @@ def test_a_deterministic_run_by_configuration(tmp_path: Path, caplog: pytest.Log
 def on_gpu(configuration: Config, folder: Path) -> Federation:
     """The federation of a configuration with its model on the GPU."""
     data = prepared(configuration)
-    model = checked_model(configuration, data, calibrated_setting(configuration, data.population)[1]).to("cuda:0")
+    model = rehearsed_model(configuration, data, calibrated_setting(configuration, data.population)).to("cuda:0")
     return federation(configuration, data, folder / "ledger.sqlite", "r", model)
 
 

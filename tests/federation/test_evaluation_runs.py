@@ -78,14 +78,14 @@ def test_what_is_counted_is_what_the_model_gets_right(tmp_path: Path) -> None:
     context = there.context
     assert context.tests is not None
     x, y = context.tests.examples(2)
-    context.model.eval(True)
+    context.model.eval()
     with torch.no_grad():
         right = int((context.model.module(x).argmax(1) == y).sum())
     context.model.train()
-    counts = evaluation_counts(context.task, context.model, x, y, True)
+    counts = evaluation_counts(context.task, context.model, x, y)
     assert counts.tolist() == [right, len(y) - right]
     assert 0 < right < len(y)
-    assert evaluation_counts(context.task, context.model, x[:0], y[:0], True).tolist() == [0, 0]
+    assert evaluation_counts(context.task, context.model, x[:0], y[:0]).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_score_of_ones_own_stays_within_the_number_of_examples(score: Any, kep
 
     context = job(clear(), tmp_path).context
     x, y = context.clients.examples(0)
-    assert evaluation_counts(Odd(), context.model, x[:5], y[:5], True).tolist() == kept
+    assert evaluation_counts(Odd(), context.model, x[:5], y[:5]).tolist() == kept
 
 
 def test_training_is_what_it_is_without_counts(tmp_path: Path) -> None:

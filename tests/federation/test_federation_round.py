@@ -18,6 +18,7 @@ from fedveil.engines.inline import Inline
 from fedveil.errors import BudgetExhausted, FedveilError
 from fedveil.federation.clients import Clients
 from fedveil.federation.fit import fit
+from fedveil.federation.history import all_failed
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import ClientTask, Outcome
 from fedveil.ledger.ledger import Entry
@@ -222,10 +223,15 @@ def test_a_run_in_which_every_client_fails_stops_with_the_reason() -> None:
         trained(with_examples(job, torch.full_like(job.context.clients.x, math.nan)))
 
 
-def test_a_run_with_a_promise_goes_on_when_every_client_fails() -> None:
-    job = federation(DPFedAvg(clip=0.1), [ONE, TWO], z=1.0, rounds=2)
+def test_a_run_with_a_promise_ends_after_a_round_in_which_every_client_failed() -> None:
+    """What they released in it is zeros with noise, and charged; the next round is not."""
+    job = federation(DPFedAvg(clip=0.1), [ONE, TWO], z=1.0, rounds=3)
     progress = trained(with_examples(job, torch.full_like(job.context.clients.x, math.nan)))
-    assert [row["failed"] for row in progress.history] == [2, 2]
+    assert [row["failed"] for row in progress.history] == [2]
+    assert all_failed(progress.history[0])
+    book = job.context.door.ledger
+    assert isinstance(book, Book)
+    assert [(entry.round, entry.participants) for entry in book.entries] == [(0, 2)]
     assert progress.model.isfinite().all()
     assert progress.model.norm() > 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
@@ -22,9 +23,11 @@ from federation_runs import bits, charged, config, covering, every_method, finis
 from fedveil.configuration.config import Config
 from fedveil.engines.inline import Inline
 from fedveil.errors import FedveilError
+from fedveil.federation.clients import Clients
 from fedveil.federation.fit import fit
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.round import ClientTask, Outcome
+from fedveil.flower.bit_packing import MOST
 from fedveil.flower.grid_engine import GONE, GridEngine, GridExchange
 from fedveil.flower.round_messages import ReleaseMessage, read_reply, read_task
 from fedveil.flower.wire_format import Kind, WireMessage, decoded, encoded
@@ -132,6 +135,49 @@ def test_a_plan_that_reads_private_data_is_refused(tmp_path: Path) -> None:
         finished(run, engine_of(run, tmp_path / "clients"))
 
 
+# --- lengths ----------------------------------------------------------------------------------------------------------
+
+GRIDS = [None, 2, 8, 24, 32]
+
+
+def lengths(configuration: Config, folder: Path, absent: int | None) -> dict[tuple[int, int], int]:
+    """Bytes of each answer by round and client; of the absent one's examples none are there."""
+    run = job(configuration, folder / "run")
+    found: dict[tuple[int, int], int] = {}
+
+    def measure(client: int, common: bytes, task: bytes, answer: bytes) -> bytes:
+        found[read_task(task).round, client] = len(answer)
+        return answer
+
+    nodes = Nodes(run.context, folder / "clients", tamper=measure)
+    if absent is not None:
+        nodes.context = replace(run.context, clients=without(run.context.clients, absent))
+    finished(run, GridEngine(run.context, "r", nodes))
+    return found
+
+
+def without(clients: Clients, absent: int) -> Clients:
+    parts = [np.arange(*clients.offsets[c : c + 2]) if c != absent else np.empty(0, np.int64) for c in range(len(clients))]
+    return Clients.of(clients.x.numpy(), clients.y.numpy(), parts)
+
+
+@pytest.mark.parametrize("name", covering(RUNS))
+def test_the_length_of_an_answer_is_that_of_a_client_that_has_nothing(name: str, tmp_path: Path) -> None:
+    """Whoever sees the lengths of encrypted records tells neighbouring data apart by no byte of them."""
+    with_it, without_it = (lengths(RUNS[name], tmp_path / str(absent), absent) for absent in (None, 2))
+    assert with_it == without_it
+    assert any(client == 2 for _, client in with_it)
+
+
+@pytest.mark.parametrize("bits", GRIDS)
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+def test_so_it_is_on_any_grid(bits: int | None, view: str, tmp_path: Path) -> None:
+    configuration = config({"name": "dp-fedavg"}, view, privacy={} if bits is None else {"grid_bits": bits})
+    with_it, without_it = (lengths(configuration, tmp_path / str(absent), absent) for absent in (None, 2))
+    assert with_it == without_it
+    assert len({*with_it.values()}) == 1
+
+
 # --- rounds that are asked for again ----------------------------------------------------------------------------------
 
 
@@ -220,8 +266,12 @@ def changed(answer: bytes, change: Callable[[dict[str, Any], dict[str, Any]], No
     message = decoded(answer, Kind.RELEASE, most_packed=10**6)
     fields, arrays = dict(message.fields), dict(message.arrays)
     change(fields, arrays)
-    packed = message.packed if wide else frozenset()
-    return encoded(WireMessage(message.kind, fields, arrays, packed & set(arrays)))
+    packed = {k: bounds for k, bounds in message.packed.items() if k in arrays} if wide else {}
+    for name, bounds in packed.items():  # as many bits as it takes
+        values = arrays[name].reshape(-1)
+        if len(values) != bounds[-1][0] or max(int(values.max()), -int(values.min())) > bounds[0][1]:
+            packed[name] = [(len(values), MOST)]
+    return encoded(WireMessage(message.kind, fields, arrays, packed))
 
 
 def field(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]], None]:
@@ -230,6 +280,22 @@ def field(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]], N
 
 def array(change: Callable[[Any], Any]) -> Callable[[dict[str, Any], dict[str, Any]], None]:
     return lambda fields, arrays: arrays.update(released=change(arrays["released"]))
+
+
+def most_of(answer: bytes) -> int:
+    (bounds,) = decoded(answer, Kind.RELEASE, most_packed=10**6).packed.values()
+    return bounds[0][1]
+
+
+def packed_as(answer: bytes, bound: int) -> bytes:
+    message = decoded(answer, Kind.RELEASE, most_packed=10**6)
+    return encoded(replace(message, packed={"released": [(len(message.arrays["released"]), bound)]}))
+
+
+def with_header(answer: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    end = 12 + struct.unpack("<I", answer[8:12])[0]
+    header = change(answer[12:end])
+    return answer[:8] + struct.pack("<I", len(header)) + header + answer[end:]
 
 
 HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
@@ -247,9 +313,18 @@ HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "floats": (lambda a: changed(a, array(lambda x: x.astype(np.float32)), False), "the plan asks for integers"),
     "NaN": (lambda a: changed(a, array(lambda x: np.full(len(x), np.nan, np.float32)), False), "the plan asks for integers"),
     "int32": (lambda a: changed(a, array(lambda x: (x >> 20).astype(np.int32)), False), "type torch.int32"),
-    "huge": (lambda a: changed(a, array(lambda x: np.full(len(x), 2**62))), "allow"),
-    "least integer": (lambda a: changed(a, array(lambda x: np.full(len(x), -(2**63)))), "allow"),
-    "a thousandfold": (lambda a: changed(a, array(lambda x: x * 1000)), "allow"),
+    "huge": (lambda a: changed(a, array(lambda x: np.full(len(x), 2**62))), "another width"),
+    "least integer": (lambda a: changed(a, array(lambda x: np.full(len(x), -(2**63)))), "another width"),
+    "a thousandfold": (lambda a: changed(a, array(lambda x: x * 1000)), "another width"),
+    "all at the bound": (lambda a: changed(a, array(lambda x: np.full(len(x), most_of(a)))), "allow"),
+    "wider than planned": (lambda a: packed_as(a, MOST), "another width"),
+    "no wider than its data": (lambda a: packed_as(a, most_of(a) - 1), "another width"),
+    "a salt in words": (lambda a: changed(a, field("salt", "the diagnosis")), "'salt' must be 64 lower-case hex digits"),
+    "a plan in words": (lambda a: changed(a, field("plan", "P" * 64)), "'plan' must be 64 lower-case hex digits"),
+    "more fields": (lambda a: changed(a, field("loss", 0.5)), "too many or missing: 'loss'"),
+    "fewer fields": (lambda a: changed(a, lambda fields, arrays: fields.pop("salt")), "too many or missing: 'salt'"),
+    "spaces": (lambda a: with_header(a, lambda text: text.replace(b'"fields":', b'"fields": ')), "not written as"),
+    "a field twice": (lambda a: with_header(a, lambda text: text.replace(b'"run":', b'"run":"x","run":')), "not written as"),
     "statistics": (
         lambda a: changed(a, lambda fields, arrays: arrays.update(buffers=np.zeros(3, np.float32))),
         "batch statistics came with",
@@ -310,14 +385,14 @@ def test_a_replayed_answer_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_contribution_above_its_clip_is_refused(tmp_path: Path) -> None:
-    """In the aggregate view no noise hides it: one grid step too much is seen."""
+    """In the aggregate view no noise hides it: a norm of a 20,000th too much is seen."""
     run = job(RUNS["dp-fedavg-aggregate"], tmp_path / "a")
     door, (plan, *_) = run.context.door, [run.context.policy.plan(None, {})]  # type: ignore[arg-type]
     (_, exponent), *_ = door.parts.grid(plan)
     clip = int(plan.clip * 2.0**-exponent)
 
     def above(client: int, common: bytes, task: bytes, answer: bytes) -> bytes:
-        return changed(answer, array(lambda x: np.concatenate([[clip + 1000], np.zeros(len(x) - 1, np.int64)])))
+        return changed(answer, array(lambda x: np.concatenate([[clip, clip // 100], np.zeros(len(x) - 2, np.int64)])))
 
     with pytest.raises(FedveilError, match=r"every client of round 0 failed.*allow"):
         finished(run, engine_of(run, tmp_path / "c", tamper=above))

@@ -86,6 +86,33 @@ def test_fisher_information_by_one_gradient_after_the_other() -> None:
     assert found.tolist() == pytest.approx(torch.stack(each).square().mean(0).tolist(), rel=1e-4, abs=1e-9)
 
 
+class Words(nn.Module):
+    """A sparse table, a parameter that is one number, and where `looks`, a decision by values."""
+
+    def __init__(self, looks: bool) -> None:
+        super().__init__()
+        self.table, self.out, self.gain = nn.Embedding(7, 5, sparse=True), nn.Linear(5, 2), nn.Parameter(torch.tensor(0.4))
+        self.looks = looks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        words = x[:, :3] if self.looks and int(x.max()) > 9 else x
+        return self.out(torch.tanh(self.table(words)).mean(1)) * self.gain.exp()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_fisher_information_of_sparse_tables_and_single_numbers(looks: bool) -> None:
+    torch.manual_seed(0)
+    model, x, y = FlatModel(Words(looks)), torch.randint(0, 7, (9, 4)), torch.arange(9) % 2
+    local = Local(model, model.vector.clone(), LocalSpec(), BatchGradient(), torch.Generator(), data=(x, y), examples=9)
+    found, total = fisher(local, h.setting()), torch.zeros_like(model.vector)
+    parameters = list(model.module.parameters())
+    for i in range(9):
+        loss = torch.nn.functional.cross_entropy(model.module(x[i : i + 1]), y[i : i + 1])
+        total += torch.cat([g.to_dense().flatten() for g in torch.autograd.grad(loss, parameters)]).square()
+    assert float((found - total / 9).norm()) <= 1e-5 * float(found.norm())
+    assert float(found[-1]) > 0
+
+
 def test_the_first_client_of_a_process_does_not_choose_how_the_gradients_of_the_others_are_rounded() -> None:
     def of_the_second(first: float) -> torch.Tensor:
         torch.manual_seed(0)

@@ -85,8 +85,8 @@ class Clamped(Plus):
         return Fixed(replace(gaussian_plan(s, self.clip), clamp=1.0))
 
 
-def test_a_plain_sum_has_the_noise_of_all_uploads() -> None:
-    one, all_of_them = (epsilon_of(m, 1e-5) for m in (1 / Z, 1 / (Z * math.sqrt(N))))
+def test_a_plain_sum_has_the_noise_of_all_uploads_but_one_that_a_client_knows() -> None:
+    one, all_of_them = (epsilon_of(m, 1e-5) for m in (1 / Z, 1 / (Z * math.sqrt(N - 1))))
     for method in (Plus(), Halved(), Weighted(weighting="uniform")):
         assert epsilons(method, setting()) == pytest.approx([one, all_of_them, all_of_them], rel=1e-6)
     assert adds_up(NbAFL(), setting())

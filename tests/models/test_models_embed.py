@@ -35,7 +35,10 @@ def test_features_are_what_the_network_makes_in_evaluation_mode() -> None:
 def test_the_statement_and_the_card_say_so(tmp_path: object) -> None:
     features = fv.embed(small_digits(), backbone())
     config = fv.configure(model="linear")
-    (assumed,) = public_values(config, features.info)
+    code, assumed = public_values(config, features.info)
+    assert code.what.startswith(
+        "code of the user's own (model, task, method, features) carries nothing from one client to another"
+    )
     assert assumed.what.startswith("the network that made the features (Sequential, SHA-256 ")
     assert assumed.what.endswith("is public and was not trained on the clients' data")
 
@@ -57,12 +60,38 @@ class Dropping(nn.Linear):
         return nn.functional.dropout(super().forward(x.flatten(1)))
 
 
+class Jittered(nn.Linear):
+    """Draws from a generator of its own, which no client's number of examples may move for the next one."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 5)
+        self.rng = np.random.RandomState(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1)) + float(self.rng.normal())
+
+
+class Running(nn.Linear):
+    """Subtracts a mean of all that came before."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 5)
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        self.mean = 0.9 * self.mean + 0.1 * x[0]
+        return super().forward(x - self.mean)
+
+
 @pytest.mark.parametrize(
     ("module", "words"),
     [
         (MinusMean(), r"the layer the network \(MinusMean\) mixes the examples of a batch"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Flatten(0)), r"makes torch.float32 \[5\] of examples"),
         (Dropping(64, 5), "embed: Dropping draws random numbers in evaluation mode"),
+        (Jittered(), "embed: Jittered keeps rng from one call to the next.*: draw from the global generator of torch"),
+        (Running(), "embed: Running keeps mean from one call to the next"),
         (nn.Linear(8, 4).double(), "weight is float64"),
     ],
 )

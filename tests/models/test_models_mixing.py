@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from federation_runs import charged, config, job, prepared
+from federation_runs import config, job, prepared, rehearsed
 from fedveil.configuration.config import configure
 from fedveil.errors import ConfigError
-from fedveil.federation.progress import start
 from fedveil.models.mixing import drawn_elsewhere, mixing_layer
 from fedveil.models.model_registry import MODELS, build
-from fedveil.run import assembly
+from fedveil.release.dpsgd import PerExampleGradient
+from fedveil.release.noise import Randomness
+from fedveil.run import assembly, rehearsal
+from fedveil.training.local import Local, LocalSpec
 from fedveil.training.params import FlatModel
 
 
@@ -100,11 +103,43 @@ def test_a_last_layer_that_starts_at_zero_hides_nothing(mix: Callable[[torch.Ten
     assert mixing_layer(Mixes(torch.tanh, zero=True), x) == ""
 
 
-def test_what_mixes_in_large_batches_only() -> None:
-    module, x = Mixes(lambda x: x - x.mean(0) if len(x) > 16 else x), torch.randn(9, 3)
-    assert mixing_layer(module, x) == mixing_layer(module, x, 16) == ""
-    assert mixing_layer(module, x, 32) == mixing_layer(Mixes(lambda x: x - x.mean(0) if len(x) > 500 else x), x, 512)
-    assert mixing_layer(module, x, 32) == "the network (Mixes)"
+class Sorted(nn.Module):
+    """Hands a layer the examples in the order of their sizes, and puts what it makes back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        order = x.sum(1).argsort()
+        out: torch.Tensor = self.last(torch.tanh(self.first(x[order])))[order.argsort()]
+        return out
+
+
+def test_an_order_of_examples_inside_is_no_mixing() -> None:
+    assert mixing_layer(Sorted(), torch.randn(9, 3)) == ""
+
+
+def test_a_layer_of_width_zero_is_no_mixing() -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
+        wide = nn.Sequential(nn.Linear(3, 0), nn.Linear(0, 2))
+    for every in (True, False):
+        assert mixing_layer(wide, torch.randn(9, 3), every) == ""
+
+
+def test_a_layer_that_takes_no_hooks_leaves_the_network_to_be_named() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(nn.Linear(3, 3))
+    assert mixing_layer(nn.Sequential(scripted, nn.Linear(3, 2)), torch.randn(9, 3)) == ""
+    assert mixing_layer(nn.Sequential(scripted, MinusMean()), torch.randn(9, 3)) != ""
+
+
+def test_of_known_layers_each_is_looked_at() -> None:
+    hidden = nn.Sequential(nn.Linear(3, 4), nn.Softmax(0), nn.Threshold(9.0, 0.0), nn.Linear(4, 2))
+    assert mixing_layer(hidden, torch.randn(9, 3)) == ""
+    assert mixing_layer(hidden, torch.randn(9, 3), every=True) == "1 (Softmax)"
 
 
 def test_numbers_that_are_drawn_elsewhere() -> None:
@@ -114,12 +149,12 @@ def test_numbers_that_are_drawn_elsewhere() -> None:
     assert drawn_elsewhere(Mixes(lambda x: x * float(np.random.rand())), x) == "numpy.random"  # noqa: NPY002 : what is looked for
 
 
-def test_a_network_that_draws_elsewhere_is_refused_at_record_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_draws_elsewhere_is_refused_at_record_level(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = nn.Flatten(), nn.Linear(64, 3), Mixes(now_and_then), nn.Linear(2, 10)
-    monkeypatch.setattr(assembly, "build_model", lambda *_: FlatModel(nn.Sequential(*layers)))
+    monkeypatch.setattr(rehearsal, "build_model", lambda *_: FlatModel(nn.Sequential(*layers)))
     with pytest.raises(ConfigError, match="draws from random in its forward pass"):
-        job(config({"name": "fedavg"}, "server", **DP_SGD), tmp_path / "refused")
-    job(config({"name": "fedavg"}), tmp_path / "plain")
+        rehearsed(config({"name": "fedavg"}, "server", **DP_SGD))
+    rehearsed(config({"name": "fedavg"}))
 
 
 @pytest.mark.parametrize("length", [3, 4, 5])
@@ -185,7 +220,7 @@ DP_SGD: dict[str, Any] = {
 }
 
 
-def test_such_a_network_is_refused_before_anything_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_such_a_network_is_refused_before_anything_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch normalisation without parameters escapes the gradients by hand: the clip of one example would move all others."""
 
     def with_batch_norm(*_: Any) -> FlatModel:
@@ -194,39 +229,41 @@ def test_such_a_network_is_refused_before_anything_leaves(tmp_path: Path, monkey
     configuration = config({"name": "fedavg"}, "server", **DP_SGD)
     assert prepared(configuration).test[0].shape[1:] == (1, 8, 8)
     with monkeypatch.context() as patch:
-        patch.setattr(assembly, "build_model", with_batch_norm)
+        patch.setattr(rehearsal, "build_model", with_batch_norm)
         with pytest.raises(ConfigError, match=r"the layer 2 \(BatchNorm1d\) mixes the examples of a batch"):
-            job(configuration, tmp_path / "refused")
-        assert charged(tmp_path / "refused") == []
-        plain = job(config({"name": "fedavg"}), tmp_path / "plain")  # nothing rests on it there
-        assert start(plain).round == 0
-    job(configuration, tmp_path / "accepted")
+            rehearsed(configuration)
+        rehearsed(config({"name": "fedavg"}))  # nothing rests on it there
+    rehearsed(configuration)
 
 
-def test_what_mixes_where_more_are_computed_together_than_a_batch_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_example_alone_is_what_a_network_of_ones_own_is_handed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what it would do in large batches, or once its weights have gone far, need not be looked for."""
+    handed: list[tuple[int, ...]] = []
+
+    def mix(x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0) if len(x) > 16 else x
+
+    def mix_and_tell(x: torch.Tensor) -> torch.Tensor:
+        handed.append(tuple(x.shape))
+        return mix(x)
+
     def in_large_batches(*_: Any) -> FlatModel:
-        module = Mixes(lambda x: x - x.mean(0) if len(x) > 16 else x)
-        return FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), module, nn.Linear(2, 10)))
+        return FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), Mixes(mix), nn.Linear(2, 10)))
 
     monkeypatch.setattr(assembly, "build_model", in_large_batches)
-    with pytest.raises(ConfigError, match="mixes the examples of a batch"):
-        job(config({"name": "fedavg"}, "server", **DP_SGD), tmp_path / "refused")
+    made = job(config({"name": "fedavg"}, "server", **DP_SGD), tmp_path / "run")
+    source, context = PerExampleGradient(made.setting.dp_sgd(), Randomness(0, True), (0, 0)), made.context
+    local = Local(context.model, context.model.vector.clone(), LocalSpec(), source, torch.Generator())
+    context.model.module[2].mix = mix_and_tell
+    for empty in source.batches(local, *context.clients.examples(0)):
+        source(local, *empty)
+    assert len(source.losses) == source.steps
+    assert set(handed) == {(1, 4)}
 
 
-def test_what_is_tried_is_a_pass_of_what_clients_hold_not_of_what_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A batch size beyond a client's examples stands for all of them."""
-    tried: list[int] = []
-    monkeypatch.setattr(assembly, "mixing_layer", lambda module, x, size: tried.append(size) or "")
-    all_of_them = {**DP_SGD, "training": {**DP_SGD["training"], "batch_size": 10**9}}
-    made = job(config({"name": "fedavg"}, "server", **all_of_them), tmp_path / "run")
-    assert made.setting.records < tried[0] < 2 * made.setting.records
-
-
-def test_resnets_with_batch_normalisation_are_refused_by_name(tmp_path: Path) -> None:
+def test_resnets_with_batch_normalisation_are_refused_by_name() -> None:
     configuration = config({"name": "fedavg"}, "server", **DP_SGD)
     resnet = configure(model={"name": "resnet18", "norm": "batch"}).model
     configuration = configuration.model_copy(update={"model": resnet})
     with pytest.raises(ConfigError, match=r"BatchNorm2d\) mixes the examples of a batch"):
-        job(configuration, tmp_path)
+        rehearsed(configuration)

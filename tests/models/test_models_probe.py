@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+import fedveil as fv
 from fedveil.errors import ConfigError
+from fedveil.federation.evidence import evidence
+from fedveil.models.mixing import mixing_layer
 from fedveil.models.probe import check_output
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.regression import Regression
@@ -28,8 +34,8 @@ class Making(nn.Module):
         return self.then(self.layer(x))
 
 
-def check(module: nn.Module, task: Any = None, y: Tensor = Y) -> None:
-    check_output(FlatModel(module), X, y, task or Classification())
+def check(module: nn.Module, task: Any = None, y: Tensor = Y) -> list[str]:
+    return check_output(FlatModel(module), X, y, task or Classification())
 
 
 @pytest.mark.parametrize(
@@ -72,7 +78,7 @@ def test_regression_of_another_width() -> None:
         check(Making(lambda out: out), Regression(), torch.randn(4))
 
 
-def test_what_is_trained_must_decide_the_output(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_trained_must_decide_the_output() -> None:
     class Half(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -82,8 +88,8 @@ def test_what_is_trained_must_decide_the_output(caplog: pytest.LogCaptureFixture
             out: Tensor = self.used(x)
             return out
 
-    check(Half())
-    assert "unused.weight, unused.bias does not decide the output of Half" in caplog.text
+    (remark,) = check(Half())
+    assert "unused.weight, unused.bias does not decide the output of Half" in remark
     half = Half()
     half.used.weight.requires_grad_(False)
     half.used.bias.requires_grad_(False)
@@ -139,3 +145,183 @@ def test_spectral_norm_has_a_remedy(norm: Any) -> None:
     with pytest.raises(ConfigError, match=words):
         check(nn.Sequential(norm(nn.Linear(3, 4))))
     check(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4))))
+
+
+# --- the initial model stays as it is ---------------------------------------------------------------------------------
+
+
+def test_rows_that_public_examples_look_up_keep_their_norm(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(12, 5, max_norm=0.5), nn.Flatten(), nn.Linear(15, 4))
+    x, test, y = torch.randint(6, 12, (24, 3)), torch.randint(0, 4, (8, 3)), torch.arange(24) % 4
+    data = fv.from_arrays(
+        *(x.numpy(), y.numpy()), client=np.arange(24) % 2, test=(test.numpy(), y[:8].numpy()), classes=4, vocabulary=12
+    )
+    config = fv.configure(
+        model=net, method=fv.DPFedAvg(clip=1.0), training={"rounds": 1}, privacy={"noise_multiplier": 1e-9, "delta": 1e-3}
+    )
+    after = fv.train(config, tmp_path / "run", data=data).model.module
+    table, before = after.get_submodule("0"), net[0]
+    assert isinstance(table, nn.Embedding)
+    assert isinstance(before, nn.Embedding)
+    assert torch.allclose(table.weight[:6], before.weight[:6], atol=1e-6)  # of words that no client has
+    assert not torch.allclose(table.weight[6:], before.weight[6:], atol=1e-3)
+
+
+class Normalising(nn.Module):
+    """Brings its weight to norm 1 in each pass, and counts in an attribute."""
+
+    def __init__(self, write: Any) -> None:
+        super().__init__()
+        self.layer, self.write = nn.Linear(3, 4), write
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.write(self.layer.weight)
+        out: Tensor = self.layer(x)
+        return out
+
+
+def in_place(weight: Tensor) -> None:
+    with torch.no_grad():
+        weight.div_(weight.norm())
+
+
+def behind_the_versions(weight: Tensor) -> None:
+    weight.data.div_(weight.data.norm())
+
+
+def by_another_tensor(weight: Tensor) -> None:
+    weight.data = weight.data / weight.data.norm()
+
+
+@pytest.mark.parametrize("write", [in_place, behind_the_versions])
+def test_parameters_that_each_pass_writes_are_put_back(write: Any) -> None:
+    model = FlatModel(Normalising(write))
+    before = model.vector.clone()
+    check_output(model, X, Y, Classification())
+    assert torch.equal(model.vector, before)
+    model.vector.zero_()
+    assert not any(p.any() for p in model.module.parameters())  # and are the model's vector still
+
+
+def test_other_data_for_parameters_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"other tensors in the place of its parameters' data .*layer\.weight.*copy_"):
+        check(Normalising(by_another_tensor))
+
+
+class SetOnce(nn.Module):
+    """Scales its output by a number that the first examples set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale, self.ready = nn.Linear(3, 4), nn.Parameter(torch.ones(4)), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        if not self.ready:
+            self.ready = True
+            self.scale.data.copy_(1 / out.detach().std(0))
+        return out * self.scale
+
+
+def test_what_the_first_examples_set_is_refused_unless_it_is_set_before() -> None:
+    with pytest.raises(ConfigError, match=r"SetOnce sets scale in its first pass.*pass public examples of your own"):
+        check(SetOnce())
+    module = SetOnce()
+    module(X)
+    check(module)
+
+
+def test_examples_stay_as_they_are() -> None:
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.layer(x.mul_(2))
+            return out
+
+    model, x = FlatModel(Writing()), X.clone()
+    check_output(model, x, Y, Classification())
+    one, other = (evidence(Classification(), model, x, Y)[0] for _ in range(2))
+    assert torch.equal(one, other)
+    assert not mixing_layer(model.module, x)
+    assert torch.equal(x, X)
+
+
+# --- gradients that cannot be computed --------------------------------------------------------------------------------
+
+
+class Reentrant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.body, self.out = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = checkpoint(self.body, self.first(x), use_reentrant=True)  # the line
+        out: Tensor = self.out(hidden)
+        return out
+
+
+class Overwriting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(3, 3), nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.sigmoid(self.first(x))  # the line
+        hidden += 1
+        out: Tensor = self.out(hidden)
+        return out
+
+
+class Wrong(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:  # type: ignore[override]
+        return slope / torch.ones(7)
+
+
+class WithoutGradient(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = Wrong.apply(self.layer(x))  # type: ignore[no-untyped-call]
+        return out
+
+
+def line_of(text: str, after: str) -> int:
+    lines = Path(__file__).read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"class {after}("))
+    return 1 + next(i for i, line in enumerate(lines) if i > start and text in line)
+
+
+@pytest.mark.parametrize(
+    ("make", "line", "remedy"),
+    [
+        (Reentrant, line_of("# the line", "Reentrant"), "use_reentrant=False"),
+        (Overwriting, line_of("# the line", "Overwriting"), "changed in place later on"),
+        (WithoutGradient, line_of("torch.ones(7)", "Wrong"), "needs a gradient"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_failing_gradient_names_the_line_and_the_remedy(make: type[nn.Module], line: int, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=rf"the gradients of {make.__name__} \(at .*{Path(__file__).name}:{line}\).*{remedy}"):
+        check(make())
+
+
+def test_a_failing_gradient_of_layers_of_torch_names_the_operation() -> None:
+    with pytest.raises(ConfigError, match=r"the gradients of Sequential \(at its operation Sigmoid\).*changed in place later on"):
+        check(nn.Sequential(nn.Linear(3, 3), nn.Sigmoid(), nn.ReLU(inplace=True), nn.Linear(3, 4)))
+
+
+def test_a_failing_forward_pass_names_the_line() -> None:
+    line = line_of("check(Making(lambda out: out @ torch." + "ones(5, 5)))", "Overwriting")
+    with pytest.raises(ConfigError, match=rf"cannot take examples .*\(at .*{Path(__file__).name}:{line}\)"):
+        check(Making(lambda out: out @ torch.ones(5, 5)))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fedveil.flower.flower_messages import content_of, record
-from fedveil.network.careful_grid import CarefulGrid
+from fedveil.network.careful_grid import CarefulGrid, LastingGrid, RunLost
 
 pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
 
@@ -97,3 +98,81 @@ def test_a_connection_that_fails_is_no_answer() -> None:
     grid._client = Broken([message(record([b"first"]), 0)])  # type: ignore[assignment]
     with pytest.raises(httpx.ConnectError):
         CarefulGrid(grid).pull_messages(["0"])
+
+
+# --- a SuperLink that was started again -------------------------------------------------------------------------------
+
+
+class Link:
+    """A SuperLink whose runs may be lost; messages are answered by their own text."""
+
+    def __init__(self) -> None:
+        self.runs, self.lost, self.closed, self.sent = 0, False, list[int](), dict[str, str]()
+
+    @contextmanager
+    def begin(self) -> Iterator[Any]:
+        self.runs += 1
+        self.lost, self.sent, number = False, {}, self.runs
+        yield self
+        self.closed.append(number)
+
+    def _check(self) -> None:
+        if self.lost:
+            raise RunLost
+
+    def get_nodes(self) -> list[int]:
+        self._check()
+        return [1, 2]
+
+    def push_messages(self, messages: Iterable[str]) -> list[str]:
+        self._check()
+        names = [f"run-{self.runs}-{text}" for text in messages]
+        self.sent.update(zip(names, messages, strict=True))
+        return names
+
+    def pull_messages(self, names: Iterable[str]) -> list[Any]:
+        self._check()
+        assert set(names) <= set(self.sent)
+        return [SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=n), text=self.sent.pop(n)) for n in names]
+
+
+def codes(answers: Iterable[Any]) -> dict[str, Any]:
+    return {answer.metadata.reply_to_message_id: getattr(getattr(answer, "error", None), "code", 0) for answer in answers}
+
+
+@pytest.mark.parametrize("noticed", ["nodes", "push", "pull"])
+def test_what_was_under_way_in_a_run_that_was_lost_is_answered_as_lost_and_the_next_one_goes_on(noticed: str) -> None:
+    link, lines = Link(), list[str]()
+    with LastingGrid(link.begin, lines.append) as grid:
+        first = grid.push_messages(["a", "b"])
+        link.lost = True
+        if noticed == "nodes":
+            assert list(grid.get_nodes()) == []
+        elif noticed == "push":
+            second = grid.push_messages(["c"])
+            assert codes(grid.pull_messages(second)) == {second[0]: 5}
+        assert codes(grid.pull_messages(first)) == dict.fromkeys(first, 5)
+        assert (link.runs, link.closed) == (2, [1])
+        again = grid.push_messages(["a"])
+        assert codes(grid.pull_messages([*again, *first])) == {**dict.fromkeys(first, 5), again[0]: 0}
+        assert list(grid.get_nodes()) == [1, 2]
+    assert link.closed == [1, 2]
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize(("status", "lost"), [(401, True), (500, False)])
+def test_a_superlink_that_does_not_know_a_run_says_so_by_401(status: int, lost: bool) -> None:
+    import httpx
+
+    from fedveil.network.flower_api import _lost
+
+    def fail(*_: Any) -> Any:
+        request = httpx.Request("POST", "http://x")
+        raise httpx.HTTPStatusError("x", request=request, response=httpx.Response(status, request=request))
+
+    grid = CarefulGrid(
+        SimpleNamespace(get_nodes=fail, push_messages=fail, _runtime_client=SimpleNamespace(PullMessages=fail)), _lost
+    )
+    for ask in (grid.get_nodes, lambda: grid.push_messages([]), lambda: grid.pull_messages([])):
+        with pytest.raises(RunLost if lost else httpx.HTTPStatusError):
+            ask()

@@ -18,7 +18,7 @@ pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, Strategy
+from flwr.serverapp.strategy import Bulyan, FedAdam, FedAvg, FedProx, Strategy
 
 import fedveil as fv
 from fedveil.accounting.types import Adjacency, Scope, Unit, View
@@ -27,6 +27,7 @@ from fedveil.ledger.budget_spending import spending
 from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.population_budget import create_budget
 from fedveil.network.central_dp import CentralDP
+from fedveil.run.published_copy import publish
 from flower_apps import AppGrid, added, answer, arrays, model
 
 CLEAR: dict[str, Any] = {"clip": 1.0, "clients": 8, "rate": 1.0, "rounds": 2, "noise_multiplier": 1e-4, "delta": 1e-2}
@@ -256,17 +257,236 @@ def test_runs_share_a_lifetime_budget(tmp_path: Path) -> None:
     assert not (tmp_path / "second").exists()
 
 
-def test_clients_evaluate_only_when_asked_and_the_directory_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_clients_evaluate_only_when_asked_and_every_page_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fedveil"):
         result = central(tmp_path).start(grid := AppGrid(app(), 8), model(), 2)
     assert result.evaluate_metrics_clientapp == {}
     assert [len(nodes) for nodes in grid.asked] == [8, 0, 8, 0]
-    assert "clients do not evaluate" in caplog.text
-    assert "without clip or noise" not in (tmp_path / "run" / "flower.md").read_text()
+    assert "asks no client to evaluate" in caplog.text
+    named = "clients evaluate, and what they answer (metrics) leaves without clip or noise"
+    page = " ".join((tmp_path / "run" / "flower.md").read_text().split())
+    assert "CentralDP asks no client to evaluate. What the app asks clients outside this strategy" in page
+    assert named not in (tmp_path / "run" / "statement.md").read_text()
+    assert "asks its clients nothing outside its strategy" in (tmp_path / "run" / "statement.md").read_text()
     asked = central(tmp_path, out=tmp_path / "asked", evaluate=True).start(AppGrid(app(), 8), model(), 2)
     assert asked.evaluate_metrics_clientapp[1]["loss"] == 1.0
-    assert "the guarantee does not cover it" in (tmp_path / "asked" / "flower.md").read_text()
-    assert fv.verification(tmp_path / "asked").outcome == "verified"
+    assert "**Clients evaluate" in (tmp_path / "asked" / "flower.md").read_text()
+    assert "clients evaluate: what they answer leaves without clip or noise" in caplog.text
+    publish(tmp_path / "asked", tmp_path / "public")
+    for folder in ("asked", "public"):
+        found = fv.verification(tmp_path / folder)
+        assert found.outcome == "verified"
+        assert [f.text[:17] for f in found.findings if (f.kind, f.subject) == ("trust", "evaluation")] == ["clients evaluate:"]
+        assert (tmp_path / folder / "flower.md").is_file()
+        assert named in json.loads((tmp_path / folder / "statement.json").read_text())["warnings"][0]
+        assert named in (tmp_path / folder / "statement.md").read_text()
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(r.getMessage() for r in caplog.records if r.name.startswith("fedveil") and r.levelno >= logging.WARNING)
+
+
+def prefixed(message: Message, context: Any) -> Message:
+    """The names of a wrapped model."""
+    reply = added(0.1)(message, context)
+    return answer(message, arrays(**{f"_module.{name}": value for name, value in values(reply.content["arrays"]).items()}))
+
+
+def adapters(message: Message, context: Any) -> Message:
+    return answer(message, arrays(b=np.float32(0.6)))
+
+
+def in_two_records(message: Message, context: Any) -> Message:
+    reply = added(0.1)(message, context)
+    reply.content["more"] = arrays(b=np.float32(0.6))
+    return reply
+
+
+def of_another_shape(message: Message, context: Any) -> Message:
+    whole = values(added(0.1)(message, context).content["arrays"])
+    return answer(message, arrays(**(whole | {"w": np.zeros((3, 3), np.float32)})))
+
+
+@pytest.mark.parametrize(
+    ("train", "names"),
+    [
+        (prefixed, "['w', 'b', 'v'] were sent, and {'arrays': ['_module.w', '_module.b'"),
+        (adapters, "{'arrays': ['b']} came back (without ['w', 'v'])"),
+        (in_two_records, "'more': ['b']} came back"),
+        (of_another_shape, "another shape than they had, or no floats: ['w']"),
+    ],
+)
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_a_run_whose_replies_do_not_fit_ends_before_it_is_charged(
+    rate: float, train: Any, names: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, grid = central(tmp_path, rate=rate, rounds=9, seed=1), AppGrid(app(train), 8)
+    result = made.start(grid, model(), 9)
+    assert not result.arrays
+    assert rows(tmp_path) == []
+    assert sum(map(bool, grid.asked)) == 1
+    assert names in warned(caplog)
+    assert "no reply of round" in warned(caplog)
+    assert fv.verification(tmp_path / "run").outcome == "verified"
+    public = "".join(p.read_text() for p in (tmp_path / "run").iterdir() if p.suffix in (".csv", ".json", ".md", ".toml"))
+    assert "has the arrays of the model" in public
+    assert "_module" not in public
+
+
+def test_replies_of_which_some_fit_go_on_and_extra_arrays_or_another_order_fit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train(message: Message, context: Any) -> Message:
+        if context.node_id < 104:
+            return prefixed(message, context)
+        whole = values(added(0.1)(message, context).content["arrays"])
+        return answer(message, arrays(more=np.ones(3), **dict(reversed(whole.items()))))
+
+    found = values(central(tmp_path).start(AppGrid(app(train), 8), model(), 2).arrays)
+    assert found["b"] == pytest.approx(0.5 + 2 * 0.1 / 2, abs=1e-3)
+    assert "a reply that does not fit counts as zero" in warned(caplog)
+
+
+def test_values_that_cannot_leave_end_no_run_whatever_others_answer(tmp_path: Path) -> None:
+    """Its client has the arrays of the model, and what it put into them depends on its data."""
+
+    def train(message: Message, context: Any) -> Message:
+        return (added(np.nan) if context.node_id == 103 else prefixed)(message, context)
+
+    central(tmp_path).start(AppGrid(app(train), 8), model(), 2)
+    assert len(rows(tmp_path)) == 2
+
+
+def test_nobody_who_can_be_used_is_said_and_charged_like_any_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """That replies fail, or are too large, depends on data: a run may not end by it."""
+    central(tmp_path).start(AppGrid(app(added(1e9)), 8), model(), 2)
+    assert len(rows(tmp_path)) == 2
+    assert warned(caplog).count("no reply can be used, so that noise alone moves the model") == 2
+
+
+class Silent(FedAvg):
+    """A strategy that makes nothing of its replies, but metrics."""
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        return None, super().aggregate_train(server_round, replies)[1]
+
+
+class Halved(FedAvg):
+    """A strategy that loses an array."""
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        record, metrics = super().aggregate_train(server_round, replies)
+        assert record is not None
+        del record["w"]
+        return record, metrics
+
+
+@pytest.mark.parametrize("strategy", [Bulyan(num_malicious_nodes=1), Silent(), Halved()])
+def test_a_strategy_that_makes_no_model_ends_the_run_after_its_first_round(
+    strategy: Strategy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = AppGrid(app(), 8)
+    central(tmp_path, strategy, rounds=3).start(grid, model(), 3)
+    assert [row.round for row in rows(tmp_path)] == [0]
+    assert sum(map(bool, grid.asked)) == 1
+    assert f"{type(strategy).__name__} makes " in warned(caplog)
+    assert "Traceback" not in warned(caplog)
+    assert fv.verification(tmp_path / "run").outcome == "verified"
+    assert f"{type(strategy).__name__} makes " in json.loads((tmp_path / "run" / "summary.json").read_text())["ended"]
+
+
+class Asks(FedAvg):
+    """A strategy with a choice of its own of whom it asks."""
+
+    def __init__(self, choice: slice, twice: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.choice, self.twice = choice, twice
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: Any, grid: Any) -> Iterable[Message]:
+        made = list(super().configure_train(server_round, arrays, config, grid))[self.choice]
+        return made * (1 + self.twice)
+
+
+class Own(FedAvg):
+    """A strategy that asks a node by itself, and never looks at the grid."""
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: Any, grid: Any) -> Iterable[Message]:
+        return [Message(RecordDict({"arrays": arrays, "config": config}), dst_node_id=100, message_type="train")]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        (Asks(slice(None, None, 2)), "Asks asks 4 of 8 connected nodes"),
+        (Own(), "Own asks 1 of 8 connected nodes"),
+        (Asks(slice(None), twice=True), "sends 16 messages to 8 nodes"),
+    ],
+)
+def test_what_a_strategy_asks_is_counted(strategy: Strategy, words: str, tmp_path: Path) -> None:
+    grid = AppGrid(app(), 8)
+    with pytest.raises(ConfigError, match=words):
+        central(tmp_path, strategy).start(grid, model(), 2)
+    assert grid.asked == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_fraction_that_asks_everybody_is_none(tmp_path: Path) -> None:
+    made = central(tmp_path, FedAvg(fraction_train=0.5, min_train_nodes=8)).start(AppGrid(app(), 8), model(), 2)
+    assert values(made.arrays)["b"] == pytest.approx(0.7, abs=1e-3)
+
+
+def test_a_node_that_connects_while_the_strategy_asks_is_no_choice_of_its_own(tmp_path: Path) -> None:
+    class Growing(AppGrid):
+        def get_node_ids(self) -> Iterable[int]:
+            self.nodes = min(len(self.contexts), self.nodes + 1)
+            return list(self.contexts)[: self.nodes]
+
+    grid = Growing(app(), 12)
+    grid.nodes = 6
+    central(tmp_path, clients=12).start(grid, model(), 2)
+    assert len(rows(tmp_path)) == 2
+
+
+def test_a_mask_of_infinite_values_stays_and_one_that_is_trained_ends_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = arrays(w=np.zeros(4, np.float32), mask=np.array([0, -np.inf, np.nan], np.float32))
+
+    def train(message: Message, context: Any) -> Message:
+        return answer(message, arrays(**(values(message.content["arrays"]) | {"w": np.full(4, 0.1, np.float32)})))
+
+    found = values(central(tmp_path).start(AppGrid(app(train), 8), whole, 2).arrays)
+    assert np.array_equal(found["mask"], np.array([0, -np.inf, np.nan], np.float32), equal_nan=True)
+    assert found["w"].mean() == pytest.approx(0.1, abs=1e-3)
+    central(tmp_path / "other").start(AppGrid(app(added(0.1)), 8), whole, 2)
+    assert rows(tmp_path / "other") == []
+    assert "NaN or infinite values in ['mask'], and training changed" in warned(caplog)
+
+
+def test_a_model_that_diverged_ends_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Diverges(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+            return arrays(**(values(model()) | {"w": np.full((2, 3), np.nan)})), None
+
+    central(tmp_path, Diverges(), rounds=4).start(AppGrid(app(), 8), model(), 4)
+    assert len(rows(tmp_path)) == 1
+    assert "NaN or infinite values in ['w'], which it had not before" in warned(caplog)
+    assert fv.verification(tmp_path / "run").outcome == "verified"
+
+
+def test_complex_parameters_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"complex parameters are not released: \['s'\]"):
+        central(tmp_path).start(AppGrid(app(), 8), arrays(w=np.zeros(2, np.float32), s=np.zeros(2, np.complex64)), 2)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("multiplier", "loud"), [(1e-4, False), (8.0, True)])
+def test_the_norm_of_the_noise_is_said_beside_the_clip(
+    multiplier: float, loud: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    central(tmp_path, noise_multiplier=multiplier, clip=0.5).start(AppGrid(app(), 8), model(), 2)
+    said = "the noise of each round has norm 1.66 on the mean of updates, each of which has at most 0.5, the clip"
+    assert (said in warned(caplog)) == loud  # 8 x 0.5 / 8 x sqrt(11)
 
 
 class OwnStart(FedAvg):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,43 +17,10 @@ from fedveil.network.consent import OwnData
 from fedveil.network.deployed_data import own_part, public_part
 from fedveil.network.joined_client import JoinedClient
 from fedveil.network.offers import offer_bytes, offer_of, read_consent
-from fedveil.run.assembly import checked_model
+from fedveil.run.rehearsal import rehearsed_model
 from fedveil.run.run import run
-from fedveil.verify.check_run import verify_run
-from joined_clients import Machines, consent, served
-
-SIZES = (30, 50, 40)
-
-
-def table(path: Path, rows: int, seed: int, client: str = "") -> None:
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(rows, 2)).round(3)
-    lines = [f"{a},{b},{int(a + b > 0)}{',' + client if client else ''}" for a, b in x]
-    path.write_text("\n".join([f"a,b,ill{',who' if client else ''}", *lines]) + "\n")
-
-
-def files(folder: Path) -> None:
-    for number, rows in enumerate(SIZES):
-        table(folder / f"{number}.csv", rows, number)
-    table(folder / "public.csv", 60, 9)
-    parts = []
-    for number, rows in enumerate(SIZES):
-        table(folder / "part.csv", rows, number, f"c{number}")
-        parts += (folder / "part.csv").read_text().splitlines()[1:]
-    (folder / "together.csv").write_text("\n".join(["a,b,ill,who", *parts]) + "\n")
-
-
-def configuration(folder: Path, file: str, **source: Any) -> Any:
-    named = {"file": str(folder / file), "test_file": str(folder / "public.csv"), "features": ["a", "b"], "target": "ill"}
-    facts = {"classes": 2, "client": "who", "clients": 3, "train_examples": sum(SIZES)}
-    return configure(
-        data={"source": named | facts | source},
-        model={"name": "linear"},
-        method={"name": "dp-fedavg", "clip": 1.0},
-        training={"rounds": 2, "local_steps": 2, "batch_size": 10},
-        privacy={"epsilon": 8.0, "delta": 0.01, "view": "server"},
-        run={"seeded_noise": True, "engine": "inline"},
-    )
+from fedveil.run.verification import verification
+from joined_clients import Machines, configuration, consent, files, served
 
 
 def test_nobody_has_all_data_and_the_model_is_that_of_all_together(tmp_path: Path) -> None:
@@ -65,7 +31,7 @@ def test_nobody_has_all_data_and_the_model_is_that_of_all_together(tmp_path: Pat
     machines = Machines(tmp_path / "clients", clients)
     result, _ = served(configuration(tmp_path, "nowhere.csv"), tmp_path / "server", machines)
     assert result.model.vector.equal(inline.model.vector)
-    assert verify_run(tmp_path / "server").exit_status == 0
+    assert verification(tmp_path / "server").outcome == "verified"
     for path in (tmp_path / "clients").rglob("offer.json"):
         assert str(tmp_path) not in path.read_text()
 
@@ -197,7 +163,7 @@ def test_a_record_that_is_large_keeps_no_other_one_from_training(tmp_path: Path)
         config = by_record(tmp_path).model_copy(update=changes)
         made = own_part(config, 1, str(tmp_path / "1.csv"))
         assert made.clients.size(1) == left
-        checked_model(config, made, calibrated_setting(config, made.population)[1])
+        rehearsed_model(config, made, calibrated_setting(config, made.population), whole=False)
 
 
 def test_rows_of_parquet_are_read_one_by_one(tmp_path: Path) -> None:
@@ -205,7 +171,7 @@ def test_rows_of_parquet_are_read_one_by_one(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow, 170 MB")
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow, 170 MB")
     files(tmp_path)
-    rows = {"a": [1, 2, 2**25, None], "b": [0.5, 0.5, 0.5, 0.5], "ill": [0, 1, 1, 0]}
+    rows = {"a": [1, 2, 2**25 + 1, None], "b": [0.5, 0.5, 0.5, 0.5], "ill": [0, 1, 1, 0]}
     parquet.write_table(pyarrow.table(rows), tmp_path / "1.parquet")
     x, y = own_part(by_record(tmp_path), 1, str(tmp_path / "1.parquet")).clients.examples(1)
     assert (x.tolist(), y.tolist()) == ([[1, 0.5], [2, 0.5]], [0, 1])

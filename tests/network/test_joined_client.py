@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from typer.testing import CliRunner
 
 from federation_runs import bits, config
+from fedveil import __version__
 from fedveil.accounting.types import View
+from fedveil.cli.network_commands import commands
 from fedveil.configuration.config_files import read_config
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.flower.grid_engine import GONE
@@ -26,24 +35,28 @@ from fedveil.flower.round_messages import (
     RoundMessage,
     TaskMessage,
     read_reply,
+    read_round,
+    read_task,
     round_bytes,
     task_bytes,
 )
-from fedveil.flower.wire_format import WireError
+from fedveil.flower.wire_format import Kind, WireError, decoded, encoded
 from fedveil.ledger.ledger import Ledger
+from fedveil.ledger.owner_only import owner_only_folder
 from fedveil.methods.fedanc import FedANC
 from fedveil.network.client_ledger import TRUSTS
 from fedveil.network.consent import Consent, judged, read_consent_file
-from fedveil.network.consenting_clients import ConsentingClients
-from fedveil.network.join import Joining, advice, join
+from fedveil.network.consenting_clients import AGAIN, ConsentingClients
+from fedveil.network.join import Joining, _alone, advice, join
 from fedveil.network.joined_client import JoinedClient
-from fedveil.network.offers import Offer, offer_bytes, offer_of, read_consent, read_offer
+from fedveil.network.offers import Offer, consent_bytes, offer_bytes, offer_of, read_consent, read_offer, refusal_bytes
 from fedveil.release.plan import Released
 from fedveil.run.assembly import planned_charges
 from fedveil.run.run import run
 from fedveil.run.run_directory import write_config
 from fedveil.statement.certify import certify_config
-from joined_clients import Machines, consent, served
+from full_disk import FullDisk
+from joined_clients import Machines, configuration, consent, files, served
 from kill_points import kill_at
 
 THREE: dict[str, Any] = {
@@ -136,6 +149,20 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], None], dict[str, Any], str]]
     "own model": (edited(model={"name": "os.path:join", "hidden": None}), {}, "runs none|only networks|cannot be accepted"),
     "handed over": (edited(data={"handed_over": ["data"]}), {}, "has its own"),
     "other part": (edited(), {"data": {"part": 2}}, "has part 2 of the data, not part 1"),
+    "a huge model": (edited(model={"hidden": [10**6, 1]}), {"least_noise": 0.01}, "limits.parameters is 25,000,000"),
+    "a huge width": (edited(model={"hidden": [10**9]}), {}, "model.hidden is 1,000,000,000, and limits.parameters"),
+    "rounds without end": (edited(training={"rounds": 10**6}), {"least_noise": 0.01}, "limits.rounds is 10,000"),
+    "steps without end": (edited(training={"local_steps": 10**12}), {}, "training.local_steps is 1,000,000,000,000"),
+    "epochs without end": (edited(training={"local_steps": None, "local_epochs": 10**6}), {}, "limits.steps is 100,000"),
+    "clients without end": (lambda raw: raw["data"]["partition"].update(clients=10**9), {}, "limits.clients is"),
+    "a method's steps": (
+        lambda raw: raw.update(offer_of("r", 1, small(method={"name": "fedanc", "pretraining_steps": 10**9})).config),
+        {},
+        "method.pretraining_steps is 1,000,000,000, and limits.steps is 100,000",
+    ),
+    "a layer too many": (edited(model={"name": "vit-small", "hidden": None}), {}, "cannot be accepted"),
+    "an own limit": (edited(), {"limits": {"parameters": 600}}, "number of parameters is 610, and limits.parameters is 600"),
+    "no time": (edited(), {"limits": {"seconds": 1e-9}, "least_noise": 0.01}, "judging the run takes longer than limits.seconds"),
     "too many rounds": (edited(training={"rounds": 0}), {}, "cannot be accepted"),
     "unknown key": (edited(privacy={"trust": 1}), {}, "cannot be accepted"),
 }
@@ -192,6 +219,72 @@ def test_a_server_that_resumes_offers_the_same(method: dict[str, Any], tmp_path:
     asked = small(method=method)
     write_config(tmp_path / "config.toml", asked)
     assert offer_of("r", 0, read_config(tmp_path / "config.toml")).digest == offer_of("r", 0, asked).digest
+
+
+def test_what_a_few_bytes_of_an_offer_can_ask_for_costs_no_memory_and_no_time(tmp_path: Path) -> None:
+    """A billion parameters with `least_noise` took 3.8 GB, and a million rounds 23 s, before anything was refused."""
+    tracemalloc.start()
+    try:
+        for edit in (edited(model={"hidden": [10**5, 10**4]}), edited(training={"rounds": 10**9})):
+            offer = offer_of("r", 0, small())
+            edit(offer.config)
+            client = JoinedClient(tmp_path / "client", consent(0, least_noise=0.01))
+            assert "this client's consent" in read_consent(client.answer([offer_bytes(offer)]), offer)
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_largest_model_that_is_allowed_is_judged_without_a_vector_of_its_length(tmp_path: Path) -> None:
+    asked = small(model={"name": "mlp", "hidden": [300_000]}, training={"rounds": 3})
+    tracemalloc.start()
+    try:
+        judged(consent(0, least_noise=0.01), asked)
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_offer_or_a_round_beyond_all_need_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    client = JoinedClient(tmp_path / "client", consent(0, limits={"parameters": 1000}))
+    with pytest.raises(WireError, match="an offer has at most 1048576 bytes, this one has 1048577"):
+        client.answer([b"x" * (2**20 + 1)])
+    with pytest.raises(WireError, match=r"at most 8452608 bytes at this client \(limits.parameters\), this one has 8452609"):
+        client.answer([b"x" * 8_452_600, b"x" * 9])
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+@pytest.mark.parametrize("kind", ["offer", "consent", "refusal", "task", "round"])
+def test_a_message_with_anything_beyond_its_fields_is_refused(kind: str, view: str, tmp_path: Path) -> None:
+    offer = offer_of("r", 0, small(view))
+    told, task = (
+        round_bytes(RoundMessage("r", Released(0, torch.zeros(610), None), {}, None)),
+        task_bytes(TaskMessage("r", 0, 0, 1.0)),
+    )
+    contents = {"offer": offer_bytes(offer), "consent": consent_bytes(offer, 1.5), "refusal": refusal_bytes(offer, "no")}
+    content = (contents | {"round": told, "task": task})[kind]
+    message = decoded(content, *Kind)
+    read: dict[str, Callable[[bytes], Any]] = {
+        "offer": read_offer,
+        "consent": lambda content: read_consent(content, offer),
+        "refusal": lambda content: read_consent(content, offer),
+        "round": lambda content: read_round(content, 610),
+        "task": read_task,
+    }
+    read[kind](encoded(message))
+    more = encoded(replace(message, fields={**message.fields, "note": 1}))
+    array = encoded(replace(message, arrays={**message.arrays, "note": np.zeros(1)}))
+    fewer = encoded(replace(message, fields=dict(list(message.fields.items())[:-1])))
+    for wrong in (more, array, fewer):
+        with pytest.raises(WireError):
+            read[kind](wrong)
+
+
+@pytest.mark.parametrize("epsilon", ["1.5", None, True, math.nan, math.inf, -1.0])
+def test_a_consent_names_a_finite_epsilon(epsilon: Any) -> None:
+    offer = offer_of("r", 0, small())
+    with pytest.raises(WireError, match="epsilon is no finite number"):
+        read_consent(consent_bytes(offer, epsilon), offer)
 
 
 STRICTER: dict[str, tuple[dict[str, Any], str]] = {
@@ -485,10 +578,145 @@ def test_who_only_looks_is_not_counted_and_may_come_back(tmp_path: Path) -> None
     assert any("within this client's consent" in line for line in there.lines)
     assert lines == [
         "client 0: this client only looks at what is offered (--check)",
-        "2 clients have answered the offer, 3 are waited for; 1 only looked",
-        "2 clients have answered the offer, 3 are waited for",
-        "3 clients have answered the offer, 3 are waited for",
+        "2 clients have consented, 3 are waited for; 1 only looked",
+        "2 clients have consented, 3 are waited for",
+        "3 clients have consented, 3 are waited for",
     ]
+
+
+def test_who_refuses_is_not_counted_and_is_asked_again_when_back_or_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal counted as a client that was there, and stood until the server was started again."""
+    there = machines(tmp_path / "clients")
+    willing = dict(there.consents)
+    there.consents |= {number: consent(number, unit="record") for number in (1, 2)}
+    clock, lines = [0.0], list[str]()
+    monkeypatch.setattr("fedveil.network.consenting_clients.time.monotonic", lambda: clock[0])
+    asked, seen = ConsentingClients(there, "r", small(), lines.append), list[set[int]]()
+
+    def wait() -> None:
+        seen.append(set(asked.consented))
+        if len(seen) == 1:
+            there.off = {1}  # is stopped, and started with another consent
+        elif len(seen) == 2:
+            there.off, there.consents[1] = set(), willing[1]
+        elif len(seen) == 3:
+            there.consents[2] = willing[2]
+        elif len(seen) == 4:
+            clock[0] += AGAIN + 1
+        assert len(seen) < 6
+
+    asked.gather({0, 1, 2}, 3, wait)
+    assert seen == [{0}, {0}, {0, 1}, {0, 1}]
+    assert (asked.consented, asked.refused) == ({0, 1, 2}, {})
+    assert [line for line in lines if line.startswith("client 2")] == [line for line in lines if "client 2 refused" in line][:1]
+    assert "1 clients have consented, 3 are waited for; 2 refused" in lines
+
+
+def test_a_refusal_is_taken_back_during_the_run(tmp_path: Path) -> None:
+    there = machines(tmp_path / "clients")
+    there.consents[2], willing = consent(2, unit="record"), there.consents[2]
+
+    def after(row: Any) -> None:
+        there.off = {2} if row["round"] == 0 else set()
+        there.consents[2] = willing
+
+    result, lines = served(small(training={"rounds": 3}), tmp_path / "server", there, on_round=after)
+    assert [row["participants"] for row in result.history] == [2, 2, 3]
+    assert sum("client 2 refused to take part" in line for line in lines) == 1
+
+
+def test_a_client_tells_of_the_same_refusal_once(tmp_path: Path) -> None:
+    lines, offer = list[str](), offer_of("r", 0, small())
+    client = JoinedClient(tmp_path, consent(0, unit="record"), lines.append)
+    for _ in range(2):
+        assert "this client's caps" in read_consent(client.answer([offer_bytes(offer)]), offer)
+    assert len(lines) == 1
+
+
+def test_another_version_is_noticed_on_both_sides(tmp_path: Path) -> None:
+    """Both sides had the same bundle of an app, whatever their version."""
+    lines, offer = list[str](), replace(offer_of("r", 0, small()), fedveil="0.0.1")
+    client = JoinedClient(tmp_path, consent(0), lines.append)
+    said = f"the server has fedveil 0.0.1, and this client {__version__}: install the same version on both sides"
+    assert read_consent(client.answer([offer_bytes(offer)]), offer) == said
+    assert lines == [f"run r: refused: {said}"]
+    assert offer.digest == offer_of("r", 0, small()).digest
+
+
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [({}, True), ({"unit": "record"}, False), ({"lifetime": {"server": {"epsilon": 0.1, "delta": 0.01}}}, False)],
+)
+def test_a_look_says_whether_the_run_fits(changes: Any, fits: bool, tmp_path: Path) -> None:
+    client = JoinedClient(tmp_path, consent(0, **changes), check=True)
+    client.answer([offer_bytes(offer_of("r", 0, small()))])
+    assert (client.has_looked, client.fits) == (True, fits)
+
+
+def test_a_look_at_data_that_do_not_fit_says_so(tmp_path: Path) -> None:
+    files(tmp_path)
+    (tmp_path / "1.csv").write_text("a,b,ill\n1,2,7\n")
+    for number, fits in ((0, True), (1, False)):
+        own = consent(0, data={"file": str(tmp_path / f"{number}.csv"), "columns": ["a", "b", "ill"]})
+        client = JoinedClient(tmp_path / f"client-{number}", own, check=True)
+        client.answer([offer_bytes(offer_of("r", number, configuration(tmp_path, "nowhere.csv")))])
+        assert client.fits is fits
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_the_exit_status_of_a_look_is_whether_it_fits(fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was 0 whether it fits or not."""
+    (tmp_path / "consent.toml").write_text("[data]\npart = 0\n[lifetime.server]\nepsilon = 1.0\ndelta = 1e-5\n")
+    ended: list[int] = []
+    monkeypatch.setattr("fedveil.network.join.join", lambda consent, joining: fits)
+    monkeypatch.setattr("os._exit", ended.append)
+    words = ["join", "fl.example.org:9700", "--ca", "ca.pem", "--key", "alice", "--consent", str(tmp_path / "consent.toml")]
+    CliRunner().invoke(commands, [*words, "--check"])
+    CliRunner().invoke(commands, words)
+    assert ended == [int(not fits), 0]
+
+
+def test_a_second_process_of_a_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    """It overwrote the secret by which the first one reaches its SuperNode."""
+    joining = Joining("fl.example.org:9700", Path("ca.pem"), Path("alice"), owner_only_folder(tmp_path / "state"))
+    with _alone(joining) as secret:
+        own = secret.read_bytes()
+        with pytest.raises(ConfigError, match=rf"its number: {os.getpid()}\) has joined fl\.example\.org:9700"), _alone(joining):
+            pass
+        with _alone(replace(joining, server="192.0.2.7:9700")) as other:
+            assert other.read_bytes() != own
+        assert secret.read_bytes() == own
+    with _alone(joining) as secret:
+        assert secret.read_bytes() != own
+
+
+class Full(FullDisk):
+    """A disk of which nothing is left for new files."""
+
+    def full(self, what: str, path: str) -> bool:
+        """Whether it is a new file that is written."""
+        inside = path.startswith(f"{self.folder}/")
+        return inside and what in ("write", "posix_fallocate") and "states" in path
+
+
+def test_a_client_with_a_full_disk_is_charged_for_nothing(tmp_path: Path) -> None:
+    """It was charged in each round for a release that never left."""
+    there = machines(tmp_path / "clients")
+    full = Full(tmp_path / "clients/2")
+
+    def after(row: Any) -> None:
+        full.__exit__()
+
+    with full:
+        result, _ = served(small(training={"rounds": 3}), tmp_path / "server", there, on_round=after)
+    assert [row["participants"] for row in result.history] == [2, 3, 3]
+    said = "refused: this client's disk has no room for what it keeps of a round: nothing was charged, and nothing leaves"
+    assert result.history[0]["failures"] == {2: said}
+    assert [entry.round for entry in rows(tmp_path / "clients/2/lifetime-server.sqlite")] == [1, 2]
+    assert len(rows(tmp_path / "clients/1/lifetime-server.sqlite")) == 3
+    assert not list((tmp_path / "clients").rglob("*.part"))
 
 
 def test_a_machine_that_answers_with_errors_is_named_once_until_it_answers(tmp_path: Path) -> None:
@@ -514,6 +742,7 @@ def test_a_machine_that_answers_with_errors_is_named_once_until_it_answers(tmp_p
             "exit 305, SuperNode authentication is enabled. All SuperNodes must be registered via the CLI.",
             "alice.pub to the server",
         ),
+        ("exit 305, Client error '404 Not Found' for url 'https://x/v1/fleet/activate-node'", "alice.pub to the server"),
         ("exit 305, [code: 2004] Failed to activate SuperNode.", "Not admitted: send alice.pub to the server"),
         ("exit 305, [code: 2004] Failed to activate SuperNode.", "for up to a minute, and one of another process with this key"),
         ("SSLError: CERTIFICATE_VERIFY_FAILED", "not of the authority in ca.pem"),
@@ -548,13 +777,13 @@ def test_a_client_that_leaves_is_offered_the_run_again_when_it_is_back(tmp_path:
 
 
 def test_a_lost_lifetime_or_another_cap_is_refused(tmp_path: Path) -> None:
-    client, offer = JoinedClient(tmp_path, consent(0)), offer_of("r", 0, small())
+    client, offer = JoinedClient(tmp_path, consent(0)), offer_of("r", 0, small("aggregate"))
     assert read_consent(client.answer([offer_bytes(offer)]), offer) == ""
-    wider = JoinedClient(tmp_path, consent(0, lifetime={"server": {"epsilon": 100.0, "delta": 0.01}}))
-    new = offer_of("r2", 0, small())
+    wider = JoinedClient(tmp_path, consent(0, lifetime={"aggregate": {"epsilon": 100.0, "delta": 0.01}}))
+    new = offer_of("r2", 0, small("aggregate"))
     record = "this client's own record of its lifetime does not allow it; its own log tells why"
     assert read_consent(wider.answer([offer_bytes(new)]), new) == record
-    (tmp_path / "lifetime-server.sqlite").unlink()
+    (tmp_path / "lifetime-aggregate.sqlite").unlink()
     assert read_consent(JoinedClient(tmp_path, consent(0)).answer([offer_bytes(new)]), new) == record
 
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import ssl
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from fedveil.engines.interrupts import end_alike
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.network.certificates import check_readable, make_client_key, public_key_of
 from fedveil.network.demo_network import ended_early
 from fedveil.network.network_folder import NetworkFolder, make_network, open_network
-from fedveil.network.programs import Program, require_free
+from fedveil.network.programs import Program, ended_by_signal, require_free
+from full_disk import FullDisk
 
 
 def shake(network: NetworkFolder, authority: Path, host: str) -> None:
@@ -144,3 +151,65 @@ def test_a_port_that_another_program_has_is_refused_in_one_line() -> None:
         ):
             require_free("127.0.0.1", port, patience=0.0)
     require_free("127.0.0.1", port)
+
+
+def attempts(folder: Path, act: Callable[[], object]) -> None:
+    """Each moment at which the disk may be full: the error names the file, nothing half is left, and a second try succeeds."""
+    number = 0
+    while True:
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        failed: OSError | None = None
+        with FullDisk(folder, fails=number) as disk:
+            try:
+                act()
+            except OSError as problem:
+                failed = problem
+        if failed is None:
+            assert number >= 2
+            return
+        assert str(folder) in str(failed.filename), disk.points
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before, disk.points
+        number += 1
+
+
+def test_a_full_disk_leaves_no_half_of_a_network_or_key_and_names_the_file(tmp_path: Path) -> None:
+    attempts(tmp_path, lambda: make_network(tmp_path / "net", "localhost", 9700))
+    network = open_network(tmp_path / "net")
+    shake(network, network.authority, "localhost")
+    attempts(tmp_path, lambda: make_client_key(tmp_path / "alice"))
+    attempts(tmp_path, lambda: network.admit(tmp_path / "alice.pub"))
+    assert network.admitted() == {0: tmp_path / "net/clients/0000-alice.pub"}
+
+
+def test_a_network_is_made_in_a_new_folder_or_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert make_network(tmp_path / "empty", "localhost", 9700) == open_network(tmp_path / "empty")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/ca.key").write_text("somebody's own")
+    with pytest.raises(ConfigError, match="holds other files"):
+        make_network(tmp_path / "other", "localhost", 9700)
+    (tmp_path / "killed.part").mkdir()
+    (tmp_path / "killed.part/ca.key").write_text("half")
+    assert make_network(tmp_path / "killed", "localhost", 9700).authority.exists()
+    assert not (tmp_path / "killed.part").exists()
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system limits memory on Linux alone")
+def test_a_program_gets_no_more_memory_than_it_may_have(tmp_path: Path) -> None:
+    name = Path(sys.executable).name
+    for size, status in ((2**20, 0), (2**30, 1)):
+        program = Program([name, "-c", f"bytearray({size})"], tmp_path, tmp_path / "log", "a program", memory=2**29)
+        program.start()
+        assert program.process is not None
+        assert program.process.wait(60) == status
+        program.stop()
+    assert "MemoryError" in (tmp_path / "log").read_text()
+
+
+def test_a_request_to_terminate_ends_a_server_with_its_own_exit_status() -> None:
+    """`serve` took it for Ctrl-C and exited 130, where the systemd unit counts on 143."""
+    with end_alike() as signals, pytest.raises(KeyboardInterrupt), ended_by_signal():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert [128 + number for number in signals] == [143]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,14 @@ import pytest
 import tomli_w
 
 from federation_runs import config
+from fedveil.federation.plain_state import read_tree
 from fedveil.ledger.ledger import Ledger
 from fedveil.network.demo_network import demo
 from fedveil.network.programs import free_port
+from fedveil.release.noise_memory import STATE_FILE
 from fedveil.run.run import run
 from fedveil.verify.check_run import verify_run
+from port_visitor import visits
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
 pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
@@ -62,6 +65,8 @@ def test_the_demonstration_equals_inline_verifies_and_leaves_nothing(
     assert result.model.vector.equal(inline.model.vector)
     assert [row["participants"] for row in result.history] == [row["participants"] for row in inline.history]
     assert verify_run(tmp_path / "demo").outcome == "verified"
+    assert (tmp_path / "inline" / STATE_FILE).exists() == (method["name"] == "banded-mf")
+    assert not (tmp_path / "demo" / STATE_FILE).exists()
     assert processes(tmp_path) == set()
     assert not list(tmp_path.glob("fedveil-demo-*"))
 
@@ -69,16 +74,24 @@ def test_the_demonstration_equals_inline_verifies_and_leaves_nothing(
 def processes(folder: Path) -> set[str]:
     """Of Flower and of clients whose files lie there."""
     found = subprocess.run(["ps", "-wweo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
-    return {line for line in found if str(folder) in line and ("flower-super" in line or "fedveil join" in line)}
+    return {
+        line
+        for line in found
+        if str(folder) in line and ("superlink" in line or "flower-supernode" in line or "fedveil join" in line)
+    }
 
 
 @contextmanager
-def program(folder: Path, name: str, *arguments: str) -> Iterator[Path]:
+def program(folder: Path, name: str, *arguments: str, environment: Mapping[str, str] = os.environ) -> Iterator[Path]:
     """fedveil with these arguments in the background; gives the file with what it prints."""
     log = folder / f"{name}.log"
     with log.open("wb") as file:
         child = subprocess.Popen(
-            [sys.executable, "-u", "-m", "fedveil", *arguments], stdout=file, stderr=subprocess.STDOUT, cwd=folder, env=os.environ
+            [sys.executable, "-u", "-m", "fedveil", *arguments],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env=environment,
         )
     try:
         yield log
@@ -99,8 +112,8 @@ def wait_until(log: Path, text: str, seconds: float = 240) -> None:
         time.sleep(0.5)
 
 
-def joining(folder: Path, port: int, name: str, ca: str = "network/ca.pem") -> list[str]:
-    consent = {"data": {"part": ["alice", "bob"].index(name)}, "lifetime": {"server": {"epsilon": 8.001, "delta": 0.01}}}
+def joining(folder: Path, port: int, name: str, ca: str = "network/ca.pem", view: str = "server") -> list[str]:
+    consent = {"data": {"part": ["alice", "bob"].index(name)}, "lifetime": {view: {"epsilon": 8.001, "delta": 0.01}}}
     (folder / f"{name}.toml").write_text(tomli_w.dumps(consent | {"seeded_noise": True}))
     return ["join", f"127.0.0.1:{port}", "--ca", ca, "--key", name, "--consent", f"{name}.toml", "--dir", f"{name}-state"]
 
@@ -120,11 +133,67 @@ def test_machines_that_come_late_are_turned_away_or_lose_their_superlink(tmp_pat
         server = stack.enter_context(program(tmp_path, "server", "serve", "c.toml", "--out", "run"))
         wait_until(server, "round 1:")
         assert "CERTIFICATE_VERIFY_FAILED" in wrong.read_text()
-        os.kill(pid_of("flower-superlink", port), signal.SIGKILL)
+        os.kill(pid_of("fedveil.network.superlink", port), signal.SIGKILL)
         wait_until(server, "flower-superlink has ended and is started again")
         wait_until(server, "closing digest")
         assert "consented as client 0" in early.read_text()
     assert "round 5: 1 clients" in server.read_text()
+    assert verify_run(tmp_path / "run").outcome == "verified"
+
+
+def visit(folder: Path, port: int) -> dict[str, bytes]:
+    """What a visitor with a key of his own gets at the port beyond nothing."""
+    if not (folder / "eve").exists():
+        fedveil(folder, "net", "key", "eve")
+    return visits(port, [folder / "eve"], folder / "alice")
+
+
+def carved(folder: Path, updates: list[bytes]) -> list[str]:
+    """The server's files that hold any part of what a client sent."""
+    there = [path for name in ("network", "run", "tmp") for path in (folder / name).rglob("*") if path.is_file()]
+    return [str(path) for path in there if any(update in path.read_bytes() for update in updates)]
+
+
+def sent(folder: Path) -> list[bytes]:
+    """From the middle of each answer that the clients have on their own disks: integers that no noise was added to."""
+    answers = [read_tree(path)["answer"] for path in folder.glob("*-state/runs/*/states/*.safetensors")]
+    return [bytes(answer.numpy()[-200:-150].tobytes()) for answer in answers]
+
+
+def test_a_visitor_gets_nothing_and_nothing_of_a_round_stays_on_the_servers_disk(tmp_path: Path) -> None:
+    """Visits before, during and after a run; the server and its SuperLink are killed in its middle."""
+    port = free_port()
+    fedveil(tmp_path, "net", "init", "--host", "127.0.0.1", "--port", str(port))
+    for name in ("alice", "bob"):
+        fedveil(tmp_path, "net", "key", name)
+        fedveil(tmp_path, "net", "admit", f"{name}.pub")
+    for ending in ("", "-wal", "-shm"):
+        (tmp_path / f"network/superlink.db{ending}").write_bytes(b"what clients sent to fedveil 0.2")
+    (tmp_path / "tmp").mkdir()
+    written(tmp_path / "c.toml", view="aggregate", training={**SECTIONS["training"], "rounds": 4})
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    assert visit(tmp_path, port) == {}
+    with ExitStack() as stack:
+        for name in ("alice", "bob"):
+            stack.enter_context(program(tmp_path, name, *joining(tmp_path, port, name, view="aggregate")))
+        first = stack.enter_context(
+            program(tmp_path, "first", "serve", "c.toml", "--out", "run", "--wait", "2", environment=environment)
+        )
+        wait_until(first, "round 0:")
+        for pid in (pid_of("fedveil serve", "--wait 2"), pid_of("fedveil.network.superlink", port)):
+            os.kill(pid, signal.SIGKILL)
+        assert len(sent(tmp_path)) >= 2
+        assert carved(tmp_path, sent(tmp_path)) == []
+        second = stack.enter_context(
+            program(tmp_path, "second", "serve", "--resume", "run", "--wait", "2", environment=environment)
+        )
+        wait_until(second, "are waited for")
+        assert visit(tmp_path, port) == {}
+        wait_until(second, "closing digest", 400)
+        assert "left out" not in second.read_text()
+    assert visit(tmp_path, port) == {}
+    assert carved(tmp_path, sent(tmp_path)) == []
+    assert not list((tmp_path / "network").glob("superlink.db*"))
     assert verify_run(tmp_path / "run").outcome == "verified"
 
 

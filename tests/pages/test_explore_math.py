@@ -257,7 +257,7 @@ def test_claims_equal_the_published_formulas(ask: Ask) -> None:
         "smoothness": 2.0,
         "rounds": t,
         "clients": n,
-        "noise_std": z * 0.7 / math.sqrt(n),
+        "noise_std": z * 0.7 / math.sqrt(n - 1),  # what a sum hides from a fellow client is z
     }
     for name, schedule in (("constant", Schedule.CONSTANT), ("stage", Schedule.STAGE_WISE)):
         mu = noisy_fedavg.FedAvgClaim(schedule, learning_rate=0.05, steps=6, **shared).mu
@@ -272,9 +272,9 @@ def test_linear_losses_exceed_the_claim_and_meet_the_proof(ask: Ask) -> None:
     p = setting(family="noisy-fedavg")
     claimed, proven, attained = ask(f"[F.claim({p}).epsilon, F.proven({p}), F.isAttained({p}) && F.attained({p}, 50)]")
     shifts = [noisy_fedavg.shift([0.05] * 6, 0.7 / 0.3, 100)] * 50
-    mu = noisy_fedavg.linear_loss_mu(shifts, 100, 3.0 * 0.7 / 10)
+    mu = noisy_fedavg.linear_loss_mu(shifts, 100, 3.0 * 0.7 / math.sqrt(99))
     close(attained, gaussian.epsilon_of(mu, 1e-6))
-    close(proven, attained)
+    close(proven, gaussian.epsilon_of(mu * math.sqrt(100 / 99), 1e-6))  # a fellow client knows one noise of a hundred
     assert claimed < 0.5 * attained
 
 
@@ -286,7 +286,7 @@ def test_projected_last_model_equals_the_reference(ask: Ask, family: str) -> Non
         grid = 2.0 ** (math.floor(math.log2(3.0 * 0.7 / 10)) - 24) * math.sqrt(20_000)  # of an upload
         gamma, std = 2 * 0.7 / 100, 3.0 * 0.7 / 100
         last = last_iterate.final_mu_constant(rho, gamma + grid * 1.01 + diameter / 2**20, rounds, diameter, std)
-        wanted = min(last, math.sqrt(rounds) * gamma / std)
+        wanted = min(last, math.sqrt(rounds * 100 / 99) * gamma / std)  # composed, a fellow client knows one noise
         p = setting(family=family, view="final", project="yes", rounds=rounds, diameter=diameter, smooth=smooth)
         close(ask(f"F.projectedMu({p}, {rounds})"), wanted)
         close(ask(f"F.proven({p})"), gaussian.epsilon_of(wanted, 1e-6))
@@ -403,3 +403,15 @@ def test_calibration_meets_the_target_from_below(ask: Ask) -> None:
         z = ask(f"F.calibrate({setting(**changes)}, 4)")
         close(ask(f"F.proven({setting(**changes, noise=z)})"), 4.0, 1e-6)
     assert ask(f"F.calibrate({setting(family='silo-dp-sgd')}, 4)") is None  # DP-SGD proves nothing about a client
+
+
+@pytest.mark.parametrize("cohort", [2, 10])
+def test_a_fellow_client_knows_its_own_share_on_the_page_too(ask: Ask, cohort: int) -> None:
+    for view in ("aggregate", "final", "server"):
+        p = setting(family="noisy-fedavg", view=view, cohort=cohort, adjacency="zero_out")
+        scale = math.sqrt((cohort - 1) / cohort) if view == "final" else math.sqrt(cohort - 1) if view == "server" else 1.0
+        close(ask(f"F.event({p}, 'aggregate').mu"), 1 / (3.0 * scale))
+    alone = setting(family="noisy-fedavg", cohort=1)
+    assert ask(f"F.proven({alone})") == math.inf
+    assert "a fellow client knows the only noise" in ask(f"F.event({alone}, 'aggregate').reason")
+    close(ask(f"F.event({setting(family='noisy-fedavg', cohort=1, view='server')}, 'aggregate').mu"), 2 / 3.0)

@@ -33,9 +33,10 @@ def test_the_grid_is_as_fine_as_configured_and_the_clip_holds(bits: int, tmp_pat
     assert norm <= plan.clip  # type: ignore[union-attr]
     upload = door.upload(vector, plan, 0, 0)
     assert upload.integers is not None
-    spread = int(upload.integers.max() - upload.integers.min())
-    assert len(packed(upload.integers.numpy())) == 9 + -(-len(vector) * spread.bit_length() // 8)
-    assert bits < spread.bit_length() < bits + 6
+    ((stop, bound),) = door.parts.bounds(plan)  # type: ignore[arg-type]
+    assert stop == len(vector)
+    assert int(upload.integers.abs().max()) <= bound < 2 ** (bits + 6)
+    assert len(packed(upload.integers.numpy(), [(stop, bound)])) == 9 + -(-len(vector) * (2 * bound).bit_length() // 8)
 
 
 def test_the_price_is_the_same_and_the_model_nearly_so(tmp_path: Path) -> None:

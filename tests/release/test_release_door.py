@@ -401,11 +401,28 @@ def test_a_raw_plan_must_say_what_it_reads_and_why_nothing_is_proven(reads: tupl
         Raw(reads, lambda update: Plan(clip=1.0, noise_std=1.0), reason)
 
 
-def test_shares_of_noise_add_up_to_what_is_charged() -> None:
-    d = door(View.AGGREGATE)
+@pytest.mark.parametrize("view", [View.AGGREGATE, View.FINAL])
+@pytest.mark.parametrize(("n", "colluders", "hidden"), [(5, 0, 4), (5, 1, 4), (10, 0, 9), (10, 6, 4), (2, 0, 1)])
+def test_shares_of_noise_add_up_to_what_is_charged(n: int, colluders: int, hidden: int, view: View) -> None:
+    """All but those that the adversary knows: its own, where it is a client who takes part, or those of all who collude."""
+    d = door(view, colluders=colluders)
     plan = Plan(clip=1.0, noise_std=0.5, place="upload")
-    d.release_sum([d.seal(torch.zeros(7), plan, c, 0) for c in range(4)], plan, 0, 4.0)
-    assert entries(d)[0].event == Gaussian(1.0 / (0.5 * 2))
+    d.release_sum([d.seal(torch.zeros(7), plan, c, 0) for c in range(n)], plan, 0, float(n))
+    (entry,) = entries(d)
+    assert entry.event == Gaussian(1.0 / (0.5 * math.sqrt(hidden)))
+    once = replace(plan, place="sum")
+    d.release_sum([d.seal(torch.zeros(7), once, c, 1) for c in range(n)], once, 1, float(n))
+    assert entries(d)[1].event == Gaussian(2.0), "noise that is added once, no client knows"
+
+
+@pytest.mark.parametrize(("n", "colluders"), [(1, 0), (3, 3)])
+def test_a_sum_whose_noise_is_known_promises_nothing(n: int, colluders: int) -> None:
+    d = door(View.AGGREGATE, colluders=colluders)
+    plan = Plan(clip=1.0, noise_std=0.5, place="upload")
+    d.release_sum([d.seal(torch.zeros(7), plan, c, 0) for c in range(n)], plan, 0, float(n))
+    event = entries(d)[0].event
+    assert isinstance(event, Unbounded)
+    assert "besides a fellow client's" in event.reason
 
 
 def test_weights_above_one_would_break_the_clip() -> None:

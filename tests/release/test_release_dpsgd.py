@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import dp_accounting
 import numpy as np
@@ -11,12 +12,14 @@ import pytest
 import torch
 from dp_accounting.pld import pld_privacy_accountant
 from scipy import stats
+from torch import nn
 from torch.nn import functional as F
 
 from fedveil.accounting.accountant import bound
 from fedveil.accounting.types import Adjacency, SampledGaussian
 from fedveil.configuration.config import configure
 from fedveil.configuration.public_setting import calibrated_setting
+from fedveil.data.catalogue import IGNORED
 from fedveil.errors import ConfigError
 from fedveil.models.model_registry import build
 from fedveil.release.cost import step_sensitivity
@@ -25,7 +28,10 @@ from fedveil.release.gradient_blocks import rows
 from fedveil.release.noise import Randomness
 from fedveil.release.per_example import per_example_gradients
 from fedveil.release.plan import DpSgd
+from fedveil.tasks.binary import Binary
 from fedveil.tasks.classification import Classification
+from fedveil.tasks.task import Task
+from fedveil.tasks.task_registry import task_from
 from fedveil.training.local import Local, LocalSpec, OptimizerSpec, Plain, train
 from fedveil.training.params import FlatModel
 
@@ -134,10 +140,10 @@ def test_a_batch_holds_whoever_s_coin_fell_among_the_first_examples_whatever_the
     x, y = x.repeat(50, 1, 1, 1), y.repeat(50)
     x[:, 0, 0, 0] = torch.arange(300.0)
     local, source = local_with(plan_of(1.0, 1.0, 0.9, 20, cap=100), model)
-    coins = source.randomness.secret("examples", *source.key)
-    for _ in source.batches(local, x, y):
+    for step, _ in enumerate(source.batches(local, x, y)):
         assert source._batch is not None
-        assert source._batch[0][:, 0, 0, 0].tolist() == np.flatnonzero(coins.random(100) < 0.9).tolist()
+        chosen = source.randomness.coins(0.9, 100, "examples", *source.key, step).tolist()
+        assert source._batch[0][:, 0, 0, 0].tolist() == chosen
         source(local, x[:0], y[:0])
 
 
@@ -302,3 +308,78 @@ def test_what_layers_draw_is_as_secret_as_the_noise() -> None:
     assert not torch.equal(runs[0][0], runs[0][1]), "each step draws anew"
     gradients(plan, model, x, y)
     assert torch.equal(state, torch.get_rng_state())
+
+
+WEIGHTED: dict[str, dict[str, object]] = {
+    "classification": {"class_weights": [0.3, 6.0, 2.0]},
+    "classification, small": {"class_weights": [0.3, 0.6, 0.1]},
+    "binary": {"positive_weight": 9.0},
+    "binary, small": {"positive_weight": 0.1},
+    "multi-label": {"positive_weights": [5.0, 0.5, 1.0]},
+    "segmentation": {"class_weights": [1.0, 8.0, 0.25], "dice": 0.5},
+}
+
+
+def drawn_for(task: Task, n: int) -> tuple[FlatModel, torch.Tensor, torch.Tensor]:
+    """A network, examples and targets of that task."""
+    torch.manual_seed(4)
+    x = torch.randn(n, 5)
+    if task.name == "segmentation":
+        target = torch.randint(0, 3, (n, 2, 2))
+        target[0, 0, 0] = IGNORED
+        return FlatModel(nn.Sequential(nn.Linear(5, 12), nn.Unflatten(1, (3, 2, 2)))), x, target
+    if task.name == "multi-label":
+        return FlatModel(nn.Linear(5, 3)), x, torch.randint(0, 2, (n, 3)).float()
+    classes = 2 if task.name == "binary" else 3
+    return FlatModel(nn.Linear(5, 1 if classes == 2 else 3)), x, torch.arange(n) % classes
+
+
+@pytest.mark.parametrize("clip", [1e-3, 0.3, 1e6])
+@pytest.mark.parametrize("case", WEIGHTED)
+def test_weights_stay_outside_of_the_clip(case: str, clip: float) -> None:
+    """They were cut off: with a small clip, class 1 with weight 9 counted as much as class 0."""
+    task = task_from({"name": case.partition(",")[0], **WEIGHTED[case]})
+    model, x, y = drawn_for(task, 9)
+    weights = task.example_weights(y)
+    assert weights is not None
+    assert 0 < float(weights.min()) < float(weights.max()) <= task.largest_weight * (1 + 1e-12)
+    source = PerExampleGradient(
+        plan_of(clip, 0.0, 1.0, 1), Randomness(5, True), (0, 0), partial(per_example_gradients, losses_of=task.losses), task
+    )
+
+    def contributed(some: torch.Tensor) -> torch.Tensor:
+        local = Local(model, model.vector.clone(), LocalSpec(), source, torch.Generator())
+        for batch in source.batches(local, x[some], y[some]):
+            source(local, *batch)
+        return model.grad.clone().double()
+
+    total = torch.zeros(len(model.vector), dtype=torch.float64)
+    for i in range(len(y)):
+        (loss,) = task.losses(model.module(x[i : i + 1]), y[i : i + 1])
+        found = torch.autograd.grad(loss, list(model.module.parameters()))
+        own = torch.cat([g.flatten() for g in found]).double() / weights[i]
+        share = weights[i] / task.largest_weight
+        right = share * own * (clip / own.norm()).clamp_max(1.0)
+        alone = contributed(torch.tensor([i]))
+        assert torch.allclose(alone, right, rtol=1e-5, atol=1e-7 * float(right.norm()))
+        assert float(alone.norm()) <= clip * (1 + 1e-6)
+        total += right
+    assert torch.allclose(contributed(torch.arange(len(y))), total, rtol=1e-4, atol=1e-6 * float(total.norm()))
+
+
+def test_weights_that_are_none_count_as_zero_and_none_above_the_clip() -> None:
+    """Whatever a task of one's own says, no example contributes more than the clip."""
+
+    class Lying(Binary):
+        def example_weights(self, target: torch.Tensor) -> torch.Tensor:
+            return torch.tensor([1e9, math.nan, -3.0, math.inf])[target]
+
+    task, model = Lying(), FlatModel(nn.Linear(5, 1))
+    source = PerExampleGradient(
+        plan_of(0.5, 0.0, 1.0, 1), Randomness(5, True), (0, 0), partial(per_example_gradients, losses_of=task.losses), task
+    )
+    for kind, most in ((0, 0.5), (1, 0.0), (2, 0.0), (3, 0.5)):
+        local = Local(model, model.vector.clone(), LocalSpec(), source, torch.Generator())
+        for batch in source.batches(local, torch.ones(1, 5), torch.tensor([kind])):
+            source(local, *batch)
+        assert float(model.grad.norm()) <= most * (1 + 1e-6)

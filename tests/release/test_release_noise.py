@@ -33,9 +33,10 @@ def test_few_normals(n: int) -> None:
 
 def test_who_is_sampled_follows_from_the_seed_only_where_noise_does() -> None:
     """Amplification needs the sample to be secret: everybody may know the seed."""
-    drawn = {tuple(Randomness(3).secret("clients", 0).random(4)) for _ in range(20)}
-    assert len(drawn) == 20
-    assert len({tuple(Randomness(3, True).secret("clients", 0).random(4)) for _ in range(20)}) == 1
+    for way in (lambda r, t: r.coins(0.5, 99, "clients", t), lambda r, t: r.subset(50, 99, "clients", t)):
+        assert len({tuple(way(Randomness(3), 0)) for _ in range(20)}) == 20
+        assert len({tuple(way(Randomness(3, True), 0)) for _ in range(20)}) == 1
+        assert tuple(way(Randomness(3, True), 0)) != tuple(way(Randomness(3, True), 1))
 
 
 def test_keys() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -17,12 +17,14 @@ from torch.nn import functional as F
 
 from fedveil.models.model_registry import build
 from fedveil.release import by_hand
+from fedveil.release.by_hand import Losses
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.gradient_blocks import Block, Dense, Products, clipped_sum, lookups, norms, products, rows, weighted_sum
 from fedveil.release.noise import Randomness
-from fedveil.release.per_example import one_by_one, per_example_gradients, transformed
+from fedveil.release.per_example import Plan, one_by_one, per_example_gradients, plan_for, transformed
 from fedveil.release.plan import DpSgd
 from fedveil.tasks.classification import Classification
+from fedveil.tasks.task import Task
 from fedveil.training.local import Local, LocalSpec
 from fedveil.training.params import FlatModel
 
@@ -43,12 +45,12 @@ NETWORKS = {"linear": (1, 8, 8), "mlp": (1, 8, 8), "lenet5": (1, 28, 28), "resne
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.heavy) if n == "resnet18" else n for n in NETWORKS])
 def test_built_in_networks_go_by_hand(name: str) -> None:
     module, (x, y) = build(name, NETWORKS[name], 4, 1), examples(*NETWORKS[name])
-    assert by_hand.plan_for(module, x, y, cross_entropy).shapes is not None
+    assert plan_for(module, x, y, cross_entropy).shapes is not None
     module, x = module.double(), x.double()  # in float32 the rounding of another batch size may turn a ReLU on or off
-    plan = by_hand.plan_for(module, x, y, cross_entropy)
-    flat, losses = (
-        rows(found) if i == 0 else found for i, found in enumerate(by_hand.gradients(module, x, y, cross_entropy, plan))
-    )
+    plan = plan_for(module, x, y, cross_entropy)
+    assert plan.shapes is not None
+    found, losses = by_hand.gradients(module, x, y, cross_entropy, plan.shapes)
+    flat = rows(found)
     for route in (one_by_one, transformed):
         blocks, exact = route(module, x, y, cross_entropy)
         torch.testing.assert_close(flat, rows(blocks), rtol=1e-9, atol=1e-12)
@@ -65,7 +67,7 @@ def test_what_float32_cannot_tell_float64_decides(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(by_hand, "_agree", unsure)
     module, (x, y) = build("mlp", (1, 8, 8), 4, 1), examples(1, 8, 8)
-    assert (by_hand.plan_for(module, x, y, cross_entropy).shapes is not None) == exactly
+    assert (plan_for(module, x, y, cross_entropy).shapes is not None) == exactly
     assert all(p.dtype == torch.float32 for p in module.parameters())
 
 
@@ -99,19 +101,19 @@ def test_a_plan_looks_at_shapes_and_types_alone() -> None:
     x, y = examples(6)
     for others in (x, x[:1].expand(3, -1), x * torch.nan, x * 0):
         module = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
-        assert by_hand.plan_for(module, others, y[:1].expand(3), cross_entropy).shapes == ((1, 5), (1, 4))
+        assert plan_for(module, others, y[:1].expand(3), cross_entropy).shapes == ((1, 5), (1, 4))
 
 
 def test_a_plan_looks_at_no_weights_that_train_and_no_statistics() -> None:
     """Else it would depend on when a process meets its first example, and so on whether a client has any."""
 
-    def plan(weight: float) -> by_hand.Plan:
+    def plan(weight: float) -> Plan:
         module = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 4)).eval()
         with torch.no_grad():
             for tensor in (*module.parameters(), module[1].running_mean, module[1].running_var):
                 tensor.fill_(weight)
         before = [tensor.clone() for tensor in module.state_dict().values()]
-        found = by_hand.plan_for(module, *examples(6), cross_entropy)
+        found = plan_for(module, *examples(6), cross_entropy)
         assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, module.state_dict().values(), strict=True))
         return found
 
@@ -132,7 +134,7 @@ def test_what_a_network_draws_elsewhere_decides_no_plan_and_is_put_back() -> Non
         np.random.seed(seed)  # noqa: NPY002
         random.seed(seed)
         before = random.getstate(), str(np.random.get_state())  # noqa: NPY002
-        found.add(by_hand.plan_for(Flips(6, 4), *examples(6), cross_entropy))
+        found.add(plan_for(Flips(6, 4), *examples(6), cross_entropy))
         assert (random.getstate(), str(np.random.get_state())) == before  # noqa: NPY002
     assert len(found) == 1
 
@@ -148,9 +150,9 @@ class Decides(nn.Module):
         return self.out(torch.tanh(self.first(x - x.mean(0) if self.out.bias.sum() < -1 else x)))
 
 
-def test_a_network_that_decides_by_its_weights_is_not_done_by_hand() -> None:
+def test_a_network_that_decides_by_its_weights_is_handed_one_example_after_the_other() -> None:
     module, (x, y) = Decides(), examples(6)
-    assert by_hand.plan_for(module, x, y, cross_entropy) == by_hand.Plan()
+    assert plan_for(module, x, y, cross_entropy) == Plan(transforms=False)
     with torch.no_grad():
         module.out.bias.fill_(-1.0)
     torch.testing.assert_close(*(rows(made(module, x, y, cross_entropy)[0]) for made in (per_example_gradients, one_by_one)))
@@ -164,20 +166,20 @@ class Itself(nn.Linear):
 def test_weights_are_not_made_up_in_the_network_itself() -> None:
     module, (x, y) = nn.Sequential(Itself(6, 5), nn.Linear(5, 4)), examples(6)
     before = [p.clone() for p in module.parameters()]
-    assert by_hand.plan_for(module, x, y, cross_entropy) == by_hand.Plan()
+    assert plan_for(module, x, y, cross_entropy) == Plan(transforms=False)
     assert all(map(torch.equal, before, module.parameters()))
 
 
 def test_what_is_frozen_decides_a_plan() -> None:
     module = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
     module[0].requires_grad_(False).weight.fill_(torch.nan)
-    assert by_hand.plan_for(module, *examples(6), cross_entropy).shapes is None
+    assert plan_for(module, *examples(6), cross_entropy).shapes is None
 
 
 def test_two_made_up_examples_that_are_alike_show_nothing() -> None:
     module, (x, y) = nn.Sequential(nn.Linear(6, 5), nn.Threshold(9.0, 9.0), nn.Linear(5, 4)), examples(6)
     module[0].requires_grad_(False)
-    assert by_hand.plan_for(module, x, y, cross_entropy).shapes is None
+    assert plan_for(module, x, y, cross_entropy).shapes is None
     torch.testing.assert_close(*(rows(made(module, x, y, cross_entropy)[0]) for made in (per_example_gradients, one_by_one)))
 
 
@@ -210,7 +212,7 @@ def test_a_network_that_mixes_examples_is_not_done_by_hand() -> None:
             return h - h.mean(0)
 
     module, (x, y) = Mixing(), examples(6)
-    assert by_hand.plan_for(module, x, y, cross_entropy).shapes is None
+    assert plan_for(module, x, y, cross_entropy).shapes is None
     with_others, alone = (rows(per_example_gradients(module, x[:n], y[:n], cross_entropy)[0])[0] for n in (3, 1))
     torch.testing.assert_close(with_others, alone)
 
@@ -250,17 +252,164 @@ def test_a_network_that_mixes_what_its_output_does_not_show_is_not_done_by_hand(
     module, (x, y) = kind(), examples(6)
     with_others, alone = (rows(per_example_gradients(module, x[:n], y[:n], cross_entropy)[0])[0] for n in (3, 1))
     torch.testing.assert_close(with_others, alone)
-    assert by_hand.plan_for(module, x, y, cross_entropy).shapes is None
+    assert plan_for(module, x, y, cross_entropy).shapes is None
 
 
-def test_a_loss_that_mixes_examples_is_not_done_by_hand() -> None:
-    def centred(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        each = F.cross_entropy(outputs, targets, reduction="none")
-        return each - each.mean()
+class Hardest(Task):
+    """Learns the examples of a batch whose loss is largest, with other numbers for each."""
+
+    def losses(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        each = F.cross_entropy(output, target, reduction="none")
+        return each * (each >= each.max() - 0.1) - each.mean() / 2
+
+
+def stacked(module: nn.Module, losses: Losses, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """One backward pass for each example [n, d]."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    each = (losses(module(x[i : i + 1]), y[i : i + 1]).sum() for i in range(len(y)))
+    found = [torch.autograd.grad(one, parameters, materialize_grads=True, allow_unused=True) for one in each]
+    return torch.stack([torch.cat([g.to_dense().flatten() for g in one]) for one in found])
+
+
+def test_a_loss_of_ones_own_sees_one_example_even_where_the_network_is_done_by_hand() -> None:
+    module, (x, y) = build("mlp", (1, 8, 8), 4, 1), examples(1, 8, 8, n=8)
+    losses = Hardest(name="hardest").losses
+    assert plan_for(module, x, y, losses).shapes is not None
+    found, each = per_example_gradients(module, x, y, losses)
+    torch.testing.assert_close(rows(found), stacked(module, losses, x, y), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(each, torch.cat([losses(module(x[i : i + 1]), y[i : i + 1]) for i in range(8)]))
+
+
+def test_a_loss_that_draws_from_torch_draws_for_each_example() -> None:
+    def noisy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(outputs, targets, reduction="none") * torch.rand(len(outputs))
 
     module, (x, y) = nn.Linear(6, 4), examples(6)
-    assert by_hand.plan_for(module, x, y, centred).shapes is None
-    assert by_hand.plan_for(module, x, y, cross_entropy).shapes is not None, "plans are kept by loss"
+    assert plan_for(module, x, y, noisy).transforms
+    each = per_example_gradients(module, x[:1].expand(3, -1), y[:1].expand(3), noisy)[1]
+    assert len(set(each.tolist())) == 3
+
+
+class Sorted(nn.Module):
+    """Puts the examples into the order of their sizes, and back; a GRU's tuple hides it from whoever looks at outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.r, self.b = nn.Linear(6, 5), nn.GRU(5, 4, batch_first=True), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        order = x.sum(1).argsort()
+        last: torch.Tensor = self.r(torch.tanh(self.a(x[order]))[:, None])[1][0]
+        return self.b(last[order.argsort()])  # type: ignore[no-any-return]
+
+
+class EvenFirst(nn.Module):
+    """The same by place, so that two examples never show it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 5), nn.Linear(5, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        order = torch.cat([torch.arange(0, len(x), 2), torch.arange(1, len(x), 2)])
+        return self.b(torch.tanh(self.a(x[order]))[order.argsort()])  # type: ignore[no-any-return]
+
+
+class Experts(nn.Module):
+    """Takes no more than half of a batch each; those that are left over are passed on as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.a, self.b, self.out = (nn.Linear(6, n) for n in (2, 6, 6, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        score, room = self.gate(x)[:, 0], (len(x) + 1) // 2
+        taken = (score.argsort(descending=True).argsort() < room)[:, None]
+        return self.out(torch.where(taken, torch.tanh(self.a(x)), self.b(x)))  # type: ignore[no-any-return]
+
+
+class Shouts(nn.Module):
+    """Grows loud where the whole batch is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x) * torch.where(x.norm() > 6.0, 100.0, 1.0)  # type: ignore[no-any-return]
+
+
+class Reorders(nn.Sequential):
+    """What a class derived from one of torch's does to a batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        order = torch.arange(len(x)).roll(1)
+        return super().forward(x[order])[order.argsort()]  # type: ignore[no-any-return]
+
+
+def hooked() -> nn.Module:
+    module = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
+    module[0].register_forward_pre_hook(lambda layer, inputs: (inputs[0].roll(1, 0),))
+    module[0].register_forward_hook(lambda layer, inputs, output: output.roll(-1, 0))
+    return module
+
+
+def with_a_forward() -> nn.Module:
+    module = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
+    module[0].forward = lambda x: nn.functional.linear(x.roll(1, 0), module[0].weight, module[0].bias).roll(-1, 0)
+    return module
+
+
+def activated() -> nn.Module:
+    def rolled(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x.roll(1, 0)).roll(-1, 0)
+
+    layer = nn.TransformerEncoderLayer(6, 2, 8, 0.0, activation=rolled, batch_first=True)
+    return nn.Sequential(nn.Unflatten(1, (1, 6)), layer, nn.Flatten(), nn.Linear(6, 4))
+
+
+NOT_BY_ROW = [
+    *(Sorted, EvenFirst, Experts, Shouts, hooked, with_a_forward, activated),
+    lambda: Reorders(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)),
+]
+
+
+@pytest.mark.parametrize("make", NOT_BY_ROW)
+def test_what_code_of_ones_own_does_with_a_batch_moves_no_gradient(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(2)
+    module, (x, y) = make(), examples(6, n=9)
+    assert plan_for(module, x, y, cross_entropy).shapes is None
+    found = rows(per_example_gradients(module, x, y, cross_entropy)[0])
+    wanted = stacked(module, cross_entropy, x, y)
+    assert float((found - wanted).norm()) <= 1e-5 * float(wanted.norm())
+
+
+def test_a_hook_on_a_weight_acts_on_the_gradient_of_each_example() -> None:
+    module, (x, y) = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)), examples(6)
+    module[0].weight.register_hook(lambda slope: slope / slope.norm())
+    found = rows(per_example_gradients(module, x, y, cross_entropy)[0])
+    torch.testing.assert_close(found[:, :30].norm(dim=1), torch.ones(3))
+    torch.testing.assert_close(found, stacked(module, cross_entropy, x, y))
+
+
+class Checks(nn.Module):
+    """Refuses large numbers where it stands alone, and under vmap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.linalg.cholesky(torch.eye(6) * (9 - x.abs().amax(1))[:, None, None])
+        return self.a(x)  # type: ignore[no-any-return]
+
+
+def test_an_error_on_an_example_leads_to_no_other_route() -> None:
+    """Else one record would decide how the gradients of all others are rounded."""
+    module, (x, y) = Checks(), examples(6)
+    assert plan_for(module, x, y, cross_entropy).transforms
+    with pytest.raises(torch.linalg.LinAlgError):
+        per_example_gradients(module, torch.cat([x[:2], x[2:] * 1e3]), y, cross_entropy)
 
 
 def test_dropout_runs_drops_other_units_for_each_example_and_is_not_drawn_for_the_check() -> None:
@@ -273,7 +422,7 @@ def test_dropout_runs_drops_other_units_for_each_example_and_is_not_drawn_for_th
         torch.manual_seed(1)
         drawn.append(rows(per_example_gradients(module, x, y, cross_entropy)[0]))
     assert torch.equal(*drawn)
-    assert by_hand.plan_for(module, x, y, cross_entropy).shapes is not None
+    assert plan_for(module, x, y, cross_entropy).shapes is not None
     dropped = drawn[0][:, : 6 * 40].unflatten(1, (40, 6)).abs().sum(2) == 0
     assert 0.2 < float(dropped.float().mean()) < 0.8
     assert not torch.equal(dropped[0], dropped[2])

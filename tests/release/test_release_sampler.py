@@ -13,7 +13,7 @@ from scipy import stats
 
 from fedveil.errors import ConfigError
 from fedveil.release import sampler
-from fedveil.release.sampler import rounded_normal
+from fedveil.release.sampler import fixed_sample, poisson_sample, rounded_normal
 
 KEY = bytes(range(32))
 DRAWS = 20_000_000
@@ -289,3 +289,44 @@ def test_refused_shapes_and_keys() -> None:
         rounded_normal(1.0, 2, KEY[:16])
     with pytest.raises(ConfigError, match=">= 0"):
         rounded_normal(1.0, -1, KEY)
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.1, 0.5, 1 - 1e-3])
+def test_each_coin_of_a_poisson_sample_falls_with_its_rate(rate: float) -> None:
+    n, draws = 5000, 400
+    samples = [poisson_sample(rate, n, bytes([t % 256, t // 256] * 16)) for t in range(draws)]
+    counts = np.bincount(np.concatenate(samples), minlength=n)
+    total = int(counts.sum())
+    assert stats.binomtest(total, n * draws, rate).pvalue > 1e-4
+    spread = ((counts - draws * rate) ** 2).sum() / (draws * rate * (1 - rate))
+    assert 1e-4 < stats.chi2.cdf(spread, n) < 1 - 1e-4
+    together = sum(len(np.intersect1d(one, other)) for one, other in itertools.pairwise(samples))
+    assert stats.binomtest(together, n * (draws - 1), rate * rate).pvalue > 1e-4
+
+
+def test_a_coin_is_one_word_below_the_rate_exactly() -> None:
+    key = bytes(range(32))
+    words = sampler._stream(key, 1000)
+    assert words.tolist() == sampler._words(key, 0, 500).reshape(-1).tolist()
+    for word in np.sort(words)[[1, 500, 998]].tolist():
+        rate = float(word >> 11) * 2.0**-53  # the float next below the word, and the next above
+        for exact in (rate, rate + 2.0**-53):
+            expected = [i for i, w in enumerate(words.tolist()) if w < int(exact * 2**64)]
+            assert poisson_sample(exact, 1000, key).tolist() == expected
+    assert poisson_sample(2.0**-70, 10**6, key).tolist() == []
+    assert poisson_sample(0.0, 1000, key).tolist() == []
+    assert poisson_sample(1.0, 1000, key).tolist() == list(range(1000))
+    assert poisson_sample(0.3, 70_001, key).tolist() == [i for i in poisson_sample(0.3, 10**6, key).tolist() if i < 70_001]
+    for rate in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ConfigError, match="rate of a Poisson sample"):
+            poisson_sample(rate, 10, key)
+
+
+@pytest.mark.parametrize(("size", "n"), [(0, 5), (5, 5), (1, 4), (2, 5), (3, 6)])
+def test_every_sample_of_a_fixed_size_is_as_likely(size: int, n: int) -> None:
+    draws = [tuple(fixed_sample(size, n, t.to_bytes(32, "big")).tolist()) for t in range(4000)]
+    sets = list(itertools.combinations(range(n), size))
+    assert set(draws) == set(sets)
+    assert len(sets) == 1 or stats.chisquare([draws.count(one) for one in sets]).pvalue > 1e-4
+    with pytest.raises(ConfigError, match="fixed size"):
+        fixed_sample(n + 1, n, bytes(32))

@@ -66,7 +66,7 @@ CASES = {
     ),
     "local noise, its amount by who took part": (
         config(AGGREGATE | {"unit": "record", "delta": 1e-5}, training=POISSON | {"local": "dp-sgd"}),
-        PUBLIC - COUNTS - {"noise_norm", "cumulative_noise_norm"},
+        PUBLIC - COUNTS - {"clip", "noise_norm", "cumulative_noise_norm"} | {"example_clip", "expected_batch"},
     ),
 }
 

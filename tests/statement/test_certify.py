@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,6 +121,24 @@ def test_dp_sgd_protects_records_in_every_view_and_clients_in_none() -> None:
     clients = certify(FedAvg(), setting(View.SERVER, example_clip=1.0))
     assert epsilons(clients) == [math.inf] * 3
     assert all("protects records, not the client" in v.proven.reason for v in clients.views)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "dp-fedavg"])
+def test_a_target_that_no_noise_reaches_is_refused_with_its_reason(method: str) -> None:
+    """Fewer rounds or a larger epsilon, which were advised, change nothing."""
+    sections: dict[str, dict[str, Any]] = {
+        "data": {"name": "digits", "partition": {"kind": "iid", "clients": 10}},
+        "model": {"name": "linear"},
+        "method": {"name": method},
+        "training": {"rounds": 2, "local": "dp-sgd"},
+        "privacy": {"epsilon": 8.0, "delta": 1e-4},
+    }
+    with pytest.raises(ConfigError, match=r"no noise reaches it, for DP-SGD inside a client protects records, .*privacy.unit"):
+        certify_config(parse(sections))
+    sections["privacy"]["unit"] = "record"
+    assert certify_config(parse(sections)).proven.epsilon <= 8
+    sections |= {"training": {"rounds": 2}, "method": {"name": "dp-fedavg"}, "privacy": {"epsilon": 8.0, "delta": 1e-4}}
+    assert certify_config(parse(sections)).proven.epsilon <= 8
 
 
 def test_without_noise_or_clip_every_view_is_inf_with_its_reason() -> None:
@@ -435,7 +454,7 @@ def test_at_record_level_a_division_by_labels_is_an_assumption(kind: str) -> Non
 
     def assumed(unit: str) -> list[str]:
         training = {"local": "dp-sgd", "example_clip": 1.0} if unit == "record" else {}
-        sections = {
+        sections: dict[str, dict[str, Any]] = {
             "data": {"name": "digits", "partition": {"kind": kind, "clients": 10, **more}},
             "method": {"name": "fedavg", "weighting": "uniform"} if unit == "record" else {"name": "dp-fedavg"},
             "training": {"rounds": 2, **training},
@@ -464,7 +483,7 @@ def test_at_record_level_a_division_by_labels_is_an_assumption(kind: str) -> Non
 @pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
 def test_at_record_level_that_a_record_left_out_moves_no_other_is_an_assumption(adjacency: str) -> None:
     """Zero-out zeroes a record's gradients; left out before the split, it moves others of its client into the test set."""
-    sections = {
+    sections: dict[str, dict[str, Any]] = {
         "data": {"name": "digits", "partition": {"kind": "iid", "clients": 10}, "client_test_fraction": 0.2},
         "method": {"name": "fedavg", "weighting": "uniform"},
         "training": {"rounds": 2, "local": "dp-sgd", "example_clip": 1.0},
@@ -484,7 +503,7 @@ def test_at_record_level_that_a_record_left_out_moves_no_other_is_an_assumption(
 
 
 def test_at_record_level_a_split_of_each_users_records_by_label_is_an_assumption() -> None:
-    sections = {
+    sections: dict[str, dict[str, Any]] = {
         "data": {"name": "uci-har", "partition": {"kind": "users"}},
         "method": {"name": "fedavg", "weighting": "uniform"},
         "training": {"rounds": 2, "local": "dp-sgd", "example_clip": 1.0},

@@ -9,6 +9,7 @@ import pytest
 
 from fedveil.studies.statistics import Against, against, against_best, holm, paired_t
 from kept_rows import ACCURACY, KEPT, ON_FASHION, ROOT, kept
+from source_trees import files_in
 
 Sample = dict[int, float]
 P_VALUE = re.compile(r"\bp (?:=|is|from|of) (?=\d)")
@@ -220,7 +221,7 @@ def convergent_dp() -> dict[str, list[float]]:
 HELD = {"fedglp-adp": glp_adp, "fedanc": fedanc, "aldp-fl": aldp_fl, "convergent-dp": convergent_dp}
 
 
-@pytest.mark.parametrize("page", sorted(path.stem for path in (ROOT / "docs" / "papers").glob("*.md")))
+@pytest.mark.parametrize("page", [path.stem for path in files_in(ROOT / "docs" / "papers", ".md")])
 def test_p_values_are_those_of_the_kept_rows(page: str) -> None:
     text = " ".join((ROOT / "docs" / "papers" / f"{page}.md").read_text(encoding="utf-8").split())
     for phrase, values in HELD[page]().items() if page in HELD else ():

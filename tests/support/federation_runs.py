@@ -24,6 +24,8 @@ from fedveil.ledger.ledger import Ledger
 from fedveil.methods.defence import Defence
 from fedveil.methods.method_registry import METHODS
 from fedveil.run.assembly import Prepared, federation, prepare
+from fedveil.run.rehearsal import rehearsed_model
+from fedveil.training.params import FlatModel
 
 DEFENCES = {name for name, kind in METHODS.items() if issubclass(kind, Defence)}
 """Methods that promise nothing, and work in the server view only."""
@@ -121,6 +123,12 @@ def job(configuration: Config, folder: Path) -> Federation:
     if not (folder / "ledger.sqlite").exists():
         Ledger.create(folder / "ledger.sqlite", "r", {}).close()
     return federation(configuration, prepared(configuration), folder / "ledger.sqlite", "r")
+
+
+def rehearsed(configuration: Config) -> FlatModel:
+    """The network of a configuration, once its rehearsal has passed."""
+    data = prepared(configuration)
+    return rehearsed_model(configuration, data, calibrated_setting(configuration, data.population))
 
 
 def charged(folder: Path) -> list[Any]:

@@ -32,9 +32,10 @@ def instruction(record: ArrayRecord | None = None, kind: str = "train", **config
     return Message(content, dst_node_id=7, message_type=kind)
 
 
-def context(partition: int | None = 0, node: int = 7) -> Context:
+def context(partition: int | None = 0, node: int | None = None, run: int = 1) -> Context:
+    """That of a node: in a simulation one for each part of the data, else one without any."""
     config = {} if partition is None else {"partition-id": partition, "num-partitions": 10}
-    return Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
+    return Context(run_id=run, node_id=node or 7 + (partition or 0), node_config=config, state=RecordDict(), run_config={})
 
 
 def answer(message: Message, record: ArrayRecord, /, **metrics: Any) -> Message:

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedveil.federation.round import Context
 from fedveil.flower.client_node import ClientNode
 from fedveil.flower.client_states import ClientStates
-from fedveil.flower.simulation import ChargedByServer
+from fedveil.release.release_row import NullLedger
 
 
 def unchanged(client: int, round: bytes, task: bytes, answer: bytes) -> bytes | str:
@@ -36,5 +36,5 @@ class Nodes:
 
     def node(self, client: int) -> ClientNode:
         """As a client that has just come up: it knows what lies on its disk."""
-        own = replace(self.context, door=replace(self.context.door, ledger=ChargedByServer(), memory=None))
+        own = replace(self.context, door=replace(self.context.door, ledger=NullLedger(), memory=None))
         return ClientNode(own, self.context.door.run, client, ClientStates(self.folder / str(client)), self.rounds)

@@ -27,7 +27,7 @@ class FullDisk:
         self._stack, self._one_at_a_time = ExitStack(), Lock()
 
     def __enter__(self) -> FullDisk:
-        for name in ("fsync", "pwrite"):
+        for name in ("fsync", "pwrite", "posix_fallocate"):
             self._stack.enter_context(patch.object(os, name, self._of_descriptor(name, getattr(os, name))))
         for name in ("replace", "rename", "link", "mkdir"):
             self._stack.enter_context(patch.object(os, name, self._of_path(name, getattr(os, name))))

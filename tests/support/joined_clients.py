@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedveil.configuration.config import Config
+import numpy as np
+
+from fedveil.configuration.config import Config, configure
 from fedveil.federation.progress import Federation
 from fedveil.flower.grid_engine import GONE, GridEngine
 from fedveil.flower.wire_format import WireError
@@ -16,6 +18,42 @@ from fedveil.network.consenting_clients import ConsentingClients
 from fedveil.network.deployed_data import public_part
 from fedveil.network.joined_client import JoinedClient
 from fedveil.run.run import Result, run_prepared
+
+SIZES = (30, 50, 40)
+"""Rows of the clients' tables."""
+
+
+def table(path: Path, rows: int, seed: int, client: str = "") -> None:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 2)).round(3)
+    lines = [f"{a},{b},{int(a + b > 0)}{',' + client if client else ''}" for a, b in x]
+    path.write_text("\n".join([f"a,b,ill{',who' if client else ''}", *lines]) + "\n")
+
+
+def files(folder: Path) -> None:
+    """A table for each client, a public one, and all of them together."""
+    for number, rows in enumerate(SIZES):
+        table(folder / f"{number}.csv", rows, number)
+    table(folder / "public.csv", 60, 9)
+    parts = []
+    for number, rows in enumerate(SIZES):
+        table(folder / "part.csv", rows, number, f"c{number}")
+        parts += (folder / "part.csv").read_text().splitlines()[1:]
+    (folder / "together.csv").write_text("\n".join(["a,b,ill,who", *parts]) + "\n")
+
+
+def configuration(folder: Path, file: str, **source: Any) -> Any:
+    """A run of clients with such tables."""
+    named = {"file": str(folder / file), "test_file": str(folder / "public.csv"), "features": ["a", "b"], "target": "ill"}
+    facts = {"classes": 2, "client": "who", "clients": 3, "train_examples": sum(SIZES)}
+    return configure(
+        data={"source": named | facts | source},
+        model={"name": "linear"},
+        method={"name": "dp-fedavg", "clip": 1.0},
+        training={"rounds": 2, "local_steps": 2, "batch_size": 10},
+        privacy={"epsilon": 8.0, "delta": 0.01, "view": "server"},
+        run={"seeded_noise": True, "engine": "inline"},
+    )
 
 
 def consent(part: int, **changes: Any) -> Consent:

@@ -194,6 +194,15 @@ def _row_changes(name: str, runs: Mapping[str, Path], chance: random.Random) -> 
     weaker = lambda rows: [{**r, **_weaker(r)} for r in rows]  # noqa: E731
     if rows[0]["event"] != "unbounded":
         yield Mutation(name, "rows edited, chain rewritten", "less mu", "", _rows(weaker, True))
+        for many in (4, 10**6):  # as if so many had brought noise of their own
+            shared = lambda rows, n=many: [{**r, **_in_shares(r, n)} for r in rows]  # noqa: E731
+            yield Mutation(name, "rows edited, chain rewritten", "noise in shares", str(many), _rows(shared, True))
+
+
+def _in_shares(row: dict[str, Any], many: int) -> dict[str, Any]:
+    """The same cost with less noise, of which so many participants would add as much each."""
+    less = [std / many**0.5 for std in json.loads(row["noise_std"])]
+    return {"noise_std": json.dumps(less), "participants": many}
 
 
 def _weaker(row: dict[str, Any]) -> dict[str, Any]:

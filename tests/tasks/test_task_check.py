@@ -14,6 +14,7 @@ from fedveil.data.dataset import Dataset
 from fedveil.errors import ConfigError, DataError
 from fedveil.models.probe import check_output
 from fedveil.run.assembly import check_targets
+from fedveil.tasks.binary import Binary
 from fedveil.tasks.column import Column
 from fedveil.tasks.regression import Regression
 from fedveil.tasks.task import Task
@@ -159,6 +160,16 @@ def test_weights_are_as_many_as_labels() -> None:
         task_from({"name": "segmentation", "class_weights": [1]}).check(made("segmentation").info)
     with pytest.raises(ConfigError, match=r"task\.class_weights has 2 weights; made has 3 classes"):
         task_from({"name": "classification", "class_weights": [1, 2]}).check(info((6,), CLASSES, made("binary").info.target))
+
+
+@pytest.mark.parametrize("given", [[1.0, -1.0, 1.0, 1.0], [1.0, 3.0, 1.0, 1.0], [1.0, 1.0]])
+def test_weights_of_examples_are_positive_and_at_most_the_largest(given: list[float]) -> None:
+    class Weighing(Binary):
+        def example_weights(self, target: torch.Tensor) -> torch.Tensor:
+            return torch.tensor(given)
+
+    with pytest.raises(ConfigError, match=r"`example_weights` gives .* \[4\], at most `largest_weight` = 2"):
+        check_task(Weighing(positive_weight=2.0), torch.randn(4, 1), torch.tensor([0, 1, 0, 1]))
 
 
 @pytest.mark.parametrize(

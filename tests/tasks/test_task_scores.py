@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -170,3 +171,48 @@ def test_a_client_is_scored_on_its_own_examples(name: str) -> None:
     each = task.client_scores(np.array([0, 10, 10, 30]), output, target)
     expected = [task.scores(output[part], target[part])[task.main.name] for part in (slice(10), slice(10, 30))]
     assert each == [pytest.approx(expected[0]), None, pytest.approx(expected[1])]
+
+
+def constant_answers(name: str, target: torch.Tensor) -> list[torch.Tensor]:
+    """Outputs that are the same for every example."""
+    n, places = len(target), target.shape[1:]
+    if name == "classification":
+        return [torch.eye(4)[c].expand(n, 4) for c in range(4)]
+    if name == "multi-label":
+        return [2.0 * torch.tensor(kept).expand(n, 4) - 1 for kept in itertools.product((0.0, 1.0), repeat=4)]
+    if name == "regression":
+        return [target.mean(0).expand(n, 2)]
+    if name == "segmentation":
+        return [torch.eye(3)[c][None, :, None, None].expand(n, 3, *places) for c in range(3)]
+    if name == "token-prediction":
+        counts = target[target != IGNORED].bincount(minlength=5)
+        return [(counts / counts.sum()).clamp_min(1e-30).log().expand(n, *places, 5)]
+    return [torch.zeros(n, 1)]  # an order in which all are equal
+
+
+TRIVIAL = {
+    "classification": (torch.tensor([0, 1, 1, 3, 1, 0]), 0.5),
+    "binary": (torch.tensor([0, 1, 1, 1]), 0.5),
+    "multi-label": (torch.tensor([[1.0, 0, 1, 0], [1, 0, 0, 0], [1, 1, 1, 0], [0, 0, 1, 0]]), 12 / 15),
+    "regression": (torch.tensor([[1.0, 10], [3, 10], [5, 40]]), math.sqrt((8 + 600) / 6)),
+    "segmentation": (torch.tensor([[[0, 0], [1, IGNORED]], [[0, 1], [0, 2]]]), 4 / 7 / 3),
+    "token-prediction": (
+        torch.tensor([[0, 0, 1, IGNORED], [4, 0, 1, 4]]),
+        math.exp(-sum(p * math.log(p) for p in (3 / 7, 2 / 7, 2 / 7))),
+    ),
+    "survival": (torch.tensor([[1.0, 1], [2, 0], [3, 1]]), 0.5),
+}
+
+
+@pytest.mark.parametrize("name", TRIVIAL)
+def test_a_trivial_score_is_that_of_the_best_answer_that_is_the_same_for_all(name: str) -> None:
+    target, known = TRIVIAL[name]
+    task = task_from({"name": name})
+    found = [task.scores(*task.evidence(output, target))[task.main.name] for output in constant_answers(name, target)]
+    assert task.trivial(target) == pytest.approx(known) == pytest.approx(max(found, key=lambda v: task.main.sign * v))
+
+
+def test_where_nothing_is_compared_there_is_no_trivial_score() -> None:
+    assert task_from({"name": "binary"}).trivial(torch.ones(4, dtype=torch.int64)) is None
+    assert task_from({"name": "token-prediction"}).trivial(torch.full((2, 3), IGNORED)) is None
+    assert task_from({"name": "segmentation"}).trivial(torch.full((2, 3, 3), IGNORED)) is None

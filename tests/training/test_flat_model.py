@@ -167,3 +167,17 @@ def test_nothing_to_train(module: nn.Module, words: str) -> None:
 def test_training_mode_of_a_module_without_parameters() -> None:
     module = nn.Sequential(nn.Dropout(), nn.Linear(2, 2))
     assert all(part.training for part in training_mode(module.eval()).modules())
+
+
+def halved(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient / 2
+
+
+def test_a_model_that_is_sent_to_another_process_keeps_the_hooks_of_its_parameters() -> None:
+    module = torch.nn.Linear(2, 2)
+    module.weight.register_hook(halved)
+    model = FlatModel(module)
+    for one in (model, pickle.loads(pickle.dumps(model)), model.another(torch.zeros(6), torch.zeros(6))):
+        one.grad.zero_()
+        one.module(torch.ones(1, 2)).sum().backward()
+        assert one.grad.tolist() == [0.5] * 4 + [1.0] * 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import random
 import sys
 import types
 from collections import deque
@@ -38,6 +39,9 @@ class Base(nn.Module):
         self.register_buffer("most", torch.zeros(1))
         self.number, self.log, self.table = 0.0, deque[float](), {"by": {"name": [0.0]}}
         self.array, self.drawn = torch.zeros(2).numpy(), torch.Generator()
+        self.older, self.bits = np.random.RandomState(0), np.random.PCG64(0)
+        self.sobol = torch.quasirandom.SobolEngine(2)
+        self.schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(torch.optim.SGD([nn.Parameter(torch.zeros(1))]), patience=0)
 
     def forward(self, x: Tensor) -> Tensor:
         self.keep(x)
@@ -83,6 +87,22 @@ def of_a_generator(self: Base, x: Tensor) -> None:
     torch.rand(1, generator=self.drawn)
 
 
+def of_numpys_older_generator(self: Base, x: Tensor) -> None:
+    self.older.normal()
+
+
+def of_its_bits(self: Base, x: Tensor) -> None:
+    self.bits.random_raw()
+
+
+def of_a_sobol_sequence(self: Base, x: Tensor) -> None:
+    self.sobol.draw(1)
+
+
+def of_a_schedule(self: Base, x: Tensor) -> None:
+    self.schedule.step(float(x.max()))
+
+
 def of_the_class(self: Base, x: Tensor) -> None:
     type(self).everything.append(float(x.max()))
 
@@ -126,6 +146,10 @@ WRITES = {
     "most ": past_the_count,
     "array": in_an_array,
     "drawn": of_a_generator,
+    "older": of_numpys_older_generator,
+    "bits": of_its_bits,
+    "sobol": of_a_sobol_sequence,
+    "schedule": of_a_schedule,
     "Base.everything": of_the_class,
     "global SEEN": of_the_module,
     "global LARGEST": through_a_helper,
@@ -143,6 +167,21 @@ def test_what_a_module_kept_is_named(name: str) -> None:
     for _ in range(2):
         with pytest.raises(ConfigError, match=rf"model: Own keeps .*({name.strip().replace('[', '.').replace(']', '.')})"):
             model.require_constants()
+
+
+def test_who_draws_from_a_generator_of_its_own_is_told_from_which_one_to_draw() -> None:
+    model = FlatModel(kept(of_numpys_older_generator)())
+    model.module(torch.ones(3, 2))
+    with pytest.raises(ConfigError, match=r"keeps older from one call to the next.*: draw from the global generator of torch"):
+        model.require_constants()
+
+
+def test_a_generator_without_a_state_is_held_by_whoever_likes() -> None:
+    module = Base()
+    module.system = random.SystemRandom()  # type: ignore[assignment]
+    model = FlatModel(module)
+    module.system.random()
+    model.require_constants()
 
 
 def test_what_was_kept_of_public_examples_may_stay() -> None:

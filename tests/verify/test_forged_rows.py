@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from federation_runs import config
-from fedveil.verify import verify_run
+from fedveil.accounting.gaussian import epsilon_of
+from fedveil.accounting.types import View
+from fedveil.configuration.config import Config
+from fedveil.configuration.public_setting import calibrated_setting
+from fedveil.errors import ConfigError
+from fedveil.federation.history import Columns
+from fedveil.methods.method_registry import METHODS
+from fedveil.methods.method_table import METHOD_TABLE
+from fedveil.methods.setting import Setting
+from fedveil.release.door import Door
+from fedveil.release.plan import Plan, Released
+from fedveil.run.recorded_run import read_run
+from fedveil.run.verification import verification
+from fedveil.verify import statement_checks, verify_run
 from forged_ledger import ForgedLedger
 from verified_runs import made, small_run
 
@@ -71,6 +89,87 @@ def test_rows_of_releases_that_would_have_leaked(name: str, tmp_path: Path, tmp_
     assert forged(source, tmp_path / "run", forge) != 0
 
 
+ONCE: dict[str, dict[str, Any]] = {
+    "adaptive-clipping": {},
+    "fed-smp": {"variant": "proven"},
+    "dp-fedsam": {"rho": 0.1},
+    "fedglp-adp": {"variant": "proven"},
+}
+"""Methods whose noise is added once to a sum, and whose clip and noise follow from what was released."""
+
+
+@pytest.mark.parametrize("method", ONCE)
+def test_noise_that_is_added_once_is_never_counted_in_shares(method: str, tmp_path: Path) -> None:
+    run = small_run(config({"name": method, **ONCE[method]}, "aggregate"), tmp_path / "source")
+    assert verify_run(run).exit_status == 0
+    clients = json.loads((run / "data.json").read_text())["clients"]
+    for participants in (10**6, clients):
+        less = 1 / participants**0.5
+        change = each(lambda r, less=less, n=participants: {**scaled(r, "noise_std", less), "participants": n})
+        assert forged(run, tmp_path / f"run-{participants}", change) == 1
+
+
+@pytest.mark.parametrize("more", [1, 10**6])
+def test_no_sum_has_more_participants_than_clients(more: int, tmp_path: Path) -> None:
+    """Nor does noise in shares count for more than took part."""
+    training = {"local_steps": 2, "batch_clip": 1.0}
+    run = small_run(config({"name": "noisy-fedavg"}, "aggregate", training=training), tmp_path / "source")
+    assert verify_run(run).exit_status == 0
+    clients = json.loads((run / "data.json").read_text())["clients"]
+    forge = each(
+        lambda r: {**scaled(r, "noise_std", ((clients - 1) / (clients + more - 1)) ** 0.5), "participants": clients + more}
+    )
+    assert forged(run, tmp_path / "run", forge) == 1
+    assert forged(run, tmp_path / "same-noise", each(lambda r: {**r, "participants": clients + more})) == 1
+
+
+def test_the_verifier_knows_where_each_built_in_method_adds_its_noise() -> None:
+    assert set(statement_checks._BUILT_IN.split()) == set(METHOD_TABLE)
+    for name, variant in product(METHOD_TABLE, ("published", "proven")):
+        try:
+            method, s = calibrated_setting(configured(name, variant))
+        except ConfigError:  # it has no such variant, or no noise at the door
+            continue
+        policy = method.policy(s)
+        plan = policy.plan(Released(0, torch.zeros(s.layout.dimension), None), policy.start())
+        if isinstance(plan, Plan) and torch.as_tensor(plan.noise_std).any():  # of others nothing is proven
+            assert (plan.place == "upload") == ((name, variant) in statement_checks._IN_SHARES), (name, variant)
+
+
+def configured(name: str, variant: str) -> Config:
+    """A run of sums with a target, with the variant where the method has them."""
+    options = {"separation": 2} if name == "banded-mf" else {}
+    own = {"variant": variant} if "variant" in METHODS[name].model_fields else {}
+    if not own and variant == "published":
+        raise ConfigError("it has no variants")
+    training = {"batch_clip": 1.0, "local_steps": 2, "sampling": "fixed", **({"clients_per_round": 3} if options else {})}
+    return config({"name": name, **options, **own}, "aggregate", training=training)
+
+
+@pytest.mark.parametrize("view", ["server", "aggregate", "final"])
+def test_a_run_that_counts_a_share_which_a_client_knows_is_no_forgery(
+    view: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As version 0.2 made it: rows and statement follow, and what they leave out is said, with the number that holds."""
+    training = {"local_steps": 2, "batch_clip": 1.0}
+    now = config({"name": "noisy-fedavg"}, view, training=training)
+    with monkeypatch.context() as before:
+        before.setattr(Setting, "sharers_to", lambda s, seen: 1 if seen is View.SERVER else s.cohort - s.colluders)
+        before.setattr(Door, "known", property(lambda door: door.colluders))
+        run = small_run(now, tmp_path / "old")
+    found = verify_run(run)
+    assert found.exit_status == 2
+    assert [f for f in found.findings if f.kind == "contradicted"] == []
+    (said,) = [f.text for f in found.findings if f.kind == "unknown"]
+    assert "erratum 65" in said
+    statement = json.loads((run / "statement.json").read_text())
+    n, delta = statement["cohort"], statement["delta"]
+    right = epsilon_of(statement["views"][1]["mu"] * math.sqrt(n / (n - 1)), delta)
+    assert float(re.findall(r"it is ([\d.]+)", said)[0]) == pytest.approx(right, rel=1e-6)
+    assert right > 1.02 * statement["views"][1]["proven"]["epsilon"]
+    assert verify_run(small_run(now, tmp_path / "new")).exit_status == 0
+
+
 @pytest.mark.parametrize("factor", [2, 10])
 def test_a_run_whose_last_model_is_promised_has_no_more_rows_than_its_sums(factor: int, tmp_path: Path) -> None:
     run = small_run(config({"name": "dp-fedavg"}, "final"), tmp_path / "source")
@@ -115,3 +214,59 @@ def bound(run: Path) -> None:
     ledger = ForgedLedger.read(run)
     ledger.bind(run)
     ledger.write(coherent=True)
+
+
+def rewritten(run: Path, target: Path, change: Callable[[Path], None]) -> int:
+    """The outcome for a copy in which files were changed and every digest was made to fit."""
+    shutil.copytree(run, target)
+    change(target)
+    ledger = ForgedLedger.read(target)
+    ledger.bind(target)
+    ledger.write(coherent=True)
+    return verification(target).exit_status
+
+
+def second_column(run: Path) -> None:
+    """Give the history a second column of scores, which some readers take and others do not."""
+    header, *rows = (run / "history.csv").read_text().splitlines()
+    lines = [f"epsilon_spent,{header}", *(f"0.001,{row}" for row in rows)]
+    (run / "history.csv").write_text("\n".join(lines) + "\n")
+
+
+def relabelled(run: Path) -> None:
+    """Declare a built-in column anew."""
+    (run / "columns.json").write_text(json.dumps([{**asdict(Columns()["update_norm"]), "title": "Proven epsilon"}]))
+
+
+def longer_row(run: Path) -> None:
+    """Give one row of the history a cell without a column."""
+    text = (run / "history.csv").read_text()
+    (run / "history.csv").write_text(text.rstrip("\n") + ",0.99\n")
+
+
+def nothing(run: Path) -> None:
+    """Change nothing, so that the forger's tools are known to be honest."""
+
+
+@pytest.mark.parametrize(("change", "status"), [(nothing, 0), (second_column, 1), (relabelled, 1), (longer_row, 1)])
+def test_tables_that_readers_understand_differently_are_contradicted(
+    change: Callable[[Path], None], status: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(made(tmp_path_factory, "adaptive"), source)
+    assert rewritten(source, tmp_path / "run", change) == status
+
+
+def test_no_declaration_changes_the_words_of_a_built_in_column(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    shutil.copytree(made(tmp_path_factory, "server"), tmp_path / "run")
+    forged = [{"name": "epsilon_spent", "title": "Rounds"}, {"name": "test_accuracy", "title": "Accuracy at ten hospitals"}]
+    (tmp_path / "run" / "columns.json").write_text(json.dumps([{**asdict(Columns()[c["name"]]), **c} for c in forged]))
+    shown, built_in = read_run(tmp_path / "run").declared, Columns()
+    assert [shown[c["name"]].title for c in forged] == [built_in[c["name"]].title for c in forged]
+
+
+def test_a_rollback_journal_beside_the_ledger_is_contradicted(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The verifier reads the file as it is; an ordinary reader would first roll back to what the journal holds."""
+    run = Path(shutil.copytree(made(tmp_path_factory, "server"), tmp_path / "run"))
+    (run / "ledger.sqlite-journal").write_bytes((run / "ledger.sqlite").read_bytes())
+    assert verify_run(run).exit_status == 1

@@ -110,6 +110,25 @@ def test_the_page_of_an_honest_statement_has_its_numbers(file: Path) -> None:
     assert [finding for finding in findings if finding.kind != "verified"] == []
 
 
+@pytest.mark.parametrize("view", ["server", "aggregate"])
+@pytest.mark.parametrize("clients", [2, 5, 20])
+@pytest.mark.parametrize(("data", "model"), [("digits", "mlp"), ("mnist", "lenet5"), ("cifar10", "resnet18")])
+def test_statements_of_small_federations_with_large_networks_agree_with_their_pages(
+    view: str, clients: int, data: str, model: str
+) -> None:
+    """Their advice counts clients in seven digits and more."""
+    sections = {
+        "data": {"name": data, "partition": {"kind": "iid", "clients": clients}},
+        "model": {"name": model},
+        "method": {"name": "dp-fedavg"},
+        "training": {"rounds": 20, "local_steps": 1},
+        "privacy": {"epsilon": 1.0, "delta": 1e-3, "view": view},
+    }
+    statement, findings = certify_config(parse(sections)), Findings()
+    check_statement(findings, json.loads(json.dumps(to_dict(statement))), to_markdown(statement))
+    assert [finding for finding in findings if finding.kind != "verified"] == []
+
+
 def test_a_proven_number_on_the_page_is_rounded_up_and_no_lower_one_passes() -> None:
     privacy = {"noise_multiplier": 2.0, "delta": 1e-5, "view": "aggregate"}
     training = {"rounds": 16, "clients_per_round": 50}

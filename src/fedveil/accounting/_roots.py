@@ -5,6 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
+def least_below(curve: Callable[[float], float], target: float, high: float) -> float:
+    """The least argument in [0, high] at which the falling curve is at most the target, to 1e-13 of itself and from above."""
+    low = 0.0
+    if curve(low) <= target:
+        return low
+    while high - low > 1e-13 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if curve(middle) > target else (low, middle)
+    return high
+
+
 def crossing(f: Callable[[float], float], low: float, high: float) -> float:
     """Where the monotone `f` changes sign in [low, high], to the last bit: regula falsi (Illinois) guarded by bisection."""
     at_low, at_high = f(low), f(high)

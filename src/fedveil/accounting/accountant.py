@@ -2,7 +2,8 @@
 
 `auto` uses the exact Gaussian curve when nothing is sampled. With Poisson sampling it computes the Renyi bound, the bound that
 ignores sampling and, where its arrays stay short, the privacy-loss-distribution bound, and quotes the smallest: each is an upper
-bound. For the other kinds of secret samples the Renyi bound, which is slow there, is computed only where the last one is not.
+bound. One sampled release alone has a closed form, which stands in the place of the last, at any delta. For the other kinds of
+secret samples the Renyi bound, which is slow there, is computed only where the last one is not.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.accounting import gaussian, pld, secret_samples, subsampled
-from fedveil.accounting._check import non_negative, open_probability, positive
+from fedveil.accounting._check import non_negative, numpy_defaults, open_probability, positive
+from fedveil.accounting._roots import least_below
 from fedveil.accounting.composition import rdp_epsilon, rdp_log_delta
 from fedveil.accounting.types import Adjacency, Event, SampledGaussian, SecretSample, Unbounded
 from fedveil.errors import ConfigError
@@ -31,6 +33,7 @@ def _unbounded(events: Events) -> bool:
     return any(isinstance(event, Unbounded) for event in events)
 
 
+@numpy_defaults
 def rdp_curve(
     event: Event, orders: Sequence[float] | NDArray[np.float64], *, adjacency: Adjacency | None = None
 ) -> NDArray[np.float64]:
@@ -99,6 +102,7 @@ def _best(
     return min((ways[name](), name) for name in names)
 
 
+@numpy_defaults
 def bound(
     events: Events, delta: float, *, accountant: AccountantName = "auto", adjacency: Adjacency | None = None
 ) -> tuple[float, str]:
@@ -107,7 +111,7 @@ def bound(
     Args:
         events: everything released for one scope; an `Unbounded` one makes epsilon infinite.
         delta: in (0, 1).
-        accountant: auto, or one of gdp (ignores sampling), rdp, pld (needs delta >= 1e-10).
+        accountant: auto, or one of gdp (ignores sampling), rdp, pld (needs delta >= 1e-10, but for one release alone).
         adjacency: of the events' scope, which sharpens sampled events; None is valid for every adjacency.
 
     Raises:
@@ -126,6 +130,7 @@ def _bound(
 ) -> tuple[float, str]:
     """`bound`, kept: calibration, statement, budget and advice ask for the same ones."""
     tail, sampled = min(1e-3, 1e-5 * delta), Counter(dict(counts))
+    alone = _single(mu, sampled)
 
     def by_rdp() -> float:
         if mu == 0 and not sampled:
@@ -133,39 +138,74 @@ def _bound(
         return rdp_epsilon(*_rdp_total(mu, sampled, adjacency), delta)
 
     def by_pld() -> float:
-        if delta < 1e-10:
-            raise ConfigError(f"the pld accountant works to about 1e-12 and needs delta >= 1e-10, got {delta}; use rdp")
         if mu == 0 and not sampled:
             return 0.0
+        if alone is not None:
+            return least_below(
+                lambda e: secret_samples.one_release_delta(alone, e, adjacency),
+                delta,
+                gaussian.epsilon_of(secret_samples.unsampled_mu(alone), delta),
+            )
+        if delta < 1e-10:
+            raise ConfigError(f"the pld accountant works to about 1e-12 and needs delta >= 1e-10, got {delta}; use rdp")
         return max(pld.epsilon(total, delta) for total in pld.composed(secret_samples.releases(mu, sampled), tail, adjacency))
 
     ways: _Ways = {"gdp": lambda: gaussian.epsilon_of(_unsampled(mu, sampled), delta), "rdp": by_rdp, "pld": by_pld}
-    return _best(ways, accountant, sampled, lambda: delta >= 1e-10 and pld.is_cheap(secret_samples.releases(mu, sampled), tail))
+
+    def by_pld_is_cheap() -> bool:
+        return alone is not None or (delta >= 1e-10 and pld.is_cheap(secret_samples.releases(mu, sampled), tail))
+
+    return _best(ways, accountant, sampled, by_pld_is_cheap)
+
+
+def _single(mu: float, sampled: Counter[SecretSample]) -> SecretSample | None:
+    """The release on a secret sample that is all there is, or None: of one alone, delta has a closed form."""
+    return next(iter(sampled)) if mu == 0 and sampled.total() == 1 else None
 
 
 def delta_bound(
     events: Events, epsilon: float, *, accountant: AccountantName = "auto", adjacency: Adjacency | None = None
 ) -> tuple[float, str]:
     """The proven delta at `epsilon` of all events together, and the accountant's name; arguments as `bound`."""
-    epsilon = non_negative("epsilon", epsilon)
+    return delta_curve(events, accountant=accountant, adjacency=adjacency)(epsilon)
+
+
+def delta_curve(
+    events: Events, *, accountant: AccountantName = "auto", adjacency: Adjacency | None = None
+) -> Callable[[float], tuple[float, str]]:
+    """`delta_bound` as a function of epsilon, for which loss distributions are composed once."""
     if _unbounded(events):
-        return 1.0, "none"
+        return lambda _: (1.0, "none")
     mu, sampled = secret_samples.split(events)
+    alone, charged = _single(mu, sampled), mu > 0 or bool(sampled)
 
-    def by_rdp() -> float:
-        if mu == 0 and not sampled:
-            return 0.0
-        return math.exp(rdp_log_delta(*_rdp_total(mu, sampled, adjacency), epsilon))
+    @cache
+    def distributions() -> tuple[pld.Pld, ...]:
+        return pld.composed(secret_samples.releases(mu, sampled), 1e-13, adjacency)
 
-    def by_pld() -> float:
-        if mu == 0 and not sampled:
-            return 0.0
-        return max(pld.delta(total, epsilon) for total in pld.composed(secret_samples.releases(mu, sampled), 1e-13, adjacency))
+    @cache
+    def pld_is_cheap() -> bool:
+        return alone is not None or pld.is_cheap(secret_samples.releases(mu, sampled), 1e-13)
 
-    ways: _Ways = {"gdp": lambda: gaussian.delta_of(_unsampled(mu, sampled), epsilon), "rdp": by_rdp, "pld": by_pld}
-    return _best(ways, accountant, sampled, lambda: pld.is_cheap(secret_samples.releases(mu, sampled), 1e-13))
+    def by_rdp(epsilon: float) -> float:
+        return math.exp(rdp_log_delta(*_rdp_total(mu, sampled, adjacency), epsilon)) if charged else 0.0
+
+    def by_pld(epsilon: float) -> float:
+        if alone is not None:
+            return secret_samples.one_release_delta(alone, epsilon, adjacency)
+        return max(pld.delta(total, epsilon) for total in distributions()) if charged else 0.0
+
+    @numpy_defaults
+    def proven(epsilon: float) -> tuple[float, str]:
+        epsilon = non_negative("epsilon", epsilon)
+        ways: _Ways = {"gdp": lambda: gaussian.delta_of(_unsampled(mu, sampled), epsilon)}
+        ways |= {"rdp": lambda: by_rdp(epsilon), "pld": lambda: by_pld(epsilon)}
+        return _best(ways, accountant, sampled, pld_is_cheap)
+
+    return proven
 
 
+@numpy_defaults
 def calibrate(
     epsilon: float,
     delta: float,
@@ -187,24 +227,49 @@ def calibrate(
     Raises:
         ConfigError: nothing to pay for, or no noise multiplier up to 1e9 meets the target.
     """
-    epsilon = positive("epsilon", epsilon)
-    sampled = [event for event in make_events(1.0) if secret_samples.is_amplified(event)]
-    only_gdp, poisson = not sampled, all(isinstance(event, SampledGaussian) for event in sampled)
-    precision = (1e-6 if only_gdp else 1e-4) if tolerance is None else min(positive("tolerance", tolerance), 0.1)
+    epsilon, planned = positive("epsilon", epsilon), make_events(1.0)
+    precision = calibration_precision(planned, tolerance)
 
-    def excess_by(name: AccountantName) -> Callable[[float], float]:
-        def excess(log_z: float) -> float:
-            cost, _ = bound(make_events(math.exp(log_z)), delta, accountant=name, adjacency=adjacency)
-            return math.log(cost / epsilon) if 0 < cost < math.inf else (-50.0 if cost == 0 else 50.0)
+    def cost_by(name: AccountantName) -> Callable[[float], float]:
+        return lambda z: bound(make_events(z), delta, accountant=name, adjacency=adjacency)[0]
 
-        return excess
+    sampled = [event for event in planned if secret_samples.is_amplified(event)]
+    if not sampled or accountant != "auto" or not all(isinstance(event, SampledGaussian) for event in sampled):
+        return least_noise(cost_by(accountant), epsilon, delta, precision)
+    start = _log_noise(cost_by("rdp"), epsilon, delta, 0.02, (0.0, 0.5))  # which is quick
+    return math.exp(_log_noise(cost_by("auto"), epsilon, delta, precision, (start, 0.03)))
 
-    if only_gdp or accountant != "auto" or not poisson:
-        excess = excess_by(accountant)
-        return math.exp(_shrink(excess, *_bracket(excess, 0.0, 0.5, epsilon, delta), precision))
-    cheap, sharp = excess_by("rdp"), excess_by("auto")
-    start = _shrink(cheap, *_bracket(cheap, 0.0, 0.5, epsilon, delta), 0.02)
-    return math.exp(_shrink(sharp, *_bracket(sharp, start, 0.03, epsilon, delta), precision))
+
+def calibration_precision(events: Events, tolerance: float | None) -> float:
+    """The relative precision of a calibrated noise multiplier: what is asked for, or a sensible one for these events."""
+    if tolerance is not None:
+        return min(positive("tolerance", tolerance), 0.1)
+    return 1e-4 if any(map(secret_samples.is_amplified, events)) else 1e-6
+
+
+@numpy_defaults
+def least_noise(cost: Callable[[float], float], epsilon: float, delta: float, precision: float) -> float:
+    """The least noise multiplier, to a relative precision and from above, whose cost at delta is at most epsilon.
+
+    Args:
+        cost: epsilon of a noise multiplier, which falls as it grows.
+
+    Raises:
+        ConfigError: nothing to pay for, or no noise multiplier up to 1e9 meets the target.
+    """
+    return math.exp(_log_noise(cost, epsilon, delta, precision, (0.0, 0.5)))
+
+
+def _log_noise(
+    cost: Callable[[float], float], epsilon: float, delta: float, precision: float, first: tuple[float, float]
+) -> float:
+    """The logarithm of `least_noise`; first: where to look, and the first stride from there."""
+
+    def excess(log_z: float) -> float:
+        found = cost(math.exp(log_z))
+        return math.log(found / epsilon) if 0 < found < math.inf else (-50.0 if found == 0 else 50.0)
+
+    return _shrink(excess, *_bracket(excess, *first, epsilon, delta), precision)
 
 
 _Point = tuple[float, float]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from fedveil.accounting import accountant
 from fedveil.accounting.random_tries import RandomTries, tries_of_mean
-from fedveil.accounting.selection import curve_of, selection_epsilon
+from fedveil.accounting.selection import selection_bound
 from fedveil.accounting.types import Adjacency, Event, Gaussian, Unbounded
 from fedveil.errors import ConfigError
 
@@ -56,7 +56,7 @@ class Selection:
         if any(isinstance(event, Unbounded) for event in events):
             return math.inf, "none"
         if (law := self.law) is not None:
-            return selection_epsilon(law, curve_of(events, adjacency), delta), "rdp"
+            return selection_bound(law, events, delta, adjacency)
         return accountant.bound(self.every(events), delta, adjacency=adjacency)
 
     def every(self, events: Sequence[Event]) -> list[Event]:

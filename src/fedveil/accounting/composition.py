@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.accounting._check import at_least, non_negative, open_probability, probability, vector
+from fedveil.accounting._check import at_least, non_negative, numpy_defaults, open_probability, probability, vector
 from fedveil.errors import ConfigError
 
 _Numbers = Sequence[float] | NDArray[np.float64]
 
 
+@numpy_defaults
 def naive(epsilons: _Numbers, deltas: _Numbers) -> tuple[float, float]:
     """Basic composition: (sum of epsilons, sum of deltas capped at 1).
 
@@ -25,6 +26,7 @@ def naive(epsilons: _Numbers, deltas: _Numbers) -> tuple[float, float]:
     return math.fsum(first), min(1.0, math.fsum(second))
 
 
+@numpy_defaults
 def advanced(epsilon: float, delta: float, count: int, slack: float) -> tuple[float, float]:
     """Advanced composition of `count` adaptive (epsilon, delta)-DP releases.
 
@@ -45,6 +47,7 @@ def advanced(epsilon: float, delta: float, count: int, slack: float) -> tuple[fl
     return total, min(1.0, count * delta + slack)
 
 
+@numpy_defaults
 def gdp(mus: _Numbers) -> float:
     """mu of the (adaptive) composition of mu_t-GDP releases: sqrt(sum mu_t^2).
 
@@ -53,6 +56,7 @@ def gdp(mus: _Numbers) -> float:
     return float(np.linalg.norm(vector("mus", mus)))
 
 
+@numpy_defaults
 def zcdp(rhos: _Numbers) -> float:
     """zCDP parameter of the composition: the sum.
 
@@ -70,6 +74,7 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     return rho + 2 * math.sqrt(rho * math.log(1 / open_probability("delta", delta)))
 
 
+@numpy_defaults
 def rdp(curves: Sequence[_Numbers]) -> NDArray[np.float64]:
     """Renyi curve of the composition on a common grid of orders: the sum of the curves.
 
@@ -81,6 +86,7 @@ def rdp(curves: Sequence[_Numbers]) -> NDArray[np.float64]:
     return total
 
 
+@numpy_defaults
 def rdp_epsilons(orders: _Numbers, values: _Numbers, delta: float) -> NDArray[np.float64]:
     """The epsilon that each order proves: R(a) + ln(1 - 1/a) - ln(delta a) / (a - 1), at least 0.
 
@@ -105,6 +111,7 @@ def rdp_epsilon(orders: _Numbers, values: _Numbers, delta: float) -> float:
     return float(np.min(rdp_epsilons(orders, values, delta)))
 
 
+@numpy_defaults
 def rdp_log_delta(orders: _Numbers, values: _Numbers, epsilon: float) -> float:
     """Logarithm of the best delta that a Renyi curve proves at `epsilon`, at most 0.
 

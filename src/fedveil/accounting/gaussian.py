@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import erfcx, erfinv, ndtr, ndtri
 
-from fedveil.accounting._check import non_negative, open_probability, positive, probability
+from fedveil.accounting._check import non_negative, numpy_defaults, open_probability, positive, probability
 from fedveil.accounting._roots import crossing
 
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -46,6 +46,7 @@ def _mills_drop(x: float, mu: float) -> float:
     return 0.5 * mu * float(_WEIGHTS @ _mills_slope(x + 0.5 * mu * (_NODES + 1)))
 
 
+@numpy_defaults
 def log_delta_of(mu: float, epsilon: float) -> float:
     """Natural logarithm of `delta_of`, finite even where delta itself underflows (-inf at mu = 0).
 
@@ -65,6 +66,7 @@ def log_delta_of(mu: float, epsilon: float) -> float:
     return -x * x / 2 - _LOG_SQRT_2PI + math.log(_mills_drop(x, mu))
 
 
+@numpy_defaults
 def log_deltas_of(mu: float, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
     """`log_delta_of` for an array of epsilons >= 0 at one mu > 0."""
     mu = positive("mu", mu)
@@ -91,6 +93,7 @@ def delta_of(mu: float, epsilon: float) -> float:
     return math.exp(log_delta_of(mu, epsilon))
 
 
+@numpy_defaults
 def epsilon_of(mu: float, delta: float) -> float:
     """The exact epsilon at `delta` of a mu-GDP Gaussian mechanism; inverse of `delta_of` (0 where delta already suffices).
 
@@ -114,6 +117,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     return crossing(lambda y: log_delta_of(mu, y * mu) - target, low, high) * mu
 
 
+@numpy_defaults
 def mu_of(epsilon: float, delta: float) -> float:
     """The largest mu whose Gaussian mechanism is (epsilon, delta)-DP; inverse of `delta_of` in mu.
 
@@ -139,6 +143,7 @@ def mu_of(epsilon: float, delta: float) -> float:
     return math.exp(crossing(excess, low, high))
 
 
+@numpy_defaults
 def tpr(mu: float, fpr: float) -> float:
     """Largest true-positive rate of any attack on a mu-GDP release at false-positive rate `fpr`: Phi(Phi^-1(fpr) + mu).
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.accounting._check import non_negative, vector
+from fedveil.accounting._check import non_negative, numpy_defaults, vector
 from fedveil.errors import ConfigError
 
 _Numbers = Sequence[float] | NDArray[np.float64]
@@ -21,6 +21,7 @@ def _pair(sensitivities: _Numbers, stds: _Numbers) -> tuple[NDArray[np.float64],
     return first, second
 
 
+@numpy_defaults
 def mu_groups(sensitivities: _Numbers, stds: _Numbers) -> float:
     """mu of one release whose groups are clipped independently: sqrt(sum (Delta_l / sigma_l)^2).
 
@@ -37,6 +38,7 @@ def mu_groups(sensitivities: _Numbers, stds: _Numbers) -> float:
     return float(np.linalg.norm(deltas[used] / sigmas[used]))
 
 
+@numpy_defaults
 def mu_groups_joint(sensitivities: _Numbers, stds: _Numbers, joint: float) -> float:
     """mu of one release whose whole shift is bounded by `joint` as well as each group's by its own sensitivity.
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.accounting._check import at_least, non_negative, positive, vector
+from fedveil.accounting._check import at_least, non_negative, numpy_defaults, positive, vector
 from fedveil.errors import ConfigError
 
 _Numbers = Sequence[float] | NDArray[np.float64]
@@ -32,10 +32,16 @@ def _refuse_contraction(smallest: float, hidden_iterates: bool, clipping_inactiv
         )
 
 
+def _exp(log: float) -> float:
+    """e^log, infinite beyond the largest float."""
+    return math.exp(log) if log < 709.78 else math.inf
+
+
 def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.log(values, out=np.full_like(values, -np.inf), where=values > 0)
 
 
+@numpy_defaults
 def final_mu(
     rhos: _Numbers,
     gammas: _Numbers,
@@ -54,16 +60,16 @@ def final_mu(
     Args:
         rhos: Lipschitz constant of each round's map, > 0; below 1 only with both conditions.
         gammas: largest distance that adjacent data put between two images of one model, >= 0.
-        diameters: diameter of the ball that holds the model at the START of each round, > 0; the first is unused (common start).
+        diameters: diameter of the ball that holds the model at the START of each round, > 0 (inf: no projection); the first is
+            unused (common start).
         noise_stds: std of the Gaussian noise on the model in each round (sigma / sqrt(m) for a mean of m), > 0.
         hidden_iterates, clipping_inactive: the conditions under which a contraction may be used.
 
     Raises:
         ConfigError: lengths differ, a value out of range, or an unjustified contraction.
     """
-    rho, gamma, size, std = (
-        vector(name, v) for name, v in (("rhos", rhos), ("gammas", gammas), ("diameters", diameters), ("noise_stds", noise_stds))
-    )
+    rho, gamma, std = (vector(name, v) for name, v in (("rhos", rhos), ("gammas", gammas), ("noise_stds", noise_stds)))
+    size = vector("diameters", diameters, finite=False)
     if len({rho.size, gamma.size, size.size, std.size}) != 1:
         raise ConfigError(f"one value per round: got {rho.size}, {gamma.size}, {size.size} and {std.size}")
     if np.any(rho <= 0) or np.any(std <= 0):
@@ -97,7 +103,7 @@ def _best_start(widths: list[float], heights: list[float], starts: list[float]) 
 
     def cost_of(width: float, height: float, stack_top: int) -> float:
         later = pooled[stack_top - 1][2] if stack_top else 0.0
-        return later + (math.exp(2 * height - width) if height > -math.inf else 0.0)
+        return later + (_exp(2 * height - width) if height > -math.inf else 0.0)
 
     for t0 in range(len(widths) - 1, -1, -1):
         width, height, top = push(widths[t0], _add(heights[t0], starts[t0]), len(pooled))
@@ -109,6 +115,7 @@ def _best_start(widths: list[float], heights: list[float], starts: list[float]) 
     return best
 
 
+@numpy_defaults
 def final_mu_constant(
     rho: float,
     gamma: float,
@@ -134,20 +141,28 @@ def final_mu_constant(
     rho, gamma, noise_std = positive("rho", rho), non_negative("gamma", gamma), positive("noise_std", noise_std)
     rounds = at_least("rounds", rounds, 0)
     _refuse_contraction(rho, hidden_iterates, clipping_inactive)
-    if not diameter > 0:
-        raise ConfigError(f"diameter must be > 0 (inf for no projection), got {diameter}")
+    diameter = _size(diameter)
     if rounds == 0 or gamma == 0:
         return 0.0
-    common = rounds * gamma**2 if rho >= 1 else gamma**2 * math.exp(2 * _log_sum(rho, rounds) - _log_sum(rho**2, rounds))
+    common = (
+        rounds * (gamma * gamma) if rho >= 1 else (gamma * gamma) * _exp(2 * _log_sum(rho, rounds) - _log_sum(rho * rho, rounds))
+    )
     best = common
     if math.isfinite(diameter) and rounds > 1:
         n = np.arange(1, rounds, dtype=np.float64)
         log_y = np.logaddexp(n * math.log(rho) + math.log(diameter), math.log(gamma) + _log_sums(rho, n))
         log_x = _log_sums(rho * rho, n)
         feasible = log_y - log_x >= math.log(gamma) - 1e-12
-        costs = np.where(feasible | (rho <= 1), np.exp(2 * log_y - log_x), np.inf)
+        with np.errstate(over="ignore"):
+            costs = np.where(feasible | (rho <= 1), np.exp(2 * log_y - log_x), np.inf)
         best = min(common, float(costs.min()))
     return math.sqrt(best) / noise_std
+
+
+def _size(diameter: float) -> float:
+    if not diameter > 0:
+        raise ConfigError(f"diameter must be > 0 (inf for no projection), got {diameter}")
+    return float(diameter)
 
 
 def _log_sums(rho: float, n: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -184,16 +199,16 @@ def smoothness_free_mu(gamma: float, radius: float, rounds: int, diameter: float
         gamma: data sensitivity of a round from one model, >= 0.
         radius: R = sum of learning rates times the clip V: how far one round's mean update can move the model.
         rounds: T >= 0.
-        diameter: of the projection ball, > 0.
+        diameter: of the projection ball, > 0 (inf: no projection).
         noise_std: std of the noise on the model in each round, > 0.
     """
     gamma, radius, rounds = non_negative("gamma", gamma), non_negative("radius", radius), at_least("rounds", rounds, 0)
-    diameter, noise_std = positive("diameter", diameter), positive("noise_std", noise_std)
-    best = rounds * gamma**2
+    diameter, noise_std = _size(diameter), positive("noise_std", noise_std)
+    best = rounds * (gamma * gamma)
     if rounds > 1 and gamma > 0:
         real = diameter / (2 * radius) if radius > 0 else math.inf
         candidates = {1, rounds - 1, *(min(max(int(n), 1), rounds - 1) for n in (real, real + 1) if math.isfinite(n))}
-        best = min(best, *((diameter + 2 * radius * n) ** 2 / n for n in candidates))
+        best = min(best, *((end := diameter + 2 * radius * n) * end / n for n in candidates))
     return math.sqrt(best) / noise_std
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from fedveil.accounting import gaussian, pld
-from fedveil.accounting._check import open_probability
+from fedveil.accounting._check import numpy_defaults, open_probability
 from fedveil.accounting.subsampled import one_step_delta
 from fedveil.accounting.types import Adjacency, SampledGaussian, member
 
@@ -27,6 +27,7 @@ _SLACK = 1 - 1e-9
 """For floating-point error in the losses, the curves and their inversion."""
 
 
+@numpy_defaults
 def epsilon_at_least(event: SampledGaussian, delta: float, adjacency: Adjacency) -> float:
     """A lower bound on the epsilon at `delta` of all releases of the event, on their worst pair of neighbours.
 

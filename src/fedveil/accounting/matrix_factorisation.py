@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.accounting._check import at_least, positive, probability
+from fedveil.accounting._check import at_least, numpy_defaults, positive, probability
 from fedveil.accounting.types import Adjacency, Gaussian, SampledGaussian
 from fedveil.errors import ConfigError
 
@@ -26,6 +26,7 @@ _Array = NDArray[np.float64]
 Coefficients = Sequence[float] | _Array
 
 
+@numpy_defaults
 def square_root_coefficients(count: int) -> _Array:
     """The first coefficients c_j = binom(2j, j) / 4^j of the square root of the prefix-sum matrix; a band keeps the first ones.
 
@@ -38,6 +39,7 @@ def square_root_coefficients(count: int) -> _Array:
     return np.concatenate([[1.0], np.cumprod((2 * j - 1) / (2 * j))])
 
 
+@numpy_defaults
 def dyadic(coefficients: Coefficients, bits: int) -> _Array:
     """Coefficients rounded to multiples of 2^-bits, so that noise on a grid stays on a grid; their order is kept.
 
@@ -78,6 +80,7 @@ def _plan(rounds: int, separation: int, participations: int) -> tuple[int, int, 
     return rounds, separation, min(at_least("participations", participations, 1), -(-rounds // separation))
 
 
+@numpy_defaults
 def banded_sensitivity(coefficients: Coefficients, rounds: int, separation: int, participations: int) -> float:
     """Largest || C u || when the band is at most the separation: sqrt(sum_(j<k) ||c[:T - jb]||^2), rounded up.
 
@@ -101,6 +104,7 @@ def banded_sensitivity(coefficients: Coefficients, rounds: int, separation: int,
     return _root_up(Fraction(sum(squares), 1 << (2 * shift)))
 
 
+@numpy_defaults
 def toeplitz_sensitivity(coefficients: Coefficients, rounds: int, separation: int, participations: int) -> float:
     """Largest || C u || for any band: || sum_(j<k) C e_(jb) ||, rounded up.
 
@@ -179,6 +183,7 @@ def cyclic_event(
     return SampledGaussian(probability("group_rate", group_rate), value, -(-rounds // groups))
 
 
+@numpy_defaults
 def prefix_sum_error(coefficients: Coefficients, rounds: int) -> float:
     """|| A C^-1 ||_F for prefix sums A: the root-mean-square error of an iterate is noise std times this / sqrt(T).
 

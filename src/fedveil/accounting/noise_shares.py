@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import logsumexp
 
-from fedveil.accounting._check import at_least, non_negative, positive
+from fedveil.accounting._check import at_least, non_negative, numpy_defaults, positive
 from fedveil.errors import ConfigError
 
 LEAST_STEPS = 4.0
@@ -25,6 +25,7 @@ LEAST_STEPS = 4.0
 _LARGEST_CHUNK = 2**16
 
 
+@numpy_defaults
 def log_kappa(steps: float, shares: int) -> float:
     """ln kappa per coordinate of one release; -inf for a single share, inf where the statement says nothing.
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import ndtr
 
+from fedveil.accounting._check import numpy_defaults
 from fedveil.accounting.gaussian import log_deltas_of
 from fedveil.accounting.types import Adjacency, member
 from fedveil.errors import ConfigError
@@ -138,6 +139,7 @@ def replace_points(rate: float, z: float, losses: _Array) -> _Array:
     return np.asarray(2 * z * z * log_v, dtype=np.float64)
 
 
+@numpy_defaults
 def symmetric_curve(rate: float, z: float, epsilons: _Array, *, replace: bool) -> _Array:
     """delta at epsilon >= 0 of one sampled release, equal in both directions: replace-one exactly, or above every adjacency.
 
@@ -214,6 +216,7 @@ def _log_sum(logs: NDArray[np.floating]) -> float:
     return top + math.log(float(np.exp(logs - top).sum()))
 
 
+@numpy_defaults
 def loss_window(plds: Sequence[Pld], counts: Sequence[int], tail: float) -> tuple[int, int]:
     """Indices of the total loss outside which the composed mass is at most `tail`, by Chernoff bounds."""
     step = plds[0].step
@@ -235,6 +238,7 @@ def loss_window(plds: Sequence[Pld], counts: Sequence[int], tail: float) -> tupl
     return low, max(high, low)
 
 
+@numpy_defaults
 def convolve(plds: Sequence[Pld], counts: Sequence[int], window: tuple[int, int], tail: float) -> Pld:
     """The composition of `counts[j]` copies of each `plds[j]`; at most `tail` lies outside the window and counts as infinite."""
     low, high = window
@@ -254,6 +258,7 @@ def rounding(count: int) -> float:
     return 1e-14 + 4e-15 * count
 
 
+@numpy_defaults
 def delta(pld: Pld, epsilon: float) -> float:
     """The hockey-stick divergence of the pair at `epsilon`: infinity + sum over losses above it of p (1 - e^(epsilon - loss))."""
     start = max(math.floor(epsilon / pld.step) - pld.lower, 0)
@@ -261,6 +266,7 @@ def delta(pld: Pld, epsilon: float) -> float:
     return min(1.0, pld.infinity - float(pld.probs[start:] @ np.expm1(gaps)))
 
 
+@numpy_defaults
 def epsilon(pld: Pld, target: float) -> float:
     """The smallest epsilon >= 0 with `delta` <= target (rounded up), inf if the mass at infinity alone exceeds it."""
     if pld.infinity > target:
@@ -278,6 +284,7 @@ def epsilon(pld: Pld, target: float) -> float:
     return (pld.step * high + min(max(inside, -pld.step), 0.0)) * (1 + 1e-12)
 
 
+@numpy_defaults
 def composed(
     releases: Sequence[Release], tail: float, adjacency: Adjacency | None = None, step: float | None = None
 ) -> tuple[Pld, ...]:
@@ -322,6 +329,7 @@ def _compose(releases: Sequence[Release], tail: float, direction: bool | None, s
     return Pld(step, 0, np.zeros(1), 1.0)
 
 
+@numpy_defaults
 def is_cheap(releases: Sequence[Release], tail: float) -> bool:
     """Whether `composed` takes a fraction of a second: few different releases, on a grid that is not too coarse to be sharp."""
     if len(releases) > 64:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from fedveil.accounting import gaussian, pld, secret_samples
-from fedveil.accounting._check import non_negative, probability
+from fedveil.accounting._check import non_negative, numpy_defaults, probability
 from fedveil.accounting.types import Adjacency, Event, Gaussian, Unbounded
 
 _FRACTIONS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8)
@@ -29,6 +29,7 @@ def exact_mu(events: Sequence[Event]) -> float | None:
     return math.sqrt(math.fsum(squares))
 
 
+@numpy_defaults
 def tpr_of(epsilon: float, delta: float, fpr: float) -> float:
     """Largest true-positive rate that (epsilon, delta)-DP leaves: min(e^eps a + delta, 1 - e^-eps (1 - delta - a), 1).
 
@@ -45,6 +46,7 @@ def tpr_of(epsilon: float, delta: float, fpr: float) -> float:
     return max(fpr, min(1.0, rising, 1 - math.exp(-epsilon) * max(0.0, 1 - delta - fpr)))
 
 
+@numpy_defaults
 def largest_tpr(
     events: Sequence[Event], epsilon: float, delta: float, fpr: float, *, adjacency: Adjacency | None = None
 ) -> float:

@@ -11,7 +11,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.accounting._check import at_least, open_probability
+from fedveil.accounting._check import at_least, numpy_defaults, open_probability
 from fedveil.accounting._roots import crossing
 from fedveil.errors import ConfigError
 
@@ -45,6 +45,7 @@ class RandomTries:
         tries = at_least("tries", tries, 1)
         return float(np.prod(self._ratios(np.arange(1, tries, dtype=np.float64)))) * self._first()
 
+    @numpy_defaults
     def tail(self, most: int) -> float:
         """P(K > most), most >= 0, rounded up."""
         most, term, below = at_least("most", most, 0), self._first(), 0.0

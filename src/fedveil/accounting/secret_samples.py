@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedveil.accounting import pld, seen_count, subsampled, swapped_pairs, user_records
 from fedveil.accounting.types import (
+    LARGEST,
     Adjacency,
     Event,
     FixedSampleGaussian,
@@ -81,8 +82,20 @@ def release(event: SecretSample, count: int) -> pld.Release:
 
 def releases(mu: float, sampled: Counter[SecretSample]) -> list[pld.Release]:
     """What `split` returned, for composition by loss distributions."""
-    plain: list[pld.Release] = [pld.Sampled(1.0, 1 / mu, 1)] if mu > 0 else []
+    plain: list[pld.Release] = [pld.Sampled(1.0, 1 / max(mu, 1 / LARGEST), 1)] if mu > 0 else []
     return plain + [release(event, count) for event, count in sampled.items()]
+
+
+def one_release_delta(event: SecretSample, epsilon: float, adjacency: Adjacency | None) -> float:
+    """delta at epsilon of one release with a rate in (0, 1), in closed form; the worse direction."""
+    z, pair = event.noise_multiplier, adjacency or Adjacency.ZERO_OUT
+    if isinstance(event, SampledGaussian):
+        return subsampled.one_release_delta(event.rate, z, epsilon, adjacency)
+    if isinstance(event, UserRecordsGaussian):
+        return user_records.one_release_delta(event, epsilon, adjacency)
+    if isinstance(event, FixedSampleGaussian):
+        return max(seen_count.fixed_sample_delta(rate_of(event), z, epsilon, pair))
+    return max(seen_count.seen_count_delta(event.clients, event.rate, z, epsilon, pair))
 
 
 def is_amplified(event: Event) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.accounting import pld
-from fedveil.accounting._check import at_least, non_negative, open_probability, positive, probability
+from fedveil.accounting._check import at_least, non_negative, numpy_defaults, open_probability, positive, probability
 from fedveil.accounting.gaussian import log_delta_of
 from fedveil.accounting.swapped_pairs import SwappedPairs, narrow_curve, wide_curve
 from fedveil.accounting.types import Adjacency, FixedSampleGaussian, SeenCountGaussian
@@ -143,6 +143,7 @@ def _deltas(shares: _Array, weights: _Array, z: float, epsilon: float, adjacency
     return (narrow if adjacency is Adjacency.REPLACE_ONE else math.fsum(w * wide_curve(p, z, epsilons))), narrow
 
 
+@numpy_defaults
 def fixed_sample_delta(
     share: float, noise_multiplier: float, epsilon: float, adjacency: Adjacency = Adjacency.ZERO_OUT
 ) -> tuple[float, float]:
@@ -160,6 +161,7 @@ def fixed_sample_delta(
     return _deltas(np.array([share]), np.ones(1), z, non_negative("epsilon", epsilon), adjacency)
 
 
+@numpy_defaults
 def seen_count_delta(
     clients: int, rate: float, noise_multiplier: float, epsilon: float, adjacency: Adjacency = Adjacency.ZERO_OUT
 ) -> tuple[float, float]:
@@ -183,6 +185,7 @@ def seen_count_delta(
     return first + lost, second + lost
 
 
+@numpy_defaults
 def named_participants_delta(rate: float, noise_multiplier: float, count: int, epsilon: float) -> float:
     """The exact delta at epsilon when it is seen WHO takes part: sum_j Bin(T, q)(j) delta_Gauss(eps; sqrt(j)/z), both directions.
 
@@ -200,6 +203,7 @@ def named_participants_delta(rate: float, noise_multiplier: float, count: int, e
     return math.fsum(terms) + lost
 
 
+@numpy_defaults
 def epsilon_pld(
     event: SeenCountGaussian | FixedSampleGaussian,
     delta: float,

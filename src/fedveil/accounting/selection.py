@@ -1,13 +1,19 @@
 """Private selection: train K times with K random and secret, release the best run; hyper-parameter search that is paid for.
 
-Each try is one run on freshly drawn hyper-parameters; its score is part of what it releases. Then the best of K tries costs, at
-Renyi order l > 1 (Papernot & Steinke 2022, Theorems 2 and 6; docs/privacy-theorems-0.2.md, "Private selection"):
+Each try is one run on freshly drawn hyper-parameters; its score is part of what it releases. Two bounds on the best of K tries,
+proved in docs/privacy-theorems-0.2.md, "Private selection"; `selection_bound` takes the smaller one.
+
+By privacy profiles (Koskela, Redberg & Wang 2024), K truncated negative binomial (eta > -1, gamma in (0, 1)):
+
+    delta_best(eps) <= E[K] delta(eps - (1+eta) e),   e the least with delta'(e) <= gamma / (1 - gamma) (exp(e) - 1)
+
+By Renyi divergences (Papernot & Steinke 2022, Theorems 2 and 6), at order l > 1:
 
 - K truncated negative binomial (eta > -1, gamma in (0, 1); eta = 0 is the logarithmic law, eta = 1 the geometric one):
   eps(l) + (1+eta) [(1 - 1/l') eps'(l') + ln(1/gamma) / l'] + ln E[K] / (l-1), for any l' >= 1;
 - K Poisson of mean m >= 1: ln(e^-m + m e^((l-1)(eps(l) + m delta'))) / (l-1), delta' at the epsilon ln(1 + 1/(l-1)).
 
-eps', delta' are those of the REVERSE direction, so pass curves that hold for both. K stays secret: the number of tries must not
+eps', delta' are those of the REVERSE direction, so curves hold for both. K stays secret: the number of tries must not
 show in run time, logs or bills.
 """
 
@@ -21,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.accounting import accountant
-from fedveil.accounting._check import at_least, non_negative, open_probability, positive
+from fedveil.accounting._check import at_least, non_negative, numpy_defaults, open_probability, positive
+from fedveil.accounting._roots import least_below
 from fedveil.accounting.random_tries import RandomTries
 from fedveil.accounting.subsampled import ORDERS
 from fedveil.accounting.types import Adjacency, Event
@@ -36,6 +43,7 @@ def _extra(law: RandomTries, orders: _Array, values: _Array) -> _Array:
     return np.asarray((1 - 1 / orders) * values - math.log(law.gamma) / orders, dtype=np.float64)
 
 
+@numpy_defaults
 def selection_rdp(law: RandomTries, orders: _Array, values: _Array, reverse_values: _Array | None = None) -> _Array:
     """Renyi divergences of the best of K tries, at the given orders.
 
@@ -53,6 +61,7 @@ def selection_rdp(law: RandomTries, orders: _Array, values: _Array, reverse_valu
     return np.asarray(curve + extra + math.log(law.mean) / (alphas - 1), dtype=np.float64)
 
 
+@numpy_defaults
 def poisson_selection_rdp(mean: float, orders: _Array, values: _Array, reverse_delta: Callable[[float], float]) -> _Array:
     """Renyi divergences of the best of a Poisson number of tries, which may be none.
 
@@ -70,11 +79,14 @@ def poisson_selection_rdp(mean: float, orders: _Array, values: _Array, reverse_d
     return np.asarray(np.logaddexp(-mean, some) / (alphas - 1), dtype=np.float64)
 
 
+@numpy_defaults
 def selection_epsilon(law: RandomTries, curve: Curve, delta: float) -> float:
     """Epsilon at `delta` of the best of K tries, over real orders.
 
     Args:
         law: of K. curve: Renyi divergences of one try at an array of orders > 1, valid in both directions. delta: in (0, 1).
+
+    By Renyi divergences alone; `selection_bound` is sharper.
 
     Source: `selection_rdp`; conversion by Canonne, Kamath & Steinke 2020, Proposition 12.
     """
@@ -87,6 +99,26 @@ def selection_epsilon(law: RandomTries, curve: Curve, delta: float) -> float:
     return max(0.0, _least(total, curve) + _surcharge(law, curve))
 
 
+@numpy_defaults
+def selection_bound(
+    law: RandomTries, events: Sequence[Event], delta: float, adjacency: Adjacency | None = None
+) -> tuple[float, str]:
+    """Epsilon at `delta` of the best of K tries, and by which curves of one try: their privacy profile, or Renyi divergences.
+
+    Args:
+        law: of K. events: all that one try releases, of which something is proven. delta: in (0, 1). adjacency: of the events.
+
+    Source: docs/privacy-theorems-0.2.md, "Private selection", by profiles; `selection_epsilon`.
+    """
+    delta = open_probability("delta", delta)
+    profile, odds = accountant.delta_curve(events, adjacency=adjacency), law.gamma / (1 - law.gamma)
+    aside = least_below(lambda e: profile(e)[0] - odds * math.expm1(e), 0.0, math.log1p(1 / odds))  # delta' <= 1
+    alone, _ = accountant.bound(events, delta / law.mean, adjacency=adjacency)
+    by_profile = alone + (1 + law.eta) * aside
+    return min((by_profile, "profile"), (selection_epsilon(law, curve_of(events, adjacency), delta), "rdp"))
+
+
+@numpy_defaults
 def selection_divergence(law: RandomTries, curve: Curve, order: float) -> float:
     """Renyi divergence at one order > 1 of the best of K tries; arguments as `selection_epsilon`."""
     one = float(curve(np.array([order]))[0])
@@ -120,6 +152,7 @@ def curve_of(events: Sequence[Event], adjacency: Adjacency | None = None) -> Cur
     return curve
 
 
+@numpy_defaults
 def needed_noise_multiplier(
     law: RandomTries,
     make_events: Callable[[float], Sequence[Event]],
@@ -127,42 +160,34 @@ def needed_noise_multiplier(
     delta: float,
     *,
     adjacency: Adjacency | None = None,
-    tolerance: float = 1e-6,
+    tolerance: float | None = None,
 ) -> float:
     """The noise multiplier of each try at which the best of K tries costs at most epsilon at delta (from above).
 
     Args:
         law: of K. make_events: what one try releases at a noise multiplier. epsilon: > 0. delta: in (0, 1).
-        adjacency: of the events. tolerance: relative, > 0.
+        adjacency: of the events. tolerance: as `fedveil.accounting.accountant.calibrate`.
 
     Raises:
         ConfigError: no noise multiplier up to 1e6 suffices.
     """
-    epsilon, tolerance = positive("epsilon", epsilon), positive("tolerance", tolerance)
+    epsilon = positive("epsilon", epsilon)
+    precision = accountant.calibration_precision(make_events(1.0), tolerance)
 
     def cost(z: float) -> float:
         return _cost(law, tuple(make_events(z)), delta, adjacency)
 
-    high = 1.0
-    while cost(high) > epsilon:
-        high *= 2
-        if high > 1e6:
-            raise ConfigError(
-                f"no noise multiplier up to 1e6 gives epsilon = {epsilon:g} to the best of {law.mean:g} expected runs: take "
-                f"fewer runs, a larger epsilon, or more noise on what each releases besides (privacy.selection.score_noise)"
-            )
-    low = high / 2
-    while low > 1e-6 and cost(low) <= epsilon:
-        low, high = low / 2, low
-    while high / low > 1 + tolerance:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if cost(middle) > epsilon else (low, middle)
-    return high
+    if cost(1e6) > epsilon:
+        raise ConfigError(
+            f"no noise multiplier up to 1e6 gives epsilon = {epsilon:g} to the best of {law.mean:g} expected runs: take "
+            f"fewer runs, a larger epsilon, or more noise on what each releases besides (privacy.selection.score_noise)"
+        )
+    return accountant.least_noise(cost, epsilon, delta, precision)
 
 
 @lru_cache(maxsize=1024)  # a search calibrates each of its settings several times
 def _cost(law: RandomTries, events: tuple[Event, ...], delta: float, adjacency: Adjacency | None) -> float:
-    return selection_epsilon(law, curve_of(events, adjacency), delta)
+    return selection_bound(law, events, delta, adjacency)[0]
 
 
 def truncation_delta(law: RandomTries, most: int, epsilon: float) -> float:

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
 from fedveil.accounting import pld
-from fedveil.accounting._check import at_least, non_negative, open_probability, positive, probability
+from fedveil.accounting._check import at_least, non_negative, numpy_defaults, open_probability, positive, probability
+from fedveil.accounting._roots import least_below
 from fedveil.accounting.composition import rdp_epsilons
-from fedveil.accounting.gaussian import log_delta_of
+from fedveil.accounting.gaussian import epsilon_of, log_delta_of
 from fedveil.accounting.types import Adjacency, member
 from fedveil.errors import ConfigError
 
@@ -128,6 +129,7 @@ def _symmetric_surplus(rate: float, z: float, orders: _Array) -> _Array:
     return np.maximum(mean(0.5, 1 + 12 * z, 1 - alphas) - mean(-12 * z, 0.5, alphas), 0.0) + 1e-16
 
 
+@numpy_defaults
 def rdp(
     rate: float, noise_multiplier: float, orders: Sequence[float] | _Array = ORDERS, *, adjacency: Adjacency | None = None
 ) -> _Array:
@@ -161,6 +163,7 @@ def rdp(
     return seen
 
 
+@numpy_defaults
 def epsilon_rdp(
     rate: float,
     noise_multiplier: float,
@@ -178,18 +181,33 @@ def epsilon_rdp(
     return float(np.min(rdp_epsilons(orders, total, delta))) if total.any() else 0.0
 
 
+@numpy_defaults
 def epsilon_pld(rate: float, noise_multiplier: float, count: int, delta: float, *, adjacency: Adjacency | None = None) -> float:
     """Epsilon of `count` sampled releases by privacy loss distributions, from above; see `fedveil.accounting.pld`.
+
+    One release has a closed form, which holds at any delta.
 
     Source: Koskela, Jalko & Honkela 2020; Doroshenko et al. 2022, Algorithm 1.
     """
     rate, z, delta = probability("rate", rate), positive("noise_multiplier", noise_multiplier), open_probability("delta", delta)
     if at_least("count", count, 0) == 0 or rate == 0:
         return 0.0
+    if count == 1:
+        return least_below(lambda e: one_release_delta(rate, z, e, adjacency), delta, epsilon_of(1 / z, delta))
     tail = min(1e-3, 1e-5 * delta)
     return max(pld.epsilon(total, delta) for total in pld.composed([pld.Sampled(rate, z, count)], tail, adjacency))
 
 
+@numpy_defaults
+def one_release_delta(rate: float, noise_multiplier: float, epsilon: float, adjacency: Adjacency | None) -> float:
+    """The exact delta at epsilon >= 0 of one sampled release, the worse direction; without an adjacency, above all of them."""
+    if adjacency is Adjacency.ZERO_OUT:
+        return max(one_step_delta(rate, noise_multiplier, epsilon))
+    replace = adjacency is Adjacency.REPLACE_ONE
+    return float(pld.symmetric_curve(rate, noise_multiplier, np.array([epsilon]), replace=replace)[0])
+
+
+@numpy_defaults
 def one_step_delta(rate: float, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
     """The exact delta at epsilon of one sampled release, zero-out: (remove direction, add direction).
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from fedveil.accounting._check import numpy_defaults
 from fedveil.accounting.gaussian import log_deltas_of
 from fedveil.accounting.half_curves import HalfCurve, Mixtures, grid, half_curve, joined, second_moment
 from fedveil.accounting.pld import LARGEST_LOSS, Pld
@@ -94,6 +95,7 @@ def _narrow_points(p: _Array, z: float, losses: _Array) -> _Array:
     return np.asarray(0.5 + z**2 * np.log1p(np.expm1(losses) / p), dtype=np.float64)
 
 
+@numpy_defaults
 def wide_curve(p: _Array, z: float, epsilons: _Array) -> _Array:
     """delta at epsilon >= 0, data against zeroed, for each share p in (0, 1].
 
@@ -107,6 +109,7 @@ def wide_curve(p: _Array, z: float, epsilons: _Array) -> _Array:
     return np.asarray(p * (first + rest * np.exp(log_deltas_of(1 / z, np.maximum(near, 0.0)))), dtype=np.float64)
 
 
+@numpy_defaults
 def narrow_curve(p: _Array, z: float, epsilons: _Array) -> _Array:
     """delta at epsilon >= 0, zeroed against data, for each share p in (0, 1]: p delta_C(ln(1 + (e^eps - 1)/p))."""
     return np.asarray(p * np.exp(log_deltas_of(1 / z, np.log1p(np.expm1(epsilons) / p))), dtype=np.float64)
@@ -146,6 +149,7 @@ def _log_half_moments(pairs: SwappedPairs, powers: _Array, highest: float, *, wi
     return np.array([logsumexp(base + log_convex(np.full(1, a), ratio)) for a in powers])
 
 
+@numpy_defaults
 def rdp(pairs: SwappedPairs, orders: _Array, adjacency: Adjacency | None) -> _Array:
     """Renyi divergences of one release at orders > 1, the worse direction; `lost` must be 0.
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from fedveil.accounting._check import at_least, non_negative, positive, vector
+from fedveil.accounting._check import at_least, non_negative, numpy_defaults, positive, vector
 from fedveil.accounting.gaussian import classical_noise_multiplier, delta_of
 from fedveil.errors import ConfigError
 
@@ -29,6 +29,7 @@ def claimed_std(epsilon: float, delta: float, sensitivity: float) -> float:
     return non_negative("sensitivity", sensitivity) * classical_noise_multiplier(epsilon, delta)
 
 
+@numpy_defaults
 def bound_of(epsilon: float, eta: float) -> float:
     """b = (e^eps - eta) / (e^eps + eta), where the noise is truncated.
 
@@ -52,6 +53,7 @@ def _mass(low: float, high: float, std: float, bound: float) -> float:
     return gap / (1 - 2 * float(ndtr(-bound / std)))
 
 
+@numpy_defaults
 def delta_floor(std: float, bound: float, shift: float) -> float:
     """The delta that no epsilon removes: P(noise > b - s), the mass that the shifted noise puts out of the other's reach.
 
@@ -62,6 +64,7 @@ def delta_floor(std: float, bound: float, shift: float) -> float:
     return 1.0 if shift >= 2 * bound else _mass(bound - shift, bound, std, bound)
 
 
+@numpy_defaults
 def delta_1d(std: float, bound: float, shift: float, epsilon: float) -> float:
     """The exact delta at epsilon of one coordinate with truncated Gaussian noise.
 
@@ -82,6 +85,7 @@ def delta_1d(std: float, bound: float, shift: float, epsilon: float) -> float:
     return max(0.0, _mass(start - shift, bound, std, bound) - (math.exp(epsilon) * below if below > 0 else 0.0))
 
 
+@numpy_defaults
 def delta_floor_of(std: float, bound: float, shifts: Sequence[float] | NDArray[np.float64]) -> float:
     """The floor for a given difference vector: 1 - prod (1 - P(noise > b - |v_i|)).
 
@@ -92,6 +96,7 @@ def delta_floor_of(std: float, bound: float, shifts: Sequence[float] | NDArray[n
     return 1.0 if max(floors) >= 1 else -math.expm1(math.fsum(math.log1p(-f) for f in floors))
 
 
+@numpy_defaults
 def delta_floor_sup(std: float, bound: float, sensitivity: float, dimension: int) -> float:
     """An upper bound on the floor over all difference vectors of norm at most `sensitivity`.
 
@@ -135,6 +140,7 @@ def _peak(values: NDArray[np.float64]) -> float:
     return float(values[index]) + 0.5 * float(values[index] - near.min())
 
 
+@numpy_defaults
 def delta_upper(std: float, bound: float, sensitivity: float, dimension: int, epsilon: float) -> float:
     """An upper bound on delta at epsilon in d dimensions: floor + delta of the untruncated Gaussian, at most 1.
 

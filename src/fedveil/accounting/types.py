@@ -91,6 +91,16 @@ class Scope:
 
 # --- events: what a release costs -----------------------------------------------------------------------------------
 
+LARGEST = 1e100
+"""Of mu and of a noise multiplier; the least noise multiplier is 1e-100. Their fourth powers, and epsilon, fit into floats."""
+
+
+def _check_noise(noise_multiplier: float, count: int) -> None:
+    if not 1 / LARGEST <= noise_multiplier <= LARGEST:
+        raise ConfigError(f"noise_multiplier must lie between 1e-100 and 1e100, got {noise_multiplier}")
+    if count != int(count) or count < 0:
+        raise ConfigError(f"count must be an integer >= 0, got {count}")
+
 
 @dataclass(frozen=True)
 class Gaussian:
@@ -100,8 +110,8 @@ class Gaussian:
     count: int = 1
 
     def __post_init__(self) -> None:
-        if not (self.mu >= 0 and math.isfinite(self.mu)):
-            raise ConfigError(f"mu must be finite and >= 0, got {self.mu}")
+        if not 0 <= self.mu <= LARGEST:
+            raise ConfigError(f"mu must lie between 0 and 1e100, got {self.mu}")
         if self.count < 0:
             raise ConfigError(f"count must be >= 0, got {self.count}")
 
@@ -120,17 +130,7 @@ class SampledGaussian:
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1:
             raise ConfigError(f"sampling rate must lie in [0, 1], got {self.rate}")
-        if not (self.noise_multiplier > 0 and math.isfinite(self.noise_multiplier)):
-            raise ConfigError(f"noise_multiplier must be finite and > 0, got {self.noise_multiplier}")
-        if self.count < 0:
-            raise ConfigError(f"count must be >= 0, got {self.count}")
-
-
-def _check_noise(noise_multiplier: float, count: int) -> None:
-    if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
-        raise ConfigError(f"noise_multiplier must be finite and > 0, got {noise_multiplier}")
-    if count != int(count) or count < 0:
-        raise ConfigError(f"count must be an integer >= 0, got {count}")
+        _check_noise(self.noise_multiplier, self.count)
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,11 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln, logsumexp, ndtr
+from scipy.special import gammaln, log_ndtr, logsumexp, ndtr
 
 from fedveil.accounting import pld
-from fedveil.accounting._check import at_least, non_negative, open_probability, positive, probability
+from fedveil.accounting._check import at_least, non_negative, numpy_defaults, open_probability, positive, probability
+from fedveil.accounting.gaussian import log_delta_of
 from fedveil.accounting.half_curves import Mixtures, grid, half_curve, joined, second_moment
 from fedveil.accounting.pld import LARGEST_LOSS, Pld
 from fedveil.accounting.types import Adjacency, UserRecordsGaussian
@@ -121,6 +122,7 @@ def pairs_of(event: UserRecordsGaussian) -> UserPairs:
 # --- one release ------------------------------------------------------------------------------------------------------
 
 
+@numpy_defaults
 def one_step_delta(records: int, rate: float, noise_multiplier: float, epsilon: float) -> tuple[float, float]:
     """The exact delta at epsilon of one release for a user with several records, zero-out: (remove, add direction).
 
@@ -136,9 +138,22 @@ def one_step_delta(records: int, rate: float, noise_multiplier: float, epsilon: 
     z, epsilon, log_w = float(noise_multiplier), non_negative("epsilon", epsilon), _log_binomial(records, rate)
     weights, j = np.exp(log_w), np.arange(records + 1)
     over, under = _points(log_w, z, np.array([epsilon, -epsilon]))
-    removed = math.fsum([*(weights * ndtr((j - over) / z)), -math.exp(epsilon) * float(ndtr(-over / z))])
-    added = math.fsum([float(ndtr(under / z)), *(-math.exp(epsilon) * weights * ndtr((under - j) / z))])
+    inner = (j * over - j * j / 2) / (z * z)  # whose exponentials have the mean e^eps
+    if inner.min() >= 0:  # a mean of Gaussian deltas, which cancels nowhere
+        removed = math.fsum(w * math.exp(log_delta_of(i / z, e)) for i, w, e in zip(j[1:], weights[1:], inner[1:], strict=True))
+    else:
+        removed = math.fsum([*(weights * ndtr((j - over) / z)), -math.exp(epsilon + float(log_ndtr(-over / z)))])
+    added = math.fsum([float(ndtr(under / z)), *(-weights * np.exp(epsilon + log_ndtr((under - j) / z)))])
     return max(removed, 0.0), max(added, 0.0)
+
+
+def one_release_delta(event: UserRecordsGaussian, epsilon: float, adjacency: Adjacency | None) -> float:
+    """delta at epsilon >= 0 of one release with a rate in (0, 1): exact for zero-out, else as if J were told."""
+    if adjacency is Adjacency.ZERO_OUT:
+        return max(one_step_delta(event.records, event.rate, event.noise_multiplier, epsilon))
+    weights = np.exp(_log_binomial(event.records, event.rate)).tolist()
+    told = (w * math.exp(log_delta_of(j / event.noise_multiplier, epsilon)) for j, w in enumerate(weights))
+    return math.fsum(told)
 
 
 def _check(records: int, rate: float, noise_multiplier: float) -> None:
@@ -173,6 +188,7 @@ def _add_divergences(log_w: _Array, z: float, orders: _Array) -> _Array:
     return np.array([max(float(logsumexp(base + (1 - a) * ratio)), 0.0) / (a - 1) for a in orders])
 
 
+@numpy_defaults
 def rdp(records: int, rate: float, noise_multiplier: float, orders: _Array, *, adjacency: Adjacency | None = None) -> _Array:
     """Renyi divergences of one release for a user with several records, the worse direction.
 
@@ -201,6 +217,7 @@ def rdp(records: int, rate: float, noise_multiplier: float, orders: _Array, *, a
     return values
 
 
+@numpy_defaults
 def epsilon_pld(
     event: UserRecordsGaussian, delta: float, *, adjacency: Adjacency | None = None, step: float | None = None
 ) -> float:

@@ -21,6 +21,7 @@ from fedveil.errors import ConfigError, unknown
 from fedveil.run.assembly import Prepared, prepare
 from fedveil.run.data_card import NOTHING, HandedOver, prepared_again
 from fedveil.tasks.classification import Classification
+from fedveil.training.cores import process_state
 
 Run = Callable[[str, Snapshot, AttackOptions, OnProgress], AttackOutcome]
 Place = Literal["first", "last", "watched"]
@@ -72,6 +73,7 @@ def silent(done: int, total: int, what: str) -> None:
     """Reports no progress."""
 
 
+@process_state()
 def attack(
     target: str | Path,
     kind: str,
@@ -112,6 +114,7 @@ def attack(
     return FinishedAttack(kind, outcome, record, write(folder, name_of(kind, options), record, outcome))
 
 
+@process_state()
 def attacked(
     kind: str,
     options: AttackOptions,

@@ -56,7 +56,7 @@ def interception_of(
     if weights:  # everybody has the model that training started from
         start = snapshot.progress.model
         sent, clean = replace(sent, vector=sent.vector - start), clean - start
-    local = local_spec(snapshot.federation.setting.local, len(behind[0].y), snapshot.progress.round)
+    local = local_spec(snapshot.federation.context.spec, len(behind[0].y), snapshot.progress.round)
     upload = intercepted(sent, snapshot.layout, n, local, float(clean.norm()))
     if any(isinstance(m, BATCH_NORMS) for m in snapshot.federation.context.model.module.modules()):
         upload = replace(upload, bn_mode="train")
@@ -86,7 +86,7 @@ def local_spec(spec: Training, examples: int, round: int) -> KnownTraining:
     return KnownTraining(
         steps=steps,
         lr=sum(rates) / steps,
-        batch=spec.batch_size if examples > spec.batch_size else None,
+        batch=spec.batch_size if spec.batches_for(examples) > 1 else None,
         optimizer="sgd" if o.name == "sgd" else "adam",
         momentum=o.momentum if o.name == "sgd" else 0.0,
         weight_decay=o.weight_decay if o.name == "sgd" else 0.0,
@@ -98,7 +98,7 @@ def local_spec(spec: Training, examples: int, round: int) -> KnownTraining:
 def caveats(snapshot: Snapshot, batch: int) -> list[str]:
     """What the attacker does not simulate, so that the attack may be weaker than it could be."""
     context, found = snapshot.federation.context, []
-    own, steps = context.objective, snapshot.federation.setting.local.steps_for(batch)
+    own, steps = context.objective, context.spec.steps_for(batch)
     if type(own) is not Plain:
         found.append(f"the attacker assumes plain local steps; the method's own ({type(own).__name__}) are not simulated")
         if snapshot.summed:

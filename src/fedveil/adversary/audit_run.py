@@ -24,6 +24,7 @@ from fedveil.methods.defence import Defence
 from fedveil.methods.run_cost import releases_to
 from fedveil.release.plan import Plan
 from fedveil.run.data_card import NOTHING, HandedOver, prepared_again
+from fedveil.training.cores import process_state
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
@@ -44,6 +45,7 @@ LAST_MODEL_DIMENSION = 40
 Step = Callable[[str], None]
 
 
+@process_state()
 def audit(
     config: Config,
     *,
@@ -66,6 +68,7 @@ def audit(
     return [*audit_setting(method, setting, n=n, confidence=confidence, seed=config.run.seed, on_step=on_step), *estimates]
 
 
+@process_state()
 def audit_setting(
     method: Method, setting: Setting, *, n: int = 1000, confidence: float = 0.95, seed: int = 0, on_step: Step | None = None
 ) -> list[Audit]:
@@ -164,6 +167,7 @@ def _in_training(case: Case, rng: np.random.Generator, n: int, alpha: float, on_
     return found
 
 
+@process_state()
 def audit_config(
     config: Config, *, n: int = 1000, confidence: float = 0.95, canaries: int = 0, on_step: Step | None = None
 ) -> Statement:
@@ -173,6 +177,7 @@ def audit_config(
     return certify_config(config).with_audits(audit(config, n=n, confidence=confidence, canaries=canaries, on_step=on_step))
 
 
+@process_state()
 def audit_run(
     run: Path,
     *,

@@ -26,6 +26,7 @@ from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.methods.run_cost import releases_to
 from fedveil.run.assembly import federation, prepare
+from fedveil.training.cores import process_state
 
 if TYPE_CHECKING:
     from fedveil.adversary.neighbours import Change
@@ -95,6 +96,7 @@ class Replayed:
         return {**vars(self), "worlds": list(self.worlds), "checks": checks, "passed": not self.findings}
 
 
+@process_state()
 def replay(config: Config, *, rounds: int = 3, engine: str = "inline", on_world: OnWorld | None = None) -> Replayed:
     """Replay the first rounds of a configuration on all neighbours that its unit has; nothing is charged to any ledger of a run.
 
@@ -115,6 +117,7 @@ def replay(config: Config, *, rounds: int = 3, engine: str = "inline", on_world:
     return replay_federation(fresh, rounds=rounds, engine=engine, on_world=on_world)
 
 
+@process_state()
 def replay_federation(
     fresh: Fresh,
     *,

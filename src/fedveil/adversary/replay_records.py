@@ -40,25 +40,6 @@ class RecordedRandomness:
         self.drawn.append((np.broadcast_to(std, n), noise.copy()))
         return noise
 
-    def secret(self, *key: object) -> np.random.Generator:
-        """As the run's, but that a record keeps its coins when another record leaves."""
-        return cast("np.random.Generator", _SameCoins(self.own, key))
-
-
-class _SameCoins:
-    """A generator that begins a new stream at each call of `random`: the first numbers are the same however many are drawn."""
-
-    def __init__(self, randomness: Randomness, key: tuple[object, ...]) -> None:
-        self.randomness, self.key, self.calls, self.own = randomness, key, 0, randomness.secret(*key)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
-
-    def random(self, n: int) -> NDArray[np.float64]:
-        """n uniform numbers in [0, 1)."""
-        self.calls += 1
-        return np.random.default_rng(self.randomness.derive("coins", *self.key, self.calls)).random(n)
-
 
 class RecordedLedger:
     """The run's ledger; its rows are noted as soon as they are charged."""

@@ -15,7 +15,6 @@ import torch
 
 from fedveil.attacks.attack_types import Bounds, ModelFn
 from fedveil.attacks.simulate import split
-from fedveil.audit.adapter import NullLedger
 from fedveil.configuration.config import Config
 from fedveil.configuration.config_files import load_config, load_recorded
 from fedveil.engines.select_engine import engine
@@ -27,6 +26,7 @@ from fedveil.federation.progress import Federation, Progress, start
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
 from fedveil.release.plan import Fixed, Plan, Released
+from fedveil.release.release_row import NullLedger
 from fedveil.run.assembly import Prepared, build_model, federation, prepare
 from fedveil.run.resume import identity, run_id_of
 from fedveil.training.local import Plain

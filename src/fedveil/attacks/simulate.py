@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedveil.attacks.attack_types import KnownTraining, ModelFn
 from fedveil.errors import ConfigError
-from fedveil.training.params import trained_parameters
+from fedveil.training.params import called_with, copied, trained_parameters
 
 Simulation = Callable[[Tensor, Tensor], Tensor]
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -25,13 +23,13 @@ def prepared(model_fn: ModelFn, state: Mapping[str, Tensor], bn_mode: str, buffe
     "train" strips the running statistics, so that batches normalise themselves and nothing is updated on the way.
     state: trained parameters by name, and buffers if the server distributes them; `buffers` override those.
     """
-    module = copy.deepcopy(model_fn())
-    known = dict(module.state_dict()) | dict(state) | dict(buffers or {})
+    module = copied(model_fn())
+    given, own = dict(state) | dict(buffers or {}), module.state_dict(keep_vars=True)
     missing = [name for name in trained_parameters(module) if name not in state]
-    if missing or len(known) != len(module.state_dict()):
-        wrong = missing or sorted(set(known) - set(module.state_dict()))
+    if wrong := missing or sorted(given.keys() - own.keys()):
         raise ConfigError(f"the state does not fit the model: {', '.join(wrong)} missing or unknown")
-    module.load_state_dict(known)
+    values = {id(own[name]): value for name, value in given.items()}  # one tensor may have several names
+    module.load_state_dict({name: values.get(id(tensor), tensor) for name, tensor in own.items()})
     module.eval()
     if bn_mode == "train":
         for layer in module.modules():
@@ -105,7 +103,7 @@ def unrolled(module: nn.Module, start: Mapping[str, Tensor], x: Tensor, y: Tenso
     second = dict(first)
     for k, chosen in enumerate(batches(local, len(x)), 1):
         with sdpa_kernel(SDPBackend.MATH):
-            loss = F.cross_entropy(functional_call(module, params, (x[chosen],)), y[chosen])
+            loss = F.cross_entropy(called_with(module, params, x[chosen]), y[chosen])
         made = torch.autograd.grad(loss, tuple(params.values()), create_graph=True)
         grads = dict(zip(params, made if local.batch_clip is None else bounded(made, local.batch_clip), strict=True))
         if local.optimizer == "sgd":

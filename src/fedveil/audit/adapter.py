@@ -7,17 +7,16 @@ come first, so that adaptive clips and masks are at work. Nothing is charged to 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, Unit, View
+from fedveil.accounting.types import Adjacency, SampledGaussian, Scope, Unit, View
 from fedveil.audit.subject import Floats, Output, Subject
 from fedveil.federation.round import observed
-from fedveil.ledger.ledger import Entry
 from fedveil.release.bare_release import clipped
 from fedveil.release.cost import active_layers, per_layer, plan_mu
 from fedveil.release.door import Door
@@ -25,6 +24,7 @@ from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import NoiseMemory
 from fedveil.release.plan import Plan, Policy, Raw, Released
 from fedveil.release.plan import Upload as Release
+from fedveil.release.release_row import NullLedger
 from fedveil.training.params import Layout
 
 if TYPE_CHECKING:
@@ -39,21 +39,6 @@ WARM = 2
 
 CROWD = 4
 """Other clients in a noisy sum that are still drawn one by one."""
-
-
-@dataclass(frozen=True)
-class NullLedger:
-    """A charger without a budget and without a file."""
-
-    def charge_all(self, entries: Sequence[Entry]) -> None:
-        """Accept the releases."""
-
-    def charge_once(self, entry: Entry, *, digest: str) -> None:
-        """Accept the release."""
-
-    def admits(self, client: int, event: Event) -> bool:
-        """Whatever it costs."""
-        return True
 
 
 def shrunk(layout: Layout, most: int) -> Layout:
@@ -102,9 +87,9 @@ class Case:
         return self.rate == 1.0 or rng.random() < self.rate
 
     def shares(self, plan: Plan) -> int:
-        """How many add noise of their own to a sum under this plan; 1 where it is added once, or not at all."""
+        """How many noises in a sum under this plan the adversary does not know; 1 where it is added once, or not at all."""
         alone = plan.place == "sum" or not torch.as_tensor(plan.noise_std).any()
-        return 1 if alone else self.setting.sharers
+        return 1 if alone else self.setting.sharers_to(self.setting.scope.view)
 
     def door(self, rng: np.random.Generator) -> Door:
         """The door, with fresh noise from `rng` for each release."""

@@ -106,8 +106,13 @@ def main() -> None:
 def _require_text(words: Sequence[str]) -> None:
     """Refuse a name that no file and no page could hold."""
     for word in words:
-        if any("\ud800" <= character <= "\udfff" for character in word):
-            raise ConfigError(f"{os.fsencode(word)!r} is not text in UTF-8: rename the file, or give another name")
+        if not any("\ud800" <= character <= "\udfff" for character in word):
+            continue
+        try:
+            text = os.fsencode(word).decode("utf-8")
+        except UnicodeDecodeError:
+            raise ConfigError(f"{os.fsencode(word)!r} is not text in UTF-8: rename the file, or give another name") from None
+        raise ConfigError(f"{text!r}: this locale has ASCII only: set LC_ALL=C.UTF-8, or PYTHONUTF8=1")
 
 
 def _in_a_line(error: BaseException) -> str:
@@ -118,6 +123,18 @@ def _in_a_line(error: BaseException) -> str:
         return ""
     if fault := plugin_fault(error):
         return f"{fault} (--debug shows how it came to that)"
+    if _lacks_memory(error):
+        return (
+            f"too little memory ({str(error).strip() or type(error).__name__}): give this program more, or take a smaller table, "
+            f"model or training.batch_size, or run.engine = 'inline' for fewer processes"
+        )
     if isinstance(error, OSError):
         return f"cannot read or write {error.filename or 'a file'}: {error.strerror or error}"
     return ""
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Whether it says so: errors of Python and numpy, of torch, and of the system, which has no room for a program or library."""
+    words = ("allocate memory", "out of memory", "can't start new thread")
+    said = isinstance(error, (RuntimeError, ImportError, OSError)) and any(word in str(error) for word in words)
+    return isinstance(error, MemoryError) or said

@@ -57,7 +57,7 @@ def doctor() -> None:
 
 def _memory() -> str:
     try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
         total, free = (int(lines[key].split()[0]) / 1e6 for key in ("MemTotal", "MemAvailable"))
     except (OSError, KeyError, ValueError):
         return "unknown on this system"

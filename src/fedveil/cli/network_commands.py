@@ -78,7 +78,7 @@ def serve(
     overrides: Overrides = None,
     out: NewDirectory = None,
     folder: Network = Path("network"),
-    wait: Annotated[int, typer.Option(min=1, help="Clients that must be online before the first round.")] = 1,
+    wait: Annotated[int, typer.Option(min=1, help="Clients that must have consented before the first round.")] = 1,
     resume: Annotated[Path | None, typer.Option(help="Continue the interrupted run in this directory.")] = None,
 ) -> None:
     """Train with the clients of a network, from the server's machine."""
@@ -105,18 +105,18 @@ def join(
     folder: Annotated[Path, typer.Option("--dir", help="This client's own folder: ledgers and states.")] = Path("client"),
     check: Annotated[bool, typer.Option("--check", help="Show what is offered, and take no part.")] = False,
 ) -> None:
-    """Take part in the runs of a server, as far as the consent allows, from a client's machine."""
+    """Take part in the runs of a server, as far as the consent allows. With --check: exit 0 if it fits, 1 if not."""
     from fedveil.network.consent import read_consent_file
     from fedveil.network.join import Joining
     from fedveil.network.join import join as take_part
 
-    agreed = read_consent_file(consent)
+    agreed, fits = read_consent_file(consent), False
     try:
-        take_part(agreed, Joining(server, ca, private, folder, check, typer.echo))
+        fits = take_part(agreed, Joining(server, ca, private, folder, check, typer.echo))
     except KeyboardInterrupt:
         typer.echo("left; ledgers and states are on the disk")
     sys.stdout.flush()
-    os._exit(0)  # threads of Flower that wait for a message which never arrives would hold the process
+    os._exit(int(check and not fits))  # threads of Flower that wait for a message which never arrives would hold the process
 
 
 def _row(record: Record) -> None:

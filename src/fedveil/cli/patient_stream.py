@@ -9,7 +9,7 @@ from typing import TextIO, cast
 
 def patient(stream: TextIO | None) -> TextIO:
     """The stream, made to outlive its reader and to write what its encoding lacks as a question mark; none was closed before."""
-    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+    if isinstance(stream, io.TextIOWrapper) and (stream.errors == "strict" or stream.encoding.lower() != "utf-8"):
         stream.reconfigure(errors="replace")
     return cast(TextIO, _Patient(stream or open(os.devnull, "w", encoding="utf-8")))
 

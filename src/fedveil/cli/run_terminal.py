@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedveil.cli.statement_terminal import render_brief, render_verdict
 from fedveil.configuration.public_setting import task_of
 from fedveil.errors import FedveilError, one_line
+from fedveil.federation.history import ALL_FAILED
 from fedveil.run.result import Result
 from fedveil.run.run import run
 from fedveil.studies.twin import twin_directory
@@ -107,14 +109,16 @@ def _summary(result: Result, console: Console) -> None:
     curve = [float(r[main.name]) for r in result.history if main.name in r]
     files = _drawn(result) if curve else []  # first, so that nothing is missing if nobody reads to the end
     if result.ended:
-        console.print(f"[bold yellow]The budget is spent:[/] {result.ended}")
+        what = "Ended early:" if result.ended.startswith(ALL_FAILED) else "The budget is spent:"
+        console.print(f"[bold yellow]{what}[/] {escape(result.ended)}", highlight=False)
     if curve:
         console.print(f"\n[bold]{main.words} {main.text(curve[-1])}[/] after {len(result.history)} rounds   {sparkline(curve)}")
     if noisy := result.columns.noisy_text(result.history):
         console.print(f"{result.columns.noisy.words}: {noisy} in the last round that shows it, of the model before that round")
-    failed = sum(int(r["failed"]) for r in result.history)
-    if failed:
-        console.print(f"{failed} client updates were left out; see {result.path / 'private' / 'failures.csv'}")
+    for text in result.warnings[len(result.privacy.warnings) :]:
+        console.print(f"[bold red]warning:[/] {escape(text)}", highlight=False, soft_wrap=True)
+    if any(row["failed"] for row in result.history):
+        console.print(f"Who was left out: {result.path / 'private' / 'failures.csv'}", highlight=False, soft_wrap=True)
     console.print()
     render_brief(result.privacy, console)
     for line in (

@@ -26,10 +26,13 @@ def render_brief(statement: Statement, console: Console) -> None:
 
 
 def render_verdict(statement: Statement, console: Console) -> None:
-    """Print whether the noise leaves anything to learn from, and what is expected to be left; if not, what would help."""
+    """Print the warnings; and whether the noise leaves anything to learn from, and what is expected; if not, what would help."""
+    sections = statement_text(statement)
+    if "warnings" in sections:
+        _section(sections["warnings"], console)
     if statement.learnability is None:
         return
-    section = statement_text(statement)["learn"]
+    section = sections["learn"]
     said = escape(" ".join(section.paragraphs[:-1]))
     console.print(f"[bold]{section.title}[/] [{_COLOURS[section.tone]}]{said}[/]", highlight=False)
     if section.tone != "yes":

@@ -13,7 +13,7 @@ from fedveil.configuration.network import WHOLE, network_of
 from fedveil.configuration.plugins import load_plugins
 from fedveil.configuration.recorded_plugins import check_plugins, is_run
 from fedveil.configuration.toml_text import toml_values
-from fedveil.data.own.data_source import PATHS
+from fedveil.data.own.data_source import PATHS, user_path
 from fedveil.errors import ConfigError
 
 LARGEST = 16 * 2**20
@@ -118,4 +118,4 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def _beside(config: Path, file: Any) -> Any:
-    return str(config.parent / Path(file).expanduser()) if isinstance(file, str) else file
+    return str(config.parent / user_path(file)) if isinstance(file, str) else file

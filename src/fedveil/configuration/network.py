@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from fedveil.data.own.data_source import whole_path
 from fedveil.errors import ConfigError, explain
 from fedveil.models import model_registry as models
 from fedveil.models.parts import Parts, RecordedModel, present_keys
@@ -96,9 +96,9 @@ def network_of(section: Any) -> Network:
         raise ConfigError(f"model.module = {source!r}: give an nn.Module, or what makes one, and no model.name beside it")
     recorded = options.pop("recorded", None)
     if isinstance(options.get("weights"), str):
-        options["weights"] = _whole(options["weights"])
+        options["weights"] = whole_path(options["weights"])
     if ".py:" in name:
-        name = ":".join((_whole(name.rpartition(":")[0]), name.rpartition(":")[2]))
+        name = ":".join((whole_path(name.rpartition(":")[0]), name.rpartition(":")[2]))
     parts = _checked(Parts, {key: options.pop(key) for key in Parts.model_fields if key in options}, "model.")
     if name in models.MODELS:
         kind: type[BaseModel] = models.options_model(name)
@@ -106,11 +106,6 @@ def network_of(section: Any) -> Network:
         kind = OwnOptions
     known = None if recorded is None else _checked(RecordedModel, recorded, "model.recorded.")
     return Network(name, _checked(kind, options, "model."), parts, known, source)
-
-
-def _whole(file: str) -> str:
-    """Made absolute, so that a run directory names the same file."""
-    return str(Path(file).expanduser().resolve())
 
 
 def _checked(kind: type[T], options: Any, prefix: str) -> T:

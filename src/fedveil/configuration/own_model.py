@@ -13,6 +13,7 @@ from fedveil.errors import ConfigError, nearest, unknown
 from fedveil.models import model_registry as models
 from fedveil.models.own_models import OWN_MODELS, OwnModel, made
 from fedveil.models.parts import trained_shapes
+from fedveil.training.cores import process_state
 from fedveil.training.params import Layout
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def as_recorded(network: Network, input_shape: tuple[int, ...], outputs: int, se
     return recorded_model(built(replace(network, recorded=None), input_shape, outputs, seed), network.parts)
 
 
+@process_state()
 def built(network: Network, input_shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
     """The module, in training mode, with only what is trained requiring a gradient; held against what was recorded.
 

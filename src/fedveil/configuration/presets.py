@@ -29,7 +29,8 @@ def path_of(name: str) -> Path:
 
 def title(name: str) -> str:
     """The first sentence of a preset's comment."""
-    comment = [line.lstrip("# ") for line in path_of(name).read_text().split("\n[")[0].splitlines() if line.startswith("#")]
+    head = path_of(name).read_text(encoding="utf-8").split("\n[")[0]
+    comment = [line.lstrip("# ") for line in head.splitlines() if line.startswith("#")]
     return re.split(r"(?<!Fig)(?<!Figs)\.(?: |$)", " ".join(comment))[0]
 
 

@@ -89,7 +89,7 @@ class Population:
     """Whose data: what is public about the data set and its clients.
 
     Args:
-        data: the data set. clients: N. records: nominal examples per client.
+        data: the data set. clients: N, and records: nominal examples per client; 0 where only the files of the data tell.
     """
 
     data: Info
@@ -131,7 +131,14 @@ def population_of(config: Config, dataset: Dataset | None = None, *, refuse_unkn
     else:
         data = info(config.data.name) if source is None else source.info(config.data.name)
     pooled = source is None if dataset is None else dataset.users_test is not None
-    clients = int(getattr(options, "clients", None) or data.users)
+    sized = dataset is not None or source is not None or data.train_size > 0
+    clients = int(getattr(options, "clients", None) or (data.users if sized else 0))
+    if refuse_unknown and not clients:
+        usual = f" ({data.users} in the whole data set)" if data.users else ""
+        raise ConfigError(
+            f"data.partition.clients: missing, and how many users {data.name} has depends on how its files were "
+            f"prepared{usual}: give it, or hand the data over, as in fv.certify(config, data=...)"
+        )
     if refuse_unknown and config.training.local == "dp-sgd" and sized_by_labels(options):
         raise ConfigError(
             "data.partition.examples_per_client: ladp-1 without it takes as many as the labels of the data allow, so what noise "
@@ -150,6 +157,8 @@ def sized_by_labels(options: BaseModel) -> bool:
 def _examples_each(section: DataSection, options: BaseModel, data: Info, *, pooled: bool) -> int:
     """How many examples a client trains on, on average, at least 1: of some of the natural users that of all of them.
 
+    0 where a size of the data set, or the number of its users, is not known before it is loaded.
+
     Args:
         pooled: whether natural users have examples in both splits, which are then split anew.
     """
@@ -158,6 +167,8 @@ def _examples_each(section: DataSection, options: BaseModel, data: Info, *, pool
         natural = isinstance(options, Users)
         total = (data.train_size + data.test_size) * (1 - section.user_test_fraction) if natural and pooled else data.train_size
         owners = data.users if natural else getattr(options, "clients", 1)
+        if not data.train_size or not owners or (natural and pooled and not data.test_size):
+            return 0
         each = total * (1 - section.public_fraction) / max(owners, 1)
     return max(1, round(each - float(held_for_tests(each, section.client_test_fraction))))
 

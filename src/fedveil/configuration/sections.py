@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, field_validator, model_validator
@@ -16,7 +15,7 @@ from fedveil.accounting.chosen_run import Selection
 from fedveil.accounting.types import Adjacency, Unit, View
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.data.features.feature_map import SHAPES
-from fedveil.data.own.data_source import DataSource, source_of
+from fedveil.data.own.data_source import DataSource, source_of, whole_path
 from fedveil.errors import ConfigError, nearest
 from fedveil.methods.base import MethodConfig
 from fedveil.methods.method_registry import METHODS, method_from
@@ -75,7 +74,7 @@ class DataSection(Section):
         if features is None or ".py:" not in features:
             return features
         file, _, function = features.rpartition(":")
-        return f"{Path(file).expanduser().resolve()}:{function}"
+        return f"{whole_path(file)}:{function}"
 
     @model_validator(mode="before")
     @classmethod
@@ -262,7 +261,7 @@ class PrivacySection(Section):
     @classmethod
     def _whole(cls, budget: str | None) -> str | None:
         """Made absolute, so that a run directory names the same file."""
-        return None if budget is None else str(Path(budget).expanduser().resolve())
+        return None if budget is None else whole_path(budget)
 
 
 class RunSection(Section):
@@ -289,7 +288,7 @@ class RunSection(Section):
     @classmethod
     def _whole(cls, plugins: tuple[str, ...]) -> tuple[str, ...]:
         """Paths made absolute, so that a run directory finds them again."""
-        return tuple(str(Path(p).expanduser().resolve()) if p.endswith(".py") else p for p in plugins)
+        return tuple(whole_path(p) if p.endswith(".py") else p for p in plugins)
 
 
 class PluginMethod(MethodConfig):

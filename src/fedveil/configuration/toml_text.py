@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from typing import Any
 
@@ -17,6 +18,9 @@ def toml_values(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        place = re.search(r"at line (\d+)", str(error))
+        line = text.splitlines()[int(place[1]) - 1 :][:1] if place else []
+        escape = r"; in double quotes a backslash begins an escape: write paths in single quotes, or with /"
+        raise ConfigError(f"{error}{escape if line and chr(92) in line[0] else ''}") from None
     except RecursionError:
         raise ConfigError("it is nested too deep") from None

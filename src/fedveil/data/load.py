@@ -11,6 +11,7 @@ import numpy as np
 from fedveil.data import catalogue, remote
 from fedveil.data.catalogue import Info
 from fedveil.data.dataset import Array, Dataset, Ints
+from fedveil.data.own.data_source import user_path
 from fedveil.data.sources import digits
 from fedveil.data.sources.raw import RawData
 from fedveil.data.sources.table import FOLDERS, formats
@@ -109,7 +110,7 @@ def _places(info: Info, data_dir: str | Path | None) -> Iterator[tuple[str, Path
 
 
 def _directory(folder: str | Path, label: str) -> Path:
-    path = Path(folder).expanduser()
+    path = user_path(str(folder))
     if not path.is_dir():
         kind = "is not a directory" if path.exists() else "does not exist"
         raise DataError(f"the {label} {str(path)!r} {kind}; give a directory that holds data sets")

@@ -3,18 +3,51 @@
 A split that is drawn over the examples of all clients together depends on how many each has: one example less at one client, and
 the others train on other examples. The clip of one client bounds none of that. `draws` gives an owner's examples numbers that
 depend on its own lot and on their places among its examples alone.
+
+The global generators of torch, numpy and Python belong to all threads of a process. What seeds them, draws and puts them back
+does so within its `turn`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import logging
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+_lock = threading.RLock()
+
+
+@contextmanager
+def turn() -> Iterator[None]:
+    """Wait until no other thread trains or reads data with fedveil, and keep them waiting meanwhile; turns may nest."""
+    lock = _lock
+    if not lock.acquire(blocking=False):
+        _log.info("another thread trains or reads data with fedveil; this one waits, since both use the global generators")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _renew() -> None:
+    """A forked process has one thread: what the others of its parent hold is never given back there."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:

@@ -6,6 +6,7 @@ together. The results are those of `inline` up to rounding. Plans, door and stat
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -16,9 +17,10 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from fedveil.engines.batched_gradient import Stack
+from fedveil.engines.batched_gradient import ONE_BY_ONE, Stack, one_by_one_because
 from fedveil.engines.client_thread import ClientThread, InStep
 from fedveil.engines.device import settings
+from fedveil.engines.inline import Inline
 from fedveil.engines.memory import keep_freed_memory
 from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
@@ -41,12 +43,16 @@ if TYPE_CHECKING:
 
     from fedveil.release.plan import Plan, Raw
 
+_log = logging.getLogger(__name__)
+
 ON_A_CPU = 16
 """Clients at once on a CPU, where nothing is gained by more."""
 
 
 class Batched:
     """The engine; it works where the context's model is, and takes the examples there.
+
+    A network that is not known to have the same gradients in a stack trains as on engine `inline`, one client after the other.
 
     Args:
         at_once: clients that are trained at the same time; by default as many as memory holds (16 on a CPU).
@@ -62,9 +68,15 @@ class Batched:
         self.context, self.at_once = replace(context, clients=clients), at_once
         self._stack: Stack | None = None
         self._deterministic, self._settings = deterministic, ExitStack()
+        self._inline: Inline | None = None
+        if why := one_by_one_because(context.model, context.task):
+            _log.warning(ONE_BY_ONE, why)
+            self._inline = Inline(self.context)
 
     def __enter__(self) -> Self:
         self._settings.enter_context(settings(self.device, self.context.spec.precision, self._deterministic))
+        if self._inline is not None:
+            self._settings.enter_context(self._inline)
         keep_freed_memory()
         return self
 
@@ -74,19 +86,22 @@ class Batched:
 
     def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
         """Train all, then seal what they release in the order of the tasks."""
+        if self._inline is not None:
+            yield from self._inline.map(tasks)
+            return
         todo = list(tasks)
         start = time.perf_counter()
         plans = [planned(self.context, task) for task in todo]
-        with self._layers(todo, plans):
+        with self._draws(todo, plans):
             works = self._train(todo, plans)
         for i, task in enumerate(todo):
             yield sealed_outcome(self.context, task, works[i], start)
 
-    def _layers(self, todo: list[ClientTask], plans: list[Plan | Raw]) -> AbstractContextManager[None]:
-        """Where layers draw from, such as dropout: a secret source if a plan promises anything.
+    def _draws(self, todo: list[ClientTask], plans: list[Plan | Raw]) -> AbstractContextManager[None]:
+        """Where local training draws from, other than batches and noise: a secret source if a plan promises anything.
 
         Which of the numbers a client gets follows from the sizes of all. From a public seed, a client with one example less
-        would move the masks of the others, and by that a sum by more than its clip.
+        would move what the others draw, and by that a sum by more than its clip.
         """
         randomness, names = self.context.randomness, [(task.released.round, task.client) for task in todo]
         if any(promising(plan, self.context.door) for plan in plans):

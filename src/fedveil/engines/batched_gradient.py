@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.func import functional_call, vmap
+from torch import nn
+from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from fedveil.models.lora import LoraLinear
+from fedveil.models.modules import GlobalMean, ResidualBlock, TokenMixer
+from fedveil.models.pool2x2 import MaxPool2x2
+from fedveil.training.kept_state import has_own_code
 from fedveil.training.local import forward_precision
+from fedveil.training.params import called_with
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from fedveil.engines.client_thread import Request
     from fedveil.tasks.task import Task
@@ -28,12 +35,63 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_STACKED: frozenset[type[nn.Module]] = frozenset(
+    (
+        *(nn.Sequential, nn.Identity, nn.Linear, NonDynamicallyQuantizableLinear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+        *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh),
+        *(nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid),
+        *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+        *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm),
+        *(LoraLinear, GlobalMean, MaxPool2x2, ResidualBlock, TokenMixer),
+    )
+)
+"""Layers whose gradients are the same for models in a stack, and whose outputs do not depend on the padding of a batch."""
+_STACKED_IF: dict[type[nn.Module], Callable[[Any], bool]] = {
+    nn.Flatten: lambda layer: layer.start_dim > 0,
+    nn.Unflatten: lambda layer: isinstance(layer.dim, int) and layer.dim > 0,
+    nn.Dropout: lambda layer: layer.p == 0 or not layer.training,
+    nn.BatchNorm1d: lambda layer: not layer.training,
+    nn.BatchNorm2d: lambda layer: not layer.training,
+    nn.BatchNorm3d: lambda layer: not layer.training,
+    nn.Embedding: lambda layer: (
+        layer.padding_idx is None and layer.max_norm is None and not (layer.sparse or layer.scale_grad_by_freq)
+    ),
+    nn.MultiheadAttention: lambda layer: layer.batch_first and layer.dropout == 0,
+    nn.TransformerEncoderLayer: lambda layer: layer.activation_relu_or_gelu > 0,
+}
+"""Layers of which that holds with these options."""
+
+
+ONE_BY_ONE = "clients are trained one at a time, because the network cannot be stacked: %s"
+
+
+def one_by_one_because(model: FlatModel, task: Task) -> str:
+    """Return why the gradients of several models in one pass may differ from those of each alone; empty if they do not.
+
+    Known to be right are built-in networks, and others of torch's own layers alone: `torch.func` does not run hooks on tensors,
+    does not see inside scripts, and skips options that change gradients, such as the padding row of a table.
+    """
+    module = model.module
+    if task.own or not task.by_example:
+        return f"the loss of task.name = {task.name!r} is not a built-in mean over examples"
+    if any(isinstance(part, _BatchNorm) and part.training for part in module.modules()):
+        return "its batch normalisation takes statistics of whole batches"
+    for name, part in module.named_modules():
+        allowed = type(part) in _STACKED or (type(part) in _STACKED_IF and _STACKED_IF[type(part)](part))
+        if not allowed:
+            options = " with these options" if type(part) in _STACKED_IF else ""
+            whose = f"{name or 'the network'} is a {type(part).__name__}{options}"
+            return f"{whose}, which is not known to have the same gradients in a stack"
+    if has_own_code(module):
+        return "it has hooks, or functions of its own in the place of a layer's"
+    return ""
+
 
 class Stack:
     """n models of the same network as rows of one tensor, and the gradients that they ask for.
 
-    As many requests as fit are answered together. Where memory runs out, half as many are from then on; a network that cannot
-    be vectorised (recurrent ones, and batch normalisation, whose statistics padding would change) is served one by one.
+    As many requests as fit are answered together. Where memory runs out, half as many are from then on. The network must be one
+    that `one_by_one_because` allows.
 
     Attributes:
         vectors, grads: [n, d]. models: each on its rows. together: models in one pass.
@@ -45,10 +103,6 @@ class Stack:
         self.grads = torch.zeros_like(self.vectors)
         self.models = [model.another(*rows) for rows in zip(self.vectors, self.grads, strict=True)]
         self.together = n
-        if n > 1 and any(isinstance(part, _BatchNorm) and part.training for part in model.module.modules()):
-            self._one_at_a_time("its batch normalisation takes statistics of whole batches")
-        elif n > 1 and not task.by_example:
-            self._one_at_a_time(f"the loss of task.name = {task.name!r} is not a mean over examples")
 
     def answer(self, requests: Sequence[Request]) -> None:
         """Write each request's gradient into its model and its loss (or what went wrong) into the request."""
@@ -77,7 +131,8 @@ class Stack:
             for request in part:
                 _alone(request)
             if not any(isinstance(request.answer, BaseException) for request in part):
-                self._one_at_a_time((str(error).splitlines() or [type(error).__name__])[0])
+                self.together = 1
+                _log.warning(ONE_BY_ONE, (str(error).splitlines() or [type(error).__name__])[0])
         return True
 
     def _stacked(self, part: Sequence[Request]) -> None:
@@ -88,10 +143,6 @@ class Stack:
         self.grads.index_copy_(0, rows, grads)
         for request, loss in zip(part, losses.unbind(), strict=True):
             request.answer = loss
-
-    def _one_at_a_time(self, why: str) -> None:
-        self.together = 1
-        _log.warning("clients are trained one at a time, because the network cannot be stacked: %s", why)
 
 
 def _alone(request: Request) -> None:
@@ -132,12 +183,7 @@ def _filled(part: Tensor, length: int) -> Tensor:
 
 def vectorised(module: nn.Module) -> Forward:
     """The forward pass of any network, vectorised over models."""
-
-    def output_of(parameters: dict[str, Tensor], batch: Tensor) -> Tensor:
-        out: Tensor = functional_call(module, parameters, (batch,))
-        return out
-
-    return vmap(output_of, randomness="different")
+    return vmap(partial(called_with, module), randomness="different")
 
 
 def by_example(task: Task) -> Losses:

@@ -41,7 +41,7 @@ def _public_loss(federation: Federation, progress: Progress) -> float | None:
         return None
     model, task = global_model(federation, progress), federation.context.task
     with torch.no_grad():
-        return task.test_loss(*evidence(task, model, *federation.public, progress.buffers is None))
+        return task.test_loss(*evidence(task, model, *federation.public))
 
 
 def _public_update(federation: Federation, progress: Progress) -> Tensor | None:
@@ -58,7 +58,6 @@ def _public_update(federation: Federation, progress: Progress) -> Tensor | None:
         )
     x, y = federation.public
     model, draws = global_model(federation, progress), federation.draws
-    model.load_buffers(context.buffers if progress.buffers is None else progress.buffers)  # else those of the last client
     device = model.vector.device
     local = Local(
         model,

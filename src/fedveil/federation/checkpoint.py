@@ -111,7 +111,7 @@ class Checkpoints:
         if not path.exists():
             return None
         try:
-            head = json.loads(path.read_text())
+            head = json.loads(path.read_text(encoding="utf-8"))
             if head["identity"] != self.identity:
                 raise ConfigError(
                     f"{self.folder} belongs to another run or to other data: {head['identity']}, not {self.identity}"
@@ -262,7 +262,7 @@ class Checkpoints:
 def ledger_position(folder: Path) -> tuple[int, str]:
     """Number and digest of the last release that the ledger held when the checkpoint in `folder` was saved; (0, "") if none."""
     try:
-        seq, digest = json.loads((folder / _HEAD).read_text())["ledger"] or (0, "")
+        seq, digest = json.loads((folder / _HEAD).read_text(encoding="utf-8"))["ledger"] or (0, "")
     except FileNotFoundError:
         return 0, ""
     except _DAMAGE as problem:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from fedveil.errors import FedveilError
-from fedveil.federation.evidence import evidence, own_score
+from fedveil.federation.evidence import estimated_statistics, evidence, own_score
 from fedveil.federation.final_model import final_model
 from fedveil.federation.private_code import found_by
 from fedveil.training.local import HasPersonalModel
@@ -43,7 +44,7 @@ def _require_finite(task: Task, model: FlatModel, found: Evidence, loss: float) 
 
 
 def global_model(federation: Federation, progress: Progress) -> FlatModel:
-    """The network, loaded with the global model as it is now.
+    """The network, loaded with the global model as it is now, and with its batch statistics.
 
     Raises:
         ConfigError: code of the user's own kept something: figures would show it, and it may be a client's.
@@ -51,41 +52,71 @@ def global_model(federation: Federation, progress: Progress) -> FlatModel:
     federation.context.require_constants()
     model = federation.context.model
     model.load(progress.model)
-    if progress.buffers is not None:
-        model.load_buffers(progress.buffers)
+    model.load_buffers(federation.context.buffers if progress.buffers is None else progress.buffers)
     return model
 
 
-def evaluate(federation: Federation, progress: Progress) -> Record:
-    """Scores of the model that the run would hand over now on the public test set and on the clients' own test sets.
+def handed_over(federation: Federation, progress: Progress) -> FlatModel:
+    """The network as the run would hand it over now: every score of a run is that of this model.
 
-    Where batch statistics never left the clients, batch normalisation uses those of the test batches.
+    Raises:
+        ConfigError: as `global_model`.
     """
     model = global_model(federation, progress)
     model.load(final_model(progress))
-    own_statistics = progress.buffers is None
+    return model
+
+
+def public_statistics(federation: Federation, progress: Progress) -> Tensor | None:
+    """The batch statistics on the public split of the model that would be handed over now.
+
+    None without such a split or such layers, and where the model has diverged.
+    """
+    public = federation.public
+    if public is None or len(public[1]) < 2 or not federation.context.buffers.numel():
+        return None
+    found = estimated_statistics(handed_over(federation, progress), public[0])
+    return found if bool(found.isfinite().all()) else None
+
+
+def evaluate(federation: Federation, progress: Progress) -> Record:
+    """Scores of the model that the run would hand over now on the public test set and on the clients' own test sets."""
+    model = handed_over(federation, progress)
     task, tests = federation.context.task, federation.client_tests
     with torch.no_grad():
-        found = evidence(task, model, *federation.test, own_statistics)
+        found = evidence(task, model, *federation.test)
         _require_finite(task, model, found, loss := task.test_loss(*found))
         row: Record = {"test_loss": loss} | {f"test_{k}": v for k, v in task.scores(*found).items()}
         if tests is not None:
-            row[f"client_{task.main.name}"] = _client_scores(task, model, tests, own_statistics)
+            row[f"client_{task.main.name}"] = _client_scores(federation, model, tests)
         row.update(_personal_scores(federation, progress))
     return row
 
 
-def _client_scores(task: Task, model: FlatModel, tests: Clients, own_statistics: bool) -> list[float | None]:
+def _client_scores(federation: Federation, model: FlatModel, tests: Clients) -> list[float | None]:
     """The main metric of each client; of none where the network fails on these examples: how a run ends is seen by all."""
     none: list[float | None] = [None] * len(tests)
+    context = federation.context
     if not len(tests.y):
         return none
-    return found_by(lambda: task.client_scores(tests.offsets, *evidence(task, model, tests.x, tests.y, own_statistics))) or none
+
+    def scores() -> list[float | None]:
+        return context.task.client_scores(tests.offsets, *evidence(context.task, model, tests.x, tests.y))
+
+    return found_by(scores, rehearsal=context.rehearsal) or none
 
 
 def _personal_scores(federation: Federation, progress: Progress) -> Record:
-    """The main metric of the clients' own models (see `HasPersonalModel`), on their own tests and on the test set on average."""
+    """The main metric of the clients' own models (see `HasPersonalModel`), on their own tests and on the test set on average.
+
+    None where a client's own model cannot be made, or fails: how a run ends is seen by all.
+    """
     objective, task, tests = federation.context.objective, federation.context.task, federation.client_tests
+    rehearsal = federation.context.rehearsal
+
+    def score(model: FlatModel, x: Tensor, y: Tensor) -> float | None:
+        return found_by(lambda: own_score(task, model, x, y), rehearsal=rehearsal)
+
     whole = federation.personal_on_test_set
     if not isinstance(objective, HasPersonalModel) or (tests is None and not whole):
         return {}
@@ -93,31 +124,21 @@ def _personal_scores(federation: Federation, progress: Progress) -> Record:
     on_test_set: list[float | None] = []
     for c in range(len(federation.context.clients)):
         model, state = global_model(federation, progress), progress.privates.get(c, {})
-        own_statistics = progress.buffers is None and "buffers" not in state
-        loaded = _loaded(model, objective, progress.model, state)
+        loaded = found_by(partial(_load, model, objective, progress.model, state), rehearsal=rehearsal) or False
         if tests is not None:
-            each.append(_private_score(task, model, *tests.examples(c), own_statistics) if loaded else None)
+            each.append(score(model, *tests.examples(c)) if loaded else None)
         if whole:
-            on_test_set.append(_private_score(task, model, *federation.test, own_statistics) if loaded else None)
+            on_test_set.append(score(model, *federation.test) if loaded else None)
     row: Record = {} if tests is None else {f"personal_{task.main.name}": each, f"mean_personal_{task.main.name}": _mean(each)}
     return row | ({f"mean_personal_test_{task.main.name}": _mean(on_test_set)} if whole else {})
 
 
-def _loaded(model: FlatModel, objective: HasPersonalModel, released: Tensor, state: State) -> bool:
-    """Whether the client's own model could be put there; an objective that fails on its state gives no figure."""
-
-    def load() -> bool:
-        model.load(objective.personal(released.clone(), state))  # of a copy: what it changes there is nobody else's
-        if "buffers" in state:
-            model.load_buffers(state["buffers"])
-        return True
-
-    return found_by(load) or False
-
-
-def _private_score(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistics: bool) -> float | None:
-    """The main metric of a client's own model; None where the network fails with it: how a run ends is seen by all."""
-    return found_by(lambda: own_score(task, model, x, y, batch_statistics))
+def _load(model: FlatModel, objective: HasPersonalModel, released: Tensor, state: State) -> bool:
+    """Put the client's own model there, and say so."""
+    model.load(objective.personal(released.clone(), state))  # of a copy: what it changes there is nobody else's
+    if "buffers" in state:
+        model.load_buffers(state["buffers"])
+    return True
 
 
 def _mean(scores: Sequence[float | None]) -> float:

@@ -14,14 +14,15 @@ import torch
 
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError
 from fedveil.federation.before_round import released as released_before
-from fedveil.federation.evaluate import evaluate
+from fedveil.federation.evaluate import evaluate, public_statistics
 from fedveil.federation.final_model import average_in
-from fedveil.federation.history import Record
+from fedveil.federation.history import ALL_FAILED, Record, all_failed
 from fedveil.federation.measures import evaluation_figures, method_measures, release_measures
 from fedveil.federation.progress import Federation, Progress
 from fedveil.federation.round import ClientTask, Outcome, planned, summed
 from fedveil.federation.server_step import server_direction
 from fedveil.methods.method import weighting_of
+from fedveil.release.noise import Randomness
 from fedveil.release.plan import Plan, Raw, Released, ServerPolicy, Upload
 from fedveil.release.sealed import Contribution, RunningSum, SealedUpload
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def fit(federation: Federation, engine: Engine, progress: Progress, after_round: Callable[[Progress], None] | None = None) -> str:
-    """Train until the last round or until the budget is spent; `progress` is advanced in place.
+    """Train until the last round, until the budget is spent, or until all fail; `progress` is advanced in place.
 
     Returns:
         Why the run ended before its last round, or an empty string.
@@ -43,6 +44,8 @@ def fit(federation: Federation, engine: Engine, progress: Progress, after_round:
         while progress.round < federation.setting.rounds:
             if len(progress.spent) == federation.setting.clients:
                 return "every client's budget is spent: stop with the last model, or plan more noise next time"
+            if reason := _nobody_trains(federation, progress):
+                return reason
             try:
                 one_round(federation, engine, progress)
             except BudgetExhausted as end:
@@ -50,6 +53,21 @@ def fit(federation: Federation, engine: Engine, progress: Progress, after_round:
             if after_round is not None:
                 after_round(progress)
     return ""
+
+
+def _nobody_trains(federation: Federation, progress: Progress) -> str:
+    """Return why no further round is charged after one in which every client failed, or an empty string.
+
+    A round of a single client tells of one client only, so it counts where all before it failed, too. Over machines the server
+    does not learn who failed. A run that is chosen among others goes on, since how many rounds it has would tell about the
+    data; and one with `min_survivors`, which says what a round needs.
+    """
+    history, s = progress.history, federation.setting
+    if not history or not all_failed(history[-1]) or s.selection is not None or s.min_survivors is not None:
+        return ""
+    if history[-1]["failed"] == 1 and not (len(history) > 1 and all(map(all_failed, history))):
+        return ""
+    return f"{ALL_FAILED}, in round {history[-1]['round']}: the reasons are in private/failures.csv"
 
 
 @contextmanager
@@ -74,15 +92,34 @@ def _older_objects_kept() -> Iterator[None]:
 def one_round(federation: Federation, engine: Engine, progress: Progress) -> None:
     """One round: clients, door, server, evaluation; appends one row to the history."""
     begin = time.perf_counter()
-    t, context = progress.round, federation.context
-    chosen = sample(federation, progress)
+    tasks, released, plan = asked(federation, progress, sample(federation, progress))
+    outcomes = gathered(engine.map(_affordable(federation, progress, tasks) if federation.setting.groups else tasks))
+    record = answered(federation, progress, outcomes, plan, released)
+    progress.round += 1
+    record["seconds"] = time.perf_counter() - begin
+    if progress.round % federation.evaluate_every == 0 or progress.round == federation.setting.rounds:
+        record.update(evaluate(federation, progress))
+    progress.history.append(record)
+
+
+def asked(
+    federation: Federation, progress: Progress, chosen: list[int]
+) -> tuple[Iterator[ClientTask], Released, Plan | Raw | None]:
+    """The first half of a round: the tasks of the chosen clients, what was released before, and the plan that all have."""
+    context = federation.context
     released = released_before(federation, progress)
     if context.summed and not progress.common:
         progress.common = context.policy.start()
     plan = context.plan(released, progress.common) if context.summed else None
     _check_rule(federation, plan)
-    tasks = _tasks(federation, progress, released, chosen, plan)
-    outcomes = _gathered(engine.map(_affordable(federation, progress, tasks) if federation.setting.groups else tasks))
+    return _tasks(federation, progress, released, chosen, plan), released, plan
+
+
+def answered(
+    federation: Federation, progress: Progress, outcomes: list[Outcome], plan: Plan | Raw | None, released: Released
+) -> Record:
+    """The second half: release what the clients sealed, and move the global model; the round's row but for scores."""
+    t = progress.round
     failed = {o.client: o.error for o in outcomes if o.error}
     present = [o.client for o in outcomes if o.release is not None]  # whether one of them failed is its secret
     if not present and len(outcomes) > 1 and federation.setting.min_survivors is None:
@@ -99,6 +136,8 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
         record.update(release_measures(federation, uploads, outcomes), update_norm=moved)
         record.update(evaluation_figures(federation, shown, len(uploads)))
     average_in(federation, progress)
+    if uploads and all(u.buffers is None for u in uploads):
+        progress.buffers = public_statistics(federation, progress)
     record.update(method_measures(federation, progress, present))
     before = progress.history[-1].get("cumulative_noise_norm") if progress.history else 0.0
     if before is not None and (not uploads or "noise_norm" in record):
@@ -107,11 +146,7 @@ def one_round(federation: Federation, engine: Engine, progress: Progress) -> Non
         trained = [(o.loss, o.examples) for o in outcomes if not o.error]
         total = sum(n for _, n in trained)
         record["train_loss"] = sum(loss * n for loss, n in trained) / total if total else math.nan
-    progress.round += 1
-    record["seconds"] = time.perf_counter() - begin
-    if progress.round % federation.evaluate_every == 0 or progress.round == federation.setting.rounds:
-        record.update(evaluate(federation, progress))
-    progress.history.append(record)
+    return record
 
 
 def _check_rule(federation: Federation, plan: Plan | Raw | None) -> None:
@@ -131,14 +166,14 @@ def sample(federation: Federation, progress: Progress) -> list[int]:
     clients: then the seed decides.
     """
     s, randomness, rule = federation.setting, federation.context.randomness, federation.participation
-    name = ("clients", progress.round)
-    draw = randomness.secret(*name) if rule is None else np.random.default_rng(randomness.derive("sampling", *name))
-    free = _free(progress, s, rule)
+    if rule is not None:
+        randomness = Randomness(randomness.seed, seeded_noise=True)
+    name, free = ("clients", progress.round), _free(progress, s, rule)
     among = s.clients if free is None else len(free)
     if s.sampling == "poisson":
-        chosen = np.flatnonzero(draw.random(among) < s.rate)
+        chosen = randomness.coins(s.rate, among, *name)
     else:
-        chosen = np.sort(draw.choice(among, size=min(s.cohort, among), replace=False))
+        chosen = randomness.subset(min(s.cohort, among), among, *name)
     return [int(c) for c in (chosen if free is None else free[chosen])]
 
 
@@ -177,7 +212,7 @@ def _affordable(federation: Federation, progress: Progress, tasks: Iterable[Clie
     return kept
 
 
-def _gathered(outcomes: Iterable[Outcome]) -> list[Outcome]:
+def gathered(outcomes: Iterable[Outcome]) -> list[Outcome]:
     """The outcomes by client, the contributions to one sum added up as they come."""
     total, gathered = RunningSum(), []
     for o in outcomes:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedveil.accounting.types import View
+from fedveil.errors import ConfigError
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.column import Column, HasColumns
 
@@ -39,6 +41,8 @@ COLUMNS = (
     Column("noise_norm", "Expected noise", "L2 norm", public=True),
     Column("layer_noise_std", "Noise", "noise std per coordinate", kind="layer", public=True),
     Column("clip", "Clip norm", public=True),
+    Column("example_clip", "Clip norm of each example's gradient", public=True),
+    Column("expected_batch", "Expected batch", "examples a step", public=True),
     Column("coordinates", "Coordinates sent", "coordinates an upload", public=True),
     Column("uplink_bytes", "Sent to the server", "bytes a round", "lower", public=True),
     Column("layer_clip", "Clip norm", kind="layer", public=True),
@@ -48,6 +52,16 @@ COLUMNS = (
     Column("seconds", "Time", "seconds a round", "lower"),
 )
 """What every round can have; methods add their own (see `HasMetrics`), which are private unless they are declared public."""
+
+
+ALL_FAILED = "every client of a round failed"
+"""How the reason begins for which a simulation ends after such a round."""
+
+
+def all_failed(row: Mapping[str, Any]) -> bool:
+    """Return whether every client of the round failed, as far as the process that trained them knows."""
+    failed, loss = row.get("failed") or 0, row.get("train_loss")
+    return failed > 0 and failed >= row.get("participants", 0) and (loss is None or math.isnan(loss))
 
 
 def of_task(task: Task) -> tuple[Column, ...]:
@@ -70,13 +84,18 @@ def of_task(task: Task) -> tuple[Column, ...]:
     )
 
 
+def built_in_columns(task: Task | None = None) -> dict[str, Column]:
+    """The columns that every run has, and those of its task, by name."""
+    return {column.name: column for column in (*INDEX, *COLUMNS, *(of_task(task) if task else ()))}
+
+
 _COUNTED = ("participants", "uplink_bytes", "skipped")
 """What tells how many clients took part in a round, and nothing of a model."""
 _NOISED = ("noise_norm", "cumulative_noise_norm", "layer_noise_std")
 """What tells it too, where each client brings noise of its own."""
 _PARTS = ("by_client", "failures")
 """What a record holds besides columns."""
-_PLANNED = (*_NOISED, "clip", "layer_clip", "coordinates", "uplink_bytes")
+_PLANNED = (*_NOISED, "clip", "layer_clip", "example_clip", "expected_batch", "coordinates", "uplink_bytes")
 """What is chosen by a plan."""
 
 
@@ -90,15 +109,16 @@ def _metric(column: Column) -> str:
 
 
 class Columns(Mapping[str, Column]):
-    """The columns of one run by name: those of every run, and the `own` ones of its task and method.
+    """The columns of one run by name: those of every run and of its task, and the `own` ones that it declares.
 
-    An undeclared name gets a default. Without a task of its own, a run learns classes.
+    No declaration changes the words of a built-in column; an undeclared name gets a default. Without a task, a run learns
+    classes unless `own` has a main column.
     """
 
-    def __init__(self, own: Iterable[Column] = ()) -> None:
+    def __init__(self, own: Iterable[Column] = (), task: Task | None = None) -> None:
         self.own = tuple(own)
-        tasks = () if any(column.main for column in self.own) else of_task(Classification())
-        self._known = {column.name: column for column in (*INDEX, *COLUMNS, *tasks, *self.own)}
+        built_in = built_in_columns(task or (None if any(column.main for column in self.own) else Classification()))
+        self._known = built_in | {column.name: column for column in self.own} | built_in
 
     @property
     def main(self) -> Column:
@@ -164,7 +184,7 @@ class Columns(Mapping[str, Column]):
     def hiding(self, names: Iterable[str]) -> Columns:
         """The same columns, of which these are private."""
         found = Columns(self.own)
-        found._known |= {name: replace(self[name], public=False) for name in names}
+        found._known = self._known | {name: replace(self[name], public=False) for name in names}
         return found
 
     def of(self, name: str, value: Any) -> Column:
@@ -179,7 +199,14 @@ class Columns(Mapping[str, Column]):
 
 
 def columns_of(task: Task, own: Iterable[Column] = ()) -> Columns:
-    """The columns of a run with this task, and `own` ones of its method."""
+    """The columns of a run with this task, and `own` ones of its method.
+
+    Raises:
+        ConfigError: the method declares a column that every run has.
+    """
+    own = tuple(own)
+    if taken := [column.name for column in own if column.name in built_in_columns(task)]:
+        raise ConfigError(f"the method declares the column {taken[0]!r}, which every run has: choose another name")
     return Columns((*(() if type(task) is Classification else of_task(task)), *own))
 
 

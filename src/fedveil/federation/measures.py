@@ -11,6 +11,7 @@ import torch
 
 from fedveil.federation.history import declared, reserved
 from fedveil.federation.private_code import found_by
+from fedveil.federation.server_step import whole_clip
 from fedveil.methods.method import weighting_of
 from fedveil.release.cost import per_layer
 from fedveil.release.evaluation_counts import COUNTS
@@ -36,17 +37,27 @@ _CLEAR = 3.0
 def release_measures(federation: Federation, uploads: list[Upload], outcomes: list[Outcome]) -> Record:
     """What can be read off the releases: noise and clip per layer, coordinates, bytes."""
     layout = federation.context.door.layout
-    bounds = (u.plan.clip if u.plan.layer_clip is None else u.plan.layer_clip for u in uploads)
-    clips = torch.tensor([per_layer(bound, layout) for bound in bounds])
     sent = [layout.dimension if u.support is None else int(u.support.sum()) for u in uploads]
     senders = sum(o.release is not None for o in outcomes) if uploads[0].client < 0 else 1
     return {
         **_noise(_variances(federation, uploads, outcomes), uploads, layout, by_coverage=federation.method.coverage),
-        "clip": float(sum(u.plan.clip for u in uploads) / len(uploads)),
+        **_clips(uploads, layout),
         "coordinates": sum(sent) / len(sent),
         "uplink_bytes": 4 * sum(sent) * senders,
-        "layer_clip": clips.mean(0).tolist(),
     }
+
+
+def _clips(uploads: Sequence[Upload], layout: Layout) -> Record:
+    """The clip of the updates; under DP-SGD, where each example's gradient is clipped instead, that and the batch."""
+    steps = [u.plan.dp_sgd for u in uploads if u.plan.dp_sgd is not None]
+    if len(steps) == len(uploads):
+        return {
+            "example_clip": sum(step.clip for step in steps) / len(steps),
+            "expected_batch": sum(step.expected for step in steps) / len(steps),
+        }
+    bounds = (u.plan.clip if u.plan.layer_clip is None else u.plan.layer_clip for u in uploads)
+    clips = torch.tensor([per_layer(bound, layout) for bound in bounds])
+    return {"clip": sum(whole_clip(u.plan) for u in uploads) / len(uploads), "layer_clip": clips.mean(0).tolist()}
 
 
 def _variances(federation: Federation, uploads: list[Upload], outcomes: list[Outcome]) -> list[Tensor]:
@@ -138,7 +149,7 @@ def method_measures(federation: Federation, progress: Progress, clients: list[in
     for part, states in ((context.objective, [progress.privates.get(c, {}) for c in clients]), (context.policy, policies)):
         if isinstance(part, HasMetrics):
             if part is context.objective:
-                measured = [_measured(part, state, taken, shapes) for state in states]
+                measured = [_measured(part, state, (taken, shapes), rehearsal=context.rehearsal) for state in states]
             else:
                 measured = [part.measures(state) if state else {} for state in states]
             row.update(_means(measured))
@@ -150,8 +161,15 @@ def method_measures(federation: Federation, progress: Progress, clients: list[in
     return row
 
 
-def _measured(objective: HasMetrics, state: State, taken: Container[str], shapes: Container[tuple[int, ...]]) -> Figures:
-    """What an objective measures of a client's state; nothing where that fails: how a run ends is seen by all."""
+def _measured(
+    objective: HasMetrics, state: State, allowed: tuple[Container[str], Container[tuple[int, ...]]], *, rehearsal: bool
+) -> Figures:
+    """What an objective measures of a client's state; nothing where that fails: how a run ends is seen by all.
+
+    Args:
+        allowed: names that are taken, and shapes that a figure may have.
+    """
+    taken, shapes = allowed
 
     def measured() -> dict[str, Any]:
         return {str(name): np.asarray(value, dtype=float) for name, value in objective.measures(state).items()}
@@ -159,7 +177,7 @@ def _measured(objective: HasMetrics, state: State, taken: Container[str], shapes
     def apart(name: str) -> str:
         return apart(f"objective_{name}") if name in taken or name.startswith("test_") else name
 
-    figures = found_by(measured) if state else None
+    figures = found_by(measured, rehearsal=rehearsal) if state else None
     return {apart(name): value.tolist() for name, value in (figures or {}).items() if value.shape in shapes}
 
 

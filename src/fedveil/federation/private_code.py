@@ -8,11 +8,17 @@ from typing import TypeVar
 Found = TypeVar("Found")
 
 
-def found_by(act: Callable[[], Found]) -> Found | None:
-    """What that code gives; None where it fails, also by ending the program. An interruption is the operator's own."""
+def found_by(act: Callable[[], Found], *, rehearsal: bool) -> Found | None:
+    """What that code gives; None where it fails, also by ending the program. An interruption is the operator's own.
+
+    Args:
+        rehearsal: nothing is private there, and what fails raises.
+    """
     try:
         return act()
     except KeyboardInterrupt:
         raise
     except BaseException:
+        if rehearsal:
+            raise
         return None

@@ -49,6 +49,7 @@ class Context:
     `gradients`: what an engine makes of each client's source of gradients. `task`: what is learned; `kept`: what code of
     the user's own keeps. `evaluation`: counts on the clients' own `tests` that leave beside each update.
     `in_turns`: clients train in turns with each other, and their engine seeds what layers draw.
+    `rehearsal`: the examples are public and nothing leaves, so what fails raises.
     Training happens where `model` and `clients` are; plans, door, tests and all states stay on the CPU.
     """
 
@@ -67,6 +68,7 @@ class Context:
     in_turns: bool = False
     evaluation: EvaluationCounts | None = None
     tests: Clients | None = None
+    rehearsal: bool = False
 
     def plan(self, released: Released, state: State) -> Plan | Raw:
         """The plan that the policy makes of what was released, with the counts of an evaluation beside the update."""
@@ -99,8 +101,8 @@ class ClientTask:
     """One client's part in one round.
 
     `common` is the plan of the round when its uploads are summed before anyone sees them; otherwise the client plans for itself
-    from `policy_state`, which holds only what it released before. `private` never leaves the client. `buffers` are the global
-    batch statistics, in runs where these are released at all.
+    from `policy_state`, which holds only what it released before. `private` never leaves the client. `buffers` are the batch
+    statistics of the global model, where they are not those of its start: released, or estimated on public examples.
     """
 
     client: int
@@ -184,6 +186,8 @@ def attempted(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Fa
     except KeyboardInterrupt:
         raise
     except BaseException as error:
+        if context.rehearsal:
+            raise
         return failure(context, task, plan, _reason(error))
 
 
@@ -256,15 +260,15 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
     x, y = (part[:0] if on_nothing else part for part in context.clients.examples(task.client))
     t = task.released.round
     model, device = context.model, context.model.vector.device
-    model.load_buffers(task.buffers if task.buffers is not None else task.private.get("buffers", context.buffers))
     counts = {} if on_nothing else evaluated(context, task)
+    model.load_buffers(task.buffers if task.buffers is not None else task.private.get("buffers", context.buffers))
     executed = copied(plan, device) if isinstance(plan, Plan) else None
     source: GradientSource = BatchGradient(context.task)
     dp_sgd = None if executed is None else executed.dp_sgd
     if dp_sgd is not None:
-        source = PerExampleGradient(
-            dp_sgd, context.randomness, (t, task.client), partial(per_example_gradients, losses_of=context.task.losses)
-        )
+        gradients = partial(per_example_gradients, losses_of=context.task.losses_in_full)
+        key, rehearsal = (t, task.client), context.rehearsal
+        source = PerExampleGradient(dp_sgd, context.randomness, key, gradients, context.task, rehearsal=rehearsal)
     local = Local(
         model,
         task.released.model.to(device, copy=True),
@@ -303,7 +307,8 @@ def evaluated(context: Context, task: ClientTask) -> dict[str, Tensor]:
         return {}
     x, y = (part[: context.evaluation.examples] for part in context.tests.examples(task.client))
     context.model.load(task.released.model)
-    return {COUNTS: evaluation_counts(context.task, context.model, x, y, task.buffers is None)}
+    context.model.load_buffers(context.buffers if task.buffers is None else task.buffers)
+    return {COUNTS: evaluation_counts(context.task, context.model, x, y)}
 
 
 def _check_kept(state: Any, noise_power: Any, layers: int) -> None:

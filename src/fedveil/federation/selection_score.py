@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedveil.errors import ConfigError
-from fedveil.federation.evaluate import global_model
+from fedveil.federation.evaluate import handed_over
 from fedveil.federation.evidence import own_score
-from fedveil.federation.final_model import final_model
 from fedveil.federation.private_code import found_by
 from fedveil.release.plan import Plan
 from fedveil.training.params import Layout
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.federation.progress import Federation, Progress
+    from fedveil.federation.round import Context
     from fedveil.tasks.task import Task
     from fedveil.training.params import FlatModel
 
@@ -54,16 +54,15 @@ def release_score(federation: Federation, progress: Progress) -> float | None:
         return None
     check_score(s.task, tests=tests is not None)
     assert tests is not None
-    model = global_model(federation, progress)
-    model.load(final_model(progress))
+    model = handed_over(federation, progress)
     plan = Plan(clip=_MIDDLE, noise_std=_MIDDLE * s.selection.score_noise, place="sum")
     door = context.door.beside(Layout(("score",), ((1,),)))
-    away = [_away(s.task, model, *tests.examples(client), progress.buffers is None) for client in range(len(tests))]
+    away = [_away(context, model, *tests.examples(client)) for client in range(len(tests))]
     sealed = [door.seal(distance, plan, client, s.rounds) for client, distance in enumerate(away)]
     return _MIDDLE + float(door.release_sum(sealed, plan, s.rounds, len(tests)).vector[0])
 
 
-def _away(task: Task, model: FlatModel, x: Tensor, y: Tensor, batch_statistics: bool) -> Tensor:
+def _away(context: Context, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
     """How far from the middle a client's own score is [1]."""
-    score = found_by(lambda: own_score(task, model, x, y, batch_statistics))
+    score = found_by(lambda: own_score(context.task, model, x, y), rehearsal=context.rehearsal)
     return torch.tensor([0.0 if score is None else score - _MIDDLE])

@@ -30,10 +30,10 @@ def server_direction(method: Method, s: Setting, uploads: Sequence[Upload], mode
             f"{method.name}: `aggregate` returned {_kind(direction)}; "
             f"it must return floats, one for each of the model's {len(model)} coordinates"
         )
-    return direction / max(_whole_clip(upload.plan) for upload in uploads) if s.server.relative_to_clip else direction
+    return direction / max(whole_clip(upload.plan) for upload in uploads) if s.server.relative_to_clip else direction
 
 
-def _whole_clip(plan: Plan) -> float:
+def whole_clip(plan: Plan) -> float:
     """The bound on a whole update: clip C, or the norm of the clips of its layers where these alone bound it."""
     return plan.clip if plan.layer_clip is None or math.isfinite(plan.clip) else float(plan.layer_clip.norm())
 

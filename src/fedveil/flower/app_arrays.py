@@ -1,8 +1,9 @@
 """The model of somebody's Flower app: the arrays of an instruction as one flat vector, what training moved, and back.
 
-What is released is chosen from the instruction alone, which the server knows: every array of floating-point numbers, except those
-that count batches. Everything else, such as integer buffers, is sent as it was received. Names, order, shapes and types of what
-is sent are those of the instruction, whatever a train function answers.
+What is released is chosen the first time, from the instruction alone, which the server knows, and stays chosen: every array of
+finite floating-point numbers, except those that count batches. Everything else, such as buffers of integers and masks of infinite
+values, is sent as it was received. Names, order, shapes and types of what is sent are those of the instruction, whatever a train
+function answers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,28 @@ UNTOUCHED = ("num_batches_tracked",)
 
 _LARGEST, _HEADER = 16, 4096
 """Bytes of a number, and of what precedes them: more is not opened."""
+_ROUNDING = 1e-6
+"""By how much an average of equal integers may differ from them, relative to 1 or to the larger of them."""
+_SHOWN = 6
+
+
+class Misfit(UpdateRefused):
+    """A reply with other arrays than those of the instruction, whatever their values."""
+
+
+class Kind(NamedTuple):
+    """An array as it was the first time.
+
+    released: whether what training moves of it is; None where it is refused, since training moves what cannot be released.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    released: bool | None
+
+
+Kinds = Mapping[str, Kind]
+"""The arrays of a model by name, as they were the first time."""
 
 
 @dataclass(frozen=True)
@@ -34,51 +57,97 @@ class AppArrays:
     """The arrays that a round starts from, by name.
 
     Args:
+        kinds: what they were the first time.
         untouched: last parts of names of arrays that are sent as they were received, whatever their type.
     """
 
     arrays: Mapping[str, NDArray[Any]]
+    kinds: Kinds
     untouched: tuple[str, ...] = UNTOUCHED
 
     @classmethod
-    def of(cls, record: Any, untouched: Sequence[str] = UNTOUCHED) -> AppArrays:
-        """Those of an ArrayRecord, copied.
+    def of(
+        cls, record: Any, untouched: Sequence[str] = UNTOUCHED, known: Sequence[Kinds] = (), *, late: bool = False
+    ) -> AppArrays:
+        """Those of an ArrayRecord, copied; integers that a strategy turned into floats since the first time are integers again.
+
+        Args:
+            known: models of this run that were seen before. late: the run has had rounds that nobody here saw.
 
         Raises:
-            ConfigError: there is none to train.
+            ConfigError: there is none to train, they are complex, or some that were finite no longer are.
         """
-        found = cls({name: array.numpy() for name, array in record.items()}, tuple(untouched))
-        if not found._trained:
-            raise ConfigError(f"the model has no array of floating-point numbers to release; it has {list(found.arrays)[:6]}")
+        arrays = {name: array.numpy() for name, array in record.items()}
+        if wrong := [name for name, array in arrays.items() if array.dtype.kind == "c"]:
+            raise ConfigError(
+                f"complex parameters are not released: {wrong[:_SHOWN]}: keep real and imaginary part as two arrays"
+            )
+        shapes = {name: array.shape for name, array in arrays.items()}
+        kinds = next((one for one in known if {name: kind.shape for name, kind in one.items()} == shapes), None)
+        if kinds is None:
+            kinds = _first_kinds(arrays, tuple(untouched), late=late)
+        elif wrong := [name for name, kind in kinds.items() if kind.released is None]:
+            raise not_constant(wrong)
+        elif wrong := [name for name, kind in kinds.items() if kind.released and not np.isfinite(arrays[name]).all()]:
+            raise ConfigError(
+                f"the model has NaN or infinite values in {wrong[:_SHOWN]}, which it had not before: it has diverged"
+            )
+        found = cls({name: _as_first(array, kinds[name]) for name, array in arrays.items()}, kinds, tuple(untouched))
+        if not found._released:
+            raise ConfigError(
+                f"the model has no array of finite floating-point numbers to release; it has {list(found.arrays)[:_SHOWN]}"
+            )
         return found
 
     @property
-    def _trained(self) -> list[str]:
-        return [n for n, a in self.arrays.items() if a.dtype.kind == "f" and n.rpartition(".")[2] not in self.untouched]
+    def _released(self) -> list[str]:
+        return [name for name, kind in self.kinds.items() if kind.released]
 
     @cached_property
     def layout(self) -> Layout:
         """The layout of what is released."""
-        return Layout.of({name: self.arrays[name].shape for name in self._trained})
+        return Layout.of({name: self.arrays[name].shape for name in self._released})
+
+    @property
+    def norm(self) -> float:
+        """The L2 norm of what is released, where this round starts."""
+        with np.errstate(all="ignore"):
+            return float(np.sqrt(sum(float(np.square(self.arrays[n], dtype=np.float64).sum()) for n in self.layout.names)))
+
+    @property
+    def record(self) -> Any:
+        """The arrays as an ArrayRecord."""
+        return self._record({})
 
     def update(self, content: Any) -> Tensor:
         """What training moved [d], from the content of a train function's reply.
 
         Raises:
-            UpdateRefused: the reply has no such arrays.
+            Misfit: the reply has no such arrays.
         """
+        record = self._replied(content)
+        large = [n for n in self.layout.names if len(record[n].data) > _LARGEST * self.arrays[n].size + _HEADER]
         try:
-            (record,) = content.array_records.values()
-            large = [n for n in self.layout.names if len(record[n].data) > _LARGEST * self.arrays[n].size + _HEADER]
             after = {name: record[name].numpy() for name in self.layout.names if not large}
         except Exception as problem:
-            raise UpdateRefused(f"the reply has not the arrays of the instruction ({type(problem).__name__})") from problem
+            raise UpdateRefused(f"the arrays of the reply cannot be read ({type(problem).__name__})") from problem
         wrong = large or [n for n, a in after.items() if a.dtype.kind != "f" or a.shape != self.arrays[n].shape]
         if wrong:
-            raise UpdateRefused(f"these arrays of the reply have another shape than they had, or no floats: {wrong[:6]}")
+            raise Misfit(f"these arrays of the reply have another shape than they had, or no floats: {wrong[:_SHOWN]}")
         with np.errstate(all="ignore"):
             moved = [after[n].astype(np.float64) - self.arrays[n].astype(np.float64) for n in self.layout.names]
             return torch.from_numpy(np.concatenate([part.reshape(-1).astype(np.float32) for part in moved]))
+
+    def refilled(self, content: Any) -> list[str]:
+        """Names of float arrays with NaN or infinite values that a reply has with others: no buffers that stay as they are."""
+        record, found = self._replied(content), []
+        for name, kind in self.kinds.items():
+            before = self.arrays[name]
+            if kind.released or before.dtype.kind != "f" or _last(name) in self.untouched or np.isfinite(before).all():
+                continue
+            if name in record and not np.array_equal(record[name].numpy(), before, equal_nan=True):
+                found.append(name)
+        return found
 
     @property
     def nothing(self) -> Tensor:
@@ -94,6 +163,25 @@ class AppArrays:
         """What a strategy made of such arrays, in their types, and with everything that is not released as it was."""
         return self._record({name: record[name].numpy().astype(self.arrays[name].dtype) for name in self.layout.names})
 
+    def _replied(self, content: Any) -> Any:
+        """The one ArrayRecord of a reply, which has all that is released.
+
+        Raises:
+            Misfit: the message has the names on both sides.
+        """
+        try:
+            records = dict(content.array_records)
+        except Exception as problem:
+            raise Misfit(f"the reply has no arrays ({type(problem).__name__})") from problem
+        (record,) = records.values() if len(records) == 1 else ({},)
+        if missing := [name for name in self.layout.names if name not in record]:
+            back = {name: list(one)[:_SHOWN] for name, one in records.items()}
+            raise Misfit(
+                f"the reply needs one ArrayRecord with the arrays of the instruction: {list(self.layout.names)[:_SHOWN]} were "
+                f"sent, and {back} came back (without {missing[:_SHOWN]})"
+            )
+        return record
+
     def _stepped(self, name: str, step: NDArray[np.float32]) -> NDArray[Any]:
         before = self.arrays[name]
         with np.errstate(all="ignore"):
@@ -103,3 +191,43 @@ class AppArrays:
         from flwr.app import Array, ArrayRecord
 
         return ArrayRecord({name: Array(np.asarray(changed.get(name, kept))) for name, kept in self.arrays.items()})
+
+
+def not_constant(names: Sequence[str]) -> ConfigError:
+    """The refusal of a model of which training changes what cannot be released."""
+    return ConfigError(
+        f"the model came with NaN or infinite values in {list(names)[:_SHOWN]}, and training changed these arrays: only a "
+        f"constant one goes back as it came; nothing was charged: start from finite values"
+    )
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _first_kinds(arrays: Mapping[str, NDArray[Any]], untouched: tuple[str, ...], *, late: bool) -> dict[str, Kind]:
+    """What is released of a model that is seen for the first time.
+
+    A client that is asked for the first time in a later round may be sent integers as floats: a strategy averaged them. Whole
+    numbers in double precision are taken for these, unless all that was sent are.
+    """
+    released = {n for n, a in arrays.items() if a.dtype.kind == "f" and _last(n) not in untouched and bool(np.isfinite(a).all())}
+    whole = {n for n in released if late and arrays[n].dtype == np.float64 and _is_whole(arrays[n])}
+    released -= whole if whole != released else set()
+    return {name: Kind(array.dtype.str, array.shape, name in released) for name, array in arrays.items()}
+
+
+def _is_whole(array: NDArray[Any]) -> bool:
+    return bool(np.all(np.abs(array - np.rint(array)) <= _ROUNDING * np.maximum(1, np.abs(array))))
+
+
+def _as_first(array: NDArray[Any], kind: Kind) -> NDArray[Any]:
+    """An array in the type of the first time, if it was one of integers then, and that loses nothing but a rounding."""
+    dtype = np.dtype(kind.dtype)
+    if kind.released:
+        return array if array.dtype.kind == "f" else array.astype(dtype)
+    if dtype.kind not in "iub" or array.dtype.kind != "f" or not (np.isfinite(array).all() and _is_whole(array)):
+        return array
+    least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    whole = np.rint(array)
+    return whole.astype(dtype) if np.all((whole >= least) & (whole < most + 1)) else array

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fedveil.errors import BudgetExhausted, ConfigError, FedveilError, LedgerError
 from fedveil.federation.round import ClientTask, Context, client_round
 from fedveil.flower.client_states import ClientStates, DamagedState, request_name
-from fedveil.flower.received_release import naming_its_bits
+from fedveil.flower.received_release import naming_its_bits, release_bounds
 from fedveil.flower.round_messages import (
     RefusalMessage,
     ReleaseMessage,
@@ -107,13 +107,15 @@ class ClientNode:
             ),
         )
         salt = context.randomness.key("salt", own.round, self.client).hex()
-        released, buffers = self._let_out(outcome.release, salt)
-        answer = reply_bytes(ReleaseMessage(own, name, salt, released, buffers))
-        kept = replace(before, request=request, answer=answer, rounds=before.rounds + 1, answers=before.answers + 1)
+        kept = replace(before, request=request, rounds=before.rounds + 1, answers=before.answers + 1)
         if outcome.release is not None:
             private = before.private if outcome.error else outcome.private or before.private
             kept = replace(kept, private=private, policy={} if context.summed else outcome.policy_state or before.policy)
-        self.states.keep(own.round, kept)
+        longest = 8 * (context.door.parts.dimension + (0 if told.buffers is None else told.buffers.numel())) + 2**16
+        with self.states.room_for(own.round, replace(kept, answer=bytes(longest))):
+            released, buffers = self._let_out(outcome.release, salt)
+            answer = reply_bytes(ReleaseMessage(own, name, salt, released, buffers), release_bounds(context.door, plan))
+            self.states.keep(own.round, replace(kept, answer=answer))
         return answer
 
     def _require_participation(self, round: int, answers: int) -> None:

@@ -10,18 +10,30 @@ have to begin anew without anybody noticing.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
 from fedveil.errors import FedveilError
-from fedveil.federation.plain_state import read_tree, sync_folder, tree_parts, write_whole
+from fedveil.federation.plain_state import read_tree, sync, sync_folder, tree_parts
 from fedveil.ledger.owner_only import owner_only_folder
+from fedveil.ledger.whole_files import DRAFT, replace_reserved, reserve
 from fedveil.training.local import State
 
 _DAMAGE = (OSError, KeyError, ValueError, TypeError, SafetensorError)
+
+
+_CHARGE = 2**18
+"""Bytes that the ledgers of run and lifetime take at most for one release."""
+
+
+class NoRoom(FedveilError):
+    """A disk that is full; its words name no file."""
 
 
 class DamagedState(FedveilError):
@@ -86,16 +98,41 @@ class ClientStates:
             )
         return Generation(answers=answers)
 
+    @contextmanager
+    def room_for(self, round: int, generation: Generation) -> Iterator[None]:
+        """Take the room on the disk that `keep` needs for such states, and that a charge needs, before anything is charged.
+
+        Raises:
+            FedveilError: there is none.
+        """
+        self._made()
+        path, of_the_charge = self._path(round), self.folder / "charge"
+        try:
+            reserve(path, sum(memoryview(part).nbytes for part in tree_parts(_tree(generation))))
+            reserve(of_the_charge, _CHARGE)
+        except OSError as problem:
+            _draft(path).unlink(missing_ok=True)
+            raise NoRoom(
+                "this client's disk has no room for what it keeps of a round: nothing was charged, and nothing leaves"
+            ) from problem
+        _draft(of_the_charge).unlink()
+        try:
+            yield
+        finally:
+            _draft(path).unlink(missing_ok=True)
+
     def keep(self, round: int, generation: Generation) -> None:
-        """Write the states after that round; when this returns, they are on the disk. Two generations stay."""
-        for folder in (self.folder.parent, self.folder):
-            owner_only_folder(folder)
-        tree = {**vars(generation), "answer": torch.frombuffer(bytearray(generation.answer), dtype=torch.uint8)}
-        write_whole(self._path(round), tree_parts(tree))
+        """Write the states after that round, in the room that was taken; when this returns, they are on the disk. Two stay."""
+        self._made()
+        replace_reserved(self._path(round), tree_parts(_tree(generation)), sync)
         sync_folder(self.folder)
         stay = [r for r in self._rounds() if r <= round][-2:]
         for other in set(self._rounds()) - set(stay):
             self._path(other).unlink(missing_ok=True)
+
+    def _made(self) -> None:
+        for folder in (self.folder.parent, self.folder):
+            owner_only_folder(folder)
 
     def _rounds(self) -> list[int]:
         return sorted(int(path.stem) for path in self.folder.glob("*.safetensors"))
@@ -112,6 +149,14 @@ class ClientStates:
                 f"the client's state in {self._path(round)} is damaged ({type(problem).__name__}): put a copy of it back, or "
                 f"take no further part in this run"
             ) from problem
+
+
+def _tree(generation: Generation) -> dict[str, Any]:
+    return {**vars(generation), "answer": torch.frombuffer(bytearray(generation.answer), dtype=torch.uint8)}
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(path.name + DRAFT)
 
 
 def request_name(*messages: bytes) -> str:

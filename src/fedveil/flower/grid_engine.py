@@ -17,7 +17,7 @@ import torch
 from fedveil.errors import UpdateRefused
 from fedveil.federation.round import ClientTask, Context, Outcome, planned
 from fedveil.flower.flower_messages import content_of, instruction
-from fedveil.flower.received_release import received_contribution, received_upload
+from fedveil.flower.received_release import received_contribution, received_upload, release_bounds
 from fedveil.flower.round_messages import (
     RefusalMessage,
     ReleaseMessage,
@@ -158,7 +158,7 @@ class GridEngine:
             plan = plans[client]
             assert isinstance(plan, Plan)
             try:
-                message = self._message(answers[client], asked[client], names[client])
+                message = self._message(answers[client], asked[client], names[client], plan)
                 found = self._outcome(task, plan, message)
                 self._left_out.pop(client, None)
                 yield found
@@ -168,13 +168,14 @@ class GridEngine:
                 self._left_out[client] = str(problem)
                 yield Outcome(client, None, task.policy_state, {}, error=str(problem), remote=True)
 
-    def _message(self, answer: bytes | str, asked: TaskMessage, plan: str) -> ReleaseMessage:
+    def _message(self, answer: bytes | str, asked: TaskMessage, name: str, plan: Plan) -> ReleaseMessage:
         if isinstance(answer, str):
             raise WireError(answer)
-        message = read_reply(answer, asked, self.context.door.parts.dimension)
+        door = self.context.door
+        message = read_reply(answer, asked, door.parts.dimension, release_bounds(door, plan) or None)
         if isinstance(message, RefusalMessage):
             raise WireError(f"refused: {message.reason}")
-        if message.plan != plan:
+        if message.plan != name:
             raise WireError("it made another plan than the server: one of them has lost its state, or another fedveil")
         return message
 

@@ -16,17 +16,17 @@ import torch
 
 from fedveil.errors import UpdateRefused
 from fedveil.ledger.named_bits import naming_bits
-from fedveil.release.bare_release import lets_statistics_out
 from fedveil.release.cost import on_grid
 from fedveil.release.door import Door
+from fedveil.release.plan import Plan, Raw, lets_statistics_out
 from fedveil.release.sealed import Contribution, SealedUpload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from fedveil.flower.bit_packing import Bounds
     from fedveil.flower.round_messages import ReleaseMessage
-    from fedveil.release.plan import Plan
 
 _DEVIATIONS = 40.0
 """No Gaussian noise is ever so many standard deviations away from 0."""
@@ -55,6 +55,12 @@ def received_contribution(door: Door, plan: Plan, message: ReleaseMessage) -> Co
     vector = _checked(door, plan, message.released, noised=plan.place == "upload")
     buffers = _statistics(plan, message.buffers)
     return Contribution(task.client, (), plan.unproven, task.weight, vector, None, buffers)
+
+
+def release_bounds(door: Door, plan: Plan | Raw) -> Bounds:
+    """The bounds of the integers that leave under a plan; none where floats leave."""
+    exact = isinstance(plan, Plan) and on_grid(plan, plan.unproven, door.layout)
+    return door.parts.bounds(plan) if isinstance(plan, Plan) and exact else ()
 
 
 def naming_its_bits(door: Door, sealed: SealedUpload, salt: str) -> SealedUpload:

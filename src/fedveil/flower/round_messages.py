@@ -21,7 +21,19 @@ import torch
 
 from fedveil.errors import FedveilError
 from fedveil.federation.plain_state import decode, encode
-from fedveil.flower.wire_format import Kind, WireError, WireMessage, decoded, encoded, run_name, text, whole_number
+from fedveil.flower.bit_packing import Bounds, by_block
+from fedveil.flower.wire_format import (
+    Kind,
+    WireError,
+    WireMessage,
+    decoded,
+    digest,
+    encoded,
+    require_parts,
+    run_name,
+    text,
+    whole_number,
+)
 from fedveil.release.cost import plan_digest
 from fedveil.release.plan import Plan, Raw, Released
 from fedveil.training.local import State
@@ -33,6 +45,7 @@ if TYPE_CHECKING:
     from fedveil.training.params import Layout
 
 _TREE = "tree"
+_TASK = ("run", "round", "client", "weight")
 
 
 @dataclass(frozen=True)
@@ -105,11 +118,15 @@ def read_round(content: bytes, dimension: int) -> RoundMessage:
         WireError: it is none, or its models are no vectors of finite numbers of that dimension.
     """
     message = decoded(content, Kind.ROUND)
+    require_parts(message, ("run", "round", _TREE), message.arrays)
     try:
         tree = decode(message.fields[_TREE], {name: torch.from_numpy(array) for name, array in message.arrays.items()})
         keys = {"model", "previous", "public_loss", "public_update", "server", "plan_state", "buffers"}
         if type(tree) is not dict or set(tree) != keys or not all(type(tree[k]) is dict for k in ("server", "plan_state")):
             raise WireError("a round without its parts")
+        named: dict[str, Tensor] = {}
+        if encode(tree, named, "") != message.fields[_TREE] or named.keys() != message.arrays.keys():
+            raise WireError("a round with more than its parts, or in another form")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
         raise WireError(f"a damaged round ({type(problem).__name__})") from None
     for name in ("model", "previous", "public_update"):
@@ -136,11 +153,20 @@ def task_bytes(task: TaskMessage) -> bytes:
 
 def read_task(content: bytes) -> TaskMessage:
     """The message that the server sent to one client; raises WireError."""
-    return _task_of(decoded(content, Kind.TASK))
+    message = decoded(content, Kind.TASK)
+    require_parts(message, _TASK)
+    return _task_of(message)
 
 
-def reply_bytes(reply: ReleaseMessage | RefusalMessage) -> bytes:
-    """The message on the wire."""
+def reply_bytes(reply: ReleaseMessage | RefusalMessage, bounds: Bounds = ()) -> bytes:
+    """The message on the wire.
+
+    Args:
+        bounds: of the integers of a release, from its plan alone (`ReleaseLayout.bounds`).
+
+    Raises:
+        ValueError: an integer beyond its bound.
+    """
     fields = _task_fields(reply.task)
     if isinstance(reply, RefusalMessage):
         shown = "".join(c if c.isprintable() else " " for c in reply.reason)[:1000]
@@ -151,28 +177,30 @@ def reply_bytes(reply: ReleaseMessage | RefusalMessage) -> bytes:
     if reply.buffers is not None:
         arrays["buffers"] = reply.buffers.numpy()
     integers = reply.released is not None and reply.released.dtype == torch.int64
-    wide = frozenset({"released"} if integers else ())
-    return encoded(WireMessage(Kind.RELEASE, fields | {"plan": reply.plan, "salt": reply.salt}, arrays, wide))
+    packed = {"released": bounds} if integers else {}
+    return encoded(WireMessage(Kind.RELEASE, fields | {"plan": reply.plan, "salt": reply.salt}, arrays, packed))
 
 
-def read_reply(content: bytes, task: TaskMessage, dimension: int) -> ReleaseMessage | RefusalMessage:
+def read_reply(
+    content: bytes, task: TaskMessage, dimension: int, bounds: Bounds | None = None
+) -> ReleaseMessage | RefusalMessage:
     """A client's answer to that task.
 
     Args:
-        dimension: D, of a release.
+        dimension: D, of a release. bounds: of its integers, from the plan; None takes those that the answer states.
 
     Raises:
-        WireError: it is none; it answers another task; or it brings another shape or type than a release has.
+        WireError: it is none; it answers another task; or it brings another shape, type or width than a release has.
     """
     message = decoded(content, Kind.RELEASE, Kind.REFUSAL, most_packed=dimension)
+    release = message.kind is Kind.RELEASE
+    require_parts(message, (*_TASK, *(("plan", "salt") if release else ("reason",))), ("released", "buffers") if release else ())
     answered = _task_of(message)
     if answered != task:
         wrong = [f"{k} {v} where {getattr(task, k)} was asked" for k, v in vars(answered).items() if v != getattr(task, k)]
         raise WireError(f"an answer to another task: {', '.join(wrong)}")
     if message.kind is Kind.REFUSAL:
         return RefusalMessage(task, text(message, "reason"))
-    if set(message.arrays) - {"released", "buffers"}:
-        raise WireError("a release with unknown arrays")
     buffers = message.arrays.get("buffers")
     statistics = None if buffers is None else torch.from_numpy(buffers)
     if statistics is not None and not _finite_floats(statistics):
@@ -181,7 +209,9 @@ def read_reply(content: bytes, task: TaskMessage, dimension: int) -> ReleaseMess
     released = None if array is None else torch.from_numpy(np.ascontiguousarray(array))
     if released is not None and (released.shape != (dimension,) or released.dtype not in (torch.int64, torch.float32)):
         raise WireError(f"a release of shape {tuple(released.shape)} and type {released.dtype} where [{dimension}] is due")
-    return ReleaseMessage(task, text(message, "plan"), text(message, "salt"), released, statistics)
+    if bounds is not None and any(found != by_block(bounds, dimension) for found in message.packed.values()):
+        raise WireError("integers that are packed in another width than their plan gives")
+    return ReleaseMessage(task, digest(message, "plan"), digest(message, "salt"), released, statistics)
 
 
 def plan_name(plan: Plan | Raw, layout: Layout) -> str:

@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from queue import Queue
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from fedveil.errors import FedveilError
+from fedveil.errors import ConfigError, FedveilError
 from fedveil.flower.client_node import ClientNode
 from fedveil.flower.client_states import ClientStates
 from fedveil.flower.flower_messages import parts_of, record
@@ -28,30 +28,13 @@ from fedveil.flower.quiet import environment, require_flower
 from fedveil.flower.round_messages import read_task
 from fedveil.flower.wire_format import WireError
 from fedveil.ledger.owner_only import owner_only
+from fedveil.release.release_row import NullLedger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from fedveil.federation.round import ClientTask, Context, Outcome
-    from fedveil.ledger.entry import Entry
 
 _START = 120.0
 """Seconds that Ray has to come up."""
-
-
-@dataclass(frozen=True)
-class ChargedByServer:
-    """The ledger of a simulated client: all of the run is charged to the one ledger of the run directory."""
-
-    def charge_all(self, entries: Sequence[Entry]) -> None:
-        """Nothing: see the class."""
-
-    def charge_once(self, entry: Entry, *, digest: str) -> None:
-        """Nothing: see the class."""
-
-    def admits(self, client: int, event: object) -> bool:
-        """Always; the server has asked its own ledger."""
-        return True
 
 
 class FlowerSimulation:
@@ -70,7 +53,8 @@ class FlowerSimulation:
         self._stack = ExitStack()
         shared = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="fedveil-")))
         self._stack.enter_context(environment(FLWR_HOME=str(shared)))
-        own = replace(self.context, door=replace(self.context.door, ledger=ChargedByServer(), memory=None))
+        # all of the run is charged to the one ledger of the run directory
+        own = replace(self.context, door=replace(self.context.door, ledger=NullLedger(), memory=None))
         with open(shared / "context", "wb", opener=owner_only) as file:
             _pickled(own, file)
         self._stop, grids = threading.Event(), Queue[Any]()
@@ -146,4 +130,10 @@ def _context(path: str) -> Context:
 def _pickled(context: Context, file: Any) -> None:
     from ray import cloudpickle
 
-    cloudpickle.dump(context, file)
+    try:
+        cloudpickle.dump(context, file)
+    except Exception as error:
+        raise ConfigError(
+            f"run.engine = 'flower' hands the run to processes of its own, and a part of it cannot be pickled: "
+            f"{type(error).__name__}: {error}; leave it out of the model, the task or the method, or set run.engine = 'inline'"
+        ) from error

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -17,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.errors import FedveilError
-from fedveil.flower.bit_packing import packed, unpacked
+from fedveil.flower.bit_packing import Bounds, packed, unpacked
 
-VERSION = 1
+VERSION = 2
 LARGEST = 2**32
 """Bytes that a message may have."""
 
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAGIC = b"FDVL"
 _HEAD = struct.Struct("<4sHBBI")
 _MOST_HEADER = 2**22
@@ -57,13 +59,13 @@ class WireMessage:
     """A message: plain JSON values by name, and arrays by name.
 
     Args:
-        packed: names of those arrays (int64) that travel packed to the bits they need.
+        packed: of those arrays (int64) that travel packed, the bounds that give their widths.
     """
 
     kind: Kind
     fields: Mapping[str, Any]
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    packed: frozenset[str] = frozenset()
+    packed: Mapping[str, Bounds] = field(default_factory=dict)
 
 
 def encoded(message: WireMessage) -> bytes:
@@ -71,13 +73,13 @@ def encoded(message: WireMessage) -> bytes:
     listed, parts = [], []
     for name, array in message.arrays.items():
         if name in message.packed:
-            parts.append(packed(array.ravel()))
+            parts.append(packed(array.ravel(), message.packed[name]))
             listed.append([name, _PACKED, list(array.shape), len(parts[-1])])
         else:
             kind = next(kind for kind, dtype in _TYPES.items() if dtype == array.dtype)
             parts.append(np.ascontiguousarray(array).tobytes())
             listed.append([name, kind, list(array.shape), len(parts[-1])])
-    header = json.dumps({"fields": dict(message.fields), "arrays": listed}, separators=(",", ":")).encode()
+    header = _header({"fields": dict(message.fields), "arrays": listed})
     return b"".join([_HEAD.pack(_MAGIC, VERSION, message.kind, 0, len(header)), header, *parts])
 
 
@@ -112,24 +114,32 @@ def _decoded(content: bytes, expected: tuple[Kind, ...], most_packed: int) -> Wi
     if size > _MOST_HEADER or body > len(content):
         raise WireError("a message that ends early")
     header = json.loads(content[_HEAD.size : body].decode())
+    if _header(header) != content[_HEAD.size : body]:
+        raise WireError("a header that is not written as this format writes it")
     if type(header) is not dict or sorted(header) != ["arrays", "fields"] or type(header["fields"]) is not dict:
         raise WireError("a message without fields and arrays")
     arrays: dict[str, NDArray[Any]] = {}
-    wide = []
+    bounds: dict[str, Bounds] = {}
     place, view = body, memoryview(content)
     for name, kind, shape, length in header["arrays"]:
         if type(name) is not str or name in arrays or type(length) is not int or length < 0 or place + length > len(content):
             raise WireError("a message with arrays that do not fit")
-        shape = _checked_shape(shape)
+        shape, part = _checked_shape(shape), view[place : place + length]
         if kind == _PACKED:
-            wide.append(name)
             if math.prod(shape) > most_packed:
                 raise WireError(f"more than {most_packed} packed integers")
-        arrays[name] = _array(kind, shape, view[place : place + length])
+            integers, bounds[name] = unpacked(part, math.prod(shape))
+            arrays[name] = integers.reshape(shape)
+        else:
+            arrays[name] = _array(kind, shape, part)
         place += length
     if place != len(content):
         raise WireError("a message with more bytes than it lists")
-    return WireMessage(Kind(number), header["fields"], arrays, frozenset(wide))
+    return WireMessage(Kind(number), header["fields"], arrays, bounds)
+
+
+def _header(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode()
 
 
 def _checked_shape(shape: Any) -> tuple[int, ...]:
@@ -139,15 +149,24 @@ def _checked_shape(shape: Any) -> tuple[int, ...]:
 
 
 def _array(kind: Any, shape: tuple[int, ...], content: memoryview) -> NDArray[Any]:
-    count = math.prod(shape)
-    if kind == _PACKED:
-        return unpacked(content, count).reshape(shape)
     dtype = _TYPES[kind]
-    if count * dtype.itemsize != len(content):
+    if math.prod(shape) * dtype.itemsize != len(content):
         raise WireError("an array that does not fit its bytes")
     if kind == "b1" and any(value > 1 for value in set(bytes(content))):
         raise WireError("truth values other than 0 and 1")
     return np.frombuffer(content, dtype).reshape(shape).copy()
+
+
+def require_parts(message: WireMessage, fields: Collection[str], arrays: Collection[str] = ()) -> None:
+    """Refuse a message that has not just these fields, or other arrays than these; raises WireError."""
+    if wrong := sorted({*fields} ^ message.fields.keys()):
+        raise WireError(f"a {message.kind.name.lower()} has the fields {', '.join(fields)}; too many or missing: {_named(wrong)}")
+    if unknown := sorted(message.arrays.keys() - {*arrays}):
+        raise WireError(f"a {message.kind.name.lower()} with unknown arrays: {_named(unknown)}")
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(ascii(name[:40]) for name in names[:5])
 
 
 def whole_number(message: WireMessage, name: str, least: int = 0, most: int = 2**62) -> int:
@@ -171,4 +190,12 @@ def text(message: WireMessage, name: str, most: int = 1000) -> str:
     value = message.fields.get(name)
     if type(value) is not str or len(value) > most or not value.isprintable():
         raise WireError(f"the field {name!r} must be a printable text of at most {most} characters")
+    return value
+
+
+def digest(message: WireMessage, name: str) -> str:
+    """A field of 64 lower-case hex digits; raises WireError for anything else."""
+    value = message.fields.get(name)
+    if type(value) is not str or not _DIGEST.fullmatch(value):
+        raise WireError(f"the field {name!r} must be 64 lower-case hex digits")
     return value

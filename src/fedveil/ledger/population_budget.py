@@ -15,7 +15,7 @@ from fedveil.errors import BudgetExhausted, ConfigError, LedgerError
 from fedveil.ledger.budget import Budgets, GdpFilter, RdpFilter
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import AGGREGATE, Ledger
-from fedveil.ledger.ledger_head import head_path
+from fedveil.ledger.ledger_head import head_path, read_head
 from fedveil.ledger.owner_only import owner_only_folder
 
 Cap = GdpFilter | RdpFilter
@@ -140,19 +140,25 @@ def open_budget(path: str | Path) -> PopulationBudget:
 
 
 def lifetime_budget(path: Path, epsilon: float, delta: float, scope: Scope, order: float | None = None) -> PopulationBudget:
-    """The budget of one who keeps it at `path`, made when first asked for.
+    """The budget of one who keeps it at `path`, made when first asked for, and anew with other numbers while nothing is spent.
 
     Raises:
-        ConfigError: it was made with other numbers. LedgerError: it is damaged, or a part of it is gone.
+        ConfigError: it was made with other numbers, and holds charges. LedgerError: it is damaged, or a part of it is gone.
     """
     if not path.exists() and not head_path(path).exists():
         owner_only_folder(path.parent)
         return create_budget(path, epsilon, delta, scope, order)
     there = open_budget(path)
     if there != PopulationBudget(path, _cap(epsilon, delta, order), scope):
+        with Ledger.open(path, read_only=True) as ledger:
+            unspent = next(iter(ledger.entries()), None) is None
+        if unspent and not read_head(path)[0]:
+            for file in (head_path(path), path):
+                file.unlink()
+            return create_budget(path, epsilon, delta, scope, order)
         raise ConfigError(
             f"epsilon = {epsilon:g} at delta = {delta:g} ({scope}) is not what {path} was made with, which is {there.cap.quotes} "
-            f"({there.scope}): restore these numbers, or keep another ledger"
+            f"({there.scope}): restore these numbers, by which all that was charged there counts"
         )
     return there
 

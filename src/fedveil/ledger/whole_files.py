@@ -23,7 +23,7 @@ def replace_whole(
         sync: waits until an open file is on the disk; left out, `os.fsync`.
 
     Raises:
-        OSError: it cannot be written; what was there before still is.
+        OSError: it cannot be written, with its name; what was there before still is.
     """
     draft = path.with_name(path.name + DRAFT)
     try:
@@ -32,9 +32,49 @@ def replace_whole(
             file.flush()
             (sync or os.fsync)(file.fileno())
         draft.replace(path)
-    except OSError:
+    except OSError as problem:
         with suppress(OSError):
             draft.unlink()
+        problem.filename = problem.filename or str(path)  # the system names none where there is no room
+        raise
+
+
+def reserve(path: Path, size: int) -> None:
+    """Take so many bytes of the disk for a file of its owner that `replace_reserved` writes; on failure nothing is left.
+
+    Raises:
+        OSError: there is no room.
+    """
+    draft = path.with_name(path.name + DRAFT)
+    try:
+        with open(draft, "wb", opener=owner_only) as file:
+            os.posix_fallocate(file.fileno(), 0, size) if hasattr(os, "posix_fallocate") else file.write(bytes(size))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as problem:
+        with suppress(OSError):
+            draft.unlink()
+        problem.filename = problem.filename or str(path)
+        raise
+
+
+def replace_reserved(path: Path, content: Iterable[bytes | memoryview], sync: Callable[[int], None]) -> None:
+    """As `replace_whole`, into the room that was reserved, if any was; the file is its owner's alone.
+
+    Raises:
+        OSError: it cannot be written, with its name.
+    """
+    draft = path.with_name(path.name + DRAFT)
+    try:
+        draft.touch(mode=0o600)
+        with open(draft, "r+b") as file:
+            file.writelines(content)
+            file.truncate()
+            file.flush()
+            sync(file.fileno())
+        draft.replace(path)
+    except OSError as problem:
+        problem.filename = problem.filename or str(path)
         raise
 
 

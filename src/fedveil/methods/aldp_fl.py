@@ -142,7 +142,7 @@ class BoundedNoise:
         """A gradient step; at the end of an iteration, clip and noise what it moved."""
         loss = local.gradient(local, x, y)
         local.descend()
-        every = 1 if self.method.noise_every == "batch" else -(-local.examples // local.spec.batch_size)
+        every = 1 if self.method.noise_every == "batch" else local.spec.batches_for(local.examples)
         local.scratch["open"] = (local.step + 1) % every != 0
         if not local.scratch["open"]:
             self._bound(local)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fedveil.accounting.accountant import AccountantName, calibrate
 from fedveil.accounting.selection import needed_noise_multiplier
-from fedveil.accounting.types import Event, View
+from fedveil.accounting.types import Event, Unbounded, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.methods.method import Method
 from fedveil.methods.run_cost import run_releases
@@ -32,6 +32,8 @@ def calibrated(method: Method, s: Setting, accountant: AccountantName = "auto") 
         def planned(z: float) -> list[Event]:
             return run_releases(method, replace(s, epsilon=epsilon, noise_multiplier=z), s.scope.view)
 
+        if reasons := [event.reason for event in planned(1.0) if isinstance(event, Unbounded)]:
+            raise ConfigError(f"privacy.epsilon = {epsilon:g}: no noise reaches it, for {reasons[0]}{_instead(s)}")
         if s.selection is not None and (law := s.selection.law) is not None:
             pair = s.scope.adjacency
             return needed_noise_multiplier(law, planned, epsilon, s.delta, adjacency=pair) * (1 + 2 * ROUNDING)
@@ -40,6 +42,16 @@ def calibrated(method: Method, s: Setting, accountant: AccountantName = "auto") 
     caps = _client_caps(method, s)
     groups = [BudgetGroup(e, frozenset(c for c, cap in enumerate(caps) if cap == e), noise(e)) for e in sorted(set(caps))]
     return replace(s, noise_multiplier=noise(s.epsilon), groups=tuple(groups))
+
+
+def _instead(s: Setting) -> str:
+    """What to do where DP-SGD is to protect clients."""
+    if s.example_clip is None or s.scope.unit is not Unit.CLIENT:
+        return ""
+    return (
+        ": set privacy.unit = 'record'; or, to protect clients, training.local = 'sgd' with a method that clips and noises their "
+        "updates, such as method.name = 'dp-fedavg'"
+    )
 
 
 def _extrapolated(method: Method, s: Setting, larger: NoiseCohort, accountant: AccountantName) -> Setting:

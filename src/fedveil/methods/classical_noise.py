@@ -48,7 +48,7 @@ def sequential_claim(s: Setting, total: float, source: str) -> Claim:
         total: the sum of the rounds' epsilons. source: who says that a round has its epsilon.
     """
     scope = classical_scope()
-    rate = min(1.0, s.local.batch_size / s.records)
+    rate = min(1.0, s.local.batch_size / s.known_records)
     epsilon, delta = claimed_total(total / s.rounds, s.delta, s.rounds, rate)
     if delta >= 1:
         note = f"one round; over {s.rounds} rounds the paper's accountant gives epsilon = {epsilon:.4g} at a vacuous delta >= 1"

@@ -84,7 +84,7 @@ def _priced(policy: Policy, s: Setting, released: Released, view: View, rounds: 
         if not isinstance(plan, Plan):
             raise ConfigError(f"the policy's `plan` returned {type(plan).__name__} for round {t}; allowed are Plan and Raw")
         plan = plan if s.evaluation is None else s.evaluation.beside(plan, s.layout)
-        shares = s.sharers if holds_shares(plan, s, view) else 1
+        shares = s.sharers_to(View.AGGREGATE) if holds_shares(plan, s, view) else 1
         counted[event_of(plan, s.layout, scope, rate=rate, noisy_uploads=shares, round=t)] += 1
     gaussian = sorted((e.mu for e, n in counted.items() if isinstance(e, Gaussian) for _ in range(n)), reverse=True)
     others = [(e, n) for e, n in counted.items() if not isinstance(e, Gaussian)]

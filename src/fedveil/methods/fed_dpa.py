@@ -104,7 +104,7 @@ class FedDPA(MethodConfig):
         """(sampling rate, steps) of the accountant; local steps that are fixed count as the epochs that they come to."""
         if (self.accountant or ("records" if self.source == "repo" else "rounds")) == "rounds":
             return s.rate, float(s.rounds)
-        batch, records = s.local.batch_size, max(s.records, 1)
+        batch, records = s.local.batch_size, s.known_records
         epochs = s.local.epochs if s.local.steps is None else s.local.steps * batch / records
         return record_steps(batch, s.clients * records, s.rounds, epochs, s.rate)
 

@@ -99,7 +99,7 @@ class GFLALDPA(MethodConfig):
     def published_std(self, s: Setting, round: int) -> float:
         """sigma_t = sensitivity sqrt(2 ln(1.25 / delta_t)) / epsilon_t, with delta / T a round where epsilon is the run's."""
         delta = s.delta / (s.rounds if self.budget == "run" else 1)
-        sensitivity = 2 * self.clip / (max(s.records, 1) if self.sensitivity == "mean" else 1)
+        sensitivity = 2 * self.clip / (s.known_records if self.sensitivity == "mean" else 1)
         return sensitivity * classical_noise_multiplier(self.epsilon(s, round), delta)
 
 

@@ -133,7 +133,7 @@ class NbAFL(TwoVariants):
         """Published: of each upload, with what the server adds before it broadcasts, so that the mean has the noise of both."""
         if self.source == "ladp-fl":
             return full_dp_std(s, self.name)
-        epsilon, records = paper_epsilon(s, self.name), max(s.records, 1)
+        epsilon, records = paper_epsilon(s, self.name), s.known_records
         exposures = s.rounds if self.exposures is None else self.exposures
         one = nbafl_upload_std(epsilon, s.delta, self.clip, records, 1)
         if self.source == "repo":

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fedveil.accounting.types import Event, Unbounded, View
 from fedveil.methods.method import Method, weighting_of
 from fedveil.methods.setting import Setting
-from fedveil.release.cost import event_of, plan_mu
+from fedveil.release.cost import event_of, plan_mu, promises
 from fedveil.release.flags import speaks_for
 from fedveil.release.plan import Plan, Raw, is_common
 
@@ -34,12 +34,12 @@ def gaussian_plan(s: Setting, clip: float) -> Plan:
 def planned_releases(plan: Plan, s: Setting, view: View) -> list[Event]:
     """The cost of a run in which every release is made under the same plan, by the prices that the door charges.
 
-    Noise in shares counts with what the honest survivors of a round add.
+    Noise in shares counts with what the honest survivors of a round add, less the share that a fellow client drew itself.
     """
     if s.noise_multiplier == 0:
         return [Unbounded("no noise is added (noise_multiplier = 0)")]
     scope, rate = replace(s.scope, view=view), s.rate if s.amplified else None
-    shares = s.sharers if holds_shares(plan, s, view) else 1
+    shares = s.sharers_to(View.AGGREGATE) if holds_shares(plan, s, view) else 1
     first, later = (event_of(plan, s.layout, scope, rate=rate, noisy_uploads=shares, round=t) for t in (0, 1))
     if isinstance(first, Unbounded):
         return [first]
@@ -117,11 +117,11 @@ def noise_of(plan: Plan | Raw, s: Setting) -> float:
         return 0.0
     if plan.dp_sgd is not None:
         return plan.dp_sgd.noise_multiplier
-    mu = plan_mu(plan, s.layout, 1, s.sharers if holds_shares(plan, s, s.scope.view) else 1)
+    mu = plan_mu(plan, s.layout, 1, s.sharers_to(View.AGGREGATE) if holds_shares(plan, s, s.scope.view) else 1)
     return 0.0 if isinstance(mu, str) else 1 / mu if mu else math.inf
 
 
 def holds_shares(plan: Plan, s: Setting, view: View) -> bool:
     """Whether that view sees a sum that carries the noise of several uploads, none of which was cut off by a clamp."""
-    noise_of_each = plan.place == "upload" and plan.dp_sgd is None and plan.clamp is None
+    noise_of_each = plan.place == "upload" and plan.clamp is None and promises(plan, s.layout)
     return noise_of_each and view is not View.SERVER and s.can_share

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fedveil.accounting.chosen_run import Selection
-from fedveil.accounting.types import Scope
+from fedveil.accounting.types import Scope, View
 from fedveil.errors import ConfigError
 from fedveil.release.evaluation_counts import EvaluationCounts
 from fedveil.release.plan import DpSgd
@@ -44,10 +44,12 @@ class Setting:
     Args:
         clients: N. cohort: n, clients a round (expected number under Poisson sampling). rounds: T.
         sampling: `fixed`, n of N without replacement; `poisson`, each client joins with probability n / N.
-        records: nominal examples per client, |D| / N. layout: of the flat model; its dimension is d.
+        records: nominal examples per client, |D| / N; 0 where only the data tell (see `known_records`).
+        layout: of the flat model; its dimension is d.
         epsilon, delta: the target, or epsilon None. noise_multiplier: z, noise std / clip of what is released, once known.
         example_clip: per-example L2 clip when local training is DP-SGD (record level), else None.
-        min_survivors: noisy uploads that the sum of a round is guaranteed to hold. colluders: of which c belong to the adversary.
+        min_survivors: noisy uploads that the sum of a round is guaranteed to hold. colluders: of which c belong to the adversary;
+            see `sharers_to` for the noise that any client knows.
         max_participations: rounds in which one client may take part, or None for all T.
         server: what the server does with the aggregated step; SGD at rate 1 takes it as it is.
         groups: of clients by cap, where the method gives them caps of their own; `epsilon` and `noise_multiplier` are then those
@@ -120,21 +122,51 @@ class Setting:
     @property
     def steps(self) -> int:
         """K, local steps a round of a client with the nominal number of examples."""
-        return self.local.steps_for(self.records)
+        return self.local.steps_for(1 if self.local.steps is not None else self.known_records)
 
     @property
-    def sharers(self) -> int:
-        """Noisy uploads in a sum that the adversary did not make: survivors less colluders."""
+    def known_records(self) -> int:
+        """`records`, at least 1.
+
+        Raises:
+            ConfigError: the configuration does not tell it.
+        """
+        if not self.records:
+            raise ConfigError(
+                "how many examples a client has depends on how the files of these data were prepared, and the noise or the claim "
+                "of this configuration follows from it: give data.partition.examples_per_client, hand the data over, as in "
+                "fv.certify(config, data=...), or read the statement of the run"
+            )
+        return self.records
+
+    def sharers_to(self, view: View) -> int:
+        """Noises that hide a client from an adversary with that view, where each upload brings its own and all are added up.
+
+        Whoever sees the sums as a client knows the noise that it drew itself, so one of them counts as known even where nobody
+        colludes; an outsider, who sees the last model, knows those of colluders alone. The server sees single uploads.
+
+        Raises:
+            ConfigError: the number of uploads is not known, or all of them count as known.
+        """
+        if view is View.SERVER:
+            return 1
         if self.min_survivors is None and self.sampling == "poisson":
             raise ConfigError(
                 "noise added in shares by each client needs a guaranteed number of survivors under Poisson sampling: "
                 "set privacy.min_survivors, or training.sampling = 'fixed'"
             )
         survivors = self.min_survivors if self.min_survivors is not None else self.cohort
-        honest = survivors - self.colluders
-        if honest < 1:
-            raise ConfigError(f"privacy.min_survivors ({survivors}) must exceed privacy.colluders ({self.colluders})")
-        return honest
+        known = self.colluders if view is View.FINAL else max(self.colluders, 1)
+        if survivors > known:
+            return survivors - known
+        if self.scope.view is View.SERVER:  # each upload is hidden by its own noise, whatever is known of the others
+            return 1
+        least = "training.clients_per_round" if self.min_survivors is None else "privacy.min_survivors"
+        one = "" if self.colluders else ", where one counts as known: that which a fellow client drew itself"
+        raise ConfigError(
+            f"{least} ({survivors}) must exceed privacy.colluders ({self.colluders}){one}: no noise of the sum would be left "
+            f"that hides a client; take more clients a round, or privacy.view = 'server', where each upload has all of its noise"
+        )
 
     @property
     def can_share(self) -> bool:
@@ -157,8 +189,12 @@ class Setting:
         """The DP-SGD plan of one round, the same for every client: rate and steps come from the nominal size."""
         if self.example_clip is None:
             return None
-        records = max(self.records, 1)
+        records = self.known_records
         rate = min(1.0, self.local.batch_size / records)
-        expected = rate * records
-        cap = max(records, min(100 * records, 2**17))
-        return DpSgd(self.example_clip, self.z, rate, self.steps, expected, cap)
+        return DpSgd(self.example_clip, self.z, rate, self.steps, rate * records, self.example_cap)
+
+    @property
+    def example_cap(self) -> int:
+        """How many examples of a client can join the batches of DP-SGD; those beyond never do."""
+        records = max(self.records, 1)
+        return max(records, min(100 * records, 2**17))

@@ -133,8 +133,7 @@ def _trajectory(spec: LocalSpec, rounds: int, proximal: float) -> NDArray[np.flo
 
 def upload_std(s: Setting, bounds: NDArray[np.float64]) -> float:
     """sigma of one upload: z is relative to C_0 and to what the run's view sees."""
-    shares = 1 if s.scope.view is View.SERVER else s.sharers
-    return s.z * float(bounds[0]) / math.sqrt(shares)
+    return s.z * float(bounds[0]) / math.sqrt(s.sharers_to(s.scope.view)) if s.z else 0.0
 
 
 def calibrated_trajectory(method: Method, s: Setting, sigma: float | None, proximal: float, ball: Ball) -> Setting:
@@ -169,11 +168,11 @@ def cost(s: Setting, view: View, proximal: float, ball: Ball) -> list[Event]:
 
 
 def composed(s: Setting, view: View, bounds: NDArray[np.float64]) -> list[Event]:
-    """mu_t = f C_t / (sigma sqrt(noisy uploads that this view sees added up)), over the rounds a client may be in."""
+    """mu_t = f C_t / (sigma sqrt(noises in the sum that this view does not know)), over the rounds a client may be in."""
     if s.z == 0:
         return [Unbounded("no noise is added (noise_multiplier = 0)")]
-    shares = 1 if view is View.SERVER else s.sharers
-    mus = s.scope.update_factor * bounds / (upload_std(s, bounds) * math.sqrt(shares))
+    unknown = s.sharers_to(View.AGGREGATE if view is View.FINAL else view)  # without the last-model bound, as if all were seen
+    mus = s.scope.update_factor * bounds / (upload_std(s, bounds) * math.sqrt(unknown))
     if len(bounds) == 1:
         return [Gaussian(float(mus[0]), s.participations)]
     largest = np.sort(mus)[::-1][: s.participations]
@@ -198,7 +197,7 @@ def last_model_mu(s: Setting, proximal: float, ball: Ball) -> float:
     mu = _unit_last_model_mu(*run, None, 2.0, rounded)
     if ball.smoothness is not None:
         mu = min(mu, _unit_last_model_mu(*run, ball.smoothness, s.scope.update_factor / s.cohort, cell + rounded))
-    return mu * s.cohort / (sigma * math.sqrt(s.sharers))
+    return mu * s.cohort / (sigma * math.sqrt(s.sharers_to(View.FINAL)))
 
 
 def grid_step(s: Setting, bounds: NDArray[np.float64], sigma: float) -> float:
@@ -225,8 +224,9 @@ def trajectory_assumptions(s: Setting, ball: Ball) -> tuple[str, ...]:
     """What noise in shares, and the bound on the last model, rest on."""
     found: list[str] = []
     if s.scope.view is not View.SERVER:
+        known = f"those of the {s.colluders} who collude" if s.colluders else "the one that a fellow client knows as its own"
         found.append(
-            f"at least {s.sharers} honest clients add their noise share to every released sum "
+            f"at least {s.sharers_to(View.AGGREGATE)} honest clients add their noise share to every released sum besides {known} "
             "(a round with fewer is charged more)"
         )
     if ball.bounds_last_model(s):

@@ -1,4 +1,4 @@
-"""Whether a network treats the examples of a batch independently, as DP-SGD assumes."""
+"""Whether a network treats the examples of a batch independently, as one must that DP-SGD trains example by example."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-_FEW = 4
-"""Examples in the batches that show which layer mixes."""
-
-
-def mixing_layer(module: nn.Module, x: Tensor, size: int = 4) -> str:
+def mixing_layer(module: nn.Module, x: Tensor, every: bool = False) -> str:
     """The first part whose output for one example depends on the other examples of the batch, or an empty string.
 
-    It is a layer, or the module around it where what the layer is handed depends on them already.
+    It is a layer, or the module around it where what the layer is handed depends on them already. `every` layer is looked at, or
+    where the output of the whole network shows it: inside, a network may have the examples in another order.
 
     The network runs in the mode that it is in, on batches that share their first example; once more with its trained parameters
-    moved a little, since a layer that starts at zero hides all before it; and in whole batches of `size`. Its own parameters,
-    statistics and random numbers stay as they are.
+    moved a little, since a layer that starts at zero hides all before it. Its own parameters, statistics and random numbers stay
+    as they are.
 
     Args:
         x: at least two examples [n, ...], numbers or tokens; public, such as those of a test set.
-        size: of what training computes in one pass.
     """
     moved = _moved(module)
-    found = _mixing(module, x) or (_mixing(moved, x) if _finite(moved, x) else "")
-    if not found and size > _FEW and any(_apart(network, x, size) for network in (module, moved)):
-        found = f"the network ({type(module).__name__})"
-    return found
+    networks = (module, moved) if _finite(moved, x) else (module,)
+    if every:
+        return next(filter(None, (_mixing(network, x) for network in networks)), "")
+    for network in networks:
+        if _mixes(network, x):
+            try:
+                return _mixing(network, x) or _whole(module)
+            except Exception:  # of a layer that takes no hooks
+                return _whole(module)
+    return ""
 
 
 def drawn_elsewhere(module: nn.Module, x: Tensor) -> str:
     """Where, other than from torch, the network draws random numbers, or an empty string; those of torch come from the run."""
     before = _states()
-    _outputs(module, x[:2])
+    _output(module, x[:2])
     return " and ".join(name for name, state in _states().items() if state != before[name])
 
 
@@ -65,11 +67,11 @@ def _finite(module: nn.Module, x: Tensor) -> bool:
     return all(bool(_output(module, torch.cat([examples[:1], others])).isfinite().all()) for others in _other(examples))
 
 
-def _apart(module: nn.Module, x: Tensor, size: int) -> bool:
-    """Whether the output for one example changes with the others of a batch of that size."""
-    examples = x[torch.arange(size, device=x.device) % len(x)]
-    found = [_output(module, torch.cat([examples[:1], others])) for others in _other(examples)]
-    return bool(torch.stack([one[0] for one in found]).isfinite().all()) and _differ(*found)
+def _mixes(module: nn.Module, x: Tensor) -> bool:
+    """Whether the output of the whole network for the first example changes with the others."""
+    examples = x[torch.arange(4, device=x.device) % len(x)]
+    own = _output(module, examples)
+    return any(_differ(own, _output(module, torch.cat([examples[:1], others]))) for others in _other(examples))
 
 
 def _mixing(module: nn.Module, x: Tensor) -> str:
@@ -90,6 +92,8 @@ def _differ(one: Tensor, other: Tensor) -> bool:
     """Whether the first example's rows do, by more than rounding."""
     if one.shape != other.shape:
         return True
+    if not one.numel():
+        return False
     one, other = one[0].double(), other[0].double()
     return not bool(((one - other).abs() <= 1e-4 * float(one.abs().max()) + 1e-6).all())
 
@@ -97,7 +101,11 @@ def _differ(one: Tensor, other: Tensor) -> bool:
 def _around(module: nn.Module, layer: str) -> str:
     """The module whose forward hands its examples to that layer."""
     name = layer.partition(" ")[0].rpartition(".")[0]
-    return f"{name or 'the network'} ({type(module.get_submodule(name)).__name__})"
+    return f"{name} ({type(module.get_submodule(name)).__name__})" if name else _whole(module)
+
+
+def _whole(module: nn.Module) -> str:
+    return f"the network ({type(module).__name__})"
 
 
 def _other(examples: Tensor) -> Iterator[Tensor]:
@@ -112,7 +120,7 @@ def _output(module: nn.Module, batch: Tensor) -> Tensor:
     """Of the whole network, which stays as it is."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        output: Tensor = copy.deepcopy(module)(batch)
+        output: Tensor = copy.deepcopy(module)(batch.clone())
     return output
 
 
@@ -132,5 +140,5 @@ def _outputs(module: nn.Module, batch: Tensor) -> list[tuple[str, Tensor | None,
         layer.register_forward_hook(keep)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        network(batch)
+        network(batch.clone())  # into which it may write
     return seen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fedveil.errors import ConfigError
-from fedveil.training.params import normalising
+from fedveil.training.params import copied, normalising
 
 _WRAPPERS = {
     "DataParallel": "its `.module`",
@@ -29,7 +28,7 @@ def own_copy(module: nn.Module) -> nn.Module:
     """
     check_module(module)
     try:
-        return copy.deepcopy(module)
+        return copied(module)
     except Exception as error:
         raise ConfigError(
             f"model: {type(module).__name__} cannot be copied ({str(error).splitlines()[0]}): hand over its class or a function "

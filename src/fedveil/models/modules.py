@@ -24,6 +24,7 @@ from fedveil.models.layers import (
     walk,
 )
 from fedveil.models.pool2x2 import MaxPool2x2
+from fedveil.training.cores import process_state
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh, "softplus": nn.Softplus}
 
@@ -84,7 +85,7 @@ class GlobalMean(nn.Module):
 
 def initialised(layers: Iterable[Layer], shape: Shape, seed: int) -> nn.Sequential:
     """The network with torch's default initialisation drawn from `seed`; the global random state is put back."""
-    with torch.random.fork_rng(devices=[]):
+    with process_state(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return sequential(layers, shape)
 

@@ -216,7 +216,7 @@ class VitOptions(BaseModel):
     model_config = _FROZEN
     patch: Size = 4
     width: Size = 384
-    depth: Size = 12
+    depth: Annotated[int, Field(gt=0, le=1000, strict=True)] = 12
     heads: Size = 6
     hidden: Size | None = None
 

@@ -1,30 +1,38 @@
-"""One public batch through a model before training: what it makes must be what the task needs."""
+"""Public examples through a model before training: what it makes must be what the task needs."""
 
 from __future__ import annotations
 
-import logging
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, frames_of, users_place
+from fedveil.release.noise import Randomness
 from fedveil.tasks.task_check import check_task
 from fedveil.training.params import trained_parameters
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from fedveil.tasks.task import Task
     from fedveil.training.params import FlatModel
 
-_log = logging.getLogger(__name__)
 
-
-def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> None:
+def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> list[str]:
     """Pass public examples through the model as training does, up to the gradient; the model stays as it is.
 
     Args:
         x, y: examples [n, ...] and targets [n, ...] of the test set.
+
+    Returns:
+        What its owner should know, where it can be trained all the same.
 
     Raises:
         ConfigError: an output that the task cannot use, or a bad task (see `check_task`); nothing that is trained decides the
@@ -32,27 +40,115 @@ def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> None:
     """
     name, device = type(model.module).__name__, model.vector.device
     x, y = x.to(device), y.to(device)
-    kept = model.buffers()
-    try:
-        with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):
+        with model.as_it_was() as first:
             output = _output(model, x, name)
             check_task(task, output.detach().float().cpu(), y.cpu())
+        with model.as_it_was():
             _try_sizes(model, x, name)
-            model.remember_constants()
-            output = _output(model, x, name)
-        used = torch.autograd.grad(
-            task.loss(output.float(), y), list(trained_parameters(model.module).values()), allow_unused=True
+        model.remember_constants()
+        with model.as_it_was() as each_time:
+            used = _gradients(model, x, y, task)
+            model.require_constants()
+    if once := first - each_time:
+        raise ConfigError(
+            f"model: {name} sets {_some(sorted(once))} in its first pass, from the examples that it meets there: pass public "
+            f"examples of your own through it once, and hand over the module that it is then"
         )
-        model.require_constants()
-    finally:
-        model.load_buffers(kept)
     unused = [layer for layer, gradient in zip(model.layout.names, used, strict=True) if gradient is None]
     if len(unused) == len(used):
         raise ConfigError(
             f"model: no trained parameter of {name} decides its output, so nothing would be learned: {_some(unused)}"
         )
-    if unused:
-        _log.warning("model: %s does not decide the output of %s: it would get nothing but noise", _some(unused), name)
+    return [f"model: {_some(unused)} does not decide the output of {name}: it would get nothing but noise"] if unused else []
+
+
+def fill_caches(model: FlatModel, x: Tensor) -> None:
+    """Let the code of a network that is not built in keep what it makes of public examples, such as a cache of positions.
+
+    Args:
+        x: the examples [n, ...] that `check_output` was given.
+
+    Raises:
+        ConfigError: as `check_output`, of the forward pass alone.
+    """
+    if model.is_compared:
+        with _as_it_was(model):
+            name = type(model.module).__name__
+            _passed(model, x, name)
+            _try_sizes(model, x, name)
+        model.remember_constants()
+
+
+def needs_pairs(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> bool:
+    """Whether the network or the task can learn from two of these examples and not from one, as under batch normalisation."""
+    ours = not (model.is_compared or task.own)  # of these only batch normalisation asks for more than one
+    if ours and not any(isinstance(layer, _BatchNorm) and layer.training for layer in model.module.modules()):
+        return False
+    with torch.no_grad(), _as_it_was(model):
+        found = not _learns(model, x[:1], y[:1], task) and _learns(model, x[:2], y[:2], task)
+    model.remember_constants()
+    return found
+
+
+def _learns(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> bool:
+    try:
+        output = model.module(x.clone())
+        return bool(output.isfinite().all()) and bool(task.loss(output.float(), y).isfinite())
+    except Exception:
+        return False
+
+
+@contextmanager
+def _as_it_was(model: FlatModel) -> Iterator[None]:
+    """Put back afterwards what a pass changes, the states of generators included."""
+    with Randomness(0).forward(model.vector.device, "public examples"), model.as_it_was():
+        yield
+
+
+def _gradients(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> tuple[Tensor | None, ...]:
+    """Return the gradient of the loss by each trained parameter; None for those that it does not depend on."""
+    name = type(model.module).__name__
+
+    def made() -> tuple[Tensor | None, ...]:
+        loss = task.loss(_output(model, x, name).float(), y)
+        return torch.autograd.grad(loss, list(trained_parameters(model.module).values()), allow_unused=True)
+
+    try:
+        return made()
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason, remedy = _reason(error), "every operation between parameters and output needs a gradient that torch can compute"
+        if "use_reentrant" in reason:
+            remedy = "call torch.utils.checkpoint.checkpoint with use_reentrant=False"
+        elif "inplace operation" in reason:
+            remedy = "what is computed there is changed in place later on: take operations that make new tensors (no add_, no +=)"
+        place = _at(users_place(frames_of(error))) or _place_of_forward(made)
+        raise ConfigError(f"model: the gradients of {name}{place} cannot be computed: {reason}; {remedy}") from error
+
+
+def _place_of_forward(made: Callable[[], object]) -> str:
+    """Return where the forward pass computed what has no gradient, of which torch warns; else which operation it was."""
+    with warnings.catch_warnings(record=True) as caught, suppress(Exception):
+        warnings.simplefilter("always")
+        with torch.autograd.detect_anomaly(check_nan=False):
+            made()
+    texts = [str(warning.message) for warning in caught]
+    found = next((text for text in texts if "Traceback of forward call" in text), "")
+    frames = [(file, int(line)) for file, line in re.findall(r'^  File "(.*)", line (\d+)', found, re.MULTILINE)]
+    operation = re.match(r"Error detected in (\w+?)(Backward\d*)?\.", found)
+    return _at(users_place(frames)) or (f" (at its operation {operation[1]})" if operation else "")
+
+
+def _at(place: str) -> str:
+    return f" (at {place})" if place else ""
+
+
+def _reason(error: Exception) -> str:
+    """Return the error's first line, without torch's own hints."""
+    text = re.split(r"\.? Hint: |\.? To resolve this error", (str(error) or "-").splitlines()[0])[0]
+    return f"{type(error).__name__}: {text}"
 
 
 def _try_sizes(model: FlatModel, x: Tensor, name: str) -> None:
@@ -82,12 +178,12 @@ def _output(model: FlatModel, x: Tensor, name: str) -> Tensor:
 
 def _passed(model: FlatModel, x: Tensor, name: str) -> Tensor:
     try:
-        output: Any = model.module(x)
+        output: Any = model.module(x.clone())
     except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        place = _at(users_place(frames_of(error)))
         tokens = x.is_floating_point() and any(isinstance(part, torch.nn.Embedding) for part in model.module.modules())
         hint = " (tokens are int64 where the data say vocabulary=)" if tokens else ""
-        raise ConfigError(f"model: {name} cannot take examples {_shape(x)}: {type(error).__name__}: {reason}{hint}") from error
+        raise ConfigError(f"model: {name} cannot take examples {_shape(x)}: {_reason(error)}{hint}{place}") from error
     if not isinstance(output, torch.Tensor) or not output.is_floating_point() or output.shape[:1] != x.shape[:1]:
         raise ConfigError(
             f"model: {name} makes {_shape(output)} of examples {_shape(x)}: it must return one floating-point tensor "

@@ -8,6 +8,7 @@ configuration, cannot.
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,7 @@ from fedveil.run.history_files import append_history
 from fedveil.run.shared_budget import check_plan, shared_budget
 from fedveil.run.spending import EpsilonSpent
 from fedveil.statement.certify import certify
-from fedveil.statement.public_values import public_values
+from fedveil.statement.public_values import beside_the_releases, public_values
 from fedveil.statement.statement_json import to_dict
 from fedveil.statement.statement_markdown import to_markdown
 
@@ -58,17 +59,20 @@ _UNKNOWN = (
 )
 
 
-def matching_configuration(sections: Mapping[str, Mapping[str, Any]], clients: int, layout: Layout) -> Config:
+def matching_configuration(
+    sections: Mapping[str, Mapping[str, Any]], clients: int, layout: Layout, *, evaluate: bool = False
+) -> Config:
     """The configuration of fedveil whose releases are those of a Flower app.
 
     Args:
-        sections: method, training, privacy and run, as far as they are known.
+        sections: method, training, privacy and run, as far as they are known. evaluate: clients evaluate, beside the releases.
 
     Raises:
         ConfigError: an impossible value.
     """
     shapes = dict(zip(layout.names, map(list, layout.shapes), strict=True))
-    data = {"name": DATA.name, "handed_over": ["data", "partition"], "partition": {"kind": "flower", "clients": clients}}
+    partition = {"kind": "flower", "clients": clients, **({"evaluate": True} if evaluate else {})}
+    data = {"name": DATA.name, "handed_over": ["data", "partition"], "partition": partition}
     model = {"name": HANDED_OVER, "recorded": {"class": "Flower app", "shapes": shapes}}
     return parse({"data": data, "model": model, **{name: dict(section) for name, section in sections.items()}})
 
@@ -111,7 +115,8 @@ class AppRun:
         method, setting = public_setting(config, clients)
         seeded, statistics = config.run.seeded_noise, config.model.keeps_statistics
         known = public_values(config, DATA)
-        statement = certify(method, setting, seeded_noise=seeded, batch_norm=statistics, public=known)
+        beside = beside_the_releases(config)
+        statement = certify(method, setting, seeded_noise=seeded, batch_norm=statistics, public=known, beside=beside)
         run, shared = new_run_id(), shared_budget(config, setting)
         if shared is not None:
             check_plan(shared, method, setting, run)
@@ -138,6 +143,12 @@ class AppRun:
         assert isinstance(self.door.ledger, BudgetedLedger)
         self._spent = EpsilonSpent(self.door.ledger, self.method, self.setting, self.statement)
 
+    @property
+    def noise_norm(self) -> float:
+        """The expected L2 norm of the noise on the mean of a round."""
+        assert isinstance(self.plan.noise_std, float)
+        return self.plan.noise_std / self.setting.cohort * math.sqrt(self.setting.layout.dimension)
+
     def release(self, round: int, contributions: Sequence[Contribution], failures: Mapping[int, str]) -> Upload:
         """The noisy mean of a round, charged, and its row of the history.
 
@@ -161,12 +172,19 @@ class AppRun:
         append_history(self.path, self.history, self.setting.layout, self._columns)
         return upload
 
-    def end(self) -> str:
-        """Close the ledger over all that is there; returns the closing digest."""
+    def end(self, early: str = "") -> str:
+        """Close the ledger over all that is there; returns the closing digest.
+
+        Args:
+            early: why it ends before its last round, or an empty string; it is public.
+        """
         self.close()
-        last = {k: v for k, v in self.history[-1].items() if self._columns[k].public}
-        summary = rundir.json_text({"run": self.run, "rounds": len(self.history), "ended": "after its last round", "final": last})
-        closing = conclude(self.path, len(self.history), "", {"summary.json": summary.encode()})
+        if not self.history:
+            rundir.write_text(self.path / "history.csv", "round\n")
+        last = {k: v for k, v in self.history[-1].items() if self._columns[k].public} if self.history else {}
+        done = {"run": self.run, "rounds": len(self.history), "ended": early or "after its last round", "final": last}
+        summary = rundir.json_text(done)
+        closing = conclude(self.path, len(self.history), early, {"summary.json": summary.encode()})
         rundir.write_text(self.path / "summary.json", summary)
         return closing
 

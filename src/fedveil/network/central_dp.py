@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from fedveil.errors import BudgetExhausted, ConfigError, UpdateRefused
-from fedveil.flower.app_arrays import UNTOUCHED, AppArrays
+from fedveil.flower.app_arrays import UNTOUCHED, AppArrays, Misfit, not_constant
 from fedveil.flower.dp_mod import absolute_path
 from fedveil.flower.flower_messages import printable
 from fedveil.network.app_run import AppRun, matching_configuration
@@ -27,9 +27,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedveil.configuration.config import Config
-    from fedveil.release.sealed import Contribution
+    from fedveil.flower.app_arrays import Kinds
 
 _log = logging.getLogger(__name__)
+
+
+class _NoAnswer(UpdateRefused):
+    """A client that failed: whether it has the arrays of the model is not known."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +50,13 @@ class CentralDP:
     """A strategy with differential privacy for whole clients, in the aggregate view.
 
     Args:
-        strategy: of Flower; it must ask every node (fraction_train = 1), since clients are drawn here.
+        strategy: of Flower; it must ask every node that is connected, once, since clients are drawn here.
         clip: C, L2 bound on a client's update. clients: N, public. rate: chance of each client to take part in a round; N x rate
             is a whole number, by which every sum is divided. rounds: T.
         delta: below 1 / N. epsilon: the noise is calibrated to it; or noise_multiplier: epsilon is the result.
         out: the run directory, which must be new: an absolute path or one that begins with ~.
         seed: take noise and sampling from it: a simulation that protects nobody, and the statement says so. Left out: secret.
-        evaluate: let clients evaluate; what they answer goes to the strategy without clip or noise, and `flower.md` says so.
+        evaluate: let clients evaluate; what they answer goes to the strategy without clip or noise, and the statement says so.
         budget: of a population, from `fedveil budget create`: the run is refused if it does not fit, and charges it.
         untouched: as in `AppArrays`.
 
@@ -78,10 +82,10 @@ class CentralDP:
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.noise_multiplier is None) or self.noise_multiplier == 0:
             raise ConfigError(f"give epsilon, or a noise_multiplier > 0; got {self.epsilon} and {self.noise_multiplier}")
-        if getattr(self.strategy, "fraction_train", 1.0) != 1.0:
+        fraction, least = getattr(self.strategy, "fraction_train", 1.0), getattr(self.strategy, "min_train_nodes", 0)
+        if fraction < 1 and least < self.clients:  # found out now; what counts is what it asks, below
             raise ConfigError(
-                f"fraction_train = {self.strategy.fraction_train}: CentralDP draws clients itself, of all nodes: set it to 1.0, "
-                f"and give rate"
+                f"fraction_train = {fraction}: CentralDP draws clients itself, of all nodes: set it to 1.0, and give rate"
             )
         self._path = absolute_path("out", self.out)
         cohort = round(self.rate * self.clients) if math.isfinite(self.rate) else 0
@@ -98,9 +102,15 @@ class CentralDP:
         self._config(Layout(("model",), ((1,),)))  # refuses impossible numbers now
         self._run: AppRun | None = None
         self._sent: dict[int, _Round] = {}
+        self._first: list[Kinds] = []
+        self._fitted = False
+        self._ended, self._told = "", False
 
     def start(self, grid: Any, initial_arrays: Any, num_rounds: int = 3, **options: Any) -> Any:
         """As `Strategy.start` of Flower; afterwards the run directory is closed.
+
+        A run in which no reply has the arrays of the model, of which the strategy makes none, or which has diverged, ends: a
+        warning says why, and the rounds that are left do nothing and cost nothing.
 
         Raises:
             ConfigError: num_rounds is not `rounds`, or the strategy inside has a `start` of its own, which sees every reply.
@@ -116,7 +126,7 @@ class CentralDP:
             raise ConfigError(f"num_rounds = {num_rounds}, and the noise is for rounds = {self.rounds}: give both the same")
         if not self.evaluate:
             _log.warning(
-                "clients do not evaluate: what they answered would leave without noise (CentralDP(evaluate=True) lets them)"
+                "CentralDP asks no client to evaluate: the answers would leave without noise (CentralDP(evaluate=True) asks)"
             )
         try:
             result = Strategy.start(self, grid, initial_arrays, num_rounds, **options)
@@ -124,7 +134,7 @@ class CentralDP:
             if self._run is not None:
                 self._run.close()
         if self._run is not None:
-            _log.info("closing digest of %s: %s", self.out, self._run.end())
+            _log.info("closing digest of %s: %s", self.out, self._run.end(self._ended))
         return result
 
     def summary(self) -> None:
@@ -139,17 +149,21 @@ class CentralDP:
         """The strategy's messages to those who are drawn for this round."""
         from flwr.app import Message, RecordDict
 
-        found = AppArrays.of(arrays, self.untouched)
-        run = self._begun(found.layout)
+        if self._ended:
+            return []
+        try:
+            found = AppArrays.of(arrays, self.untouched, self._first)
+        except ConfigError as problem:
+            if self._run is None:
+                raise
+            return self._end(f"the model of round {server_round} cannot be trained", str(problem))
+        messages = self._asked(server_round, arrays, config, grid)
+        run = self._begun(found)
         if not run.admits(server_round - 1):
             raise BudgetExhausted(f"round {server_round}: the {self.rounds} rounds that the noise is for are spent")
-        made = self.strategy.configure_train(server_round, arrays, config, SimpleNamespace(get_node_ids=grid.get_node_ids))
-        messages = {message.metadata.dst_node_id: message for message in made}
-        if not 1 <= len(messages) <= self.clients:
-            raise ConfigError(f"clients = {self.clients}, and {type(self.strategy).__name__} asks {len(messages)} nodes")
         nodes = sorted(messages)
-        chosen = run.door.randomness.secret("clients", server_round - 1).random(self.clients) < run.setting.rate
-        drawn = {node: place for place, node in enumerate(nodes) if chosen[place]}
+        chosen = run.door.randomness.coins(run.setting.rate, self.clients, "clients", server_round - 1)
+        drawn = {nodes[place]: place for place in chosen.tolist() if place < len(nodes)}
         self._sent[server_round] = _Round(found, drawn, Message(RecordDict(), reply_to=messages[nodes[0]]))
         return [messages[node] for node in drawn]
 
@@ -157,49 +171,106 @@ class CentralDP:
         """The strategy's step from the noisy mean of what these replies moved."""
         from flwr.app import MetricRecord, RecordDict
 
+        if self._ended:
+            return None, None
         run, sent = self._run, self._sent.pop(server_round, None)
         if run is None or sent is None:
             raise ConfigError(f"round {server_round} was not sent out: configure_train comes before aggregate_train")
-        contributions, failures = self._clipped(run, sent, server_round - 1, replies)
-        upload = run.release(server_round - 1, contributions, failures)
+        updates, failures = _usable_updates(run, sent, replies)
+        self._fitted |= bool(updates) or any(not isinstance(problem, Misfit | _NoAnswer) for problem in failures.values())
+        misfit = next((str(problem) for problem in failures.values() if isinstance(problem, Misfit)), "")
+        if misfit and not self._fitted:
+            self._end(f"no reply of round {server_round} has the arrays of the model", misfit)
+            return None, None
+        if misfit:
+            _log.warning("round %d: a reply that does not fit counts as zero: %s", server_round, printable(misfit))
+        elif sent.drawn and not updates:
+            _log.warning(
+                "round %d: no reply can be used, so that noise alone moves the model: private/failures.csv", server_round
+            )
+        contributions = [
+            run.door.seal(updates.get(place, sent.arrays.nothing), run.plan, place, server_round - 1)
+            for place in sent.drawn.values()
+        ]
+        upload = run.release(server_round - 1, contributions, {place: printable(p) for place, p in failures.items()})
         weight, name = (
             getattr(self.strategy, "weighted_by_key", "num-examples"),
             getattr(self.strategy, "arrayrecord_key", "arrays"),
         )
         sent.reply.content = RecordDict({name: sent.arrays.moved(upload.vector), "metrics": MetricRecord({weight: 1})})
         stepped, metrics = self.strategy.aggregate_train(server_round, [sent.reply])
-        return None if stepped is None else sent.arrays.as_sent(stepped), metrics
+        missing = [name for name in sent.arrays.layout.names if stepped is None or name not in stepped]
+        if stepped is None or missing:
+            made = "nothing" if stepped is None else f"a model without {missing[:6]}"
+            self._end(
+                f"{type(self.strategy).__name__} makes {made} of the one reply that it gets",
+                "a strategy that compares clients has nothing to compare here: take FedAvg, FedProx, FedAdam or FedAvgM",
+            )
+            return None, metrics
+        return sent.arrays.as_sent(stepped), metrics
 
     def configure_evaluate(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
         """Nothing, unless clients may evaluate."""
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid) if self.evaluate else []
+        if not self.evaluate or self._ended:
+            return []
+        asked = list(self.strategy.configure_evaluate(server_round, arrays, config, grid))
+        if asked and not self._told:
+            self._told = True
+            _log.warning("clients evaluate: what they answer leaves without clip or noise, and no epsilon of this run covers it")
+        return asked
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> Any:
         """Nothing, unless clients may evaluate."""
-        return self.strategy.aggregate_evaluate(server_round, replies) if self.evaluate else None
+        return self.strategy.aggregate_evaluate(server_round, replies) if self.evaluate and not self._ended else None
 
-    def _clipped(
-        self, run: AppRun, sent: _Round, round: int, replies: Iterable[Any]
-    ) -> tuple[list[Contribution], dict[int, str]]:
-        """What each of those drawn adds to the sum, in the order of the nodes: zero where no usable reply came."""
-        answers: dict[int, Any] = {}
-        for reply in replies:
-            answers.setdefault(reply.metadata.src_node_id, reply)
-        contributions, failures = [], {}
-        for node, place in sent.drawn.items():
-            update = sent.arrays.nothing
-            try:
-                update = _usable(run, sent, answers.get(node))
-            except Exception as problem:
-                failures[place] = printable(problem)
-            contributions.append(run.door.seal(update, run.plan, place, round))
-        return contributions, failures
+    def _asked(self, server_round: int, arrays: Any, config: Any, grid: Any) -> dict[int, Any]:
+        """The strategy's message to each node.
 
-    def _begun(self, layout: Layout) -> AppRun:
+        Raises:
+            ConfigError: it asks more of them than there are clients, some of them twice, or not all of them.
+        """
+        connected: list[int] = []
+
+        def nodes() -> list[int]:
+            found = list(grid.get_node_ids())
+            connected.append(len(set(found)))
+            return found
+
+        made = list(self.strategy.configure_train(server_round, arrays, config, SimpleNamespace(get_node_ids=nodes)))
+        messages = {message.metadata.dst_node_id: message for message in made}
+        name = type(self.strategy).__name__
+        if not 1 <= len(messages) <= self.clients:
+            raise ConfigError(f"clients = {self.clients}, and {name} asks {len(messages)} nodes")
+        if not connected:
+            nodes()
+        if len(messages) < min(connected):  # more may have come while it asked
+            raise ConfigError(
+                f"{name} asks {len(messages)} of {min(connected)} connected nodes, and CentralDP draws clients itself, of all "
+                f"nodes, by rate = {self.rate:g}: let the strategy ask all of them (fraction_train = 1.0)"
+            )
+        if len(made) > len(messages):
+            raise ConfigError(f"{name} sends {len(made)} messages to {len(messages)} nodes: a client answers once a round")
+        return messages
+
+    def _end(self, why: str, details: str) -> list[Any]:
+        """Let the run end here; the details are for the log alone."""
+        self._ended = why
+        _log.warning("%s: the run ends, and nothing more is released or charged. %s", why, printable(details))
+        return []
+
+    def _begun(self, arrays: AppArrays) -> AppRun:
         if self._run is None:
-            self._run = AppRun.begin(self._path, self._config(layout), self.clients, self._page())
-        if self._run.setting.layout != layout:
-            raise ConfigError(f"the model has other arrays than in the first round: {list(layout.names)[:6]}")
+            self._run = run = AppRun.begin(self._path, self._config(arrays.layout), self.clients, self._page())
+            self._first = [arrays.kinds]
+            norm = run.noise_norm
+            _log.log(
+                logging.WARNING if norm > self.clip else logging.INFO,
+                "the noise of each round has norm %.3g on the mean of updates, each of which has at most %g, the clip",
+                norm,
+                self.clip,
+            )
+        if self._run.setting.layout != arrays.layout:
+            raise ConfigError(f"the model has other arrays than in the first round: {list(arrays.layout.names)[:6]}")
         return self._run
 
     def _config(self, layout: Layout) -> Config:
@@ -212,21 +283,24 @@ class CentralDP:
             "privacy": privacy,
             "run": {"seed": self.seed or 0, "seeded_noise": self.seed is not None},
         }
-        return matching_configuration(sections, self.clients, layout)
+        return matching_configuration(sections, self.clients, layout, evaluate=self.evaluate)
 
     def _page(self) -> str:
         """What is particular to this run; its digest is in the ledger's first row."""
-        leaves = "The metrics of clients' training are dropped, and clients do not evaluate."
+        evaluation = "CentralDP asks no client to evaluate."
         if self.evaluate:
-            leaves = (
+            evaluation = (
                 "**Clients evaluate, and what they answer reaches the strategy, its result and its log without clip or noise: "
-                "the guarantee does not cover it.** The metrics of their training are dropped."
+                "the guarantee does not cover it.**"
             )
         return f"""\
 # A run of a Flower app
 
 Strategy: {type(self.strategy).__name__}, inside fedveil's CentralDP. It was shown the noisy mean of each round and no reply of a
-client. {leaves}
+client. The metrics of clients' training are dropped. {evaluation}
+
+What the app asks clients outside this strategy, such as queries or evaluation by the grid, before, between or after its rounds,
+fedveil does not see: what they answer there leaves without clip or noise, and the guarantee does not cover it.
 
 The server saw every update before the noise, and who took part: the statement assumes that it is trusted with both. One node is
 one client; a client that runs several nodes is protected as a group. Updates were clipped by the server.
@@ -236,11 +310,27 @@ it: here nothing of the app's code is looked at.
 """
 
 
+def _usable_updates(run: AppRun, sent: _Round, replies: Iterable[Any]) -> tuple[dict[int, Tensor], dict[int, Exception]]:
+    """What training moved, by the place of the node, and why nothing of the others can be used."""
+    answers: dict[int, Any] = {}
+    for reply in replies:
+        answers.setdefault(reply.metadata.src_node_id, reply)
+    updates, failures = {}, dict[int, Exception]()
+    for node, place in sent.drawn.items():
+        try:
+            updates[place] = _usable(run, sent, answers.get(node))
+        except Exception as problem:
+            failures[place] = problem
+    return updates, failures
+
+
 def _usable(run: AppRun, sent: _Round, reply: Any) -> Tensor:
     """What training moved; raises where the reply has nothing that may leave."""
     if reply is None or reply.has_error():
-        raise UpdateRefused("no reply" if reply is None else f"an error: {reply.error.reason}")
+        raise _NoAnswer("no reply" if reply is None else f"an error: {reply.error.reason}")
     update = sent.arrays.update(reply.content)
+    if names := sent.arrays.refilled(reply.content):
+        raise Misfit(str(not_constant(names)))
     if problem := run.door.problem(update, {}):
         raise UpdateRefused(problem)
     return update

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedveil.errors import ConfigError
-from fedveil.ledger.owner_only import owner_only
+from fedveil.ledger.whole_files import replace_whole
 
 AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
 
@@ -36,7 +36,7 @@ def make_authority(folder: Path) -> None:
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     made = _signed(name, name, key.public_key(), key, _AUTHORITY_DAYS, [(x509.BasicConstraints(True, 0), True), (usage, True)])
     _write_private(folder / AUTHORITY_KEY, key)
-    (folder / AUTHORITY).write_bytes(made.public_bytes(Encoding.PEM))
+    replace_whole(folder / AUTHORITY, made.public_bytes(Encoding.PEM))
 
 
 def make_server(folder: Path, host: str) -> None:
@@ -55,7 +55,7 @@ def make_server(folder: Path, host: str) -> None:
     ]
     made = _signed(name, authority.subject, key.public_key(), signer, _SERVER_DAYS, extensions)
     _write_private(folder / SERVER_KEY, key)
-    (folder / SERVER).write_bytes(made.public_bytes(Encoding.PEM))
+    replace_whole(folder / SERVER, made.public_bytes(Encoding.PEM))
 
 
 def make_client_key(path: Path) -> None:
@@ -71,10 +71,13 @@ def make_client_key(path: Path) -> None:
             f"it is, or give another name"
         )
     key = ec.generate_private_key(ec.SECP384R1())
-    with open(path, "xb", opener=owner_only) as file:
-        file.write(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    public_path.write_bytes(public + b" " + path.name.encode() + b"\n")
+    replace_whole(public_path, public + b" " + path.name.encode() + b"\n")
+    try:
+        replace_whole(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), private=True)
+    except OSError:
+        public_path.unlink()
+        raise
 
 
 def public_key_of(path: Path) -> bytes:
@@ -132,7 +135,7 @@ def _signed(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False)
@@ -143,5 +146,4 @@ def _signed(
 
 
 def _write_private(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    with open(path, "xb", opener=owner_only) as file:
-        file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    replace_whole(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), private=True)

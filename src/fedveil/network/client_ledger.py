@@ -8,12 +8,13 @@ whom it trusts for that.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedveil.accounting.types import Scope, Unbounded, View
-from fedveil.errors import BudgetExhausted, FedveilError, LedgerError
+from fedveil.accounting.types import Gaussian, Scope, Unbounded, View
+from fedveil.errors import BudgetExhausted, ConfigError, FedveilError, LedgerError
+from fedveil.ledger.filters import best_order
 from fedveil.ledger.ledger import AGGREGATE, Entry, Ledger
 from fedveil.ledger.population_budget import PopulationBudget, lifetime_budget
 from fedveil.network.consent import Consent, ConsentRefused, Judged
@@ -73,7 +74,7 @@ class ClientLedger:
             ConsentRefused: it does not.
         """
         budget, planned, number = self._plan(judged, client)
-        with _refusals():
+        with _refusals(self._without_order(judged, planned)):
             budget.check_plan(planned, run, (number,))
 
     def admit(self, judged: Judged, run: str, client: int) -> BudgetedLedger:
@@ -86,7 +87,7 @@ class ClientLedger:
             ConsentRefused: it does not fit; nothing was charged.
         """
         budget, planned, number = self._plan(judged, client)
-        with _refusals():
+        with _refusals(self._without_order(judged, planned)):
             budget.check_plan(planned, run, (number,))
             ledger = budget.ledger(run, number)
             if number == AGGREGATE and not self._charged(budget, run):
@@ -99,18 +100,32 @@ class ClientLedger:
         number = ITSELF if view is View.SERVER else AGGREGATE
         return self.budget(view), planned_charges(judged.method, judged.setting.of(client)), number
 
+    def _without_order(self, judged: Judged, planned: Sequence[Event]) -> str:
+        """The key of the consent that credits secret samples, where it was left out and the run has some."""
+        view = judged.setting.scope.view
+        cap, sampled = self.consent.lifetime[view], [event for event in planned if not isinstance(event, Unbounded)]
+        if cap.order is not None or all(isinstance(event, Gaussian) for event in sampled):
+            return ""
+        key = f"lifetime.{view}.order"
+        with suppress(ConfigError):
+            key += f" = {best_order(cap.epsilon, cap.delta, sampled, judged.setting.scope.adjacency):g}"
+        return (
+            f". Its consent leaves lifetime.{view}.order out, which counts secret samples as if everybody took part "
+            f"each time; with {key} they count as they are"
+        )
+
     def _charged(self, budget: PopulationBudget, run: str) -> bool:
         with Ledger.open(budget.path) as ledger:
             return any(entry.run == run for _, _, entry in ledger.entries())
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
-    """What the server hears of a lifetime that does not allow a run."""
+def _refusals(hint: str = "") -> Iterator[None]:
+    """What the server hears of a lifetime that does not allow a run, and what may mend it."""
     try:
         yield
     except BudgetExhausted as refusal:  # whose words tell of other runs
-        raise ConsentRefused(_SPENT) from refusal
+        raise ConsentRefused(_SPENT + hint) from refusal
     except LedgerError as problem:
         raise ConsentRefused(_RECORD) from problem
 

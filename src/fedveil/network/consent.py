@@ -6,6 +6,8 @@ The client certifies the offered configuration itself. It believes no number tha
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedveil.accounting.formatting import at_most
 from fedveil.accounting.types import Adjacency, Event, SampledGaussian, Scope, Unit, View
-from fedveil.configuration.public_setting import calibrated_setting, population_of
+from fedveil.configuration.public_setting import calibrated_setting, layout_of, population_of
 from fedveil.configuration.sections import PluginMethod, PluginTask
 from fedveil.configuration.toml_text import toml_values
-from fedveil.data.own.data_source import TableSource
+from fedveil.data.own.data_source import TableSource, whole_path
 from fedveil.errors import ConfigError, explain
 from fedveil.methods.calibration import ROUNDING
 from fedveil.methods.run_cost import noise_of
@@ -59,7 +61,7 @@ class Lifetime(_Section):
 class OwnData(_Section):
     """Where this client's data are: a file of its own, or (for demonstrations) a part of data that fedveil has itself.
 
-    columns: of the file, those that runs may train on.
+    columns: of the file, those that runs may train on. part: with a file, that part of it which the configured partition gives.
     """
 
     file: str | None = None
@@ -68,7 +70,7 @@ class OwnData(_Section):
 
     @model_validator(mode="after")
     def _one(self) -> OwnData:
-        if (self.file is None) == (self.part is None):
+        if self.file is None and self.part is None:
             raise ConfigError(
                 "data: give file, the path of this client's table, or part, the number of a part of the configured data"
             )
@@ -79,12 +81,43 @@ class OwnData(_Section):
         return self
 
 
+class Limits(_Section):
+    """How much work a run may be, by its configuration alone: nothing here follows from the client's examples.
+
+    parameters: of the model. rounds, clients: of the run. steps: local steps a round, and any number of steps of the method.
+    seconds: that judging an offer may take.
+    """
+
+    parameters: int = Field(25_000_000, ge=1)
+    rounds: int = Field(10_000, ge=1)
+    clients: int = Field(1_000_000, ge=1)
+    steps: int = Field(100_000, ge=1)
+    seconds: Positive = 60.0
+
+    @classmethod
+    def none(cls, parameters: int) -> Limits:
+        """As good as none, for a model of that many parameters, which messages are held to."""
+        most = 2**62
+        return cls(parameters=parameters, rounds=most, clients=most, steps=most, seconds=float(most))
+
+    @property
+    def message(self) -> int:
+        """Bytes that a message to this client has at most: a round brings a few vectors as long as the model."""
+        return 64 * self.parameters + 2**23
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the SuperNode may have, which holds a message before anybody has judged it."""
+        return self.message + 2**30
+
+
 class Consent(_Section):
     """What a client agrees to.
 
     lifetime: a cap for each view in which it takes part; a view without one is refused.
     unit, adjacency: what these caps speak of. least_noise: smallest noise multiplier of any release.
     seeded_noise: whether noise that the server could compute is allowed; it protects nobody.
+    limits: on work.
     """
 
     data: OwnData
@@ -93,6 +126,7 @@ class Consent(_Section):
     adjacency: Adjacency = Adjacency.ZERO_OUT
     least_noise: float = Field(0.0, ge=0)
     seeded_noise: bool = False
+    limits: Limits = Limits()
 
 
 @dataclass(frozen=True)
@@ -112,12 +146,12 @@ def read_consent_file(path: Path) -> Consent:
         ConfigError: it cannot be read, or does not say what it must.
     """
     try:
-        raw: dict[str, Any] = toml_values(path.read_text())
+        raw: dict[str, Any] = toml_values(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as problem:
         raise ConfigError(f"cannot read the consent {path}: {problem}") from None
     data = raw.get("data")
     if isinstance(data, dict) and isinstance(data.get("file"), str):
-        data["file"] = str((path.absolute().parent / Path(data["file"]).expanduser()).resolve())
+        data["file"] = whole_path(data["file"], path.absolute().parent)
     try:
         return Consent.model_validate(raw)
     except ValidationError as error:
@@ -130,9 +164,10 @@ def judged(consent: Consent, config: Config) -> Judged:
     Raises:
         ConsentRefused: it does not, with the reason.
     """
-    scope = Scope(config.privacy.unit, config.privacy.adjacency, config.privacy.view)
+    begin, scope = time.monotonic(), Scope(config.privacy.unit, config.privacy.adjacency, config.privacy.view)
     _refuse_code(config)
     _refuse_columns(consent, config)
+    _refuse_work(consent.limits, config)
     if scope.view not in consent.lifetime:
         allowed = ", ".join(consent.lifetime)
         raise ConsentRefused(f"privacy.view = {str(scope.view)!r}: this client takes part in {allowed} only")
@@ -155,8 +190,12 @@ def judged(consent: Consent, config: Config) -> Judged:
         raise ConsentRefused(f"the noise multiplier is {setting.z:.4g}, and this client asks for {consent.least_noise:g}")
     policy = method.policy(setting)
     if consent.least_noise and is_common(policy):
-        nowhere = torch.zeros(setting.layout.dimension)
+        nowhere = torch.zeros(1).expand(setting.layout.dimension)
         for t in range(setting.rounds):
+            if time.monotonic() > begin + consent.limits.seconds:
+                raise ConsentRefused(
+                    f"judging the run takes longer than limits.seconds = {consent.limits.seconds:g} of this client's consent"
+                )
             require_noise(consent, setting, policy.plan(Released(t, nowhere, None), policy.start()))
     return Judged(config, method, setting, statement)
 
@@ -214,12 +253,47 @@ def _refuse_code(config: Config) -> None:
         raise ConsentRefused("model: only networks of fedveil itself, built by name, are run here")
 
 
+def _refuse_work(limits: Limits, config: Config) -> None:
+    """Refuse more work than the client agreed to, before any of it is done."""
+    population, training = population_of(config), config.training
+    epochs = training.local_epochs if training.local_steps is None else 0
+    batches = -(-population.records // training.batch_size)
+    asked = {
+        "training.rounds": (training.rounds, "rounds"),
+        "data.partition: the number of clients": (population.clients, "clients"),
+        "training.local_steps": (training.local_steps or epochs * batches, "steps"),
+        "training.local_epochs": (epochs, "steps"),
+        **{f"model.{key}": (value, "parameters") for key, value in _whole(config.model.options.model_dump())},
+        **{f"method.{key}": (value, "steps") for key, value in _whole(config.method.model_dump()) if not key.endswith("seed")},
+    }
+    if not (wrong := _beyond(limits, asked)):
+        layout = layout_of(config, population.data)
+        wrong = _beyond(limits, {"model: the number of parameters": (layout.dimension, "parameters")})
+    if wrong:
+        raise ConsentRefused(f"{wrong} of this client's consent: a smaller run, or a larger limit in consent.toml")
+
+
+def _beyond(limits: Limits, asked: dict[str, tuple[int, str]]) -> str:
+    """The first number that is above its limit."""
+    found = ((key, value, name, getattr(limits, name)) for key, (value, name) in asked.items())
+    return next((f"{key} is {value:,}, and limits.{name} is {most:,}" for key, value, name, most in found if value > most), "")
+
+
+def _whole(options: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """The whole numbers among options, those in lists with the name of the list."""
+    for key, value in options.items():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if type(one) is int:
+                yield key, one
+
+
 def _refuse_columns(consent: Consent, config: Config) -> None:
     """Nothing of the client's table is read but what it named."""
     source = config.data.source
     if consent.data.file is None or not isinstance(source, TableSource):
         return
     latest = [] if source.test is None or source.test.latest is None else [source.test.latest]
-    asked = dict.fromkeys([*source.features, *source.targets, *latest])
+    owner = [] if consent.data.part is None or source.client is None else [source.client]
+    asked = dict.fromkeys([*source.features, *source.targets, *latest, *owner])
     if others := [column for column in asked if column not in consent.data.columns]:
         raise ConsentRefused(f"data.source: this client's consent does not allow the columns {', '.join(others)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -27,6 +28,8 @@ class Reach(Protocol):
         ...
 
 
+AGAIN = 60.0
+"""Seconds after which a client that refused is asked again."""
 _SILENT = "it has not joined, or did not answer"
 
 
@@ -34,8 +37,9 @@ _SILENT = "it has not joined, or did not answer"
 class ConsentingClients:
     """An `Exchange` with those clients that were admitted, are online, and have consented.
 
-    A client that has not been asked yet is offered the run first. One that refuses is named with its reason, and asked no more
-    by this server process. One that only looks (`fedveil join --check`) is offered it again when it comes back. One whose machine
+    A client that has not been asked yet is offered the run first. One that refuses is named with its reason, once as long as it
+    is the same, and asked again when it was away, as for another consent, or after AGAIN seconds. One that only looks (`fedveil
+    join --check`) is offered it again when it comes back. One whose machine
     answers with an error is offered it again and again, and named once as long as the error is the same.
 
     Args:
@@ -51,10 +55,11 @@ class ConsentingClients:
     consented: set[int] = field(default_factory=set)
     looked: set[int] = field(default_factory=set)
     unanswered: dict[int, str] = field(default_factory=dict)
+    _asked: dict[int, float] = field(default_factory=dict)
 
     def answers(self, messages: Mapping[int, tuple[bytes, ...]]) -> dict[int, bytes | str]:
         """As `Exchange.answers`."""
-        self.offer(set(messages) - self.consented - set(self.refused))
+        self.offer(self._open(set(messages)))
         asked = {client: parts for client, parts in messages.items() if client in self.consented}
         found: dict[int, bytes | str] = {c: self.refused.get(c) or self.unanswered.get(c, _SILENT) for c in messages}
         found |= self.reach.answers(asked)
@@ -62,24 +67,30 @@ class ConsentingClients:
         return found
 
     def gather(self, clients: set[int], count: int, wait: Callable[[], None]) -> None:
-        """Offer the run to clients as they come, until so many of those online have answered; who only looks does not count.
+        """Offer the run to clients as they come, until so many of those online have consented; no other answer counts.
 
         Args:
             wait: called between two looks at who is online.
         """
-        shown = (-1, -1)
+        shown = (-1, -1, -1)
         while True:
             online = set(self.reach.online)
             self.looked &= online
-            self.offer(clients - self.consented - set(self.refused) - self.looked)
-            there = online & (self.consented | set(self.refused))
-            if shown != (now := (len(there), len(self.looked))):
-                only = f"; {now[1]} only looked" if now[1] else ""
-                self.tell(f"{now[0]} clients have answered the offer, {count} are waited for{only}")
+            self.offer(self._open(clients) - self.looked)
+            if shown != (now := (len(online & self.consented), len(self.refused), len(self.looked))):
+                others = "".join(f"; {many} {did}" for many, did in zip(now[1:], ("refused", "only looked"), strict=True) if many)
+                self.tell(f"{now[0]} clients have consented, {count} are waited for{others}")
                 shown = now
-            if len(there) >= count:
+            if now[0] >= count:
                 return
             wait()
+
+    def _open(self, clients: set[int]) -> set[int]:
+        """Those of them that are to be asked."""
+        for client in self._asked.keys() - set(self.reach.online):
+            del self._asked[client]
+        now = time.monotonic()
+        return {c for c in clients - self.consented if c not in self._asked or now > self._asked[c] + AGAIN}
 
     def offer(self, clients: set[int]) -> None:
         """Offer the run to clients that have not consented."""
@@ -99,7 +110,10 @@ class ConsentingClients:
                 self.looked.add(client)
                 self.tell(f"client {client}: {reason}")
             elif reason:
-                self.refused[client] = f"refused to take part: {reason}"
-                self.tell(f"client {client} {self.refused[client]}")
+                self._asked[client], said = time.monotonic(), f"refused to take part: {reason}"
+                if self.refused.get(client) != said:
+                    self.tell(f"client {client} {said}")
+                self.refused[client] = said
             else:
+                self.refused.pop(client, None)
                 self.consented.add(client)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,18 +13,28 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from fedveil.accounting.types import View
+import fedveil.run.run_directory as rundir
+from fedveil.accounting.accountant import bound
+from fedveil.accounting.types import Gaussian, Unbounded
 from fedveil.configuration.config import Config
-from fedveil.configuration.public_setting import population_of
+from fedveil.configuration.public_setting import calibrated_setting, population_of
+from fedveil.data.own.data_source import TableSource
 from fedveil.errors import ConfigError
+from fedveil.ledger.filters import best_order
+from fedveil.ledger.ledger_head import read_head
+from fedveil.ledger.owner_only import owner_only_folder
 from fedveil.network.certificates import make_client_key
+from fedveil.network.consent import Consent, Limits, judged
+from fedveil.network.deployed_data import public_part
 from fedveil.network.network_folder import NetworkFolder, make_network
+from fedveil.network.offers import offer_of
 from fedveil.network.programs import free_port
 from fedveil.network.serve import Serving, serve
+from fedveil.run.assembly import planned_charges
 from fedveil.statement.certify import certify_config
 
 if TYPE_CHECKING:
@@ -38,17 +50,77 @@ def demo(config: Config, out: Path, tell: Callable[[str], None], on_round: Calla
     """Train as configured, each client in a process of its own, with TLS, keys, consent and ledgers.
 
     Raises:
-        FedveilError: as `serve`.
+        ConfigError: several machines cannot do this run; no process was started. FedveilError: as `serve`.
     """
     clients = population_of(config).clients
-    with tempfile.TemporaryDirectory(prefix="fedveil-demo-") as folder:
+    public_part(config)
+    consents = [consent_to(config, number) for number in range(clients)]
+    rundir.create(out)
+    with _unless_released(out), tempfile.TemporaryDirectory(prefix="fedveil-demo-") as folder:
         network = make_network(Path(folder) / "server", "127.0.0.1", free_port())
-        for number in range(clients):
-            (Path(folder) / f"client-{number}").mkdir(mode=0o700)
-            make_client_key(Path(folder) / f"client-{number}" / "key")
-            network.admit(Path(folder) / f"client-{number}" / "key.pub")
-        with _joining(network, config, clients, tell) as join:
+        for number, consent in enumerate(consents):
+            own = owner_only_folder(Path(folder) / f"client-{number}")
+            (own / "consent.toml").write_text(tomli_w.dumps(consent), encoding="utf-8")
+            make_client_key(own / "key")
+            network.admit(own / "key.pub")
+        with _joining(network, clients, tell) as join:
             return serve(config, Serving(network, out, wait=clients, tell=tell, on_round=on_round, on_up=join))
+
+
+@contextmanager
+def _unless_released(out: Path) -> Iterator[None]:
+    """Remove the run directory of a try that ends before its first release, so that the next one can have it."""
+    try:
+        yield
+    except BaseException:
+        ledger = out / "ledger.sqlite"
+        if not ledger.exists() or not read_head(ledger)[0]:
+            shutil.rmtree(out)
+        raise
+
+
+def consent_to(config: Config, number: int) -> dict[str, Any]:
+    """The consent of a client to just this run, as in `consent.toml`.
+
+    Raises:
+        ConfigError: no client can consent to it.
+    """
+    offered = offer_of("demo", number, config).parsed()
+    method, setting = calibrated_setting(config)
+    if setting.cohort > setting.clients:
+        raise ConfigError(f"training.clients_per_round = {setting.cohort} is more than the {setting.clients} clients")
+    proven = certify_config(config).proven
+    if not math.isfinite(proven.epsilon):
+        raise ConfigError(
+            f"nothing is proven of this run ({proven.reason or 'epsilon is infinite'}), and clients on machines of their own "
+            f"consent to no such run: set privacy.epsilon, and a method or variant that proves it (method.variant = 'proven')"
+        )
+    planned, adjacency = planned_charges(method, setting.of(number)), setting.scope.adjacency
+    bounded = [event for event in planned if not isinstance(event, Unbounded)]
+    sampled = not all(isinstance(event, Gaussian) for event in bounded)
+    cost = bound(planned, proven.delta, accountant="rdp" if sampled else "gdp", adjacency=adjacency)[0]
+    lifetime = {"epsilon": max(cost, proven.epsilon) * 1.001, "delta": proven.delta}
+    if sampled:
+        lifetime["order"] = best_order(lifetime["epsilon"], proven.delta, bounded, adjacency)
+    found = {
+        "data": {"part": number, **_own_table(config)},
+        "lifetime": {str(config.privacy.view): lifetime},
+        "unit": str(config.privacy.unit),
+        "adjacency": str(adjacency),
+        "seeded_noise": config.run.seeded_noise,
+        "limits": Limits.none(setting.layout.dimension).model_dump(),
+    }
+    judged(Consent.model_validate(found), offered)
+    return found
+
+
+def _own_table(config: Config) -> dict[str, Any]:
+    """The file of which each client has a part, where the data are a table of one's own."""
+    source = config.data.source
+    if not isinstance(source, TableSource):
+        return {}
+    named = [*source.features, *source.targets, *([] if source.client is None else [source.client])]
+    return {"file": str(source.main.absolute()), "columns": list(dict.fromkeys(named))}
 
 
 def with_clients(config: Config, clients: int | None) -> Config:
@@ -66,7 +138,7 @@ def with_clients(config: Config, clients: int | None) -> Config:
 
 
 @contextmanager
-def _joining(network: NetworkFolder, config: Config, clients: int, tell: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+def _joining(network: NetworkFolder, clients: int, tell: Callable[[str], None]) -> Iterator[Callable[[], None]]:
     """What starts the clients' processes, each with a consent to just what is configured; they end with the block.
 
     They are started when the server is up, and as many at a time as there are cores: each loads its libraries for seconds, and
@@ -87,7 +159,6 @@ def _joining(network: NetworkFolder, config: Config, clients: int, tell: Callabl
             if ended.is_set():
                 return
             folder = network.path.parent / f"client-{number}"
-            (folder / "consent.toml").write_text(tomli_w.dumps(_consent(config, number)))
             command = [sys.executable, "-m", "fedveil", "join", f"127.0.0.1:{network.port}", "--ca", str(network.authority)]
             command += ["--key", str(folder / "key"), "--consent", str(folder / "consent.toml"), "--dir", str(folder / "state")]
             with open(folder / "log", "wb") as log:
@@ -116,18 +187,5 @@ def _joining(network: NetworkFolder, config: Config, clients: int, tell: Callabl
 def ended_early(number: int, status: int, log: Path) -> str:
     """What is said of a client's process that has ended before it was told to: how, and the end of what it printed."""
     how = f"by signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"with exit status {status}"
-    said = " | ".join(line.strip() for line in log.read_text(errors="replace").splitlines()[-3:])
+    said = " | ".join(line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:])
     return f"client {number} ended {how} before the run did: {said or 'it printed nothing'}"
-
-
-def _consent(config: Config, number: int) -> dict[str, object]:
-    view, proven = config.privacy.view, certify_config(config).proven
-    own = View.AGGREGATE if view is View.FINAL else view
-    lifetime = {"epsilon": proven.epsilon * 1.001, "delta": proven.delta}
-    return {
-        "data": {"part": number},
-        "lifetime": {str(own): lifetime},
-        "unit": str(config.privacy.unit),
-        "adjacency": str(config.privacy.adjacency),
-        "seeded_noise": config.run.seeded_noise,
-    }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedveil.configuration.input_features import feature_map
 from fedveil.configuration.public_setting import method_of, population_of
 from fedveil.data.dataset import Dataset, standardise
 from fedveil.data.load import load
@@ -38,8 +39,8 @@ def public_part(config: Config) -> Prepared:
     """
     if weighting_of(method := method_of(config)) == "examples":
         raise ConfigError(
-            f"{method.name} weighs clients by their examples here, and over several machines the server does not know how many "
-            f"these are: choose a method, or a variant, that weighs all clients the same"
+            f"method.weighting: {method.name} weighs clients by their examples here, and over several machines the server does "
+            f"not know how many these are: choose a method, or a variant, that weighs all clients the same"
         )
     if config.data.public_fraction:
         raise ConfigError(
@@ -48,6 +49,8 @@ def public_part(config: Config) -> Prepared:
         )
     if config.data.source is None:
         dataset = load(config.data.name, config.data.data_dir, config.data.download)
+        if (features := feature_map(config.data, config.public)) is not None:
+            dataset = features.of(dataset)
     else:
         test = _table(config).test_file
         if test is None:
@@ -56,17 +59,23 @@ def public_part(config: Config) -> Prepared:
     return _prepared(config, dataset, {})
 
 
-def own_part(config: Config, client: int, file: str | None, tell: Callable[[str], None] = lambda line: None) -> Prepared:
+def own_part(
+    config: Config, client: int, file: str | None, tell: Callable[[str], None] = lambda line: None, *, part: bool = False
+) -> Prepared:
     """What one client has: its own examples, as those of client number `client`, and nobody else's.
 
     Args:
         file: all of it is this client's; it takes the place of that of `data.source`. None: its part of the configured partition.
+        part: of the file, too, its part of the configured partition alone is this client's.
         tell: called with a line about rows that take no part.
 
     Raises:
         ConfigError, DataError: there are no such data.
     """
-    if file is None:
+    if file is None or part:
+        if file is not None:
+            source = _table(config).model_copy(update={"file": file, "test_file": file})
+            config = config.model_copy(update={"data": config.data.model_copy(update={"source": source})})
         whole = prepare(config)
         tests = None if whole.client_tests is None else whole.client_tests.alone(client)
         return replace(_prepared(config, whole.dataset, {client: whole.partition.clients[client]}), client_tests=tests)

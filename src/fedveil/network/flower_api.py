@@ -1,8 +1,8 @@
 """What is taken from Flower's modules below its public ones: the programs it starts, and the tasks it takes from them.
 
-Flower's SuperLink and SuperNode run as programs, with `--isolation process`: then they start nothing themselves. The tasks that
-they have are taken and done here, in the process that has the configuration, the data and the ledger. So no code that came over
-the network is ever run, and nothing is imported anew for each message.
+Flower's SuperLink (`fedveil.network.superlink`) and SuperNode run as programs that start nothing themselves. The tasks that they
+have are taken and done here, in the process that has the configuration, the data and the ledger. So no code that came over the
+network is ever run, and nothing is imported anew for each message.
 
 Written against flwr 1.41; `tests/network` runs it against the installed version.
 """
@@ -12,15 +12,18 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from fedveil.errors import FedveilError
+from fedveil.errors import ConfigError
 from fedveil.flower.flower_messages import parts_of, record
+from fedveil.flower.quiet import require_flower
 from fedveil.flower.wire_format import WireError
 from fedveil.network.careful_grid import CarefulGrid
 
@@ -55,13 +58,166 @@ client = ClientApp()
 }
 
 
+FLEET_UPLOADS = ("/v1/fleet/push-object", "/v1/fleet/push-messages")
+FLEET_ROUTES = frozenset(
+    {
+        *FLEET_UPLOADS,
+        "/v1/fleet/activate-node",
+        "/v1/fleet/deactivate-node",
+        "/v1/fleet/send-node-heartbeat",
+        "/v1/fleet/pull-messages",
+        "/v1/fleet/get-run",
+        "/v1/fleet/get-fab",
+        "/v1/fleet/pull-object",
+        "/v1/fleet/confirm-message-received",
+    }
+)
+"""What a SuperNode asks of a SuperLink that admits keys."""
+
+
+def require_fleet_routes() -> None:
+    """Refuse a version of Flower whose machines do not meet at one HTTP port.
+
+    Raises:
+        ConfigError: it is not installed, or another version.
+    """
+    require_flower()
+    import flwr
+
+    try:
+        from flwr.superlink.routers.fleet.router import router
+
+        missing = FLEET_ROUTES - {route.path for route in router.routes}
+    except ImportError:
+        missing = FLEET_ROUTES
+    if missing:
+        raise ConfigError(
+            f"flwr {flwr.__version__} is installed, which has no route {min(missing)}: several machines need 1.40 to 1.42, so "
+            f"pip install 'flwr>=1.40,<1.43'"
+        )
+
+
+def superlink_app(secret: bytes) -> Any:
+    """The app of a SuperLink, with its state in memory; it starts no program and opens no port.
+
+    Args:
+        secret: of those who may take its tasks.
+    """
+    from flwr.common.constant import TRANSPORT_TYPE_GRPC_RERE
+    from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
+    from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
+    from flwr.superlink.config_loader import SuperLinkLifespanConfig
+    from flwr.superlink.main import create_app
+
+    config = SuperLinkLifespanConfig(
+        control_address="",
+        host="",
+        port=0,
+        insecure=True,
+        superexec_auth_secret=secret,
+        authn_plugin=NoOpControlAuthnPlugin(),
+        enable_event_log=False,
+        enable_supernode_auth=True,
+        fleet_api_type=TRANSPORT_TYPE_GRPC_RERE,
+        simulation=False,
+        database=FLWR_IN_MEMORY_DB_NAME,
+        isolation="process",
+        runtime_dependency_install=False,
+        health_server_address=None,
+        certificates=None,
+        event_log_plugin=None,
+        fleet_event_log_plugin=None,
+        artifact_provider=None,
+        fleet_api_address=None,
+        ssl_ca_certfile=None,
+        ssl_certfile=None,
+        ssl_keyfile=None,
+    )
+    logging.getLogger("flwr").setLevel(logging.WARNING)  # below it names messages by digests of what is in them
+    return create_app(config, _Nothing)
+
+
+class _Nothing:
+    """What a SuperLink starts beside its app: nothing."""
+
+    def __init__(self, config: Any, states: Any) -> None: ...
+
+    def startup(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+def signer(headers: Mapping[bytes, bytes]) -> bytes:
+    """The public key (PEM) that a request of a SuperNode says it is signed with; nothing where it names none."""
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+
+    with suppress(ValueError):
+        return b64decode(headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER.encode(), b""), validate=True)
+    return b""
+
+
+def is_signed_by(key: bytes, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the request is signed with that key; how old the signature may be is Flower's to say."""
+    from flwr.common.constant import TIMESTAMP_HEADER
+    from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER
+    from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+
+    with suppress(ValueError):
+        signature = b64decode(headers.get(FLEET_HTTP_SIGNATURE_HEADER.encode(), b""), validate=True)
+        return bool(verify_signature(bytes_to_public_key(key), headers.get(TIMESTAMP_HEADER.encode(), b""), signature))
+    return False
+
+
+def clock_ahead(headers: Mapping[bytes, bytes], now: float) -> float:
+    """Seconds by which the clock of who signed a request is ahead, where Flower would refuse it for that; 0 where it would not.
+
+    Args:
+        now: time here, in seconds since 1970.
+    """
+    from flwr.common.constant import TIMESTAMP_HEADER
+
+    with suppress(ValueError, UnicodeDecodeError, OverflowError):
+        ahead = datetime.fromisoformat(headers.get(TIMESTAMP_HEADER.encode(), b"").decode("ascii")).timestamp() - now
+        early, late = clock_tolerance()
+        return 0.0 if -late < ahead < early else ahead
+    return 0.0
+
+
+def clock_tolerance() -> tuple[float, float]:
+    """Seconds that a client's clock may be ahead and behind."""
+    from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
+
+    return float(SYSTEM_TIME_TOLERANCE), float(TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE)
+
+
+def carried(path: str, body: bytes) -> bytes:
+    """What a body of `FLEET_UPLOADS` carries, by a name: the same for what is sent again."""
+    from flwr.proto.message_pb2 import PushObjectRequest
+    from google.protobuf.message import DecodeError
+
+    if path == FLEET_UPLOADS[0]:
+        with suppress(DecodeError):
+            return str(PushObjectRequest.FromString(body).object_id).encode()
+    return hashlib.sha256(body).digest()
+
+
+def has_message(path: str, content: bytes) -> bool:
+    """Whether an answer to a SuperNode hands a message out."""
+    from flwr.proto.fleet_pb2 import PullMessagesResponse
+    from google.protobuf.message import DecodeError
+
+    with suppress(DecodeError):
+        return path == "/v1/fleet/pull-messages" and len(PullMessagesResponse.FromString(content).messages_list) > 0
+    return False
+
+
 def bundle() -> bytes:
     """The app bundle that Flower wants of each run; what is in it is never run."""
     from flwr.cli.build import build_fab_from_disk
 
     with TemporaryDirectory() as folder:
         for name, text in _BUNDLE.items():
-            (Path(folder) / name).write_text(text)
+            (Path(folder) / name).write_text(text, encoding="utf-8")
         made: bytes = build_fab_from_disk(Path(folder))
     return made
 
@@ -71,26 +227,41 @@ class Endpoint:
     """Where a SuperLink or SuperNode answers.
 
     Args:
-        address: host:port. authority: PEM of the authority that signed its certificate; None for a loopback without TLS.
-        secret: of those who may take its tasks.
+        address: host:port, or the path of a socket of this machine. authority: PEM of the authority that signed its certificate;
+            None without TLS, for this machine. secret: of those who may take its tasks.
     """
 
-    address: str
+    address: str | Path
     authority: bytes | None
     secret: bytes
+
+    @property
+    def host(self) -> str:
+        """What a connection is named by."""
+        return "superlink" if isinstance(self.address, Path) else self.address
 
     def client(self, *interceptors: Any) -> Any:
         """A client of the runtime interface."""
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
         from flwr.supercore.runtime import RuntimeHttpClient
 
-        return RuntimeHttpClient.from_server_address(
-            server_address=self.address,
+        made = RuntimeHttpClient.from_server_address(
+            server_address=self.host,
             insecure=self.authority is None,
             root_certificates=self.authority,
             interceptors=[RuntimeVersionHttpInterceptor(component_name="fedveil"), *interceptors],
             retry_invoker=_retries(),
         )
+        return self.through(made)
+
+    def through(self, client: Any) -> Any:
+        """A client of Flower's, whose connections go to this address."""
+        if isinstance(self.address, Path):
+            import httpx
+
+            client._client.close()
+            client._client = httpx.Client(transport=httpx.HTTPTransport(uds=str(self.address)), timeout=30.0)
+        return client
 
 
 def _retries() -> Any:
@@ -165,19 +336,16 @@ class TaskQueue:
 
 @contextmanager
 def server_grid(endpoint: Endpoint, token: str) -> Iterator[Any]:
-    """The grid of a run whose server task was taken; when the block ends, the run has ended, too.
-
-    Raises:
-        FedveilError: the SuperLink was away for so long that it has given the run up.
-    """
+    """The grid of a run whose server task was taken, which raises RunLost; when the block ends, the run has ended, too."""
     from flwr.common.constant import SubStatus
     from flwr.common.serde import run_from_proto
     from flwr.proto.runtime_pb2 import PullTaskInputRequest, PushTaskOutputRequest
     from flwr.supercore.run import RunNotRunningException
     from flwr.superlink.grid import HttpGrid
 
-    grid = HttpGrid(endpoint.address, endpoint.authority is None, endpoint.authority, token=token)
+    grid = HttpGrid(endpoint.host, endpoint.authority is None, endpoint.authority, token=token)
     grid._retry_invoker = _retries()
+    endpoint.through(grid._runtime_client)
     heart = _heart(grid._runtime_client)
     heart.start()
     status, details = SubStatus.FAILED, "the server ended before the run did"
@@ -185,12 +353,8 @@ def server_grid(endpoint: Endpoint, token: str) -> Iterator[Any]:
         found = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
         _identify(found)
         grid.set_run(run_from_proto(found.run))
-        yield CarefulGrid(grid)
+        yield CarefulGrid(grid, _lost)
         status, details = SubStatus.COMPLETED, ""
-    except (RunNotRunningException, Exception) as problem:
-        if not (isinstance(problem, RunNotRunningException) or _unauthorized(problem)):
-            raise
-        raise FedveilError("Flower's SuperLink was away for too long and has given its run up: go on with --resume") from None
     finally:
         grid._retry_invoker.max_tries = 1
         with suppress(RunNotRunningException, Exception):  # where the run has ended, nobody asks how
@@ -198,6 +362,13 @@ def server_grid(endpoint: Endpoint, token: str) -> Iterator[Any]:
         with suppress(RuntimeError):
             heart.stop()
         grid.close()
+
+
+def _lost(problem: BaseException) -> bool:
+    """Whether a SuperLink says by an error that it does not know the run (any more)."""
+    from flwr.supercore.run import RunNotRunningException
+
+    return isinstance(problem, RunNotRunningException) or (isinstance(problem, Exception) and _unauthorized(problem))
 
 
 def node_keys(grid: Any) -> dict[int, bytes]:
@@ -274,12 +445,13 @@ class Control:
         from flwr.supercore.control import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-        self._client = ControlHttpClient.from_server_address(
-            server_address=endpoint.address,
+        made = ControlHttpClient.from_server_address(
+            server_address=endpoint.host,
             insecure=endpoint.authority is None,
             root_certificates=endpoint.authority,
             interceptors=[CliClientHttpInterceptor(), RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
         )
+        self._client = endpoint.through(made)
 
     def register(self, key: bytes, name: str) -> None:
         """Let the client with this public key (PEM) join; nothing happens if it may already."""

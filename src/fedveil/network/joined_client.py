@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedveil import __version__
 from fedveil.accounting.formatting import at_most
 from fedveil.errors import FedveilError
 from fedveil.federation.plain_state import sync_folder, write_whole
@@ -30,6 +31,7 @@ from fedveil.network.consent import Consent, ConsentRefused, Judged, judged, req
 from fedveil.network.deployed_data import no_part, own_part
 from fedveil.network.offers import ONLY_LOOKS, Offer, consent_bytes, read_offer, refusal_bytes
 from fedveil.run.assembly import federation
+from fedveil.run.rehearsal import rehearsed_model
 from fedveil.run.run_lock import claimed
 from fedveil.statement.statement_markdown import to_markdown
 
@@ -46,7 +48,7 @@ class JoinedClient:
 
     Args:
         folder: its own, of mode 700. consent: what it agrees to. tell: called with a line for each thing that happens.
-        check: show what is offered, and refuse it.
+        check: show what is offered, and refuse it; `fits` says then whether this client would take part with all of its data.
     """
 
     def __init__(
@@ -54,7 +56,8 @@ class JoinedClient:
     ) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         self.folder, self.consent, self.tell, self.check = owner_only_folder(folder), consent, tell, check
-        self.has_looked = False
+        self.has_looked, self.fits = False, False
+        self._refused: dict[str, str] = {}
         self.ledger = ClientLedger(folder, consent)
         self._nodes: dict[str, ClientNode] = {}
 
@@ -70,6 +73,8 @@ class JoinedClient:
             return self._answer(parts)
 
     def _answer(self, parts: list[bytes]) -> bytes:
+        if (size := sum(map(len, parts))) > (most := self.consent.limits.message):
+            raise WireError(f"a message has at most {most} bytes at this client (limits.parameters), this one has {size}")
         if len(parts) == 1:
             return self._answer_offer(read_offer(parts[0]))
         if len(parts) != 2:
@@ -87,6 +92,11 @@ class JoinedClient:
         Raises:
             FedveilError: it is refused, with the reason; nothing was charged.
         """
+        if offer.fedveil != __version__:
+            raise ConsentRefused(
+                f"the server has fedveil {printable(offer.fedveil)}, and this client {__version__}: install the same version on "
+                f"both sides"
+            )
         config = offer.parsed()
         pinned = self._pinned(offer.run)
         if pinned is not None and pinned.digest != offer.digest:
@@ -97,7 +107,7 @@ class JoinedClient:
         if self.consent.data.part is not None and self.consent.data.part != offer.client:
             raise ConsentRefused(f"this client has part {self.consent.data.part} of the data, not part {offer.client}")
         if self.check:
-            self._look(accepted, offer, config)
+            self.fits = self._look(accepted, offer, config)
             raise ConsentRefused("it is within this client's consent, which only looks at it (--check)")
         if pinned is None:
             self.ledger.require_unknown(accepted, offer.run)
@@ -111,8 +121,11 @@ class JoinedClient:
             epsilon = self.consented(offer)
         except FedveilError as problem:
             why = printable(problem.__cause__ or problem)  # the cause stays here
-            self.tell(f"run {offer.run}: {'' if self.check else 'refused: '}{why}")
-            self.has_looked = self.check
+            if problem.__cause__ is not None and str(problem) != why:
+                why = f"{why} ({printable(problem)})"
+            if self._refused.get(offer.run) != why:  # it is offered again and again
+                self.tell(f"run {offer.run}: {'' if self.check else 'refused: '}{why}")
+            self._refused[offer.run], self.has_looked = why, self.check
             return refusal_bytes(offer, ONLY_LOOKS if self.check else str(problem))
         except Exception:  # whose words may tell of the data
             _log.exception("the offer of run %s", offer.run)
@@ -137,12 +150,16 @@ class JoinedClient:
         population = self.ledger.admit(accepted, offer.run, offer.client)
         settled = (accepted.method, accepted.setting)
         try:
-            job = federation(config, self._own(offer, config), path, offer.run, None, settled, population)
+            own = self._own(offer, config)
+            model = rehearsed_model(config, own, settled, whole=False)  # the server has rehearsed a round
+            job = federation(config, own, path, offer.run, model, settled, population)
         except Exception as problem:  # of the data: whether they can be read is theirs to keep, and goes into the noise
             _log.info("the data of run %s", offer.run, exc_info=True)
             why = printable(problem)
             self.tell(f"run {offer.run}: this client releases zero and noise: its data are not as the configuration says: {why}")
-            job = federation(config, no_part(config), path, offer.run, None, settled, population)
+            own = no_part(config)
+            model = rehearsed_model(config, own, settled, whole=False)
+            job = federation(config, own, path, offer.run, model, settled, population)
         states = ClientStates(folder / "states")
 
         def require(plan: Plan | Raw) -> None:
@@ -153,16 +170,23 @@ class JoinedClient:
         return ClientNode(job.context, offer.run, offer.client, states, accepted.setting.rounds, require, rule)
 
     def _own(self, offer: Offer, config: Config) -> Prepared:
-        return own_part(config, offer.client, self.consent.data.file, lambda line: self.tell(f"run {offer.run}: {line}"))
+        data = self.consent.data
 
-    def _look(self, accepted: Judged, offer: Offer, config: Config) -> None:
-        """Tell the operator what consenting would mean; raises ConsentRefused where it does not fit into the lifetime."""
+        def tell(line: str) -> None:
+            self.tell(f"run {offer.run}: {line}")
+
+        return own_part(config, offer.client, data.file, tell, part=data.part is not None)
+
+    def _look(self, accepted: Judged, offer: Offer, config: Config) -> bool:
+        """Tell the operator what consenting would mean, and whether the data fit; raises ConsentRefused beyond the lifetime."""
         self.tell(to_markdown(accepted.statement))
         self.ledger.check(accepted, offer.run, offer.client)
         try:
             self._own(offer, config)
         except FedveilError as problem:
             self.tell(f"run {offer.run}: this client's data are not as the configuration says: {printable(problem)}")
+            return False
+        return True
 
     def _pin(self, offer: Offer) -> None:
         """Keep the offer; when this returns, it is on the disk."""
@@ -178,5 +202,5 @@ class JoinedClient:
         path = self.folder / "runs" / run / "offer.json"
         if not path.exists():
             return None
-        kept = json.loads(path.read_text())
+        kept = json.loads(path.read_text(encoding="utf-8"))
         return Offer(kept["run"], kept["client"], kept["config"])

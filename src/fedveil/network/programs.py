@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -29,11 +30,13 @@ class Program:
     """One program of Flower.
 
     Args:
-        command: its name and arguments. home: where Flower keeps its files. log: what it prints goes there.
+        command: a program beside Python, and its arguments. home: where Flower keeps its files. log: what it prints goes there.
+        name: for messages; that of the program if left out. memory: bytes that it may have (Linux), or None.
     """
 
-    def __init__(self, command: Sequence[str], home: Path, log: Path) -> None:
-        self.command, self.home, self.log = list(command), home, log
+    def __init__(self, command: Sequence[str], home: Path, log: Path, name: str = "", memory: int | None = None) -> None:
+        self.command, self.home, self.log, self.name = list(command), home, log, name or command[0]
+        self.memory = memory
         self.process: subprocess.Popen[bytes] | None = None
         self._file: IO[bytes] | None = None
         self._begun = 0
@@ -46,13 +49,13 @@ class Program:
         if self._file is None:
             self.log.touch(mode=0o600)
             self._file = self.log.open("ab")
-        self._begun = len(self.log.read_text(errors="replace"))
+        self._begun = len(self.log.read_text(encoding="utf-8", errors="replace"))
         self.process = subprocess.Popen(
             [str(program), *self.command[1:]],
             stdout=self._file,
             stderr=subprocess.STDOUT,
             env=environment,
-            preexec_fn=_ends_with_parent if sys.platform.startswith("linux") else None,
+            preexec_fn=partial(_confine, self.memory) if sys.platform.startswith("linux") else None,
         )
 
     @property
@@ -71,12 +74,12 @@ class Program:
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                 return
             time.sleep(0.1)
-        raise FedveilError(f"{self.command[0]} did not come up; its log is {self.log}: {self.why()}")
+        raise FedveilError(f"{self.name} did not come up; its log is {self.log}: {self.why()}")
 
     def why(self) -> str:
         """Why it ended, as it said itself, or else the end of what it printed; in one line."""
         with suppress(OSError):
-            said = _COLOUR.sub("", self.log.read_text(errors="replace")[self._begun :])
+            said = _COLOUR.sub("", self.log.read_text(encoding="utf-8", errors="replace")[self._begun :])
             explained = re.search(r"Exit Code: (\d+)(.*?)(?:For more information|$)", said, re.DOTALL)
             if explained:
                 return f"exit {explained[1]}, {' '.join(explained[2].split())}"
@@ -131,9 +134,12 @@ def running(program: Program, tell: Callable[[str], None], pause: float) -> Iter
     def watch() -> None:
         while not ended.wait(0.2):
             if not program.running:
-                tell(f"{program.command[0]} has ended and is started again: {program.why()}")
+                tell(f"{program.name} has ended and is started again: {program.why()}")
                 if not ended.wait(pause):
-                    program.start()
+                    try:
+                        program.start()
+                    except OSError as problem:  # no memory, no room: it is tried again
+                        tell(f"{program.name} cannot be started: {problem}")
 
     program.start()
     watcher = threading.Thread(target=watch, daemon=True)
@@ -149,17 +155,26 @@ def running(program: Program, tell: Callable[[str], None], pause: float) -> Iter
 
 @contextmanager
 def ended_by_signal() -> Iterator[None]:
-    """Let SIGTERM end this process as Ctrl-C does, so that what it started ends, too."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Let SIGTERM end this process as Ctrl-C does, so that what it started ends, too; a program that hears it already does so."""
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _ends_with_parent() -> None:
-    """In the child: ask the system to end it when its parent ends, however that happens."""
+def _confine(memory: int | None) -> None:
+    """In the child: ask the system to end it when its parent ends, however that happens, and to give it no more memory."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if memory is not None:
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        memory = memory if most == resource.RLIM_INFINITY else min(memory, most)
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
 
 
 def free_port() -> int:

@@ -1,33 +1,40 @@
 """The server's process: it has the configuration, the public test set and the run directory, and reaches its clients by Flower.
 
-It starts the SuperLink, which carries messages, and starts it again if it ends. The run itself is here, and is resumed like any
-other.
+It starts the SuperLink (`superlink`), which carries messages, and starts it again if it ends. The run itself is here, and is
+resumed like any other.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Any
 
+from fedveil.configuration.public_setting import setting_of
 from fedveil.errors import FedveilError
+from fedveil.flower.flower_messages import printable
 from fedveil.flower.grid_engine import GridEngine, GridExchange
-from fedveil.flower.quiet import require_flower
+from fedveil.network.careful_grid import LastingGrid
 from fedveil.network.certificates import public_key_of
 from fedveil.network.consenting_clients import ConsentingClients
 from fedveil.network.deployed_data import public_part
-from fedveil.network.flower_api import Control, Endpoint, TaskQueue, node_keys, server_grid
+from fedveil.network.flower_api import Control, Endpoint, TaskQueue, node_keys, require_fleet_routes, server_grid
 from fedveil.network.programs import Program, ended_by_signal, require_free, running
+from fedveil.network.superlink import told_at
+from fedveil.release.noise_memory import STATE_FILE
 from fedveil.run.result import Result
 from fedveil.run.run import run_prepared
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
+    from fedveil.configuration.public_setting import Population
     from fedveil.federation.history import Record
     from fedveil.federation.progress import Federation
     from fedveil.network.network_folder import NetworkFolder
@@ -35,6 +42,8 @@ if TYPE_CHECKING:
 PATIENCE = 600.0
 """Seconds that the server waits for an answer where the configuration says nothing else."""
 _POLL = 0.2
+_PATH = 100
+"""Bytes of the path of a socket that every system takes."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,7 @@ def serve(config: Config, serving: Serving) -> Result:
     Raises:
         FedveilError: as `run`; or the network does not come up.
     """
-    require_flower()
+    require_fleet_routes()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     network, keys = serving.network, {c: public_key_of(path) for c, path in serving.network.admitted().items()}
     prepared = public_part(config)
@@ -72,15 +81,27 @@ def serve(config: Config, serving: Serving) -> Result:
             f"others with fedveil net admit KEY.pub, or set the number of clients"
         )
     config = config.model_copy(update={"run": config.run.model_copy(update={"engine": "flower"})})
-    require_free(_address(network), network.port)
+    require_free(network.address, network.port)
+    _forget_earlier(network)
     with ended_by_signal(), ExitStack() as stack:
-        stack.enter_context(running(_superlink(network), serving.tell, 1.0)).wait_for(network.port)
+        inside = stack.enter_context(_socket(network))
+        stack.callback(told_at(inside).unlink, missing_ok=True)
+        told_at(inside).unlink(missing_ok=True)
+        link = _superlink(network, inside, answer_bytes(config, prepared.population))
+        stack.enter_context(running(link, serving.tell, 1.0)).wait_for(network.port)
         serving.on_up()
-        endpoint = Endpoint(f"127.0.0.1:{network.port}", network.authority.read_bytes(), network.secret.read_bytes())
-        grid = stack.enter_context(_grid(endpoint, keys))
+        endpoint = Endpoint(inside, None, network.secret.read_bytes())
+        grid = stack.enter_context(LastingGrid(lambda: _begun(endpoint, keys, link), serving.tell))
         timeout = config.training.client_timeout or PATIENCE
 
+        heard = 0
+
         def nodes() -> dict[int, int]:
+            nonlocal heard
+            said = told_at(inside).read_text(encoding="utf-8").splitlines() if told_at(inside).exists() else []
+            for line in said[heard:]:
+                serving.tell(line)
+            heard = len(said)
             clients = {key: client for client, key in keys.items()}  # a node with another key is nobody
             return {clients[key]: node for node, key in node_keys(grid).items() if key in clients}
 
@@ -92,35 +113,80 @@ def serve(config: Config, serving: Serving) -> Result:
             exchange.gather(set(range(number)), min(serving.wait, number), partial(time.sleep, 1))
             return GridEngine(job.context, job.context.door.run, exchange, serving.tell)
 
-        return run_prepared(config, prepared, serving.out, serving.on_round, resume=serving.resume, clients=clients)
+        with _named(link):
+            result = run_prepared(config, prepared, serving.out, serving.on_round, resume=serving.resume, clients=clients)
+    (serving.out / STATE_FILE).unlink(missing_ok=True)  # sums without noise, of which an interrupted run alone has need
+    return result
 
 
-def _address(network: NetworkFolder) -> str:
-    """Where the SuperLink listens: on this machine alone where nobody else is meant."""
-    return "0.0.0.0" if network.host not in ("127.0.0.1", "localhost") else "127.0.0.1"
+def answer_bytes(config: Config, population: Population) -> int:
+    """Bytes that a client's answer has at most: its integers in 8 bytes each, which no plan exceeds, and what is around them."""
+    return 8 * setting_of(config, population).layout.dimension + 2**18
 
 
-def _superlink(network: NetworkFolder) -> Program:
-    certificate, key = network.certificates
-    command = ["flower-superlink", "--host", _address(network), "--port", str(network.port), "--enable-supernode-auth"]
-    command += ["--ssl-ca-certfile", str(network.authority), "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
-    command += ["--database", str(network.path / "superlink.db"), "--isolation", "process"]
-    command += ["--superexec-auth-secret-file", str(network.secret)]
-    return Program(command, network.path / "flower", network.path / "superlink.log")
+@contextmanager
+def _socket(network: NetworkFolder) -> Iterator[Path]:
+    """Where the server reaches its SuperLink: in the network's folder, or, where that path is too long for a socket, another."""
+    at = network.path.absolute() / "flower-superlink"
+    if len(bytes(at)) < _PATH:
+        try:
+            yield at
+        finally:
+            at.unlink(missing_ok=True)
+        return
+    with TemporaryDirectory(prefix="fedveil-", dir=None if len(gettempdir()) < _PATH - 40 else "/tmp") as folder:
+        yield Path(folder) / at.name
 
 
-def _grid(endpoint: Endpoint, keys: Mapping[int, bytes]) -> Any:
-    """Admit all keys, begin a run of Flower, and take its server task."""
+def _forget_earlier(network: NetworkFolder) -> None:
+    """Remove the database that the SuperLink of fedveil 0.2 had, with what clients had sent."""
+    for path in network.path.glob("superlink.db*"):
+        path.unlink(missing_ok=True)
+
+
+def _superlink(network: NetworkFolder, inside: Path, answer: int) -> Program:
+    command = [Path(sys.executable).name, "-m", "fedveil.network.superlink", "--network", str(network.path)]
+    command += ["--port", str(network.port), "--socket", str(inside), "--answer-bytes", str(answer)]
+    return Program(command, network.path / "flower", network.path / "superlink.log", "flower-superlink")
+
+
+@contextmanager
+def _begun(endpoint: Endpoint, keys: Mapping[int, bytes], link: Program) -> Iterator[Any]:
+    """The grid of a new run of Flower, to which all keys are admitted.
+
+    Raises:
+        FedveilError: the SuperLink does not begin it.
+    """
     control, queue = Control(endpoint), TaskQueue(endpoint, "flwr-serverapp")
     try:
-        for client, key in keys.items():
-            control.register(key, f"client-{client}")
-        run, end = control.start_run(), time.monotonic() + PATIENCE
+        with _named(link):
+            for client, key in keys.items():
+                control.register(key, f"client-{client}")
+            run, end = control.start_run(), time.monotonic() + PATIENCE
         while (token := queue.take(run)) is None:
             if time.monotonic() > end:
-                raise FedveilError("the SuperLink does not hand over its server task: is another server using this network?")
+                raise FedveilError(f"the SuperLink does not hand over its server task; its log is {link.log}: {link.why()}")
             time.sleep(_POLL)
     finally:
         control.close()
         queue.close()
-    return server_grid(endpoint, token)
+    with server_grid(endpoint, token) as grid:
+        yield grid
+
+
+@contextmanager
+def _named(link: Program) -> Iterator[None]:
+    """Tell of what fails in Flower in its own words, and where its log is.
+
+    Raises:
+        FedveilError: in the place of an error of the connection, or of what it answers.
+    """
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPError as problem:
+        said = getattr(getattr(problem, "response", None), "text", "") or str(problem)
+        raise FedveilError(
+            f"Flower's SuperLink failed ({printable(said)}); its log is {link.log}: {link.why()}; go on with --resume"
+        ) from problem

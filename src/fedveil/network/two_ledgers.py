@@ -70,7 +70,7 @@ def _client_side(folder: Path, run: str, view: View) -> ClientSide:
     budget = open_budget(path)
     own = _rows(offer.with_name("ledger.sqlite")) if view is View.SERVER else []
     spent = [entry for entry in _rows(path) if entry.run == run]
-    return ClientSide(json.loads(offer.read_text())["client"], own, spent, budget.cap)
+    return ClientSide(json.loads(offer.read_text(encoding="utf-8"))["client"], own, spent, budget.cap)
 
 
 def _rows(path: Path) -> list[Entry]:

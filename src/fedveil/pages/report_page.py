@@ -15,6 +15,7 @@ from fedveil.pages.privacy_section import card_of, privacy_values, spent_values
 from fedveil.pages.report_charts import chart_values, column_values
 from fedveil.pages.verification_section import outcome_values
 from fedveil.run.recorded_run import RunData, experiment_of, group_names, grouped
+from fedveil.run.result import outcome_warnings
 from fedveil.studies.curves import constant, curve, last, layers, spread, thinned
 from fedveil.tasks.column import Column
 from fedveil.verify import Verification
@@ -45,10 +46,18 @@ def page_values(
     return {
         "runs": len(runs),
         "groups": shown,
+        "metrics": _metrics(shown),
         "charts": charts,
         "one_scope": next(iter(scopes)) if len(scopes) == 1 else None,
         "verification": outcome_values(checked or {}),
     }
+
+
+def _metrics(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The main metrics of the page's groups, each with the places of those that have it: others are not compared by it."""
+    mains = [group["main"] for group in groups]
+    different = [main for i, main in enumerate(mains) if main not in mains[:i]]
+    return [{**main, "groups": [i for i, other in enumerate(mains) if other == main]} for main in different]
 
 
 def _group(
@@ -69,6 +78,7 @@ def _group(
         "seeds": [run.seed for run in runs],
         "rounds": [len(run.history) for run in runs],
         "planned": first.config.get("training", {}).get("rounds"),
+        "warnings": list(dict.fromkeys(text for run in runs for text in _outcome(run))),
         "ended": [run.summary.get("ended", "unfinished") for run in runs],
         "seconds": sum(t for _, t in seconds) / len(runs) if seconds else None,
         "score": None if score is None else main.factor * score["mean"],
@@ -101,6 +111,12 @@ def _reached(name: str, runs: list[RunData], score: dict[str, float] | None) -> 
     if main.share:
         return [(name, True), (" reached ", False), (_mean(main, score), True), (f" {main.phrase}{end}", False)]
     return [(name, True), (f" reached a {main.phrase} of ", False), (_mean(main, score), True), (end, False)]
+
+
+def _outcome(run: RunData) -> tuple[str, ...]:
+    """What its operator must know of the scores; a trivial score of version 0.2 and before is not on record."""
+    reason = str(run.failures[0]["failure"]) if run.failures else ""
+    return outcome_warnings(run.history, run.declared, run.trivial, reason)
 
 
 def _score(runs: list[RunData], score: dict[str, float] | None) -> dict[str, Any]:

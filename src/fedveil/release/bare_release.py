@@ -10,7 +10,7 @@ import torch
 
 from fedveil.errors import UpdateRefused
 from fedveil.release.cost import per_layer
-from fedveil.release.plan import Plan
+from fedveil.release.plan import Plan, lets_statistics_out
 from fedveil.release.release_layout import ReleaseLayout
 from fedveil.release.sealed import Contribution
 
@@ -80,11 +80,6 @@ def free_statistics(buffers: Tensor | None, plan: Plan, reason: str) -> Tensor |
     if not bool(buffers.isfinite().all()):
         raise UpdateRefused("the batch statistics contain NaN or infinite values")
     return buffers
-
-
-def lets_statistics_out(plan: Plan, reason: str) -> bool:
-    """Whether this release promises nothing, so that batch statistics may travel with it."""
-    return bool(reason) or (math.isinf(plan.clip) and plan.layer_clip is None and plan.dp_sgd is None)
 
 
 def mean_statistics(contributions: Sequence[Contribution]) -> Tensor | None:

@@ -1,51 +1,73 @@
-"""The gradients of a batch's examples from one forward and backward pass, where known layers allow it.
+"""The gradients of a batch's examples from one forward and backward pass, for networks that are made of known layers alone.
 
-Two made-up examples at made-up weights show whether that is right (`plan_for`): were they the client's, or the weights those that
-the process meets first, how all gradients are rounded would follow from them. The network must be a function of one example,
-which `torch.func.vmap` proves: it stops at a decision that depends on values. And every tap must hold, where the shapes say an
-example is in the batch, what it holds for that example alone; so must the losses, and the gradients that come of it.
+Row i of what a layer sees must be example i. That holds by construction in `known` networks: no code but torch's and ours runs in
+them, and none of it reorders a batch. Two made-up examples show the rest (`shapes_of`): every tap must hold, where the shapes say
+an example is in the batch, what it holds for that example alone; so must the losses, and the gradients that come of it.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import torch
-from torch.func import functional_call, vmap
-from torch.nn.modules.batchnorm import _NormBase
+from torch import nn
 
 from fedveil.release.gradient_blocks import Block, Dense, combined, rows
 from fedveil.release.layer_rules import RULES
-from fedveil.release.noise import Randomness
 from fedveil.release.taps import Examples, NotByHand, Tap, Taps, Use, installed
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from torch import Tensor, nn
+    from torch import Tensor
 
 Losses = Callable[["Tensor", "Tensor"], "Tensor"]
 """(outputs, targets) -> the loss of each example [n]."""
+Shapes = tuple[tuple[int, ...], ...]
+"""Of each tapped output for one example."""
+
+_LAYERS = frozenset(
+    f"torch.nn.modules.{name}"
+    for name in (
+        *("activation", "batchnorm", "container", "conv", "dropout", "flatten", "fold", "instancenorm", "linear"),
+        *("normalization", "padding", "pixelshuffle", "pooling", "sparse", "transformer", "upsampling"),
+    )
+)
+"""Files of torch whose layers keep the order of a batch, whatever their options; recurrent ones return several tensors."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How a network's batches are done.
+def known(module: nn.Module) -> bool:
+    """Whether no code but torch's and ours runs in a network, in layers that keep the order of a batch.
 
-    Args:
-        shapes: of each tapped output for one example; None where they are not done by hand.
-        transforms: whether `torch.func` can do the network.
+    That is a network of ours, or an `nn.Sequential` whose parts have exactly torch's types, without hooks, parametrizations or
+    functions of somebody else's.
     """
+    return all(map(_known_part, module.modules())) and not hooked(module)
 
-    shapes: tuple[tuple[int, ...], ...] | None = None
-    transforms: bool = True
+
+def hooked(module: nn.Module) -> bool:
+    """Whether a trained parameter has a hook, which acts on gradients of the ordinary backward pass alone."""
+    return any(p._backward_hooks for p in trainable(module).values())
+
+
+def _known_part(part: nn.Module) -> bool:
+    kind, file = type(part), type(part).__module__
+    if not file.startswith("fedveil.") and (file not in _LAYERS or getattr(sys.modules[file], kind.__name__, None) is not kind):
+        return False
+    return not any(
+        (value and name.endswith("_hooks")) or name == "forward" or _foreign(value) for name, value in vars(part).items()
+    )
+
+
+def _foreign(value: object) -> bool:
+    """Whether it is a function of somebody else's, such as the activation of a transformer."""
+    if not callable(value) or isinstance(value, type | BuiltinFunctionType):
+        return False
+    return not (getattr(value, "__module__", None) or "").startswith(("torch.", "fedveil."))
 
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -53,14 +75,17 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
-def gradients(module: nn.Module, x: Tensor, y: Tensor, losses: Losses, plan: Plan) -> tuple[list[Block], Tensor]:
+def gradients(module: nn.Module, x: Tensor, y: Tensor, losses: Losses, shapes: Shapes) -> tuple[list[Block], Tensor]:
     """The blocks of the trainable parameters, in order, and the losses [n].
 
+    Args:
+        shapes: what `shapes_of` found.
+
     Raises:
-        NotByHand: the pass was not as planned.
+        NotByHand: the pass was not as these say.
     """
     taps, each = _tapped(module, x, y, losses)
-    examples = [Examples.found(shape, tap.output.shape, len(y)) for tap, shape in zip(taps, plan.shapes or (), strict=True)]
+    examples = [Examples.found(shape, tap.output.shape, len(y)) for tap, shape in zip(taps, shapes, strict=True)]
     parameters = trainable(module).values()
     slopes = _slopes(each, taps, parameters)
     parts: dict[int, list[Block]] = {id(p): [] for p in parameters}
@@ -98,118 +123,22 @@ def _slopes(each: Tensor, taps: list[Tap], parameters: Iterable[Tensor]) -> list
     return list(found[: len(taps)])
 
 
-# --- what two made-up examples show ------------------------------------------------------------------------------------
-
-_PLANS: WeakKeyDictionary[nn.Module, dict[Hashable, Plan]] = WeakKeyDictionary()
-_MOST_PLANS = 64
+# --- what two examples show --------------------------------------------------------------------------------------------
 
 
-def plan_for(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Plan:
-    """The plan for batches of such examples, found once for a network and kept.
+def shapes_of(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Shapes:
+    """The shape of each tapped output for one example, from two made-up examples.
 
-    Only the shapes and types of the examples are looked at, and of the weights that train: it is the same whenever it is found.
+    Raises:
+        NotByHand: they are not together what each is alone, or cannot be told apart; other errors of the network.
     """
-    plans = _PLANS.setdefault(module, {})
-    key = _key(module, x, y, losses)
-    if key not in plans:
-        with Randomness(0).forward(x.device, "route"):  # the same numbers each time, and none of the run's
-            found = _found(module, *_made_up(x, y), losses)
-        if len(plans) >= _MOST_PLANS:
-            plans.clear()
-        plans[key] = found
-    return plans[key]
-
-
-@contextmanager
-def transformable(module: nn.Module) -> Iterator[None]:
-    """Known layers compute in ways that `torch.func` can transform; what it does slowly it does without a warning."""
-    with installed(Taps(live=False), module, RULES), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="There is a performance drop")
-        yield
-
-
-def _key(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Hashable:
-    owner = getattr(losses, "__self__", losses)  # a method is another object each time, and so may be its owner
-    kind = getattr(losses, "__func__", None), owner if type(owner).__hash__ is not None else type(owner)
-    flags = tuple(
-        (layer.training, *(p is not None and p.requires_grad for p in layer._parameters.values())) for layer in module.modules()
-    )
-    return x.shape[1:], x.dtype, x.device, y.shape[1:], y.dtype, kind, flags
-
-
-def _made_up(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Two examples and targets of the same shapes and types: numbers from 0 to 1; of whole ones, tokens 0 and 1 and class 0.
-
-    The second example is all ones, and each row of the first is zeros after its first place: one example's places in a row, and
-    the places of both in turn, are never the same tokens; and neither example is all padding where 0 pads.
-    """
-    draw = torch.Generator().manual_seed(0)
-
-    def like(values: Tensor, second: int) -> Tensor:
-        made = torch.zeros(2, *values.shape[1:])
-        if values.is_floating_point():
-            made.uniform_(generator=draw)
-        else:
-            made[1] = second
-            if values.dim() > 1 and values.shape[-1] > 1:
-                made[0, ..., 0] = second
-        return made.to(values.device, values.dtype)
-
-    return like(x, 1), like(y, 0)
-
-
-def _with_made_up_weights(module: nn.Module) -> nn.Module:
-    """A copy, which shares the frozen parameters. Matrices are random and scaled by what goes into them, vectors lie around 1.
-
-    None are zero, as where a layer starts, since that hides what the layer is handed. Statistics of batches are 0 and 1.
-    """
-    made = deepcopy(module, {id(p): p for p in module.parameters() if not p.requires_grad})
-    draw, own = torch.Generator().manual_seed(0), {p.data_ptr() for p in trainable(module).values()}
-    if any(p.data_ptr() in own for p in trainable(made).values() if p.numel()):
-        raise NotByHand  # a layer that copies itself otherwise
-    with torch.no_grad():
-        for p in trainable(made).values():
-            if p.dim() > 1:
-                p.copy_(torch.randn(p.shape, generator=draw) / math.sqrt(max(1, p[0].numel())))
-            else:
-                p.copy_(torch.rand(p.shape, generator=draw) + 0.5)
-    for layer in made.modules():
-        parameters = list(layer.parameters())
-        if isinstance(layer, _NormBase) and (not parameters or any(p.requires_grad for p in parameters)):
-            layer.reset_running_stats()
-    return made
-
-
-def _found(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> Plan:
-    try:
-        module = _with_made_up_weights(module)
-    except Exception:
-        return Plan()
-    try:
-        with transformable(module):
-            vmap(lambda one, target: losses(module(one[None]), target[None]), randomness="different")(x, y)
-    except Exception:
-        return Plan(transforms=False)
-    try:
-        _require_no_decision_on_weights(module, x, y, losses)
-        state = _random_state(x)
-        passes = _three(module, x, y, losses)
-        draws = not torch.equal(state, _random_state(x))
-        with _without_dropout(module) if draws else nullcontext():
-            plan = _compared(module, *(_three(module, x, y, losses) if draws else passes))
-            _require_gradients(module, x, y, losses, plan)
-        return plan or Plan()  # two examples that cannot be told apart show nothing
-    except Exception:
-        return Plan()
-
-
-def _require_no_decision_on_weights(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> None:
-    """Else the network is another one at other weights, of which made-up ones show nothing."""
-    weights = {name: torch.stack([p.detach(), p.detach()]) for name, p in trainable(module).items()}
-    with transformable(module):
-        vmap(lambda own, one, target: losses(functional_call(module, own, (one[None],)), target[None]), randomness="different")(
-            weights, x, y
-        )
+    state = _random_state(x)
+    passes = _three(module, x, y, losses)
+    draws = not torch.equal(state, _random_state(x))
+    with _without_dropout(module) if draws else nullcontext():
+        shapes = _compared(module, *(_three(module, x, y, losses) if draws else passes))
+        _require_gradients(module, x, y, losses, shapes)
+    return shapes
 
 
 Pass = tuple[list[Tap], "Tensor"]
@@ -224,7 +153,7 @@ def _three(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> tuple[Pas
     )
 
 
-def _compared(module: nn.Module, both: Pass, first: Pass, second: Pass) -> Plan | None:
+def _compared(module: nn.Module, both: Pass, first: Pass, second: Pass) -> Shapes:
     _slopes(both[1], both[0], trainable(module).values())
     differ = _equal(both[1], torch.cat((first[1], second[1])), Examples(2))
     for tap, one, other in zip(both[0], first[0], second[0], strict=True):
@@ -235,22 +164,24 @@ def _compared(module: nn.Module, both: Pass, first: Pass, second: Pass) -> Plan 
         if not told and examples.fold > 1:
             raise NotByHand
         differ = differ or told
-    return Plan(tuple(tuple(tap.output.shape) for tap in first[0])) if differ else None
+    if not differ:
+        raise NotByHand  # two examples that cannot be told apart show nothing
+    return tuple(tuple(tap.output.shape) for tap in first[0])
 
 
-def _require_gradients(module: nn.Module, x: Tensor, y: Tensor, losses: Losses, plan: Plan | None) -> None:
+def _require_gradients(module: nn.Module, x: Tensor, y: Tensor, losses: Losses, shapes: Shapes) -> None:
     """Two examples' gradients must be what they are alone: layers that start at zero hide what they are handed.
 
     In float32 the rounding of a batch of another size may turn a ReLU on or off; what differs then must agree in float64.
     """
-    if plan is None or _agree(module, x, y, losses, plan):
+    if _agree(module, x, y, losses, shapes):
         return
-    if x.dtype != torch.float32 or not _agree(deepcopy(module).double(), x.double(), y, losses, plan):
+    if x.dtype != torch.float32 or not _agree(deepcopy(module).double(), x.double(), y, losses, shapes):
         raise NotByHand
 
 
-def _agree(module: nn.Module, x: Tensor, y: Tensor, losses: Losses, plan: Plan) -> bool:
-    blocks, _ = gradients(module, x, y, losses, plan)
+def _agree(module: nn.Module, x: Tensor, y: Tensor, losses: Losses, shapes: Shapes) -> bool:
+    blocks, _ = gradients(module, x, y, losses, shapes)
     by_hand, parameters = rows(blocks), list(trainable(module).values())
     for i, one in enumerate(by_hand):
         (loss,) = losses(module(x[i : i + 1]), y[i : i + 1])

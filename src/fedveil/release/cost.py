@@ -89,7 +89,8 @@ def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, no
     Args:
         rate: Poisson sampling rate when the adversary does not see who took part, else None. It amplifies noise on the sum
             only: noise in shares shows by its size how many took part.
-        noisy_uploads: how many independently noised uploads are in the sum (aggregate view with `place = "upload"`).
+        noisy_uploads: how many independent noises that the adversary does not know are in the sum (aggregate view with `place =
+            "upload"`); a fellow client knows its own.
 
     Raises:
         ConfigError: a class derived from Plan, which could tell the price something else than the door.
@@ -111,7 +112,7 @@ def event_of(plan: Plan, layout: Layout, scope: Scope, *, rate: float | None, no
         return Unbounded("the server receives uploads without noise of their own; only their sum is protected")
     shares = 1 if in_server_view or plan.place == "sum" else noisy_uploads
     if shares < 1:
-        return Unbounded("no honest noisy upload took part: the sum carries no noise that the adversary does not know")
+        return Unbounded("no honest noisy upload took part besides a fellow client's: the sum has no noise that it does not know")
     mu = plan_mu(plan, layout, scope.update_factor, shares)
     if isinstance(mu, str):
         return Unbounded(mu)

@@ -53,7 +53,7 @@ class Door:
         ledger: where each release is charged. randomness: where noise comes from.
         rate: Poisson sampling rate q of clients in the aggregate view, or None when sampling is not Poisson.
         max_norm: updates above this L2 norm do not leave.
-        colluders: clients whose noise shares the adversary knows and can subtract.
+        colluders: clients whose noise shares the adversary knows and can subtract; see `known`.
         extras: shape of each extra of the method's releases. memory: secret state of correlated noise.
         bits: of the grid, where it is not that of each plan's mechanism (see `ReleaseLayout`).
     """
@@ -74,6 +74,11 @@ class Door:
     def parts(self) -> ReleaseLayout:
         """The release layout: update and extras."""
         return ReleaseLayout(self.layout, self.extras, self.bits)
+
+    @property
+    def known(self) -> int:
+        """Noises in a sum of noisy uploads that the adversary knows: those of all who collude, or that of the client it is."""
+        return max(self.colluders, 1)
 
     def beside(self, layout: Layout) -> Self:
         """The same door for another vector, of all clients and under independent noise: not sampled, no extras, no memory."""
@@ -251,7 +256,7 @@ class Door:
         if any(c.sealed.dtype != kind for c in contributions):
             raise ConfigError("all contributions to one sum must carry the plan of the round; a client used another")
         n = len(contributions)
-        shares = n - self.colluders
+        shares = n - self.known
         event = (
             Unbounded(reason)
             if reason

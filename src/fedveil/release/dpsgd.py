@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial, reduce
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from fedveil.errors import ConfigError
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
     from fedveil.release.noise import Randomness
     from fedveil.release.plan import DpSgd
+    from fedveil.tasks.task import Task
     from fedveil.training.local import Local, LocalSpec
     from fedveil.training.params import FlatModel, Layout
 
@@ -42,6 +42,8 @@ class PerExampleGradient:
     Args:
         plan: what each step does. randomness: of batches and noise. key: (round, client).
         gradients: (module, x, y) -> the gradient of each example in blocks, and the loss [n] of each.
+        task: whose weights of examples stay outside of the clip.
+        rehearsal: the examples are public and nothing leaves, so one on which the network fails raises.
     """
 
     plan: DpSgd
@@ -50,6 +52,8 @@ class PerExampleGradient:
     gradients: Callable[[torch.nn.Module, Tensor, Tensor], tuple[list[Block], Tensor]] = field(
         default_factory=lambda: partial(per_example_gradients, losses_of=Classification().losses)
     )
+    task: Task = field(default_factory=Classification)
+    rehearsal: bool = False
     _batch: tuple[Tensor, Tensor] | None = field(default=None, init=False)
     losses: list[float] = field(default_factory=list, init=False)
     _of_batch: list[float] = field(default_factory=list, init=False)
@@ -78,9 +82,8 @@ class PerExampleGradient:
             ConfigError: the objective did not ask for exactly one gradient a step.
         """
         local.steps = self.steps
-        draw = self.randomness.secret("examples", *self.key)
         for step in range(self.plan.steps):
-            chosen = np.flatnonzero(draw.random(min(len(y), self.plan.cap)) < self.plan.rate)
+            chosen = self.randomness.coins(self.plan.rate, min(len(y), self.plan.cap), "examples", *self.key, step)
             self._batch = x[torch.from_numpy(chosen)], y[torch.from_numpy(chosen)]
             yield x.new_empty(0, *x.shape[1:]), y.new_empty(0, *y.shape[1:])  # of their own: views would still hold all examples
             if self._batch is not None:
@@ -131,13 +134,17 @@ class PerExampleGradient:
         """
         before = model.vector.clone()
         try:
-            blocks, losses = self.gradients(model.module, *(_filled(part, self.plan.together) for part in (x, y)))
+            filled = [_filled(part, self.plan.together) for part in (x, y)]
+            blocks, losses = self.gradients(model.module, *filled)
+            clip, most = self._weighed(filled[1])
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             model.vector.copy_(before)
             if len(y) > 1:
                 return self._one_at_a_time(model, x, y)
+            if self.rehearsal:
+                raise
             _log.warning("client %d, round %d: an example counts as zero: %r", self.key[1], self.key[0], error)
             return torch.zeros(len(before), dtype=torch.float64, device=x.device)
         if not torch.equal(model.vector.view(torch.int32), before.view(torch.int32)):
@@ -145,7 +152,20 @@ class PerExampleGradient:
             if len(y) > 1:
                 return self._one_at_a_time(model, x, y)
         self._of_batch += losses[: len(y)].tolist()
-        return clipped_sum(blocks, self.plan.clip, len(y))
+        return clipped_sum(blocks, clip, len(y), most)
+
+    def _weighed(self, y: Tensor) -> tuple[float | Tensor, float]:
+        """The clip of each example, and the factor of its gradient before.
+
+        Clipped with its weight w, a gradient above the clip would lose it. Without, and then times the share w / w_max that it
+        has of the largest weight, it keeps it, and its norm is at most C w / w_max <= C: min(1, C / |g|) w / w_max g is the
+        gradient w g of the weighted loss times 1 / w_max, clipped to C w / w_max. The share depends on the example alone.
+        """
+        weights = self.task.example_weights(y)
+        if weights is None:
+            return self.plan.clip, 1.0
+        shares = (weights.double() / self.task.largest_weight).nan_to_num(0.0).clamp(0.0, 1.0)
+        return self.plan.clip * shares.expand(len(y)), 1 / self.task.largest_weight
 
     def _one_at_a_time(self, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
         return torch.stack([self._part(model, x[i : i + 1], y[i : i + 1]) for i in range(len(y))]).sum(0)

@@ -147,17 +147,20 @@ def rows(blocks: Sequence[Block]) -> Tensor:
     return torch.cat([block.rows() for block in blocks], dim=1)
 
 
-def clipped_sum(blocks: Sequence[Block], clip: float, count: int | None = None) -> Tensor:
-    """The sum [d] of the first `count` examples' gradients (all by default), each clipped to L2 norm `clip`, in float64.
+def clipped_sum(blocks: Sequence[Block], clip: float | Tensor, count: int | None = None, most: float = 1.0) -> Tensor:
+    """The sum [d] of the first `count` examples' gradients (all by default), each times `most` and clipped, in float64.
 
     An example whose gradient is not finite counts as zero.
+
+    Args:
+        clip: the bound on the L2 norm of each, or one for each example [n].
     """
     size = norms(blocks)
     if len(size) and not math.isfinite(float(size.max())):  # NaN where one is
         wrong = ~size.isfinite()
         blocks = [block.without(wrong) for block in blocks]
         size = size.masked_fill(wrong, math.inf)
-    weights = (clip / size.clamp_min(1e-300)).clamp_max(1.0)
+    weights = (clip / size.clamp_min(1e-300)).clamp_max(most)
     if count is not None:
         weights[count:] = 0.0
     return weighted_sum(blocks, weights)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.random import mtrand
 
-from fedveil.release.sampler import rounded_normal
+from fedveil.release.sampler import fixed_sample, poisson_sample, rounded_normal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -99,11 +99,15 @@ class Randomness:
         """n standard normals [n], float32, for noise that promises nothing; from the seed only if `seeded_noise`."""
         return torch.from_numpy(self.integers(_STEPS, n, *name)).to(torch.float32).mul_(1 / _STEPS)
 
-    def secret(self, *key: object) -> np.random.Generator:
-        """A numpy generator for client sampling, which amplification needs to be secret."""
+    def coins(self, rate: float, n: int, *name: object) -> NDArray[np.int64]:
+        """Those of 0 to n - 1 that are in a Poisson sample, which amplification needs to be secret; from a key, like noise."""
+        return poisson_sample(rate, n, self.key("coins", *name))
+
+    def subset(self, size: int, n: int, *name: object) -> NDArray[np.int64]:
+        """`size` of 0 to n - 1, drawn without replacement: from a secret key, or from the seed if `seeded_noise`."""
         if self.seeded_noise:
-            return np.random.default_rng(self.derive("sampling", *key))
-        return np.random.default_rng(int.from_bytes(os.urandom(32), "little"))
+            return np.sort(np.random.default_rng(self.derive("sampling", *name)).choice(n, size=size, replace=False))
+        return fixed_sample(size, n, self.key("subset", *name))
 
 
 @contextmanager

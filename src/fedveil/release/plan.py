@@ -123,6 +123,11 @@ class Plan:
             raise ConfigError(f"clamp must be > 0, got {self.clamp}")
 
 
+def lets_statistics_out(plan: Plan, reason: str) -> bool:
+    """Whether this release promises nothing, so that batch statistics may travel with it."""
+    return bool(reason) or (math.isinf(plan.clip) and plan.layer_clip is None and plan.dp_sgd is None)
+
+
 def _own_numbers(plan: object, *names: str) -> None:
     """Make plain floats of numbers: one of a class of its own could tell the price something else than the door."""
     for name in names:

@@ -34,6 +34,20 @@ class Charger(Protocol):
         ...
 
 
+class NullLedger:
+    """A charger without a budget and without a file."""
+
+    def charge_all(self, entries: Sequence[Entry]) -> None:
+        """Accept the releases."""
+
+    def charge_once(self, entry: Entry, *, digest: str) -> None:
+        """Accept the release."""
+
+    def admits(self, client: int, event: Event) -> bool:
+        """Whatever it costs."""
+        return True
+
+
 def row_of(plan: Plan, parts: ReleaseLayout, *, exact: bool) -> dict[str, Any]:
     """The columns of a ledger's row that follow from the plan alone. exact: integers leave."""
     d = parts.model.dimension

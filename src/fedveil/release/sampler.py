@@ -19,6 +19,8 @@ r = sqrt(-2 ln U). The float64 radius differs from r by at most r 2^-48 (log), 2
 bits of U) and r 2^-52 (square root and products); cos and sin by 2^-47 (A), 2^-49.7 (rounding of the angle) and 2^-61 (missing
 bits of V). Together |error| <= 2^-43.5, and the test allows 2^-42. The residue |t - k| is exact.
 
+Who takes part is drawn from the same stream, under keys of its own: `poisson_sample`, `fixed_sample`.
+
 What is left of total variation is in `fedveil.accounting.sampler_variation`.
 """
 
@@ -97,6 +99,41 @@ def rounded_normal(std: float | Floats, n: int, key: bytes, *, threads: int | No
         for i, (b, c) in zip(undecided.tolist(), words.tolist(), strict=True):
             integers[i] = _decide(key, i, b, c, std if isinstance(std, float) else float(std[i]))
     return integers
+
+
+def poisson_sample(rate: float, n: int, key: bytes) -> Integers:
+    """Those of 0 to n - 1, ascending, whose coins fall: each by itself, with probability `rate` less at most 2^-64, never more.
+
+    Coin i is whether 64-bit word i of AES-256 in counter mode lies below rate 2^64. A shorter draw with the same key is the
+    beginning of a longer one.
+
+    Args:
+        rate: in [0, 1]. n: >= 0. key: as `rounded_normal`.
+    """
+    if not 0 <= rate <= 1:
+        raise ConfigError(f"the rate of a Poisson sample must lie in [0, 1], got {rate}")
+    below = math.floor(math.ldexp(rate, 64))
+    return np.arange(n) if below == 2**64 else np.flatnonzero(_stream(key, n) < np.uint64(below))
+
+
+def fixed_sample(size: int, n: int, key: bytes) -> Integers:
+    """`size` of 0 to n - 1, ascending, every set of that size alike: those with the smallest words of 128 bits.
+
+    Args:
+        size: from 0 to n; two words are the same with probability at most n^2 / 2^129. key: as `rounded_normal`.
+    """
+    if not 0 <= size <= n:
+        raise ConfigError(f"a sample of a fixed size holds from 0 to {n} of {n}, got {size}")
+    high, low = _stream(key, 2 * n).reshape(-1, 2).T
+    near = np.flatnonzero(high <= np.partition(high, size - 1)[size - 1]) if size else np.arange(0)
+    return np.sort(near[np.lexsort((low[near], high[near]))[:size]])
+
+
+def _stream(key: bytes, n: int) -> Words:
+    """The first n words of 64 bits of AES-256 in counter mode."""
+    _checked(0.0, n, key)
+    blocks = (_words(key, first, min(_PAIRS, (n + 1) // 2 - first)) for first in range(0, (n + 1) // 2, _PAIRS))
+    return np.concatenate([np.empty(0, np.uint64), *(block.reshape(-1) for block in blocks)])[:n]
 
 
 def _checked(std: float | Floats, n: int, key: bytes) -> float | Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ from fedveil.configuration.public_setting import (
     task_of,
 )
 from fedveil.data.dataset import strata
+from fedveil.data.features.feature_map import FEATURES
 from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options, need_strata
 from fedveil.data.split import client_test_split, public_split, split_within_users
@@ -43,19 +44,19 @@ from fedveil.methods.declared_cost import check_declared
 from fedveil.methods.method import Method, extras_of, is_own
 from fedveil.methods.run_cost import releases_to, run_releases
 from fedveil.methods.setting import Setting
-from fedveil.models.mixing import drawn_elsewhere, mixing_layer
-from fedveil.models.probe import check_output
+from fedveil.models.probe import fill_caches, needs_pairs
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
+from fedveil.tasks.task import Task
 from fedveil.training.kept_state import KeptState
 from fedveil.training.local import HasPersonalModel, Objective, Trained
 from fedveil.training.params import FlatModel
 
 if TYPE_CHECKING:
     from fedveil.data.dataset import Dataset
+    from fedveil.data.features.feature_map import FeatureMap
     from fedveil.data.partition import Partition
-    from fedveil.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
         dataset = load(section.name, section.data_dir, section.download) if source is None else source.read(section.name)
     refuse_timed(config, dataset, section.partition.get("kind") if partition is None else partition.kind)
     if (features := feature_map(section, config.public)) is not None:
-        dataset = features.of(dataset)
+        dataset = _with_features(features, dataset)
     if partition is None and section.partition.get("kind") == "users" and dataset.users_test is not None:
         dataset = split_within_users(dataset, section.user_test_fraction)
     check_targets(task_of(config), dataset)
@@ -127,6 +128,17 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
     public = (torch.from_numpy(x[public_part]), torch.from_numpy(y[public_part])) if len(public_part) else None
     test = torch.from_numpy(dataset.standardise(dataset.x_test)), torch.from_numpy(dataset.y_test)
     return Prepared(dataset, partition, Clients.of(x, y, partition.clients), tests, test, public)
+
+
+def _with_features(features: FeatureMap, dataset: Dataset) -> Dataset:
+    """The data set with these features, if a function of the user's own keeps nothing from one example to the next."""
+    if features.name in FEATURES:
+        return features.of(dataset)
+    features.info(dataset.info)  # what is made when it is first called
+    kept = KeptState(f"data.features = {features.name!r}", features.make)
+    found = features.of(dataset)
+    kept.require_unchanged()
+    return found
 
 
 def refuse_timed(config: Config, dataset: Dataset, kind: object) -> None:
@@ -159,24 +171,12 @@ def build_model(config: Config, prepared: Prepared) -> FlatModel:
     return FlatModel(module, built_in=config.model.built_in)
 
 
-def checked_model(config: Config, prepared: Prepared, setting: Setting) -> FlatModel:
-    """The configured network, once public examples have shown that it fits the task and, at record level, treats them apart.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    model, task, (x, y) = build_model(config, prepared), task_of(config), prepared.test
-    shown = _different(y)
-    check_output(model, x[shown], y[shown], task)
-    if (dp_sgd := setting.dp_sgd()) is not None:
-        refuse_mixing(model, x, dp_sgd.together)
-    return model
-
-
-def _different(y: torch.Tensor) -> torch.Tensor:
-    """Four examples by number, of different classes if there are: a test set may be sorted by them."""
+def shown(prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
+    """Four public examples by number, of different classes if there are: a test set may be sorted by them."""
+    x, y = prepared.test
     first = np.unique(y.numpy(), return_index=True)[1] if y.dim() == 1 else np.empty(0, np.int64)
-    return torch.cat([torch.from_numpy(np.sort(first)), torch.arange(4) % len(y)])[:4]
+    chosen = torch.cat([torch.from_numpy(np.sort(first)), torch.arange(4) % len(y)])[:4]
+    return x[chosen], y[chosen]
 
 
 def federation(
@@ -192,14 +192,17 @@ def federation(
 
     Args:
         ledger: file to which releases are charged, under the name `run`.
-        model: as `checked_model` gives it, where it trains; left out, it is built for the CPU.
+        model: as `rehearsed_model` gives it, where it trains; left out, it is built for the CPU, and nothing is tried.
         calibrated: method and setting with the noise known, where they were computed before.
         population: of the budget that the run shares with others. Left out, nothing is charged to it, whatever `config` says.
     """
     method, setting = calibrated or calibrated_setting(config, prepared.population)
-    model = model or checked_model(config, prepared, setting)
+    model = model or build_model(config, prepared)
     if is_own(method):
         model.follow()
+    x, y = (part.to(model.vector.device) for part in shown(prepared))
+    fill_caches(model, x)
+    pairs = setting.example_clip is None and needs_pairs(model, x, y, setting.task)
     check_relative(method, setting)
     check_declared(method, setting, model.vector.to("cpu"))
     randomness = Randomness(config.run.seed, config.run.seeded_noise)
@@ -220,7 +223,7 @@ def federation(
     context = Context(
         model,
         prepared.clients,
-        setting.local,
+        replace(setting.local, pairs=pairs),
         local_training,
         method.policy(setting),
         door,
@@ -248,7 +251,7 @@ def federation(
 
 def _kept(method: Method, task: Task, local_training: Objective) -> tuple[KeptState, ...]:
     """What code of the user's own must not keep: that of the task, and what local training is made of."""
-    found = [KeptState(f"task.name = {task.name!r}", task)] if task.own else []
+    found = [_kept_by(task)] if task.own else []
     if is_own(method):
         own = local_training.inner if isinstance(local_training, Trained) else local_training
         parts = {**getattr(own, "__dict__", {}), "objective": own}  # which may be ours, with functions of the user's
@@ -256,37 +259,17 @@ def _kept(method: Method, task: Task, local_training: Objective) -> tuple[KeptSt
     return tuple(found)
 
 
+def _kept_by(task: Task) -> KeptState:
+    return KeptState(f"task.name = {task.name!r}", task)
+
+
 def check_targets(task: Task, dataset: Dataset) -> None:
-    """An error where targets have values that the task has no meaning for."""
+    """An error where targets are of another kind, or have values that the task has no meaning for."""
+    if type(task).wrong_targets is not Task.wrong_targets:  # which reads targets of the right shape and type
+        task.check(dataset.info)
     for split, target in (("train", dataset.y_train), ("test", dataset.y_test)):
         if wrong := task.wrong_targets(target):
             raise DataError(f"{dataset.info.name}, {split} split: task.name = {task.name!r} cannot learn from {wrong}")
-
-
-def refuse_mixing(model: FlatModel, examples: torch.Tensor, size: int) -> None:
-    """An error where a layer mixes the examples of a batch: then one example moves the clipped gradients of all the others."""
-    examples = examples.to(model.vector.device)
-    try:
-        layer = mixing_layer(model.module, examples, size)
-        elsewhere = drawn_elsewhere(model.module, examples)
-    except Exception as error:
-        raise ConfigError(
-            f"model: {type(model.module).__name__} fails on batches of four and five examples with large inputs, which show "
-            f"whether it mixes examples: {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
-        ) from error
-    if elsewhere:
-        raise ConfigError(
-            f"training.local = 'dp-sgd' protects single examples, and {type(model.module).__name__} draws from {elsewhere} in "
-            f"its forward pass, where numbers are neither secret nor those of the run, and may mix examples now and then: draw "
-            f"from torch, such as torch.rand"
-        )
-    if layer:
-        whose = layer if layer.startswith("the network") else f"the layer {layer}"
-        raise ConfigError(
-            f"training.local = 'dp-sgd' protects single examples, and {whose} mixes the examples of a batch: "
-            "choose a model that treats them apart: nn.GroupNorm or nn.LayerNorm in the place of batch normalisation, or batch "
-            "normalisation with frozen statistics (leave its parameters out of model.trainable)"
-        )
 
 
 def objective(config: Config, method: Method, setting: Setting) -> Objective:

@@ -80,7 +80,7 @@ def check_signature(run: Path, closing: str, signer: Signer | None) -> Finding |
         return Finding("contradicted", SUBJECT, f"expected one of {closing or 'a closed ledger'}, found one of {digest[:64]}")
     if signer is None:
         return Finding("trust", SUBJECT, "signed, not checked: give --signers FILE --identity NAME")
-    with tempfile.NamedTemporaryFile("w", prefix="fedveil-", suffix=".sig") as file:
+    with tempfile.NamedTemporaryFile("w", prefix="fedveil-", suffix=".sig", encoding="utf-8") as file:
         file.write(armoured)
         file.flush()
         options = ["verify", "-f", str(signer.allowed), "-I", signer.identity, "-n", NAMESPACE, "-s", file.name]

@@ -121,7 +121,7 @@ def card(config: Config, prepared: Prepared, salt: bytes) -> dict[str, Any]:
         "test_examples": len(dataset.y_test),
         "normalisation": {"scale": info.scale, "mean": info.mean, "std": info.std},
         "clients": population.clients,
-        "named_clients": info.users,
+        "named_clients": population.data.users,
         "nominal_examples_per_client": population.records,
         "partition": {
             "source": "handed over by a program" if "partition" in by_program else "configured",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fedveil.federation.history import Record
     from fedveil.training.params import Layout
 
+csv.field_size_limit(1 << 30)  # the reasons of a round's failures stand in one cell
 Row = dict[str, Any]
 """One line of a table: its indices as int, numbers as float, texts as str, and absent values as None."""
 TABLES = ("history.csv", "layers.csv", "clients.csv", "participants.csv", "failures.csv")
@@ -81,6 +82,8 @@ def parse_table(name: str, text: str, columns: Columns) -> list[Row]:
         ValueError: a cell is not of that type, a row is longer than the header, or what its rows are joined by is missing.
     """
     reader = csv.DictReader(io.StringIO(text, newline=""))
+    if (names := list(reader.fieldnames or ())) and len(set(names)) < len(names):
+        raise ValueError("a column stands twice in its header")
     held = {header: _column(name, header, columns) for header in reader.fieldnames or ()}
     if held and (missing := [key for key in _SPLIT.get(name, ()) if key not in held]):
         raise ValueError(f"it has no column {missing[0]!r}")
@@ -193,7 +196,7 @@ def _client_rows(row: Record, columns: Columns) -> list[Record]:
 def _appended(path: Path, rows: Sequence[Record]) -> bool:
     """Whether the rows could be added to a table on disk: it is there, and has their columns."""
     try:
-        with path.open("r+", newline="") as file:
+        with path.open("r+", newline="", encoding="utf-8") as file:
             header = next(csv.reader(file), [])
             if fits := set(headers_of(rows)) <= set(header):
                 file.seek(0, os.SEEK_END)

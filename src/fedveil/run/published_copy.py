@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import ConfigError
+from fedveil.federation.history import ALL_FAILED
 from fedveil.ledger.publish import publish_ledger
 from fedveil.run.closing_signature import SIGNATURE
 from fedveil.run.data_card import CARD
@@ -19,7 +20,7 @@ from fedveil.statement.statement_json import AUDITS
 
 LEDGER = "ledger.sqlite"
 PUBLIC = (
-    *("config.toml", "versions.json", "statement.json", "statement.md", CARD),
+    *("config.toml", "versions.json", "statement.json", "statement.md", CARD, "flower.md"),
     *("history.csv", "layers.csv", DECLARED, "summary.json", "model.safetensors", SIGNATURE),
 )
 """The files that are copied as they are; the ledger and the audits are copied without what is private of them."""
@@ -41,6 +42,11 @@ def publish(run: str | Path, out: str | Path) -> Path:
             f"{source} is not a finished run of this version (it has no {', '.join(absent)}): give the directory of a run that "
             f"has ended; what an earlier version wrote keeps public and private figures in one table"
         )
+    if str(_summary(source).get("ended", "")).startswith(ALL_FAILED):
+        raise ConfigError(
+            f"{source} ended because every client of a round failed, which their data decided, so that its number of rounds is "
+            f"a private figure: nothing was copied; mend the cause (private/failures.csv), and publish a run that went on"
+        )
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise ConfigError(f"{target} exists and is not empty: nothing was copied; choose another folder")
     try:
@@ -54,6 +60,14 @@ def publish(run: str | Path, out: str | Path) -> Path:
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror or error}; choose a folder that may be written") from error
     return target
+
+
+def _summary(source: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((source / "summary.json").read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError, RecursionError):  # verification, which comes next, says what is wrong with it
+        return {}
 
 
 def _refuse_contradicted(source: Path, draft: Path) -> None:

@@ -15,9 +15,11 @@ from fedveil.configuration.toml_text import toml_values
 from fedveil.errors import ConfigError
 from fedveil.federation.history import Columns
 from fedveil.run.history_files import DECLARED, Row, joined, parse_columns, parse_table
+from fedveil.run.result import Trivial
 from fedveil.run.run_directory import PRIVATE
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_json import read_statement
+from fedveil.tasks.task_registry import built_in_task
 
 T = TypeVar("T")
 
@@ -58,6 +60,14 @@ class RunData:
         return [(row["round"] + 1, row[column]) for row in self.history if row.get(column) is not None]
 
     @property
+    def trivial(self) -> Trivial | None:
+        """The score of an answer that is the same for all, where the run recorded one."""
+        found = self.summary.get("trivial")
+        if not isinstance(found, dict) or not isinstance(found.get("score"), int | float):
+            return None
+        return Trivial(float(found["score"]), str(found.get("answer", "")))
+
+    @property
     def handed_over(self) -> bool:
         """Whether a program handed over data, partition or model, so that the configuration alone does not make them again."""
         model = self.config.get("model", {}).get("name") == HANDED_OVER
@@ -83,15 +93,17 @@ def read_run(path: str | Path) -> RunData:
         raise ConfigError(f"{folder} is not one run but a grid of them: {shown} run directories lie under {folder / 'cells'}")
     if not (folder / "config.toml").is_file():
         raise ConfigError(f"{folder} is not a run directory (it has no config.toml): give one that `fedveil run` left")
+    text = _read(folder / "config.toml", str, "")
+    config = _parsed(folder / "config.toml", text)
     declared = _read(folder / DECLARED, parse_columns, Columns())
+    declared = Columns(declared.own, built_in_task(config.get("task")))
     history = _table(folder, "history.csv", declared)
     declared = declared.hiding(_headers(folder / PRIVATE / "history.csv"))
     if not history:
         raise ConfigError(f"{folder} has no finished round yet: there is nothing to show")
-    text = _read(folder / "config.toml", str, "")
     return RunData(
         path=folder,
-        config=_parsed(folder / "config.toml", text),
+        config=config,
         config_text=text,
         statement=read_statement(folder) if (folder / "statement.json").is_file() else None,
         history=history,

@@ -3,23 +3,74 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedveil.accounting.formatting import at_most
 from fedveil.errors import ConfigError
-from fedveil.federation.history import Columns, Record
+from fedveil.federation.history import Columns, Record, all_failed
 from fedveil.statement.plain_words import scope_line
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_text import numbers_table, variant_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.tasks.task import Task
     from fedveil.training.params import FlatModel
 
 _WIDTH, _HEIGHT = 320, 80
+
+
+@dataclass(frozen=True)
+class Trivial:
+    """The main metric of an answer that needs no training, on the same test set, and that answer in words."""
+
+    score: float
+    answer: str
+
+
+def trivial_of(task: Task, targets: Tensor) -> Trivial | None:
+    """Return the trivial score of a test set, or None where the task names none or there are no examples.
+
+    Raises:
+        ConfigError: `trivial` of the user's own task fails, or returns something else.
+    """
+    if not len(targets):
+        return None
+    try:
+        score = task.trivial(targets)
+        return None if score is None or math.isnan(score) else Trivial(float(score), task.trivial_answer)
+    except Exception as error:
+        raise ConfigError(
+            f"task.name = {task.name!r}: `trivial` has to return a number or None for the targets of the test set, and fails: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def outcome_warnings(
+    history: Sequence[Mapping[str, Any]], columns: Columns, trivial: Trivial | None, reason: str = ""
+) -> tuple[str, ...]:
+    """Return what a reader of the scores must know: that clients were left out, and that a score is no better than a trivial one.
+
+    Args:
+        reason: of the first client that was left out. It is private, as is that anybody was.
+    """
+    found, main = [], columns.main
+    failed = int(sum(row.get("failed") or 0 for row in history))
+    if failed:
+        rounds = [row for row in history if row.get("participants") or row.get("failed")]
+        whose = f"all {failed} client updates" if all(map(all_failed, rounds)) else f"{failed} client update{'s' * (failed > 1)}"
+        found.append(f"{whose} {'were' if failed > 1 else 'was'} left out; the first reason: {reason or 'not on record'}")
+    values = [row[main.name] for row in history if row.get(main.name) is not None]
+    if values and trivial is not None and main.sign * values[-1] <= main.sign * trivial.score + 1e-9 * abs(trivial.score):
+        found.append(
+            f"{main.phrase} {main.text(values[-1])} is no better than that of {trivial.answer}, {main.text(trivial.score)}"
+        )
+    return tuple(found)
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,6 +80,7 @@ class Result:
     Args:
         model: the final model. history: one record a round. privacy: the statement. path: the run directory.
         ended: why the run stopped before its last round, or an empty string.
+        trivial: the score of an answer that is the same for all, where the task names one.
         columns: of the history. closing: the closing digest of its ledger, 64 hex digits, which stands for all of the run and can
             be pinned elsewhere. selection_score: with noise, where runs are chosen by it.
     """
@@ -41,6 +93,16 @@ class Result:
     closing: str = ""
     selection_score: float | None = None
     columns: Columns = field(default_factory=Columns)
+    trivial: Trivial | None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What should stop a reader: warnings of the statement, then that clients were left out or that nothing was learned.
+
+        It is for the operator: who was left out, and why, is computed from private data.
+        """
+        reasons = [why for row in self.history for why in row["failures"].values()]
+        return (*self.privacy.warnings, *outcome_warnings(self.history, self.columns, self.trivial, "".join(reasons[:1])))
 
     @property
     def score(self) -> float:
@@ -59,7 +121,8 @@ class Result:
         return self._last("test_accuracy")
 
     def __repr__(self) -> str:
-        return f"<Result of {_heading(self)}: {_score(self)}; {_promise(self)}; {self.path}>"
+        warned = "".join(f"; warning: {text}" for text in self.warnings)
+        return f"<Result of {_heading(self)}: {_score(self)}; {_promise(self)}; {self.path}{warned}>"
 
     def _repr_html_(self) -> str:
         return _page(self)
@@ -82,6 +145,7 @@ def _page(result: Result) -> str:
     curve = [float(row[main.name]) for row in result.history if main.name in row]
     return (
         f"<p><b>{escape(_heading(result))}</b>: {escape(_score(result))}; {escape(_promise(result))}</p>"
+        f"{''.join(f'<p><b>warning:</b> {escape(text)}</p>' for text in result.warnings)}"
         f"{_svg(curve, main.axis)}<table><tr>{head}</tr>{rows}</table><p><code>{escape(str(result.path))}</code></p>"
     )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +17,20 @@ from fedveil.engines.device import GPU
 from fedveil.engines.select_engine import engine, place, settled
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.federation.checkpoint import Checkpoints
-from fedveil.federation.final_model import final_model
+from fedveil.federation.evaluate import handed_over
 from fedveil.federation.fit import fit
-from fedveil.federation.history import Columns, Record, declared, hidden
+from fedveil.federation.history import ALL_FAILED, Columns, Record, declared, hidden
 from fedveil.federation.progress import Federation, Progress, start
 from fedveil.federation.selection_score import release_score
 from fedveil.flower.simulation import FlowerSimulation
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import Prepared, checked_model, federation, new_run_id, objective, prepare
+from fedveil.run.assembly import Prepared, federation, new_run_id, objective, prepare
 from fedveil.run.binding import check_opening, conclude, opening
 from fedveil.run.data_card import HandedOver, check_data, how_to_resume, recorded, same_handed_over, write_card
 from fedveil.run.history_files import append_history, write_history
-from fedveil.run.result import Result
+from fedveil.run.rehearsal import rehearsed_model
+from fedveil.run.result import Result, Trivial, trivial_of
 from fedveil.run.resume import count_spent, identity, resumable, run_id_of, same_run
 from fedveil.run.run_lock import claimed
 from fedveil.run.saving import SavedRounds, SavingEngine
@@ -41,6 +43,9 @@ from fedveil.statement.public_values import TOGETHER, public_values
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_json import to_dict
 from fedveil.statement.statement_markdown import to_markdown
+from fedveil.training.cores import process_state
+
+_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
@@ -49,6 +54,7 @@ if TYPE_CHECKING:
     from fedveil.federation.engine import Engine
 
 
+@process_state()
 def run(
     config: Config,
     out: str | Path | None = None,
@@ -85,6 +91,7 @@ def run(
     return run_prepared(config, prepared, out, on_round, resume=resume, track=track)
 
 
+@process_state()
 def run_prepared(
     config: Config,
     prepared: Prepared,
@@ -119,7 +126,8 @@ def run_prepared(
     begun_as = config if begun_with not in TOGETHER else _with_engine(config, str(begun_with))  # its rounds rest on that
     public = public_values(begun_as, prepared.dataset.info)
     statement = certify(method, setting, seeded_noise=seeded, allow_vacuous_delta=vacuous, batch_norm=batch_norm, public=public)
-    model = checked_model(config, prepared, setting).to(device)
+    model = rehearsed_model(config, prepared, (method, setting)).to(device)
+    trivial = trivial_of(setting.task, prepared.test[1])
     if not resume:
         own, timeout = objective(config, method, setting), config.training.client_timeout
         config = _with_engine(config, settled(config.run.engine, model, own, setting, timeout))
@@ -154,7 +162,7 @@ def run_prepared(
         begun = Begun(run_id, path, config, statement, setting.layout.names, history, columns)
         with following(trackers, begun) as tracked:
             listeners = [tracked] if on_round is None else [tracked, on_round]
-            return _train(job, begun, checkpoints, progress, listeners, clients)
+            return _train(job, begun, checkpoints, progress, listeners, clients, trivial)
 
 
 def _with_engine(config: Config, name: str) -> Config:
@@ -190,6 +198,7 @@ def _train(
     progress: Progress | None,
     listeners: Sequence[Callable[[Record], None]],
     clients: Callable[[Federation], Engine] | None,
+    trivial: Trivial | None,
 ) -> Result:
     """Train to the end, save and report each round, and write the rest of the run directory."""
     config, path = begun.config, begun.path
@@ -227,13 +236,16 @@ def _train(
     finally:
         if isinstance(job.context.door.ledger, BudgetedLedger):
             job.context.door.ledger.close()
-    model = job.context.model.to("cpu")
-    model.load(last := final_model(progress))
-    model.load_buffers(job.context.buffers if progress.buffers is None else progress.buffers)  # not those of the last client
-    result = Result(model, progress.history, begun.statement, path, ended, columns=columns, selection_score=score)
+    model = handed_over(job, progress).to("cpu")
+    model.eval()
+    result = Result(
+        model, progress.history, begun.statement, path, ended, columns=columns, selection_score=score, trivial=trivial
+    )
+    if ended.startswith(ALL_FAILED):
+        _log.warning("%s: the run has ended: %s", path, "; ".join((ended, *result.warnings)))
     with _safe(begun):
         write_history(path, progress.history, layout, columns)
-        rundir.write_model(path / "model.safetensors", last, layout)
+        rundir.write_model(path / "model.safetensors", model.saved())
         whole, shown = summaries(result, begun.run, columns)
         rundir.write_json(rundir.private_folder(path) / "summary.json", whole)
         summary = rundir.json_text(shown).encode()
@@ -291,6 +303,8 @@ def summaries(result: Result, run_id: str, columns: Columns) -> tuple[dict[str, 
     }
     if result.selection_score is not None:
         whole["selection_score"] = result.selection_score
+    if result.trivial is not None:
+        whole["trivial"] = asdict(result.trivial)
     shown = Columns(columns.own)  # the last model is released in every view, and with it its scores
     public = {k: v for k, v in last.items() if columns[k].public or (k.startswith("test_") and shown[k].public)}
     return whole, {k: v for k, v in whole.items() if k != "seconds"} | {"final": public}

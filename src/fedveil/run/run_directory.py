@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from fedveil.configuration.config import Config
     from fedveil.data.partition import Partition
-    from fedveil.training.params import Layout
 
 PRIVATE = "private"
 """The subfolder of what is computed from private data without noise: mode 700, its files 600."""
@@ -127,12 +126,11 @@ def write_partition(path: Path, partition: Partition, labels: NDArray[np.int64],
     write_text(path, json.dumps(value) + "\n")
 
 
-def write_model(path: Path, vector: torch.Tensor, layout: Layout) -> None:
-    """The model's layers by name (`model.safetensors`)."""
+def write_model(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """The model's tensors by name (`model.safetensors`)."""
     from safetensors.torch import save
 
-    parts = zip(layout.names, layout.shapes, layout.split(vector), strict=True)
-    write_bytes(path, save({name: part.reshape(shape).contiguous().clone() for name, shape, part in parts}))
+    write_bytes(path, save({name: part.detach().contiguous().clone() for name, part in tensors.items()}))
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -84,7 +84,7 @@ def _on_sum(s: Setting, view: View) -> bool:
 def _batch(s: Setting) -> float:
     """Examples over which DP-SGD averages its noise in a local step; 1 where noise is not per step."""
     step = s.dp_sgd() if s.example_clip is not None else None
-    return 1.0 if step is None else step.rate * max(s.records, 1)
+    return 1.0 if step is None else step.rate * s.known_records
 
 
 def _level(s: Setting, clip: float, view: View, z: float) -> Level:

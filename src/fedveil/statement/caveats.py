@@ -10,8 +10,9 @@ from fedveil.accounting.secret_samples import is_amplified
 from fedveil.accounting.types import Adjacency, FixedSampleGaussian, Guarantee, SeenCountGaussian, Unit, View
 from fedveil.methods.method import is_own, weighting_of
 from fedveil.methods.run_cost import releases_to
+from fedveil.release.plan import Fixed, lets_statistics_out
 from fedveil.statement.evaluation_notes import evaluation_note
-from fedveil.statement.public_values import LOOKED_AT
+from fedveil.statement.public_values import own_code
 from fedveil.statement.sampler_error import run_variation, sampler_line
 from fedveil.statement.sampling_notes import sampling_notes
 from fedveil.statement.scope_checks import is_vacuous
@@ -30,7 +31,7 @@ _SHOWN = 8
 
 def units(s: Setting) -> int:
     """How many units of privacy there are: clients, or records of all clients."""
-    return s.clients if s.scope.unit is Unit.CLIENT else s.clients * max(s.records, 1)
+    return s.clients if s.scope.unit is Unit.CLIENT else s.clients * s.known_records
 
 
 def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> tuple[Assumption, ...]:
@@ -85,22 +86,10 @@ def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> 
                 "the bound counts that many releases of one client",
             )
         )
-    found += [*_own_training(method), *_task(s.task), *selection_assumptions(s)]
+    if is_own(method) or s.task.own:
+        found.append(own_code(records=s.example_clip is not None))
+    found += [*_task(s.task), *selection_assumptions(s)]
     return (*found, *(Assumption(text, f"the bound of {method.name} rests on it") for text in method.assumptions(s)))
-
-
-def _own_training(method: Method) -> list[Assumption]:
-    """What is taken on trust of a method that is the user's own."""
-    if not is_own(method):
-        return []
-    return [
-        Assumption(
-            f"the code of method.name = {method.name!r}, which is the user's own, keeps nothing of an example where it is not "
-            f"looked for: {LOOKED_AT}",
-            "what it kept of one client's data would pass by that client's clip and noise, into another's update or a plan; "
-            "where it is found, the clients after it send zeros and the run ends, which everybody sees",
-        )
-    ]
 
 
 def _task(task: Task) -> list[Assumption]:
@@ -118,9 +107,8 @@ def _task(task: Task) -> list[Assumption]:
         found.append(
             Assumption(
                 f"loss and scores of task.name = {task.name!r}, which are code of the user's own, depend on nothing but what "
-                f"they are called with, and public constants; the code keeps nothing of an example where it is not looked for: "
-                f"{LOOKED_AT}",
-                "what they kept of one client's examples would pass by that client's clip, or stand in a public score",
+                f"they are called with, and public constants",
+                "what they read of the private data elsewhere would pass by the clip, or stand in a public score",
             )
         )
     return found
@@ -157,7 +145,7 @@ def _summing(method: Method, s: Setting) -> list[Assumption]:
     if not s.can_share or releases_to(method, s, View.AGGREGATE) == releases_to(method, s, View.SERVER):
         return []  # what is proven against the server holds for all, whoever is missing
     least = f"at least {s.min_survivors}" if s.min_survivors is not None else f"all {s.cohort}"
-    others = f", at most {s.colluders} of them the adversary's" if s.colluders else ""
+    others = f", at most {s.colluders} of them the adversary's" if s.colluders else ", of which a client knows its own noise"
     return [
         Assumption(
             f"no upload is missing: the sum of each round holds {least} noisy uploads{others}",
@@ -205,7 +193,7 @@ def not_protected(method: Method, s: Setting, proven: Guarantee, *, batch_norm: 
     weights = ", and each client's own, by which it weighs" if weighting_of(method) == "examples" else ""
     lines.append(f"sizes: the number of clients and the nominal number of examples a client{weights}")
     if batch_norm is not False:
-        lines.append(_batch_norm(proven, batch_norm))
+        lines.append(_batch_norm(method, s, proven, known=bool(batch_norm)))
     lines.append(
         "the test set: figures on it are published without noise, so they protect nobody who is in it, even if the rest of their "
         "data is trained on"
@@ -225,17 +213,36 @@ def not_protected(method: Method, s: Setting, proven: Guarantee, *, batch_norm: 
     return tuple(lines)
 
 
-def _batch_norm(proven: Guarantee, known: bool | None) -> str:
-    if proven.epsilon < math.inf:
-        stay = "they stay on the client and are no part of the released model"
-    else:
+def _batch_norm(method: Method, s: Setting, proven: Guarantee, *, known: bool) -> str:
+    if not _statistics_stay(method, s, proven):
         stay = "they leave the client as they are"
+    elif s.public_split:
+        stay = "they stay on the client; those of the model that is handed over are estimated on the public examples"
+    else:
+        stay = "they stay on the client and are no part of the released model"
     return f"batch-norm statistics{'' if known else ', if the network has any'}: no clip or noise is applied to them; {stay}"
 
 
-def warnings(s: Setting, proven: Guarantee, *, seeded_noise: bool) -> tuple[str, ...]:
+def _statistics_stay(method: Method, s: Setting, proven: Guarantee) -> bool:
+    """Whether the clients keep their batch statistics; of plans that change from round to round the price tells."""
+    policy = method.policy(s)
+    if isinstance(policy, Fixed):
+        return not lets_statistics_out(policy.always, policy.always.unproven)
+    return proven.epsilon < math.inf
+
+
+def warnings(
+    method: Method, s: Setting, proven: Guarantee, *, seeded_noise: bool, batch_norm: bool | None = None
+) -> tuple[str, ...]:
     """What should stop a reader."""
     found = [SIMULATION_ONLY] if seeded_noise else []
+    if batch_norm and not s.public_split and _statistics_stay(method, s, proven):
+        found.append(
+            "batch statistics: the network normalises by statistics of its batches, which stay on the clients, so the model that "
+            "is handed over, and every score, has those that it began with, and may be of no use: set data.public_fraction, such "
+            "as 0.1, which estimates them on public examples, or take a network with group normalisation (norm = 'group', "
+            "nn.GroupNorm)"
+        )
     if (larger := s.noise_cohort) is not None:
         found.append(
             f"extrapolation: the noise is that of a federation of {larger.clients:,} clients, {larger.clients_per_round:,} a "

@@ -18,7 +18,7 @@ from fedveil.methods.run_cost import is_memoryless, run_releases
 from fedveil.statement import caveats, scope_checks
 from fedveil.statement.advice import learnability
 from fedveil.statement.evaluation_notes import check_evaluation
-from fedveil.statement.public_values import public_values
+from fedveil.statement.public_values import beside_the_releases, public_values
 from fedveil.statement.sampler_error import charged_bound, ideal_noise, run_variation
 from fedveil.statement.sampling_notes import seen_count_epsilon
 from fedveil.statement.statement import FPR, VIEWS, Assumption, GroupNumbers, PlannedRelease, Statement, ViewNumbers
@@ -60,6 +60,7 @@ def certify_config(config: Config, data: Dataset | None = None) -> Statement:
         allow_vacuous_delta=config.privacy.allow_vacuous_delta,
         batch_norm=config.model.keeps_statistics,
         public=public_values(config, population.data),
+        beside=beside_the_releases(config),
     )
 
 
@@ -71,6 +72,7 @@ def certify(
     allow_vacuous_delta: bool = False,
     batch_norm: bool | None = None,
     public: tuple[Assumption, ...] = (),
+    beside: tuple[str, ...] = (),
 ) -> Statement:
     """Claimed and proven epsilon of a configuration in all three views, with everything needed to read them rightly.
 
@@ -78,7 +80,7 @@ def certify(
         setting: calibrated, or with a target epsilon to calibrate to.
         seeded_noise: the run takes its noise from the seed. batch_norm: whether the network has such statistics; None if unknown.
             Clients keep them, so that only False leaves them without a memory.
-        public: values that the configuration takes for public (see `public_values`).
+        public: values that the configuration takes for public (see `public_values`). beside: see `beside_the_releases`.
         allow_vacuous_delta: let a proven run have delta >= 1 / units.
 
     Raises:
@@ -116,7 +118,7 @@ def certify(
         views=_claimed(method, s, views),
         assumptions=tuple(dict.fromkeys(assumed)),
         not_protected=caveats.not_protected(method, s, own, batch_norm=batch_norm),
-        warnings=caveats.warnings(s, own, seeded_noise=seeded_noise),
+        warnings=(*caveats.warnings(method, s, own, seeded_noise=seeded_noise, batch_norm=batch_norm), *beside),
         notes=caveats.notes(method, s, own, released[s.scope.view], memoryless=memoryless),
         learnability=_learnability(method, s, own.epsilon),
         groups=_groups(method, s),

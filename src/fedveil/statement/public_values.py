@@ -6,14 +6,10 @@ from typing import TYPE_CHECKING
 
 from fedveil.accounting.types import Unit
 from fedveil.configuration.network import HANDED_OVER
+from fedveil.configuration.public_setting import FLOWER_APP
 from fedveil.data.features.feature_map import NETWORKS, SHAPES
 from fedveil.statement.statement import Assumption
 
-LOOKED_AT = (
-    "its attributes, closures and globals are compared after each client and before each score, and nothing else is, such as "
-    "files, other processes and installed libraries"
-)
-"""Of code of the user's own."""
 TOGETHER = ("batched", "cuda")
 """Engines that train several clients in one pass."""
 
@@ -40,13 +36,8 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
                 why,
             )
         )
-        found.append(
-            Assumption(
-                f"the code of the model {whose} keeps nothing of an example where it is not looked for: {LOOKED_AT}",
-                "what it kept of one client's data would pass by that client's clip and noise, into the next update or a score; "
-                "where it is found, the clients after it send zeros and the run ends, which everybody sees",
-            )
-        )
+    if not network.built_in or data.features_of or config.data.code:
+        found.append(own_code(records=config.training.local == "dp-sgd"))
     if data.counted:
         found.append(
             Assumption(
@@ -59,9 +50,50 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
         found.append(_people(data.users, kind))
     if data.features_of:
         found.append(_network(data.features_of))
+    if config.data.name == FLOWER_APP:
+        found += _FLOWER
     if config.run.engine in TOGETHER and config.training.local != "dp-sgd":
         found.append(_APART)
     return (*found, *_features(config))
+
+
+def beside_the_releases(config: Config) -> tuple[str, ...]:
+    """Warnings of what leaves the clients beside the releases, as the configuration says it, and no number covers."""
+    if config.data.name == FLOWER_APP and config.data.partition.get("evaluate"):
+        return (
+            "clients evaluate, and what they answer (metrics) leaves without clip or noise: no epsilon of this statement covers "
+            "it",
+        )
+    return ()
+
+
+_FLOWER = (
+    Assumption(
+        "the Flower app asks its clients nothing outside its strategy: no query, evaluation or training of its own by the grid",
+        "what they answer there leaves without clip or noise, and fedveil sees neither question nor answer",
+    ),
+    Assumption(
+        "whether a reply has the arrays of the model (names, shapes, types) follows from the Flower app, whosever it is",
+        "a run in which no reply has had them ends, which everybody sees",
+    ),
+)
+"""What a run of a Flower app takes on trust of the app."""
+
+
+def own_code(*, records: bool) -> Assumption:
+    """The assumption about all code of the user's own: one, whatever parts it makes.
+
+    Args:
+        records: whether records are protected, not clients alone.
+    """
+    between = "from one record to another, or from one client to another" if records else "from one client to another"
+    return Assumption(
+        f"code of the user's own (model, task, method, features) carries nothing {between}: its attributes, closures and globals "
+        f"are compared after each client and before each score, and nothing else is, such as "
+        f"{'what passes between records of a client, ' * records}files, other processes and the inside of installed libraries",
+        "what it kept would pass by clip and noise, into other updates, a plan or a score; where it is found, the clients after "
+        "it send zeros and the run ends, which everybody sees",
+    )
 
 
 _APART = Assumption(

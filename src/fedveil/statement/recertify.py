@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from fedveil.data.catalogue import Info, Targets
 from fedveil.data.partition import checked_options
 from fedveil.data.partition_options import Users
 from fedveil.errors import FedveilError
+from fedveil.federation.history import built_in_columns
 from fedveil.statement.certify import certify
-from fedveil.statement.public_values import public_values
+from fedveil.statement.public_values import beside_the_releases, public_values
 from fedveil.statement.statement_json import to_dict
 from fedveil.statement.statement_markdown import to_markdown
+from fedveil.tasks.task_registry import built_in_task
 from fedveil.verify import Finding
 
 SUBJECT = "statement made again"
@@ -47,6 +50,7 @@ def recertify(run: Path, *, trust_plugins: bool = False) -> list[Finding]:
             return [Finding("contradicted", SUBJECT, "; ".join(wrong))]
         again = _statement(config, card)
         differ = list(differences(stated, to_dict(again)))
+        differ += _relabelled(run / "columns.json", config)
         if (run / "statement.md").is_file() and (run / "statement.md").read_bytes() != to_markdown(again).encode():
             differ.append("statement.md: another text")
     except FedveilError as problem:
@@ -58,6 +62,14 @@ def recertify(run: Path, *, trust_plugins: bool = False) -> list[Finding]:
     more = [f"and {len(differ) - _SHOWN} more"] if len(differ) > _SHOWN else []
     text = "; ".join([*([f"made by {', '.join(others)}"] if others else []), *differ[:_SHOWN], *more])
     return [Finding("unknown" if others else "contradicted", SUBJECT, text)]
+
+
+def _relabelled(file: Path, config: Config) -> Iterator[str]:
+    """Yield the built-in columns that the run declares with other words."""
+    known = built_in_columns(built_in_task(config.task.model_dump(exclude_unset=True) | {"name": config.task.name}))
+    for entry in json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ():
+        if (column := known.get(entry["name"])) is not None:
+            yield from differences(entry, asdict(column), f"columns.json: {column.name}")
 
 
 def differences(stated: Any, again: Any, where: str = "") -> Iterator[str]:
@@ -100,6 +112,7 @@ def _statement(config: Config, card: Mapping[str, Any]) -> Any:
         allow_vacuous_delta=config.privacy.allow_vacuous_delta,
         batch_norm=config.model.keeps_statistics,
         public=public_values(config, data),
+        beside=beside_the_releases(config),
     )
 
 
@@ -150,7 +163,7 @@ def _nominal(config: Config, known: Population, *, by_program: bool) -> tuple[fl
     natural, given = isinstance(options, Users), getattr(options, "examples_per_client", None) is not None
     if given and not by_program:
         return known.records, known.records
-    if not known.data.train_size:  # it depends on how the files were prepared
+    if not known.records:  # it depends on how the files were prepared
         return 0, math.inf
     if by_program or sized_by_labels(options) or (natural and known.clients < known.data.users):
         together = known.data.train_size + known.data.test_size * natural

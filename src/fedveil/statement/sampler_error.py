@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def run_variation(method: Method, s: Setting) -> float:
-    """Bound on the total variation between all noise of a run and its ideal law: each draw of each client in each round.
+    """Bound on the total variation between all that a run draws and its ideal law: noise of each client, and Poisson samples.
 
     Of a search it is that of all its runs and their scores, by their expected number.
     """
@@ -29,6 +29,10 @@ def run_variation(method: Method, s: Setting) -> float:
     draws = clients * s.rounds * (1 if s.example_clip is None else s.steps)
     extras = sum(math.prod(shape) for shape in extras_of(method, s).values())
     one = draws * total_variation(s.layout.dimension + extras)
+    if s.sampling == "poisson":  # a word for each client
+        one += s.rounds * total_variation(s.clients)
+    if s.example_clip is not None:  # a word for each example that can join
+        one += draws * total_variation(s.example_cap)
     if s.selection is not None:
         one = s.selection.runs * (one + total_variation(1))
     return min(1.0, one)

@@ -57,8 +57,8 @@ def read_statement(run: Path) -> Statement:
         ConfigError: no readable statement there.
     """
     try:
-        statement = from_dict(json.loads((run / "statement.json").read_text()))
-        made = json.loads((run / AUDITS).read_text()) if (run / AUDITS).exists() else []
+        statement = from_dict(json.loads((run / "statement.json").read_text(encoding="utf-8")))
+        made = json.loads((run / AUDITS).read_text(encoding="utf-8")) if (run / AUDITS).exists() else []
         if not made:
             return statement
         views = tuple(replace(numbers, audits=()) for numbers in statement.views)

@@ -27,10 +27,12 @@ from fedveil.federation.clients import Clients
 from fedveil.federation.fit import one_round
 from fedveil.federation.progress import start
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import Prepared, checked_model, federation, prepare
+from fedveil.run.assembly import Prepared, federation, prepare
 from fedveil.run.data_card import HandedOver, prepared_again
 from fedveil.run.history_files import write_history
+from fedveil.run.rehearsal import rehearsed_model
 from fedveil.studies.grid.cell import engine_of
+from fedveil.training.cores import process_state
 
 if TYPE_CHECKING:
     from fedveil.data.dataset import Dataset
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 Change = Literal["labels", "record", "absent"]
 
 
+@process_state()
 def twin_sensitivity(
     config: Config | str | Path,
     client: int,
@@ -67,6 +70,7 @@ def twin_sensitivity(
     return twin_runs(config, client, change, data=data, partition=partition)[0]
 
 
+@process_state()
 def twin_runs(
     config: Config | str | Path,
     client: int,
@@ -84,6 +88,7 @@ def twin_runs(
     return _twins(_seeded(config), prepared, neighbour(prepared, client, change), on_round)
 
 
+@process_state()
 def twin_directory(
     config: Config, client: int, change: Change, out: Path, on_round: Callable[[Record], None] | None = None
 ) -> Path:
@@ -144,7 +149,7 @@ def _job(config: Config, prepared: Prepared, calibrated: tuple[Method, Setting],
     """One of the two runs, in a folder of its own: the state of correlated noise lies beside the ledger."""
     folder.mkdir()
     Ledger.create(folder / "ledger.sqlite", "twin", {}).close()
-    model = checked_model(config, prepared, calibrated[1]).to(place(engine_of(config)))
+    model = rehearsed_model(config, prepared, calibrated).to(place(engine_of(config)))
     job = federation(config, prepared, folder / "ledger.sqlite", "twin", model, calibrated)
     return replace(job, client_tests=None, evaluate_every=config.training.rounds)
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from fedveil.data.catalogue import Info
 from fedveil.errors import ConfigError
 from fedveil.tasks.column import ACCURACY, Column
-from fedveil.tasks.task import Task, need_classes
+from fedveil.tasks.task import Task, need_classes, weights_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +35,7 @@ class Binary(Task):
     )
     loss_unit: ClassVar = "cross-entropy"
     output_form: ClassVar = "[n, 1], the logit of class 1"
+    trivial_answer: ClassVar = "an order by chance"
 
     name: Literal["binary"] = "binary"
     positive_weight: float = Field(1.0, gt=0, allow_inf_nan=False)
@@ -48,6 +49,15 @@ class Binary(Task):
     def outputs(self, info: Info) -> int:
         """One logit."""
         return 1
+
+    @property
+    def largest_weight(self) -> float:
+        """That of both classes."""
+        return max(1.0, self.positive_weight)
+
+    def example_weights(self, target: Tensor) -> Tensor | None:
+        """Return the weight of each example's class."""
+        return None if self.positive_weight == 1 else weights_of((1.0, self.positive_weight), target)[target]
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """Binary cross-entropy, times the weight of class 1 where it is the target."""
@@ -70,6 +80,10 @@ class Binary(Task):
             "balanced_accuracy": found["recall"],
             "majority": found["majority"],
         }
+
+    def trivial(self, target: Tensor) -> float | None:
+        """Return the AUC of an order by chance; None where all examples are of one class."""
+        return None if bool((target == target[0]).all()) else 0.5
 
     def client_scores(self, offsets: NDArray[np.int64], *evidence: Tensor) -> list[float | None]:
         """The AUC by client; None where all its examples are of one class."""

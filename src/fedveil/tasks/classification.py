@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedveil.data.catalogue import Info
 from fedveil.tasks.column import ACCURACY, Column
-from fedveil.tasks.task import Task, Weight, need_classes, need_weights
+from fedveil.tasks.task import Task, Weight, need_classes, need_weights, weights_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +32,7 @@ class Classification(Task):
     )
     loss_unit: ClassVar = "cross-entropy"
     output_form: ClassVar = "[n, C], a score for each class"
+    trivial_answer: ClassVar = "always the commonest class"
 
     name: Literal["classification"] = "classification"
     class_weights: tuple[Weight, ...] | None = None
@@ -40,6 +41,15 @@ class Classification(Task):
         """One class an example, and a weight for each class where there are any."""
         need_classes(self.name, info)
         need_weights("class_weights", self.class_weights, info, "classes", info.classes)
+
+    @property
+    def largest_weight(self) -> float:
+        """That of all classes."""
+        return max(self.class_weights or (1.0,))
+
+    def example_weights(self, target: Tensor) -> Tensor | None:
+        """Return the weight of each example's class."""
+        return None if self.class_weights is None else weights_of(self.class_weights, target)[target]
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy, times the weight of the class."""
@@ -60,6 +70,10 @@ class Classification(Task):
 
         output, target = evidence
         return {**class_scores(output.argmax(1), target, output.shape[1]), "auc": macro_auc(output.softmax(1), target)}
+
+    def trivial(self, target: Tensor) -> float:
+        """Return the accuracy of always the commonest class."""
+        return float(target.bincount().max()) / len(target)
 
     def client_scores(self, offsets: NDArray[np.int64], *evidence: Tensor) -> list[float | None]:
         """Accuracy by client."""

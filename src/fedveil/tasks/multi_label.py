@@ -10,7 +10,7 @@ import numpy as np
 from fedveil.data.catalogue import Info
 from fedveil.errors import ConfigError
 from fedveil.tasks.column import Column
-from fedveil.tasks.task import Task, Weight, need_quantities, need_weights
+from fedveil.tasks.task import Task, Weight, need_quantities, need_weights, weights_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,6 +31,7 @@ class MultiLabel(Task):
     )
     loss_unit: ClassVar = "cross-entropy, mean over labels"
     output_form: ClassVar = "[n, L], a logit for each label"
+    trivial_answer: ClassVar = "always the same labels"
 
     name: Literal["multi-label"] = "multi-label"
     positive_weights: tuple[Weight, ...] | None = None
@@ -45,6 +46,19 @@ class MultiLabel(Task):
     def wrong_targets(self, target: NDArray[Any]) -> str:
         """All are 0 or 1."""
         return "" if np.isin(target, (0, 1)).all() else "labels other than 0 and 1"
+
+    @property
+    def largest_weight(self) -> float:
+        """That of an example with every label whose weight is above 1, and no other."""
+        weights = self.positive_weights or (1.0,)
+        return sum(max(1.0, weight) for weight in weights) / len(weights)
+
+    def example_weights(self, target: Tensor) -> Tensor | None:
+        """Return the mean weight of each example's labels; how its labels weigh against each other is in its gradient."""
+        if self.positive_weights is None:
+            return None
+        weights = weights_of(self.positive_weights, target)
+        return weights.where(target == 1, weights.new_ones(())).mean(1)
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """The mean over the labels."""
@@ -66,3 +80,11 @@ class MultiLabel(Task):
             "hamming": wrong / actual.numel(),
             "all_zero": float(actual.double().mean()),
         }
+
+    def trivial(self, target: Tensor) -> float:
+        """Return the F1 score of always the same labels, as many of the commonest ones as score best."""
+        import torch
+
+        counts = target.double().sum(0).sort(descending=True).values
+        given = len(target) * torch.arange(1, len(counts) + 1)
+        return float((2 * counts.cumsum(0) / (given + counts.sum())).max())

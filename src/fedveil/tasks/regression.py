@@ -29,6 +29,7 @@ class Regression(Task):
     )
     loss_unit: ClassVar = "loss of the standardised target"
     output_form: ClassVar = "[n, k], one number for each of the target"
+    trivial_answer: ClassVar = "always the mean of the test set"
 
     name: Literal["regression"] = "regression"
     error: Literal["squared", "absolute", "huber"] = "squared"
@@ -65,3 +66,8 @@ class Regression(Task):
             "mae": float(error.abs().mean()),
             "r2": float(1 - error.square().sum() / spread) if spread > 0 else float("nan"),
         }
+
+    def trivial(self, target: Tensor) -> float:
+        """Return the RMSE of always the mean of each number."""
+        exact = target.double()
+        return float((exact - exact.mean(0)).square().mean().sqrt())

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
 from fedveil.data.catalogue import IGNORED, Info
 from fedveil.errors import ConfigError
 from fedveil.tasks.column import Column
-from fedveil.tasks.task import Evidence, Task, Weight, need_classes, need_weights
+from fedveil.tasks.task import Evidence, Task, Weight, need_classes, need_weights, weights_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+Weighed = TypeVar("Weighed", float, "Tensor")
 
 
 class Segmentation(Task):
@@ -33,6 +36,7 @@ class Segmentation(Task):
     )
     loss_unit: ClassVar = "cross-entropy and Dice loss"
     output_form: ClassVar = "[n, C, H, W], a score for each class at each place"
+    trivial_answer: ClassVar = "always the commonest class"
 
     name: Literal["segmentation"] = "segmentation"
     cross_entropy: float = Field(1.0, ge=0, allow_inf_nan=False)
@@ -50,6 +54,22 @@ class Segmentation(Task):
         """A picture of classes, and a weight for each class where there are any."""
         need_classes(self.name, info, 2)
         need_weights("class_weights", self.class_weights, info, "classes", info.classes)
+
+    @property
+    def largest_weight(self) -> float:
+        """That of an example of the class that weighs most; the Dice loss weighs 1."""
+        return self._with_dice(max(self.class_weights or (1.0,)))
+
+    def example_weights(self, target: Tensor) -> Tensor | None:
+        """Return the mean weight of each example's places; how its places weigh against each other is in its gradient."""
+        if self.class_weights is None:
+            return None
+        known = (target != IGNORED).flatten(1)
+        each = weights_of(self.class_weights, target)[target.where(target != IGNORED, 0)].flatten(1)
+        return self._with_dice((each * known).sum(1) / known.sum(1).clamp_min(1))
+
+    def _with_dice(self, weight: Weighed) -> Weighed:
+        return (self.cross_entropy * weight + self.dice) / (self.cross_entropy + self.dice)
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """The weighted sum of both."""
@@ -94,3 +114,8 @@ class Segmentation(Task):
             "pixel_accuracy": float(right.sum() / places),
             "majority": float(actual.max() / places),
         }
+
+    def trivial(self, target: Tensor) -> float | None:
+        """Return the mean IoU of always the commonest class; None where no place counts."""
+        counts = target[target != IGNORED].bincount()
+        return float(counts.max() / counts.sum() / (counts > 0).sum()) if len(counts) else None

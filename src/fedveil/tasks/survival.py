@@ -32,6 +32,7 @@ class Survival(Task):
 
     metrics: ClassVar = (Column("concordance", "Concordance index", "C", "higher", share=True),)
     loss_unit: ClassVar = "negative log-likelihood"
+    trivial_answer: ClassVar = "an order by chance"
     output_form: ClassVar = "[n, 1], the logarithm of the risk (cox), or [n, K], a logit for each interval (hazards)"
 
     name: Literal["survival"] = "survival"
@@ -101,6 +102,10 @@ class Survival(Task):
         output, target = evidence
         risk = -output.neg().sigmoid().cumprod(1).sum(1) if self.by_example else output.reshape(-1)
         return {"concordance": concordance(risk, target[:, 0], target[:, 1] == 1)}
+
+    def trivial(self, target: Tensor) -> float:
+        """Return the concordance of an order by chance."""
+        return 0.5
 
 
 def _cox(score: Tensor, time: Tensor, event: Tensor, efron: bool) -> Tensor:

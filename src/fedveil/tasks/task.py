@@ -29,13 +29,14 @@ class Task(BaseModel):
     A loss that is no mean over examples overrides `loss` instead, and has no record-level privacy. Neither may keep anything
     from one call to the next.
     metrics: what `scores` returns, declared; runs are compared by the first. loss_unit: beside the axis of the loss.
-    output_form: what the network has to give, in words.
+    output_form: what the network has to give, in words. trivial_answer: what `trivial` scores, in words.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     metrics: ClassVar[tuple[Column, ...]] = ()
     loss_unit: ClassVar[str] = "loss"
     output_form: ClassVar[str] = ""
+    trivial_answer: ClassVar[str] = "an answer that is the same for all"
 
     name: str
 
@@ -55,6 +56,11 @@ class Task(BaseModel):
         shown = set(type(self).model_fields) if self.own else self.model_fields_set
         values = {key: getattr(self, key) for key in type(self).model_fields if key in shown}
         return {key: value for key, value in values.items() if not isinstance(value, str | bool | None)}
+
+    @property
+    def largest_weight(self) -> float:
+        """The largest number that `example_weights` gives for any target; public."""
+        return 1.0
 
     @property
     def main(self) -> Column:
@@ -80,9 +86,20 @@ class Task(BaseModel):
         """The loss of each example [n], from what the network gives [n, ...] and the targets [n, ...]."""
         raise ConfigError(f"task.name = {self.name!r} has no loss for each example: {type(self).__qualname__} lacks `losses`")
 
+    def example_weights(self, target: Tensor) -> Tensor | None:
+        """Return by how much `losses` weights each example [n], from its own target alone, or None where all count the same.
+
+        DP-SGD takes these weights out of the clip, which would cut them off.
+        """
+        return None
+
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """The loss of a batch, one number."""
         return self.losses(output, target).mean()
+
+    def losses_in_full(self, output: Tensor, target: Tensor) -> Tensor:
+        """The `losses` [n], in float32 where the network gives half precision."""
+        return self.losses(in_full(output), target)
 
     def evidence(self, output: Tensor, target: Tensor) -> Evidence:
         """What evaluation keeps of a batch, example by example: by default output and target themselves."""
@@ -96,6 +113,13 @@ class Task(BaseModel):
         """The metrics by name, from what `evidence` kept of at least one example."""
         return {}
 
+    def trivial(self, target: Tensor) -> float | None:
+        """Return the main metric of the best answer that is the same for every example of a test with these targets [n, ...].
+
+        A run whose score is no better says so. None, the default, compares with nothing.
+        """
+        return None
+
     def client_scores(self, offsets: NDArray[np.int64], *evidence: Tensor) -> list[float | None]:
         """The main metric of each client, whose examples are offsets[i] to offsets[i + 1]; None where it has none."""
         return [self._main_score(*(e[lo:hi] for e in evidence)) for lo, hi in pairwise(offsets)]
@@ -108,6 +132,11 @@ class Task(BaseModel):
         return None if np.isnan(score) else score
 
 
+def in_full(output: Tensor) -> Tensor:
+    """The output of a network, in float32 where it is in half precision: losses and scores are computed from that."""
+    return output.float() if output.dtype.itemsize < 4 else output
+
+
 def need_classes(task: str, info: Info, sides: int = 0) -> None:
     """Refuse data whose targets are not the numbers of classes.
 
@@ -116,12 +145,22 @@ def need_classes(task: str, info: Info, sides: int = 0) -> None:
     """
     if not info.classes:
         raise ConfigError(
-            f"task.name = {task!r} learns classes, and the targets of {info.name} are quantities: choose another task, "
-            f"such as 'regression', or data with classes"
+            f"task.name = {task!r} learns classes, and the targets of {info.name} are quantities{_flat(info, sides)}: choose "
+            f"another task, such as 'regression', or data with classes"
         )
     if len(info.target.shape) != sides:
         wanted = {0: "one class", 1: "a sequence of classes", 2: "a picture of classes"}[sides]
-        raise ConfigError(f"task.name = {task!r} needs {wanted} for each example; those of {info.name} have {info.target.shape}")
+        raise ConfigError(
+            f"task.name = {task!r} needs {wanted} for each example; those of {info.name} have {info.target.shape}"
+            f"{_flat(info, sides)}"
+        )
+
+
+def _flat(info: Info, sides: int) -> str:
+    """How targets of too many numbers may become the number of a class."""
+    if sides or len(info.target.shape) != 1:
+        return ""
+    return " (give y[:, 0])" if info.target.shape == (1,) else " (give y.argmax(1) if their rows are one-hot)"
 
 
 def need_quantities(task: str, info: Info, shape: str = "") -> None:
@@ -141,3 +180,10 @@ def need_weights(key: str, weights: Sequence[float] | None, info: Info, what: st
     """Refuse weights, where there are any, that are not one for each of the data's `count` classes or labels."""
     if weights is not None and len(weights) != count:
         raise ConfigError(f"task.{key} has {len(weights)} weights; {info.name} has {count} {what}: give one each")
+
+
+def weights_of(weights: Sequence[float], target: Tensor) -> Tensor:
+    """Return public weights as a tensor in float64, where the targets are."""
+    import torch
+
+    return torch.tensor(weights, dtype=torch.float64, device=target.device)

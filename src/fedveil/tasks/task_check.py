@@ -27,7 +27,7 @@ def check_task(task: Task, output: Tensor, target: Tensor) -> None:
 
     Raises:
         ConfigError: an error in the task, a result of another shape, NaN, a loss without a gradient, examples that are not
-            treated apart though they have `losses` of their own, or other metrics than declared.
+            treated apart though they have `losses` of their own, weights that are none, or other metrics than declared.
     """
     _check_loss(task, output, target)
     with _explained(task, output, target):
@@ -53,6 +53,7 @@ def _check_loss(task: Task, output: Tensor, target: Tensor) -> None:
         if losses is None:
             return
         _check_apart(task, output, target, losses.detach())
+        _check_weights(task, target)
     if not _same(loss, losses.mean()):
         raise ConfigError(
             f"task.name = {task.name!r}: `loss` gives {loss.item():g}, and the mean of `losses` is {losses.mean().item():g}: "
@@ -104,6 +105,19 @@ def _check_apart(task: Task, output: Tensor, target: Tensor, losses: Tensor) -> 
         raise ConfigError(
             f"task.name = {task.name!r}: the loss of an example depends on the others of its batch: compute each from its own "
             f"output and target, or override `loss` instead of `losses` (client level only)"
+        )
+
+
+def _check_weights(task: Task, target: Tensor) -> None:
+    """Refuse weights of examples that are not one positive number each, or above what the task says is the largest."""
+    weights = task.example_weights(target)
+    if weights is None:
+        return
+    positive = isinstance(weights, torch.Tensor) and weights.shape == (len(target),) and bool((weights > 0).all())
+    if not positive or float(weights.max()) > (1 + _CLOSE) * task.largest_weight:
+        raise ConfigError(
+            f"task.name = {task.name!r}: `example_weights` gives {_shape(weights)}; it has to give one positive number for each "
+            f"example, [{len(target)}], at most `largest_weight` = {task.largest_weight:g}"
         )
 
 

@@ -62,3 +62,14 @@ def task_from(options: Mapping[str, Any]) -> Task:
         return kind(**options)
     except ValidationError as error:
         raise ConfigError(explain(error, kind, "task.")) from None
+
+
+def built_in_task(options: Mapping[str, Any] | None) -> Task | None:
+    """Return the built-in task that `options` describe, or None for a user's task and for options that it does not have."""
+    kind = TASKS.get(str((options or {"name": "classification"}).get("name")))
+    if kind is None or not kind.__module__.startswith("fedveil."):
+        return None
+    try:
+        return task_from(options or {"name": "classification"})
+    except ConfigError:
+        return None

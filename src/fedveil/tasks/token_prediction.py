@@ -27,6 +27,7 @@ class TokenPrediction(Task):
     )
     loss_unit: ClassVar = "cross-entropy, mean over places"
     output_form: ClassVar = "[n, T, V], a score for each token of the vocabulary at each place"
+    trivial_answer: ClassVar = "always the shares of the tokens in the test set"
 
     name: Literal["token-prediction"] = "token-prediction"
 
@@ -62,3 +63,9 @@ class TokenPrediction(Task):
             return dict.fromkeys((column.name for column in self.metrics), math.nan)
         nats = total / places
         return {"perplexity": math.exp(min(nats, 700.0)), "bits": nats / math.log(2), "accuracy": right / places}
+
+    def trivial(self, target: Tensor) -> float | None:
+        """Return the perplexity of the tokens' shares, whatever came before; None where no place counts."""
+        counts = target[target != IGNORED].bincount().double()
+        shares = counts[counts > 0] / counts.sum()
+        return math.exp(-float((shares * shares.log()).sum())) if len(shares) else None

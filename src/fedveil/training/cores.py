@@ -1,4 +1,4 @@
-"""How many cores there are to work with, and work on one of them."""
+"""What a process has once for all that it does: cores, threads of torch, random generators, the default type."""
 
 from __future__ import annotations
 
@@ -6,10 +6,26 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fedveil.data.seeding import turn
+
 
 def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def process_state() -> Iterator[None]:
+    """Use what all threads of the process share in turns with them; torch's default type is float32 meanwhile, then as before."""
+    import torch
+
+    with turn():
+        kind = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(kind)
 
 
 @contextmanager

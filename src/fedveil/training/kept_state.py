@@ -22,14 +22,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules.module import _has_any_global_hook
 
 from fedveil.errors import ConfigError
 
 _OPAQUE = frozenset(("torch", "numpy", "pydantic", "pydantic_core", "fedveil", "logging", "threading", "builtins"))
 """Packages of whose objects only the identity is compared."""
-_FOLLOWED = (torch.nn.Module, torch.distributions.Distribution, torch.optim.Optimizer)
-"""Kinds among these whose attributes are compared nevertheless."""
-_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_FOLLOWED = (torch.nn.Module, torch.distributions.Distribution, torch.quasirandom.SobolEngine)
+"""Kinds among these whose attributes are compared nevertheless, as are those of all objects with a `state_dict`."""
+_DRAWN = "random numbers"
+TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _INSTALLED = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -63,9 +65,11 @@ class KeptState:
             return
         differ = [path for path in (*now, *self._before) if now.get(path) != self._before.get(path)]
         names = ", ".join(dict.fromkeys(differ[:3]))
+        drawn = any(type(value) is tuple and value[:1] == (_DRAWN,) for value in now.get(differ[0], []))
+        hint = "use local variables, or make it once, before the first call"
         raise ConfigError(
             f"{self._title} keeps {names} from one call to the next, which would carry one client's data to the next client or "
-            f"into a score: use local variables, or make it once, before the first call"
+            f"into a score: {'draw from the global generator of torch, which is seeded for each client' if drawn else hint}"
         )
 
     def _reached(self) -> dict[str, list[Hashable]]:
@@ -81,12 +85,16 @@ def has_own_code(module: torch.nn.Module) -> bool:
 
     Functions that parts call may be the user's all the same: a network that is not built in is compared whatever this says.
     """
+    if _has_any_global_hook():  # type: ignore[no-untyped-call]
+        return True
     return any(not _opaque(type(part)) or _own_entries(part) for part in module.modules())
 
 
 def _own_entries(part: torch.nn.Module) -> bool:
-    """Whether somebody hung a hook, or a function, on a layer."""
-    return any((value and name.endswith("_hooks")) or name == "forward" for name, value in vars(part).items())
+    """Whether somebody hung a hook on a layer or its parameters, or replaced a function of it."""
+    hung = any(value and name.endswith("_hooks") for name, value in vars(part).items())
+    replaced = any(callable(value) and hasattr(type(part), name) for name, value in vars(part).items())
+    return hung or replaced or any(getattr(p, name) for p in part.parameters(recurse=False) for name in TENSOR_HOOKS)
 
 
 class _Same:
@@ -113,7 +121,7 @@ class _Walk:
     def values(self, path: str, value: Any) -> Iterator[tuple[str, Hashable]]:
         if isinstance(value, torch.Tensor):
             yield path, _Same(value) if id(value) in self._changing else _content(value)
-            hooks = [(name, found) for name in _TENSOR_HOOKS if (found := getattr(value, name))]
+            hooks = [(name, found) for name in TENSOR_HOOKS if (found := getattr(value, name))]
             if (vars(value) or hooks) and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 yield from self._hung(path, value)
@@ -171,17 +179,23 @@ class _Walk:
                 yield path, _Same(value)
                 yield from self._class(value)
             case torch.Generator():
-                yield path, _content(value.get_state())
+                yield path, (_DRAWN, _content(value.get_state()))
+            case random.SystemRandom():  # which has no state
+                yield path, _Same(value)
             case random.Random():
-                yield path, value.getstate()
+                yield path, (_DRAWN, value.getstate())
             case np.random.Generator():
-                yield path, repr(value.bit_generator.state)
+                yield path, (_DRAWN, repr(value.bit_generator.state))
+            case np.random.BitGenerator():
+                yield path, (_DRAWN, repr(value.state))
+            case np.random.RandomState():
+                yield path, (_DRAWN, repr(value.get_state(legacy=False)))
             case _:
                 yield from self._object(path, value)
 
     def _object(self, path: str, value: Any) -> Iterator[tuple[str, Hashable]]:
         yield path, _Same(value)
-        if isinstance(value, _FOLLOWED) or not _opaque(type(value)):
+        if isinstance(value, _FOLLOWED) or hasattr(value, "state_dict") or not _opaque(type(value)):
             for name, part in (*_attributes(value), *_slots(value)):
                 yield from self.values(_join(path, name), part)
             yield from self._class(type(value))

@@ -44,6 +44,9 @@ class LocalSpec:
             constant lr; cyclic lr / (k + 1); stage-wise lr / (t + 1); iterative lr / (t K + k + 1).
         precision: of the forward pass and what it sends back through the network; gradients, optimiser, clip and noise are
             float32 always. `tf32` makes a difference on GPUs only, where the engine sets it.
+        pairs: one example alone cannot be learned from, as under batch normalisation of vectors. The last batch of a pass, where
+            it would be one example, joins the batch before it; an example that is alone all the same is normalised by the running
+            statistics.
     """
 
     epochs: int = 1
@@ -53,12 +56,24 @@ class LocalSpec:
     batch_clip: float | None = None
     schedule: Schedule = "constant"
     precision: Precision = "float32"
+    pairs: bool = False
 
     def steps_for(self, examples: int) -> int:
         """K, the number of steps of a client with that many examples (0 for an empty client)."""
         if examples == 0:
             return 0
-        return self.steps if self.steps is not None else self.epochs * -(-examples // self.batch_size)
+        return self.steps if self.steps is not None else self.epochs * self.batches_for(examples)
+
+    def batches_for(self, examples: int) -> int:
+        """How many batches one pass over so many examples has."""
+        whole, rest = divmod(examples, self.batch_size)
+        return whole + int(rest > int(self.pairs and whole > 0))
+
+    def batch_sizes(self, examples: int) -> list[int]:
+        """The sizes of these batches, in order."""
+        sizes = [self.batch_size] * self.batches_for(examples)
+        sizes[-1:] = [examples - sum(sizes[:-1])]
+        return sizes
 
     def gain(self, round: int, step: int, steps: int) -> float:
         """What of the power of noise in a step's gradient is in the update: with plain SGD; NaN for other optimisers."""
@@ -218,7 +233,7 @@ class BatchGradient:
     def __call__(self, local: Local, x: Tensor, y: Tensor) -> Tensor:
         local.model.grad.zero_()
         with forward_precision(local.spec, x.device):
-            output = local.model.module(x)
+            output = local.model.output(x, by_running_statistics=local.spec.pairs and len(y) == 1)
         loss = self.task.loss(output.float(), y)
         loss.backward()  # type: ignore[no-untyped-call]
         if local.spec.batch_clip is not None:
@@ -231,8 +246,8 @@ class BatchGradient:
         left = local.steps
         while left > 0:
             order = torch.randperm(len(y), generator=local.generator).to(x.device)
-            size = local.spec.batch_size
-            shuffled = (torch.split(part.index_select(0, order), size) for part in (x, y))
+            sizes = local.spec.batch_sizes(len(y))
+            shuffled = (torch.split(part.index_select(0, order), sizes) for part in (x, y))
             pairs = list(zip(*shuffled, strict=True))
             yield from pairs[:left]
             left -= len(pairs)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -90,8 +91,9 @@ class FlatModel:
         built_in: whether the module is a network of ours; of all others is compared what their code keeps.
     """
 
-    def __reduce__(self) -> tuple[type[FlatModel], tuple[Any, ...]]:
-        return FlatModel, (self.module, None, None, self._followed, self._built_in)
+    def __reduce__(self) -> tuple[Callable[..., FlatModel], tuple[Any, ...]]:
+        hooks = [_hooks_of(p) for p in self.module.parameters()]  # which pickle leaves out
+        return _unpickled, (self.module, hooks, self._followed, self._built_in)
 
     def __init__(
         self,
@@ -130,7 +132,7 @@ class FlatModel:
         changing = {id(t) for t in (*named.values(), *counted)}
         self._constants = [t for t in (*module.parameters(), *module.buffers()) if id(t) not in changing]
         self._versions = [t._version for t in self._constants]
-        self._changing = (*named.values(), *counted)
+        self._trained, self._changing = tuple(named.values()), (*named.values(), *counted)
         if not built_in or has_own_code(module):
             self._kept = KeptState(f"model: {type(module).__name__}", module, self._changing)
         if followed:
@@ -138,8 +140,7 @@ class FlatModel:
 
     def another(self, vector: Tensor, grad: Tensor) -> FlatModel:
         """A copy in that memory, [d] each; what is frozen is shared with this one."""
-        module = copy.deepcopy(self.module, {id(t): t for t in self._constants})
-        return FlatModel(module, vector, grad, self._followed, self._built_in)
+        return FlatModel(copied(self.module, self._constants), vector, grad, self._followed, self._built_in)
 
     def to(self, device: torch.device | str) -> FlatModel:
         """This model if it is on `device`, else a copy of it there."""
@@ -147,7 +148,7 @@ class FlatModel:
 
         if self.vector.device == torch.device(device):
             return self
-        return FlatModel(copy.deepcopy(self.module).to(device), followed=self._followed, built_in=self._built_in)
+        return FlatModel(copied(self.module).to(device), followed=self._followed, built_in=self._built_in)
 
     def follow(self) -> None:
         """Compare from here on what hangs on the module, whoever's its code is, and on this object itself."""
@@ -162,14 +163,71 @@ class FlatModel:
         training_mode(self.module)
 
     def eval(self, own_statistics: bool = False) -> None:
-        """As tests run it; with `own_statistics`, batch normalisation uses those of the batch."""
+        """As tests run it; with `own_statistics`, batch normalisation uses those of the batch, and keeps them."""
         self.module.eval()
         for layer in self._normalising if own_statistics else ():
             layer.train()
 
+    def output(self, x: Tensor, *, by_running_statistics: bool = False) -> Tensor:
+        """The output of the network for a batch of training.
+
+        Args:
+            by_running_statistics: batch normalisation uses the statistics that it has, as in a test, and they stay.
+        """
+        layers = self._normalising if by_running_statistics else []
+        try:
+            for layer in layers:
+                layer.eval()
+            output: Tensor = self.module(x)
+        finally:
+            for layer in layers:
+                layer.train()
+        return output
+
+    @contextmanager
+    def as_it_was(self) -> Iterator[set[str]]:
+        """Put back afterwards what a pass changes in parameters and buffers, and the mode; what else code keeps there stays.
+
+        Yields:
+            Afterwards, the names of what was changed. A buffer of another shape than before is no such change, but a cache.
+        """
+        import torch
+
+        tables = [(path, table) for path, part in self.module.named_modules() for table in (part._parameters, part._buffers)]
+        held = [
+            (path, table, name, tensor, tensor.data, tensor.detach().clone())
+            for path, table in tables
+            for name, tensor in table.items()
+            if tensor is not None
+        ]
+        changed: set[str] = set()
+        try:
+            yield changed
+        finally:
+            self.train()
+            for path, table, name, tensor, memory, value in held:
+                now = table[name] if name in table else None  # noqa: SIM401 : a script's table has no get
+                if now is None or now.shape != value.shape or torch.equal(now.detach(), value):
+                    continue
+                changed.add(f"{path}.{name}" if path else name)
+                if now is not tensor:
+                    table[name] = tensor
+                tensor.data = memory
+                tensor.data.copy_(value)
+
     def load(self, vector: Tensor) -> None:
         """Set the trained parameters to `vector` [d]."""
         self.vector.copy_(vector)
+
+    def saved(self) -> dict[str, Tensor]:
+        """The whole state of the module, as `load_state_dict` takes it; where a part is frozen, what training changed of it."""
+        import torch
+
+        changed = {id(t) for t in self._changing}
+        part = not all(p.requires_grad for p in self.module.parameters())
+        state = {**trained_parameters(self.module), **self.module.state_dict(keep_vars=True)}
+        held = {name: t for name, t in state.items() if isinstance(t, torch.Tensor) and (id(t) in changed or not part)}
+        return {name: t for name, t in held.items() if t.layout is torch.strided and not (t.is_complex() or t.is_quantized)}
 
     def buffers(self) -> Tensor:
         """A copy of the batch statistics as one flat vector (empty when there are none)."""
@@ -185,6 +243,26 @@ class FlatModel:
             buffer.copy_(part.view(buffer.shape))
         for counter in self._counters:
             counter.zero_()
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether what code keeps on the module is compared, as of all networks that are not built in."""
+        return self._kept is not None
+
+    def estimated_buffers(self, forward: Callable[[Tensor], object], batches: Iterable[Tensor]) -> Tensor:
+        """The mean of the batch statistics over these batches, as the network has them in tests; those that it had are lost."""
+        momenta: list[Any] = [layer.momentum for layer in self._normalising]
+        self.eval(own_statistics=True)
+        try:
+            for i, x in enumerate(batches):
+                for layer in self._normalising:
+                    layer.momentum = 1 / (i + 1)  # type: ignore[assignment]
+                forward(x)
+        finally:
+            for layer, momentum in zip(self._normalising, momenta, strict=True):
+                layer.momentum = momentum
+            self.train()
+        return self.buffers()
 
     def remember_constants(self) -> None:
         """Let what the module's own code made of public examples, such as a cache, be constant from now on."""
@@ -209,12 +287,99 @@ class FlatModel:
                 + ("compute them in local variables" * (not spectral))
             )
         if self._kept is not None:
+            memory = zip(self.layout.names, self._trained, self.layout.split(self.vector), strict=True)
+            if elsewhere := [name for name, p, part in memory if p.data_ptr() != part.data_ptr()]:
+                raise ConfigError(
+                    f"model: {type(self.module).__name__} puts other tensors in the place of its parameters' data in its forward "
+                    f"pass ({', '.join(elsewhere[:4])}), so that it no longer uses what is trained: write into the data, as in "
+                    f"p.data.copy_(value)"
+                )
             self._kept.require_unchanged()
         if self._followed and (added := vars(self).keys() - self._attributes):
             raise ConfigError(
                 f"model: something was kept as Local.model.{min(added)}, which would carry one client's data to others: keep it "
                 f"in Local.state or Local.scratch"
             )
+
+
+def _unpickled(module: nn.Module, hooks: Iterable[Hooks], followed: bool, built_in: bool) -> FlatModel:
+    for p, own in zip(module.parameters(), hooks, strict=True):
+        _hang(p, own)
+    return FlatModel(module, followed=followed, built_in=built_in)
+
+
+def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
+    """Return a copy of a module with the hooks of its parameters, which `copy.deepcopy` drops.
+
+    The parameters of scripts are copied as results of the originals, and would pass their gradients on to these.
+
+    Args:
+        shared: tensors that the copy holds in common with the module.
+    """
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in shared}
+    made = copy.deepcopy(module, memo)
+    for before, after in zip(module.parameters(), made.parameters(), strict=True):
+        if after is not before:
+            if not after.is_leaf:
+                after.detach_().requires_grad_(before.requires_grad)
+            _hang(after, copy.deepcopy(_hooks_of(before), memo))  # a method of the module becomes one of the copy
+    return made
+
+
+Hooks = tuple[list[Any], list[Any]]
+
+
+def _hooks_of(p: Tensor) -> Hooks:
+    """The hooks on a parameter's gradient: before it is added up, and after."""
+    return list((p._backward_hooks or {}).values()), list((p._post_accumulate_grad_hooks or {}).values())
+
+
+def _hang(p: Tensor, hooks: Hooks) -> None:
+    hang = p.register_hook, p.register_post_accumulate_grad_hook
+    for register, each in zip(hang, hooks, strict=True):
+        for hook in each if p.requires_grad else ():
+            register(hook)  # type: ignore[no-untyped-call]
+
+
+def called_with(module: nn.Module, tensors: Mapping[str, Tensor], *inputs: Tensor) -> Tensor:
+    """Return the output of a module with these tensors, by name, in the place of its own parameters and buffers.
+
+    Each is swapped wherever the module holds it, once for each object: one layer may have two names, one parameter two layers,
+    and a list may hold both. `torch.func.functional_call` alone swaps by name, which leaves the new tensor in a layer with two.
+    """
+    from torch.func import functional_call
+
+    named = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+    new = {id(named[name]): tensor for name, tensor in tensors.items()}
+    everywhere, plain = {}, []
+    for path, part in module.named_modules():
+        for name, held in (*part._parameters.items(), *part._buffers.items()):
+            if id(held) in new:
+                everywhere[f"{path}.{name}" if path else name] = new[id(held)]
+        for name, value in vars(part).items():
+            if name not in ("_parameters", "_buffers", "_modules") and (found := _exchanged(value, new)) is not value:
+                plain.append((vars(part), name, value, found))
+    try:
+        for attributes, name, _, found in plain:
+            attributes[name] = found
+        output: Tensor = functional_call(module, everywhere, inputs, tie_weights=False)
+    finally:
+        for attributes, name, value, _ in plain:
+            attributes[name] = value
+    return output
+
+
+def _exchanged(value: Any, new: Mapping[int, Tensor]) -> Any:
+    """The value with its tensors exchanged, also in lists, tuples and dictionaries; itself where it has none of them."""
+    if id(value) in new:
+        return new[id(value)]
+    if type(value) in (list, tuple):
+        made = [_exchanged(part, new) for part in value]
+        return type(value)(made) if any(a is not b for a, b in zip(made, value, strict=True)) else value
+    if type(value) is dict:
+        parts = {key: _exchanged(part, new) for key, part in value.items()}
+        return parts if any(parts[key] is not part for key, part in value.items()) else value
+    return value
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

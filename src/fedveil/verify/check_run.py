@@ -1,6 +1,5 @@
 """Verify a run directory: what is bound together, what is recomputed, and what nobody can know from it."""
 
-import csv
 import hashlib
 import tomllib
 from collections import Counter
@@ -8,13 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedveil.verify import statement_checks
 from fedveil.verify.finding import Finding, Findings, Verification
-from fedveil.verify.ledger_file import LedgerFile, read_json
+from fedveil.verify.ledger_file import LedgerFile, read_json, read_table
 from fedveil.verify.row_costs import RowCosts
 
 _PARSERS: dict[str, Callable[[str], Any]] = {"config.toml": tomllib.loads, "statement.json": read_json, "data.json": read_json}
-_PARSERS |= {"statement.md": str, "history.csv": lambda text: list(csv.DictReader(text.splitlines()))}
+_PARSERS |= {"statement.md": str, "history.csv": read_table}
 _SHOWN = {*_PARSERS, "layers.csv", "clients.csv", "participants.csv", "failures.csv", "columns.json", "partition.json"}
 _TRUST = {
     "all releases": "that nothing left beside these releases: the run's code; secure aggregation or two ledgers remove it",
@@ -23,6 +24,7 @@ _TRUST = {
 }
 
 
+@np.errstate(all="warn", under="ignore")
 def verify_run(path: str | Path, *, pin: str | None = None, on_step: Callable[[int, int], None] | None = None) -> Verification:
     """Check a run directory, run no code of it, write nothing to it; `on_step` is called with (rows read, rows there)."""
     run, findings = Path(path), Findings()
@@ -40,12 +42,23 @@ def verify_run(path: str | Path, *, pin: str | None = None, on_step: Callable[[i
         _check_ends(findings, ledger, pin)
         _check_files(findings, run, ledger)
         _check_numbers(findings, run, ledger, spent, files)
+        _name_the_rest(findings, files["config.toml"]["data"])
     except (OSError, NotImplementedError) as problem:
         findings.append(Finding("unknown", "run", f"not everything can be read, or computed here ({problem})"))
     except Exception as problem:  # whatever files of a stranger may cause
         findings.append(Finding("contradicted", "run", f"not what a run writes ({type(problem).__name__}: {problem})"))
     findings.extend(Finding("trust", subject, text) for subject, text in _TRUST.items())
     return Verification(tuple(findings), ledger.closing_digest)
+
+
+def _name_the_rest(findings: Findings, data: dict[str, Any]) -> None:
+    """What leaves the clients of a Flower app beside the releases."""
+    if data["name"] == "flower-app":
+        asked = "that the app asked its clients nothing by messages of its own, which they answer without noise: whoever wrote it"
+        findings.append(Finding("trust", "outside the strategy", asked))
+        if data.get("partition", {}).get("evaluate"):
+            left = "clients evaluate: what they answer (metrics) leaves without clip or noise, and no number above covers it"
+            findings.append(Finding("trust", "evaluation", left))
 
 
 def _check_ends(findings: Findings, ledger: LedgerFile, pin: str | None) -> None:
@@ -73,6 +86,8 @@ def _check_files(findings: Findings, run: Path, ledger: LedgerFile) -> None:
     checked = sorted(bound.keys() & there.keys())
     salt = there["private/salt"].read_bytes() if "private/salt" in there else b""  # goes before what is private
     wrong = [n for n in checked if hashlib.sha256(salt * (n[:8] == "private/") + there[n].read_bytes()).hexdigest() != bound[n]]
+    for table in (name for name in there if name.endswith(".csv") and name in bound):
+        read_table(there[table].read_text(encoding="utf-8"))
     outside = sorted(there.keys() - bound.keys() - {"ledger.sqlite", "ledger.sqlite-head"})
     wrong += [f"{n} (without a digest)" for n in outside if n.casefold().removeprefix("private/") in _SHOWN and ledger.closing]
     findings.check(not wrong, "files", "what the run wrote", f"{'changed: ' * bool(wrong)}{', '.join(wrong or checked)}")
@@ -87,12 +102,13 @@ def _check_numbers(findings: Findings, run: Path, ledger: LedgerFile, spent: Row
     rounds, held, server = [int(row["round"]) for row in history], spent.participants, statement["scope"]["view"] == "server"
     right = rounds == list(range(finished)) and finished == ledger.closing.get("rounds", finished)
     findings.check(right, "rounds of the history", finished, len(rounds))
-    others = _PARSERS["history.csv"](private.read_text(encoding="utf-8")) if private.exists() else []
+    others = read_table(private.read_text(encoding="utf-8")) if private.exists() else []
     seen = Counter({int(row["round"]): int(row["participants"]) for row in (*history, *others) if row.get("participants")})
-    excused = {r for r in rounds if seen[r] < files["config.toml"]["privacy"].get("min_survivors", 0)}  # skipped, or not told
+    fewest = files["config.toml"]["privacy"].get("min_survivors", 0)  # with it rounds may be skipped, or hold more noise
+    excused = {r for r in rounds if seen[r] < fewest}  # skipped, or not told
     few = [r for r in {*rounds, *held} - excused if held.get(r, server - 1) < seen[r] or r > finished - bool(ledger.closing)]
     findings.check(not few, "rounds of the ledger", "the participants of the history", f"others in {few}" if few else "the same")
     excess = spent.dimension - statement["dimension"] if ledger.releases else 0
     findings.check(excess == 0 or (spent.extras and excess > 0), "dimension", statement["dimension"], spent.dimension)
-    statement_checks.check_rows(findings, spent, statement, complete and not excused, history[-1:] if ledger.closing else [])
+    statement_checks.check_rows(findings, spent, statement, complete and not fewest, history[-1:] if ledger.closing else [])
     statement_checks.check_statement(findings, statement, files["statement.md"], spent.expected)

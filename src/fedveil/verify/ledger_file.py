@@ -1,6 +1,8 @@
 """A ledger read by a second implementation of docs/ledger.md: chain, commitments, head and closing, row by row."""
 
+import csv
 import hashlib
+import io
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -25,6 +27,8 @@ class LedgerFile:
         log = self.path.with_name(self.path.name + "-wal")
         if not self.path.is_file() or (log.exists() and log.stat().st_size):
             raise OSError(f"{self.path.name} is not there, or it is open still: a run that has ended leaves an empty -wal")
+        if self.path.with_name(self.path.name + "-journal").exists():  # the next reader would roll back to what it holds
+            raise ValueError(f"{self.path.name}-journal lies beside it, which no run leaves: SQLite reads other rows with it")
         with closing(sqlite3.connect(f"file:{quote(bytes(self.path.absolute()))}?mode=ro&immutable=1", uri=True)) as db:
             total = self._start(db)
             db.row_factory = sqlite3.Row
@@ -68,6 +72,17 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 read_json = partial(json.loads, object_pairs_hook=_once)
+
+
+csv.field_size_limit(1 << 30)  # the reasons of a round's failures stand in one cell
+
+
+def read_table(text: str) -> list[dict[str, str]]:
+    """Return the rows of a CSV file; raise ValueError for a column that stands twice and for rows of another length."""
+    names, *rows = csv.reader(io.StringIO(text, newline=""))
+    if len(set(names)) < len(names) or any(len(row) != len(names) for row in rows):
+        raise ValueError("a table has a column twice, or rows of another length")
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def _link(previous: str, values: list[Any]) -> str:

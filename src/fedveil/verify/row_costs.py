@@ -13,7 +13,10 @@ _curve = lru_cache(maxsize=64)(Curve)
 
 
 class Expected(NamedTuple):
-    """What every row is to be; kinds: events with their rates; plan: what is checked of every row."""
+    """What every row is to be; kinds: events with their rates; plan: what is checked of every row.
+
+    sharers: how many uploads a sum has at most that each bring a noise of their own; 1 where noise is added once.
+    """
 
     scope: tuple[str, ...] = ()
     clients: int = 0
@@ -21,6 +24,7 @@ class Expected(NamedTuple):
     steps: bool = False
     kinds: frozenset[tuple[str, float | None]] = frozenset()
     plan: tuple[Any, ...] | None = None  # clip, most examples of the counts beside it or 0, noises, mechanism: if always the same
+    sharers: int = 1
     score: tuple[int, tuple[Any, ...] | None] = (-1, None)  # the round, and the plan, of the score that chose the run
     runs: int = 1  # that were looked at
     search: Search = None
@@ -32,6 +36,7 @@ class RowCosts:
     def __init__(self, expected: Expected | None = None, releases: Iterable[Mapping[str, Any]] = ()) -> None:
         self.expected, self.wrong, self.participants = expected or Expected(), "", dict[int, float]()
         self.dimension, self.extras = 0, False
+        self.fellow = 0.0  # of mu^2, what a client who knows its own noise sees more, where rows leave that out (erratum 65)
         self.squares, self.sampled = defaultdict[int, float](float), defaultdict[int, Counter[Release]](Counter)
         for release in releases:
             self.count(-1, release)
@@ -49,6 +54,8 @@ class RowCosts:
         problem = "" if row["event"] == "unbounded" else self._problem(row, x)
         if not right or not -1 <= row["client"] < x.clients:
             problem = "is charged for another scope, or is of another run, model or client"
+        if (row["participants"] or 0) > x.clients:
+            problem = f"has {row['participants']} participants, and there are {x.clients} clients"
         self.wrong = self.wrong or (problem and f"row {row['seq']} {problem}")
         self.count(row["client"], row)
 
@@ -74,9 +81,12 @@ class RowCosts:
             return "is charged as if it left as integers with noise, chosen without the data, and says that it did not"
         mu, clips, stds = _mu(row["clip"], row["noise_std"], row["whole_clip"], row["extras"])
         alone = factor * mu if row["coordinates"] else 0.0
-        most = (x.clients if row["participants"] is None else row["participants"]) - x.colluders  # uploads of a sum with noise
+        uploads = x.sharers if row["participants"] is None else min(row["participants"], x.sharers)
         shares = round((alone / charged) ** 2) if row["client"] < 0 < charged < alone < math.inf else 1
-        right = shares <= max(most, 1) and math.isclose(charged, alone / math.sqrt(shares), rel_tol=1e-9, abs_tol=1e-12)
+        right = shares <= max(uploads - x.colluders, 1)
+        right = right and math.isclose(charged, alone / math.sqrt(shares), rel_tol=1e-9, abs_tol=1e-12)
+        if right and shares > max(uploads - max(x.colluders, 1), 1):
+            self.fellow += row["count"] * x.runs * charged * charged / (shares - 1)
         if x.steps:  # charged a little more, for the rounding of sums
             right = alone <= charged * (1 + 1e-9) <= 1.01 * alone
         elif row["mechanism"] == "banded":
@@ -87,8 +97,10 @@ class RowCosts:
         clip, most, noises, mechanism = plan
         found = (row["whole_clip"], clips, row["mechanism"], row["extras"], row["coordinates"])
         wanted = (clip, {clip, most or clip}, mechanism, '["evaluation"]' if most else "[]", row["dimension"])
-        right = found == wanted and stds == {float(f"{std:.9g}") for std in noises if std}
-        return "" if right else f"has not the clip {clip:.9g} and the {mechanism} noise {noises} of the configuration throughout"
+        right = found == wanted and stds in [{float(f"{std:.9g}") for std in each if std} for each in noises]
+        return (
+            "" if right else f"has not the clip {clip:.9g} and the {mechanism} noise {noises[0]} of the configuration throughout"
+        )
 
     def curve(self, delta: float, adjacency: str) -> Curve:
         """What the releases of one client tell, of whom most is told; raises ValueError as `Curve`."""

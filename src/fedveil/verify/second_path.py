@@ -25,15 +25,29 @@ class Curve:
     def __init__(self, sampled: Counts, mu_squared: float, delta: float, adjacency: str, search: Search = None) -> None:
         sampled, search = ((), None) if math.isinf(mu_squared) else (sampled, search)
         self.mu, self.exact = math.sqrt(mu_squared), not (sampled or search)
-        pairs = [(*_tails(*release, adjacency), count) for release, count in sorted(sampled)]
-        if sampled and mu_squared > 0 and not search:
-            pairs.append((plain := _tails("sampled_gaussian", 1.0, 1 / self.mu, "zero_out")[0], plain, 1.0))
-        composed = [_composed(pairs, delta), _composed([(b, a, n) for a, b, n in pairs], delta)] if sampled and not search else []
-        self.losses = [_best_of(pairs, mu_squared, delta, *search)] if search else composed
-        seen = any(far > delta for _, _, far in self.losses) and _seen(sampled, mu_squared, delta)  # losses beyond floats
-        self.epsilon = gaussian_epsilon(self.mu, delta) if self.exact else seen or _root(lambda e: self._delta(e) > delta)
+        self.losses, self._alone = list[tuple[Array, Array, float]](), tuple[Tails, ...]()
+        if search:
+            self.epsilon = _best_of(Curve(sampled, mu_squared, delta / search[0], adjacency), *search)
+            share = (1 - delta) / (1 + math.exp(-self.epsilon))
+            self.losses = [(np.array([-self.epsilon, self.epsilon]), np.array([1 - delta - share, share]), delta)]
+        elif self.exact:
+            self.epsilon = gaussian_epsilon(self.mu, delta)
+        else:
+            pairs = [(*_tails(*release, adjacency), count) for release, count in sorted(sampled)]
+            if mu_squared > 0:
+                pairs.append((plain := _tails("sampled_gaussian", 1.0, 1 / self.mu, "zero_out")[0], plain, 1.0))
+            elif sum(count for *_, count in pairs) == 1:
+                self._alone = pairs[0][:2]
+            self.losses = [_composed(pairs, delta), _composed([(b, a, n) for a, b, n in pairs], delta)]
+            seen = any(far > delta for _, _, far in self.losses) and _seen(sampled, mu_squared, delta)
+            self.epsilon = seen or _root(lambda e: self.delta(e) > delta)  # seen: losses beyond floats
 
-    def _delta(self, epsilon: float) -> float:
+    def delta(self, epsilon: float) -> float:
+        """Exact of Gaussian releases and of one sampled release, else the losses' bound."""
+        if self.exact:
+            return _gaussian_delta(self.mu, epsilon)
+        if self._alone:
+            return max(float((p - np.exp(epsilon) * q)[0]) for p, q in (tails(np.array([epsilon])) for tails in self._alone))
         above = ((losses[(k := int(np.searchsorted(losses, epsilon))) :], mass[k:], far) for losses, mass, far in self.losses)
         return max(far - float(mass @ np.expm1(epsilon - losses)) for losses, mass, far in above)
 
@@ -47,10 +61,17 @@ class Curve:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Exact epsilon of mu-GDP: the root of Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) = delta (Balle & Wang 2018)."""
+    """Exact epsilon of mu-GDP (Balle & Wang 2018)."""
     if mu == 0 or math.isinf(mu):
         return mu
-    return _root(lambda e: bool(ndtr(mu / 2 - e / mu) - math.exp(min(e + log_ndtr(-mu / 2 - e / mu), 0.0)) > delta))
+    return _root(lambda e: _gaussian_delta(mu, e) > delta)
+
+
+def _gaussian_delta(mu: float, epsilon: float) -> float:
+    """Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)."""
+    if mu == 0:
+        return 0.0
+    return float(ndtr(mu / 2 - epsilon / mu) - math.exp(min(epsilon + log_ndtr(-mu / 2 - epsilon / mu), 0.0)))
 
 
 def _root(above: Callable[[float], bool]) -> float:
@@ -135,21 +156,10 @@ def _half(tails: Tails, cells: int, step: float) -> tuple[Array, float]:
     return np.append(dp - b, 0.0) + np.append(0.0, b), float(p[-1])  # dq = a e^-near + b e^-(near + step)
 
 
-def _best_of(pairs: list[Pair], mu_squared: float, delta: float, runs: float, shape: float) -> tuple[Array, Array, float]:
-    """The worst loss at the epsilon of the best of a random number of runs, by Renyi divergences (Papernot & Steinke 2022)."""
+def _best_of(one: Curve, runs: float, shape: float) -> float:
+    """Epsilon of the best of a random number of runs by the profile of one, at delta / runs (Koskela, Redberg & Wang 2024)."""
     log = _root(lambda t: math.expm1(t := max(t, 1e-9)) < runs * (t if shape == 0 else -math.expm1(-shape * t) / shape))
-    knots, orders = 1 + np.geomspace(0.1, 500, 600), 1 + np.geomspace(0.1, 500, 20_000)
-    logs = knots * (knots - 1) * mu_squared / 2
-    for first, second, count in pairs:
-        if max(tops := (_top(first, 1e-60), _top(second, 1e-60))) > 599:
-            raise NotImplementedError("a search with this little noise")
-        both = [_masses((first, second), tops, tops[0] / 8_000), _masses((second, first), tops[::-1], tops[0] / 8_000)]
-        logs += count * np.max([[logsumexp((a - 1) * losses, b=mass) for losses, mass, _ in both] for a in knots], axis=1)
-    curve = np.interp(orders, knots, logs) / (orders - 1)  # the logarithm of a moment is convex: a bound from above
-    extra = (1 + shape) * min(log, float(min((1 - 1 / orders) * curve + log / orders)))
-    least = float(min(curve + np.log1p(-1 / orders) + (math.log(runs / delta) - np.log(orders)) / (orders - 1)))
-    share = (1 - delta) / (1 + math.exp(-(epsilon := max(0.0, least + extra))))
-    return np.array([-epsilon, epsilon]), np.array([1 - delta - share, share]), delta
+    return one.epsilon + (1 + shape) * _root(lambda e: one.delta(e) * math.expm1(log) > math.expm1(e))
 
 
 def _reach(rough: list[tuple[Array, Array, float]], tail: float) -> float:

@@ -5,31 +5,47 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedveil.verify.finding import Findings
+from fedveil.verify.finding import Finding, Findings
 from fedveil.verify.row_costs import Expected, RowCosts
+from fedveil.verify.second_path import Curve, gaussian_epsilon
 
 EXACT, NUMERIC = 1e-6, 1e-3  # relative agreement of epsilons in closed form, and of those by loss distributions on two grids
+_SHARP = ("pld", "profile")  # accountants; the others are less sharp, and still bounds, as is every one of large losses
 _VIEWS = ("server", "aggregate", "final")
 _MECHANISMS = {"dp-fedavg": "independent", "noisy-fedavg": "independent", "noisy-fedprox": "independent", "banded-mf": "banded"}
+_BUILT_IN = (  # other methods are the user's own, of which their rows alone say how noise is added
+    "adap-dp-fl adapldp adaptive-clipping aldp-fl banded-mf blur-lus censor dp-fedavg dp-fedsam dp-scaffold dpa-ldp fed-addp"
+    " fed-dpa fed-smp fedanc fedavg fedglp-adp gfl-aldpa gradient-compression ladp-fl ldp-fed nbafl noisy-fedavg noisy-fedprox"
+    " sensitive-dp soteria time-adaptive time-varying-dp"
+)
+_IN_SHARES = {(method, variant) for method in ("noisy-fedavg", "noisy-fedprox") for variant in ("published", "proven")}
+_IN_SHARES |= {(method, "published") for method in ("dpa-ldp", "nbafl", "time-varying-dp")}
 Json = Mapping[str, Any]
 
 
 def expected(statement: Json, config: Json) -> Expected:
     """What every row of the ledger has to be; its plan too, where all releases of a method have one clip and one noise."""
     privacy, steps, method = config["privacy"], config["training"]["local"] == "dp-sgd", statement["method"]
-    clip, z, shares = (statement["learnability"] or {}).get("clip") or 0.0, statement["noise_multiplier"] or 0.0, 1
+    clip, z = (statement["learnability"] or {}).get("clip") or 0.0, statement["noise_multiplier"] or 0.0
     scope = tuple(statement["scope"][name] for name in ("unit", "adjacency", "view"))
-    if method.startswith("noisy-") and scope[2] != "server":  # each upload carries its share of the noise
-        shares = privacy.get("min_survivors", statement["cohort"]) - privacy["colluders"]
+    sharers = statement["cohort"] if statement["sampling"] == "fixed" else statement["clients"]
+    if scope[2] == "server":  # where sums of uploads are priced, and none leaves
+        sharers = privacy.get("min_survivors", statement["cohort"] if statement["sampling"] == "fixed" else 1)
+    elif method in _BUILT_IN.split() and (method, statement["variant"]) not in _IN_SHARES:  # noise is added once
+        sharers = 1
+    shares, known = [1], (0 if scope[2] == "final" else max(privacy["colluders"], 1), privacy["colluders"])  # the last up to 0.2
+    if scope[2] != "server" and sharers > 1:
+        shares = [n for n in (privacy.get("min_survivors", sharers) - colluders for colluders in known) if n > 0]
     part, most = (privacy.get("evaluation", {}).get(key, 0) for key in ("share", "examples"))  # of counts beside each update
-    noises = (z * clip / math.sqrt(shares * (1 - part)), most * z / math.sqrt(shares * part or 1))
+    noises = [(z * clip / math.sqrt(n * (1 - part)), most * z / math.sqrt(n * part or 1)) for n in shares]
     plan = (clip, most, noises, _MECHANISMS[method]) if method in _MECHANISMS and clip * z and not steps else None
     kinds = frozenset((r["event"], r["rate"]) for r in statement["views"][min(_VIEWS.index(scope[2]), 1)]["releases"])
     best = privacy.get("selection", {"runs": 1})
     search = (best["runs"], best["shape"]) if "shape" in best else None
-    score = (statement["rounds"], (0.5, 0, (0.5 * best["score_noise"],), "independent")) if "score_noise" in best else (-1, None)
+    noise, last = best.get("score_noise"), statement["rounds"]
+    score = (last, (0.5, 0, [(0.5 * noise,)], "independent")) if noise else (-1, None)
     runs = 1 if search else int(best["runs"])
-    return Expected(scope, statement["clients"], privacy["colluders"], steps, kinds, plan, score, runs, search)
+    return Expected(scope, statement["clients"], privacy["colluders"], steps, kinds, plan, sharers, score, runs, search)
 
 
 def check_configuration(findings: Findings, statement: Json, config: Json, card: Json) -> None:
@@ -56,19 +72,28 @@ def check_configuration(findings: Findings, statement: Json, config: Json, card:
 
 def check_statement(findings: Findings, statement: Json, page: str, x: Expected | None = None) -> None:
     """Every proven number from the releases that the statement lists, by a second path; and the page beside it."""
+    mus = list[float]()
     for view, numbers in zip(_VIEWS, statement["views"], strict=True):
         subject, stated = f"proven epsilon ({view} view)", float(numbers["proven"]["epsilon"])
         curve = RowCosts(x, numbers["releases"]).curve(statement["delta"], _pair(statement))
         tolerance, tpr = EXACT if curve.exact else NUMERIC, curve.true_positives(0.05)
-        blunt = not curve.exact and (numbers["proven"]["accountant"] != "pld" or stated > 100)  # less sharp, and still a bound
+        blunt = not curve.exact and (numbers["proven"]["accountant"] not in _SHARP or stated > 100)
         right = math.isclose(stated, curve.epsilon, rel_tol=tolerance) or (blunt and curve.epsilon < stated < math.inf)
         findings.check(right, subject, f"{curve.epsilon:.9g} by a second path", f"{stated:.9g}")
         tpr = tpr if curve.exact else min(max(numbers["tpr"], tpr * (1 - tolerance)), 1.0)
         mu = curve.mu if curve.exact and math.isfinite(stated) else None
         findings.agree(f"mu and tpr ({view} view)", {"mu": (mu, numbers["mu"]), "tpr": (tpr, numbers["tpr"])})
+        mus.append(curve.mu if curve.exact else 0.0)
+    if statement["scope"]["view"] == "server" and x and x.search is None and 0 < mus[1] < mus[0] < math.inf:
+        least, most = (max(x.sharers - known, 1) for known in (max(x.colluders, 1), x.colluders))  # noises that hide a client
+        credited, dearer = (mus[0] / mus[1]) ** 2 * (1 - 1e-9), gaussian_epsilon(mus[0] / math.sqrt(least), statement["delta"])
+        findings.check(credited <= most, "noises of a sum", f"at most {most}", f"{credited:.9g}")
+        _beside_fellows(findings, "aggregate", credited > least, dearer)
     on_page = {float(text.rstrip(".")) for text in re.findall(r"\d[\d.]*(?:e[+-]?\d+)?", page)}
     halves = {n: 10.0 ** (math.log10(abs(n)) // 1 - 3) / 2.000002 if 0 < abs(n) < math.inf else 0.0 for n in _numbers(statement)}
-    lacking = [n for n, up in halves.items() if on_page.isdisjoint({float(f"{n:g}"), float(f"{n:.4g}"), float(f"{n + up:.4g}")})]
+    lacking = [
+        n for n, up in halves.items() if on_page.isdisjoint({n, float(f"{n:g}"), float(f"{n:.4g}"), float(f"{n + up:.4g}")})
+    ]
     right = not lacking and page.startswith(f"# Privacy statement: {statement['method']} (")
     findings.check(right, "statement.md", "the numbers of statement.json", "the same numbers" if right else f"no {lacking}")
 
@@ -80,6 +105,8 @@ def check_rows(findings: Findings, spent: RowCosts, statement: Json, complete: b
     own, subject, pair = statement["views"][min(place, 1)], f"epsilon spent ({view} view)", _pair(statement)
     curve, plan = spent.curve(delta, pair), RowCosts(spent.expected, own["releases"]).curve(delta, pair)
     epsilon, most, tolerance = curve.epsilon, float(own["proven"]["epsilon"]), EXACT if curve.exact else NUMERIC
+    dearer = Curve((), curve.mu**2 + spent.fellow, delta, pair, spent.expected.search).epsilon if spent.fellow else 0.0
+    _beside_fellows(findings, view, spent.fellow > 0, dearer)
     least = (1 - tolerance) * plan.epsilon if complete and view != "server" and math.isfinite(plan.epsilon) else 0.0
     findings.check(least <= epsilon <= most * (1 + tolerance), subject, f"{least:.9g} to {most:.9g}", f"{epsilon:.9g}")
     for text in (row["epsilon_spent"] for row in last if row.get("epsilon_spent") and view != "final"):
@@ -87,6 +114,12 @@ def check_rows(findings: Findings, spent: RowCosts, statement: Json, complete: b
     proven = float(statement["views"][place]["proven"]["epsilon"])
     right = target is None or proven <= target * (1 + EXACT) or proven == math.inf
     findings.check(right, "target epsilon", f"at most {target}", f"{proven:.9g}")
+
+
+def _beside_fellows(findings: Findings, view: str, wrong: bool, epsilon: float) -> None:
+    """What runs of version 0.2 and before leave out of a sum of noisy uploads: a client knows the noise that it drew itself."""
+    text = f"counted as if no client knew the noise that it drew itself: against a fellow client it is {epsilon:.9g} (erratum 65)"
+    findings.extend([Finding("unknown", f"epsilon of sums ({view} view)", text)] * wrong)
 
 
 def _numbers(value: Any) -> Iterator[float]:

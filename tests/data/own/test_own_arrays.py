@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 
 import fedveil as fv
 from fedveil.data.catalogue import IGNORED
@@ -181,7 +182,7 @@ def test_by_time() -> None:
         DataError, match="test: latest: give one time for each of the 40 examples: numbers, dates, or text such as"
     ):
         own(test={"latest": ["soon"] * N, "share": 0.25})
-    with pytest.raises(DataError, match="test: latest: give one time for each"):
+    with pytest.raises(DataError, match=r"test: latest: give one time for each .* without a time zone, which would be lost"):
         own(test={"latest": ["2024-07-01T00:00:00+02:00"] * N, "share": 0.25})
 
 
@@ -253,6 +254,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "x has shape (40, 8, 8, 3), which looks like (examples, height, width, channels): give (examples, channels, height, "
         "width), as x.transpose(0, 3, 1, 2) is",
     ),
+    "channels last, floats": (
+        {"x": np.zeros((N, 8, 8, 3), np.float32)},
+        "x has shape (40, 8, 8, 3), which looks like (examples, height, width, channels): give (examples, channels, height, "
+        "width), as x.transpose(0, 3, 1, 2) is",
+    ),
+    "sparse": ({"x": csr_matrix(X)}, "x is a sparse matrix (csr_matrix): give x.toarray()"),
+    "large floats": (
+        {"x": LARGE.astype(np.float64)},
+        "x holds whole numbers beyond 16777216, which float32 does not hold apart: divide it by a public number and give it as "
+        "floats, or leave it out if it is an id",
+    ),
+    "64 bits": (
+        {"y": np.full(N, 2**63, np.uint64), "classes": 0},
+        "y holds whole numbers beyond 16777216, which float32 does not hold apart: divide it by a public number and give it as "
+        "floats, or leave it out if it is an id",
+    ),
     "float tokens": (
         {"vocabulary": 5},
         "x is float32 and vocabulary = 5: tokens are whole numbers; give an array of integers",
@@ -292,6 +309,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"y": Y / 3, "classes": 2},
         "y holds numbers that are not whole, and classes is given: leave classes out for quantities",
     ),
+    "one place": (
+        {"y": Y[:, None]},
+        "y holds one integer in a list of its own each: give y[:, 0], or, of a table, the name of the target and no list",
+    ),
+    "one-hot": (
+        {"y": np.eye(3, dtype=int)[np.arange(N) % 3]},
+        "y holds one 1 in each row, which looks one-hot: give the number of the class, y.argmax(1); or classes=0 for a 0 or 1 "
+        "for each of several labels",
+    ),
     "many places": (
         {"y": np.stack([Y, Y], 1)},
         "y holds (2,) integers for each example: give classes=..., how many classes each place can have, or classes=0 for "
@@ -304,6 +330,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "missing clients": (
         {"client": [None, *WHO[1:].tolist()]},
+        "client is object: give everybody an id that is an integer or text, and leave out examples without one",
+    ),
+    "missing text clients": (
+        {"client": [float("nan"), *["a", "b", "c"] * 13]},
         "client is object: give everybody an id that is an integer or text, and leave out examples without one",
     ),
     "empty clients": (
@@ -338,6 +368,8 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     "std": ({"std": (1.0, 0.0, 1.0)}, "std = (1.0, 0.0, 1.0): give numbers above 0"),
     "means": ({"mean": (1.0, 2.0)}, "mean has 2 numbers: give one, or one for each of the 3 channels or features of x"),
     "features": ({"features": ("a",)}, "features names 1 inputs, and x has (3,) for each example: name each once"),
+    "a set": ({"classes": {"a", "b"}}, "classes is given as a set, which has no order of its own: give a list"),
+    "one name": ({"features": "age"}, "features = 'age': give a list of columns, such as ['age']"),
     "unknown": (
         {"vocabular": 3},
         "vocabular = 3: unknown key (did you mean 'vocabulary'?); allowed here: name, classes, unit, test, split_seed, features, "
@@ -353,3 +385,17 @@ def test_refusals(case: str) -> None:
         own(**changed)
     assert str(caught.value) == wanted
     assert type(caught.value) is (DataError if case in REFUSED else ConfigError)
+
+
+def test_large_whole_numbers_that_lose_nothing_are_cast() -> None:
+    """What float32 holds is no loss, nor are floats whose steps are larger than one."""
+    for kept in (np.full((N, 3), 2**25), X.astype(np.float64) * 1e30, LARGE.astype(np.float32), LARGE + 0.5):
+        assert (own(kept).x_train == kept[0].astype(np.float32)).all(1).any() or kept is not LARGE
+
+
+@pytest.mark.parametrize(("y", "hint"), [(np.eye(3)[np.arange(N) % 3], r"y\.argmax\(1\)"), (Y[:, None] * 1.0, r"y\[:, 0\]")])
+@pytest.mark.parametrize("classes", [None, 3])
+def test_a_task_of_classes_says_how_targets_of_keras_become_those(y: Any, hint: str, classes: int | None) -> None:
+    config = fv.configure(model="linear", privacy={"delta": 1e-3})
+    with pytest.raises(ConfigError, match=f"task.name = 'classification' .* .give {hint}"):
+        fv.certify(config, data=own(y=y, classes=classes))

@@ -224,7 +224,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "missing client": (
         {"patient": [None, *COLUMNS["patient"][1:]]},
         {},
-        "column 'patient' has 1 missing value, and it is the client: leave these rows out",
+        "column 'patient' has 1 missing value, and it is the client: leave these rows out, or, where NA is a name, read the file "
+        "with keep_default_na=False",
     ),
     "two columns": (
         {"nights": [None, *COLUMNS["nights"][1:]]},
@@ -251,7 +252,25 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "mixed": (
         {"age": ["old", *COLUMNS["age"][1:]]},
         {},
-        "column 'age' holds str: give one number or text in each row, or leave it out of features",
+        "column 'age' holds 1 of 30 values that are no numbers, which are written as 1234.5: correct them, or leave them empty "
+        "and give a public constant, missing={'age': ...}; numbers that are names need categories={'age': [...]}",
+    ),
+    "mixed with what is neither": (
+        {"age": [b"old", *COLUMNS["age"][1:]]},
+        {},
+        "column 'age' holds bytes: give one number or text in each row, or leave it out of features",
+    ),
+    "digits": (
+        {"age": [str(one) for one in COLUMNS["age"]]},
+        {},
+        "column 'age' holds numbers as text: make numbers of them, as pd.to_numeric does, or list them in categories={'age': "
+        "[...]}",
+    ),
+    "an odd target": (
+        {"cost": ["?", *map(str, COLUMNS["cost"][1:])]},
+        {},
+        "column 'cost' (the target) holds 1 of 30 values that are no numbers, which are written as 1234.5: correct them, or "
+        "leave these rows out; labels that are names need classes=[...]",
     ),
     "infinite": (
         {"nights": [np.inf, *COLUMNS["nights"][1:]]},
@@ -341,6 +360,15 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
         {"normalise": {"ward": (50, 1)}},
         "normalise names the column 'ward', which categories turns into 0 and 1: remove one of them",
     ),
+    "a set of features": (
+        {"features": {"age", "ward"}},
+        "features is given as a set, which has no order of its own: give a list",
+    ),
+    "a set of categories": (
+        {"categories": {"ward": {"a", "b", "c"}}},
+        "categories is given as a set, which has no order of its own: give a list",
+    ),
+    "one feature": ({"features": "age"}, "features = 'age': give a list of columns, such as ['age']"),
     "category twice": (
         {"categories": {"ward": ["a", "a"]}},
         "categories['ward'] = ['a', 'a']: list each value that the column can have, once; a column of numbers holds '1', '01' "
@@ -378,9 +406,26 @@ def test_refusals_of_tables() -> None:
 
     twice = pd.DataFrame(np.zeros((3, 2)), columns=["a", "a"])
     nothing = pd.DataFrame({"cost": [1.0], "patient": ["a"]})
+    lonely = nothing.assign(age=1.0)
     for table, wanted in (
         (Lazy(), "Lazy is not a table in memory: call its collect() first"),
         ([1, 2], "list is not a table in memory: give a DataFrame of pandas or polars, or a dict of arrays"),
+        (
+            {**lonely, "age": np.ma.array([1.0], mask=[True])},
+            "column 'age' has 1 missing value: give a public constant that stands for them, missing={'age': ...}, or leave these "
+            "rows out",
+        ),
+        (lonely[:0], "the table has no rows: give at least one for training and one for testing"),
+        ({**lonely, "nights": [1, 2]}, "column 'age' has 1 values, and 'nights' has 2: give one for each row"),
+        (
+            {"a": nothing, "b": nothing},
+            "a dict of 2 tables is not one table: join them, with a column that says whose each row is, such as pd.concat("
+            "[one.assign(client=name) for name, one in tables.items()])",
+        ),
+        (
+            pd.DataFrame(np.zeros((3, 2))),
+            "the names of the columns must be different texts: rename them, as df.columns = df.columns.astype(str) does",
+        ),
         (twice, "the names of the columns must be different texts: rename those that are not"),
         (nothing, "there are no features: give features=[...], the columns to learn from"),
     ):

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import builtins
+import datetime
+import os
 import shutil
+import struct
 import subprocess
 import sys
+import tracemalloc
+import zlib
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -126,7 +133,8 @@ def test_the_numbers_must_be_given_and_right(visits: Path) -> None:
             assert str(caught.value) == f"{wanted}: here they are clients = 6, train_examples = 18"
     with pytest.raises(ConfigError) as caught:
         population_of(config(visits.with_name("gone.csv"), clients=None))
-    assert str(caught.value) == wanted
+    gone = f"there is no file {visits.with_name('gone.csv')}: paths are relative to the configuration that names them"
+    assert str(caught.value) == f"{wanted}; they cannot be counted here: {gone}"
     with pytest.raises(ConfigError) as caught:
         prepare(config(visits, clients=7))
     assert str(caught.value) == (
@@ -210,7 +218,7 @@ def test_parquet(visits: Path, tmp_path: Path) -> None:
     write_table(pyarrow.table({**columns, "cost": [float(row[3]) for row in rows]}), file)
     wanted, found = read(visits), read(file)
     assert np.array_equal(found.x_train, wanted.x_train)
-    assert found.origin.casts == ("age: int64 -> float32", "targets float64 -> float32")
+    assert found.origin.casts == ("age: numbers -> float32", "targets float64 -> float32")
     with pytest.raises(DataError, match=r"visits.parquet has no column 'cots'; it has patient, age, ward, cost"):
         read(file, target="cots")
     file.write_bytes(b"no")
@@ -239,6 +247,28 @@ def test_parquet_needs_an_extra(visits: Path, monkeypatch: pytest.MonkeyPatch) -
             "column 'age' holds text: list all values that it can have in categories={{'age': [...]}}, or leave it out of "
             "features",
         ),
+        (
+            "patient;age;ward;cost\na;1;01;2\n",
+            "{} has no column 'age'; it has patient;age;ward;cost: values seem to be separated by ';': save it as .csv with "
+            "commas, and numbers with a point, or as .tsv with tabs",
+        ),
+        (
+            "patient, age,ward,cost\na,1,01,2\n",
+            "{} has no column 'age'; it has patient,  age, ward, cost: the header has blanks around it (' age'): take them out",
+        ),
+        (
+            "patient,age,ward,cost\na,1_000,01,2\na,7,01,2\n",
+            "column 'age' holds 1 of 2 values that are no numbers, which are written as 1234.5: correct them, or leave them "
+            "empty and give a public constant, missing={{'age': ...}}; numbers that are names need categories={{'age': [...]}}",
+        ),
+        (
+            'patient,age,ward,cost\na,1,01,2\na,7,01,"2\n',
+            "{} cannot be read as a table in UTF-8, row 2: unexpected end of data",
+        ),
+        (
+            "patient,age,ward,cost\na,1,01,2\0\n",
+            "{} is no table in UTF-8: it holds zero bytes, as a damaged file does, or one in UTF-16: save it as CSV in UTF-8",
+        ),
         ("patient,age,ward,cost\n,1,01,2\n", "column 'patient' has 1 missing value, and it is the client: leave these rows out"),
     ],
 )
@@ -258,8 +288,96 @@ def test_files_that_are_none(visits: Path, tmp_path: Path) -> None:
         with pytest.raises(DataError) as caught:
             read(tmp_path / name)
         assert str(caught.value) == wanted.format(tmp_path / name)
+    (tmp_path / "round.csv").symlink_to("round.csv")
+    with pytest.raises(DataError, match=r"round.csv is a link that leads to no file"):
+        read(tmp_path / "round.csv")
     with pytest.raises(DataError, match=r"latin.csv cannot be read as a table in UTF-8: "):
         read(tmp_path / "latin.csv")
+
+
+def grey(width: int, height: int) -> bytes:
+    """A PNG of that size without any pixels."""
+    parts = {b"IHDR": struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0), b"IDAT": zlib.compress(b"")}
+    chunks = [struct.pack(">I", len(one)) + name + one + struct.pack(">I", zlib.crc32(name + one)) for name, one in parts.items()]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+@pytest.mark.parametrize("side", [10_000, 20_000])
+def test_a_picture_of_any_size_is_refused_in_a_line(side: int, photos: Path) -> None:
+    """Pillow warns of 100 megapixels, and refuses 400."""
+    (photos / "person0" / "dog" / "large.png").write_bytes(grey(side, side))
+    wanted = r"large.png (is 10000x10000 in mode L|cannot be read as a picture: Image size \(400000000 pixels\))"
+    with pytest.raises(DataError, match=wanted):
+        prepare(images(photos))
+
+
+def test_a_file_of_zero_bytes_is_not_read_as_a_whole(visits: Path) -> None:
+    """One line of 6 GB, of which the first 16 million characters are looked at."""
+    os.truncate(visits, 6 * 2**30)
+    tracemalloc.start()
+    with pytest.raises(DataError, match="it holds zero bytes"):
+        read(visits)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**28
+
+
+DAY = datetime.datetime(2024, 1, 1)
+ALIKE: dict[str, tuple[list[Any], dict[str, Any], Any]] = {
+    "whole numbers": (list(range(24)), {}, list(range(24))),
+    "times": ([1_700_000_000 + i for i in range(24)], {}, "holds whole numbers beyond 16777216"),
+    "times, one missing": ([None, *(1_700_000_000 + i for i in range(23))], {"missing": {"v": 0}}, "holds whole numbers beyond"),
+    "accounts": ([10**18 + i for i in range(24)], {}, "holds whole numbers beyond 16777216"),
+    "times of which nothing is lost": ([1_700_000_000 + 128 * i for i in range(24)], {}, [1.7e9 + 128 * i for i in range(24)]),
+    "large floats": ([1.5e30 * i for i in range(24)], {}, [np.float32(1.5e30 * i) for i in range(24)]),
+    "never measured": ([None] * 24, {"missing": {"v": 7}}, [7] * 24),
+    "never measured, unsaid": ([None] * 24, {}, "'v' has 24 missing values"),
+    "truths": ([i % 2 == 0 for i in range(24)], {}, [1, 0] * 12),
+    "decimals": ([Decimal(i) / 4 for i in range(24)], {}, [i / 4 for i in range(24)]),
+    "one text": (["n/a", *map(str, range(23))], {}, "holds 1 of 24 values that are no numbers"),
+    "thousands": ([f"1,{i:03}" for i in range(24)], {}, "holds 24 of 24 values that are no numbers"),
+    "dates": ([DAY + datetime.timedelta(i) for i in range(24)], {}, "holds dates: give a number"),
+    "names": (["east", "west"] * 12, {}, "holds text: list all values"),
+    "categories": (["I", None, "II"] * 8, {"categories": {"v": ["I", "II"]}, "missing": {"v": "II"}}, [1, 0, 0] * 8),
+}
+FORMATS = ("frame", "dict", "csv", "tsv", "parquet", "arrow")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", ALIKE)
+def test_one_table_has_one_answer_in_every_format(name: str, form: str, tmp_path: Path) -> None:
+    values, keys, wanted = ALIKE[name]
+    columns = {"who": ["NA", "a", "b"] * 8, "v": values, "y": [i * 0.5 for i in range(24)]}
+    frame, card = pd.DataFrame(columns), {"target": "y", "client": "who", "features": ["v"], "test": {"share": 0.25}, **keys}
+    file = tmp_path / f"t.{form}"
+    if form in ("parquet", "arrow"):
+        pytest.importorskip("pyarrow", reason="needs pyarrow")
+
+    def found() -> Any:
+        if form in ("csv", "tsv"):
+            frame.to_csv(file, index=False, sep="," if form == "csv" else "\t")
+        elif form == "parquet":
+            frame.to_parquet(file)
+        if form in ("csv", "tsv", "parquet"):
+            source = source_of({"file": str(file), **card})
+            assert source is not None
+            return source.examples("t")
+        return fv.from_frame(columns if form == "dict" else frame if form == "frame" else arrow(frame), **card)
+
+    if isinstance(wanted, str):
+        with pytest.raises(DataError, match=wanted):
+            found()
+        return
+    data = found()
+    both = np.column_stack([np.concatenate([data.x_train, data.x_test])[:, 0], np.concatenate([data.y_train, data.y_test])])
+    assert both[both[:, 1].argsort()][:, 0].tolist() == wanted
+    assert data.info.users == 3, "NA is a name"
+
+
+def arrow(frame: pd.DataFrame) -> Any:
+    import pyarrow
+
+    return pyarrow.Table.from_pandas(frame)
 
 
 @pytest.mark.parametrize(
@@ -277,6 +395,15 @@ def test_files_that_are_none(visits: Path, tmp_path: Path) -> None:
         (
             {"images": "a", "shape": [1, 8, 8], "classes": ["a", "b"], "labels": ["client"]},
             "data.source.labels = ['client']: give",
+        ),
+        (
+            {"images": "a", "shape": [8, 8, 3], "classes": ["a", "b"]},
+            "data.source.shape = [8, 8, 3]: give (channels, height, width), as [3, 8, 8] is",
+        ),
+        ({"file": "C:\temp\new.csv", "target": "a", "features": ["b"]}, "'C:\\temp\\new.csv' is no path: in double quotes TOML"),
+        (
+            {"file": "~nobody-of-that-name/a.csv", "target": "a", "features": ["b"]},
+            "~nobody-of-that-name/a.csv: Could not",
         ),
         ({"images": "a", "shape": [1, 8, 8], "classes": ["a"]}, "data.source.classes = ['a'] is not possible"),
     ],
@@ -386,6 +513,11 @@ def test_folders_that_are_none(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         prepare(images(photos))
     assert str(caught.value) == f"{stray} does not lie in {photos}/CLIENT/CLASS/: move it, or correct data.source.labels"
+    stray.unlink()
+    stray = photos / "person0" / "dog" / "round.png"
+    stray.symlink_to("round.png")
+    with pytest.raises(DataError, match=r"round.png cannot be read as a picture: "):
+        prepare(images(photos))
     stray.unlink()
     (photos / "person0" / "dog").rename(photos / "person0" / "fox")
     with pytest.raises(DataError, match=r"^y holds 1 label that classes does not list \(cat, dog\)"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import fedveil as fv
 from fedveil.errors import DataError
@@ -85,6 +85,30 @@ class Endless(IterableDataset[Any]):
             "Listed has no length, or is empty: give a map-style dataset, such as TensorDataset, with at least one example",
         ),
         (Listed([{"x": 1}]), None, "the items of the Listed are not all (input, target): give a dataset whose items are"),
+        (
+            Listed([{"ids": X[0], "mask": X[0], "labels": 1}] * 3),
+            None,
+            "the items of the Listed are dicts with ids, mask, labels: make pairs (input, target) of them, such as "
+            "[(item['ids'], item['labels']) for item in dataset]",
+        ),
+        (
+            DataLoader(TensorDataset(X, Y), 2),
+            None,
+            "a DataLoader hands out batches, not examples: give its data set, as loader.dataset is",
+        ),
+        (
+            [TensorDataset(X, Y), TensorDataset(X, Y)],
+            None,
+            "a list of 2 data sets is not one data set: join them, and say whose each example is: from_torch(torch.utils.data."
+            "ConcatDataset(sets), client=np.repeat(range(len(sets)), [len(one) for one in sets]))",
+        ),
+        (
+            {"a": DataLoader(TensorDataset(X, Y), 2)},
+            None,
+            "a dict of 1 data sets is not one data set: join them, and say whose each example is: from_torch(torch.utils.data."
+            "ConcatDataset(list(sets.values())), client=np.repeat(list(sets), [len(one) for one in sets.values()])), where sets "
+            "are the loaders' .dataset",
+        ),
         (TensorDataset(X), None, "the items of the TensorDataset are not all (input, target): give a dataset whose items are"),
         (
             Listed([(torch.zeros(2), 0), (torch.zeros(3), 1)]),

@@ -31,6 +31,17 @@ class OwnCard(BaseModel):
     test: SplitRule | None = None
     split_seed: int = Field(0, ge=0, lt=2**62)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _in_order(cls, value: Any, info: Any) -> Any:
+        """Arrays as lists; sets have another order in each process."""
+        if info.field_name == "features" and isinstance(value, str):
+            raise ConfigError(f"features = {value!r}: give a list of columns, such as [{value!r}]")
+        for one in value.values() if isinstance(value, Mapping) else (value,):
+            if isinstance(one, set | frozenset):
+                raise ConfigError(f"{info.field_name} is given as a set, which has no order of its own: give a list")
+        return value.tolist() if hasattr(value, "tolist") else value
+
     @field_validator("name")
     @classmethod
     def _own(cls, name: str) -> str:
@@ -161,12 +172,12 @@ def reading(value: Any) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Whether a column that holds this can be one of numbers."""
+    """Whether a column that holds this can be one of numbers; 1_000, which only Python reads, is text."""
     try:
         float(text)
     except ValueError:
         return False
-    return True
+    return text.isascii() and "_" not in text
 
 
 def _computed(key: str, value: Any, example: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,8 @@ from fedveil.data.own.cards import OwnCard, is_number, reading
 from fedveil.errors import DataError
 
 Array = NDArray[Any]
-EXACT = 2**24
-"""The largest whole number up to which float32 holds all whole numbers."""
+EXACT, LONGEST = 2**24, 2**64
+"""The largest whole number up to which float32 holds all whole numbers; from LONGEST on, floats are no ids or times."""
 _FIXES = {
     "O": "objects: make it one array of numbers; sequences and pictures of different sizes must be padded to one shape",
     "U": "text: give numbers; for columns of text use from_frame with a public list of their values, categories={...}",
@@ -49,10 +51,14 @@ def array_of(values: Any, what: str) -> Array:
         raise DataError(f"{what} has masked values: put a public constant in their place, as {what}.filled(0) does")
     elif hasattr(values, "to_numpy"):
         values = values.to_numpy()
+    elif hasattr(values, "toarray"):
+        raise DataError(f"{what} is a sparse matrix ({type(values).__name__}): give {what}.toarray()")
     try:
         array = np.asarray(values)
     except ValueError:  # rows of different lengths
         array = np.empty(0, dtype=object)
+    if array.dtype.kind == "O" and array.size and all(isinstance(one, Real | np.bool_) for one in array.flat):
+        array = np.array(array.tolist())  # of nullable columns
     if array.dtype.kind in "OMmc" or array.dtype.kind not in "biufUST":
         raise DataError(f"{what}: {_FIXES.get(array.dtype.kind, f'{array.dtype}: give numbers')}")
     return array
@@ -89,6 +95,11 @@ def as_inputs(x: Array, vocabulary: int = 0) -> tuple[Array, tuple[str, ...]]:
             raise DataError(f"x is {x.dtype} and vocabulary = {vocabulary}: tokens are whole numbers; give an array of integers")
         _refuse_outside("x: tokens", x, vocabulary, "vocabulary")
         return np.ascontiguousarray(x, np.int64), _cast("tokens", x.dtype, np.int64)
+    if x.ndim == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
+        raise DataError(
+            f"x has shape {x.shape}, which looks like (examples, height, width, channels): give (examples, channels, height, "
+            f"width), as x.transpose(0, 3, 1, 2) is"
+        )
     if x.dtype == np.uint8 and x.ndim >= 3:
         return _picture(x)
     flat = x[:, None] if x.ndim == 1 else x
@@ -102,13 +113,13 @@ def as_float(values: Array, what: str) -> Array:
     Raises:
         DataError: whole numbers that float32 does not hold apart, numbers beyond its range, NaN, or infinity.
     """
-    if values.dtype.kind in "iu" and values.size and (values.max() > EXACT or values.min() < -EXACT):
+    with np.errstate(over="ignore"):
+        cast = np.ascontiguousarray(values, np.float32)
+    if values.dtype != np.float32 and _merges_whole_numbers(np.asarray(values), cast):
         raise DataError(
             f"{what} holds whole numbers beyond {EXACT}, which float32 does not hold apart: divide it by a public number and "
             f"give it as floats, or leave it out if it is an id"
         )
-    with np.errstate(over="ignore"):
-        cast = np.ascontiguousarray(values, np.float32)
     bad = np.asarray(~np.isfinite(cast).reshape(len(cast), -1).all(1))
     if bad.any():
         raise DataError(
@@ -116,6 +127,16 @@ def as_float(values: Array, what: str) -> Array:
             f"first is {int(bad.argmax())}: put a public constant in their place, or leave these examples out"
         )
     return cast
+
+
+def _merges_whole_numbers(values: Array, cast: Array) -> bool:
+    """Whether the cast makes another number of a whole one, whatever type a file or a table has for it."""
+    large = np.abs(cast) >= EXACT
+    if not large.any():
+        return False
+    wide = values[large].astype(np.float64)
+    whole = (wide == np.floor(wide)) & (np.abs(wide) <= LONGEST)
+    return bool((whole & ((wide != cast[large]) | (np.abs(wide) > 2**53))).any())  # above, float64 holds them apart no more
 
 
 def as_targets(y: Array, card: OwnCard, names: tuple[str, ...] = (), what: str = "y") -> Labelled:
@@ -145,8 +166,13 @@ def as_ids(values: Any, examples: int, what: str = "client") -> Array:
         DataError: something else, or not one for each example.
     """
     ids = np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
+    if isinstance(values, list | tuple) and not all(isinstance(one, str) for one in values) and ids.dtype.kind in "OUT":
+        # of a missing one among texts numpy makes the text nan
+        ids = np.array([*values, None], dtype=object)[:-1]
     if ids.dtype.kind == "O" and all(isinstance(one, str) and one for one in ids.reshape(-1)):
         ids = ids.astype(np.str_)
+    elif ids.dtype.kind == "O" and ids.size and all(isinstance(one, Integral) for one in ids.reshape(-1)):
+        ids = np.array(ids.tolist())
     if ids.shape != (examples,):
         raise DataError(f"{what} has shape {ids.shape}: give one id for each of the {examples} examples")
     if ids.dtype.kind not in "iuUT" or (ids.dtype.kind in "UT" and (ids == "").any()):
@@ -163,11 +189,6 @@ def _cast(what: str, old: Any, new: Any) -> tuple[str, ...]:
 def _picture(x: Array) -> tuple[Array, tuple[str, ...]]:
     if x.ndim == 3:
         return np.ascontiguousarray(x[:, None]), (f"examples {x.shape[1:]} -> {(1, *x.shape[1:])}: one channel",)
-    if x.ndim == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
-        raise DataError(
-            f"x has shape {x.shape}, which looks like (examples, height, width, channels): give (examples, channels, height, "
-            f"width), as x.transpose(0, 3, 1, 2) is"
-        )
     return np.ascontiguousarray(x), ()
 
 
@@ -207,6 +228,16 @@ def _counted(y: Array, what: str) -> tuple[int, tuple[str, ...]]:
     """The number of classes where the card does not say it."""
     if y.dtype.kind == "b":
         return 2, ()
+    if y.ndim == 2 and y.shape[1] == 1:
+        raise DataError(
+            f"{what} holds one integer in a list of its own each: give y[:, 0], or, of a table, the name of the target "
+            f"and no list"
+        )
+    if y.ndim == 2 and bool((np.isin(y, (0, 1)).all(1) & (y.sum(1) == 1)).all()):
+        raise DataError(
+            f"{what} holds one 1 in each row, which looks one-hot: give the number of the class, y.argmax(1); or classes=0 for a "
+            f"0 or 1 for each of several labels"
+        )
     if y.ndim > 1:
         raise DataError(
             f"{what} holds {y.shape[1:]} integers for each example: give classes=..., how many classes each place can have, or "
@@ -265,7 +296,15 @@ def as_times(values: Any, examples: int, what: str = "test: latest") -> Array:
         or times.shape != (examples,)
         or bool(np.isnat(times).any() if times.dtype.kind == "M" else np.isnan(times).any())
     ):
+        zone = ", without a time zone, which would be lost (pandas: .dt.tz_convert('UTC').dt.tz_localize(None))"
         raise DataError(
             f"{what}: give one time for each of the {examples} examples: numbers, dates, or text such as '2024-07-01'"
+            f"{zone * _zoned(values)}"
         )
     return times
+
+
+def _zoned(values: Any) -> bool:
+    """Whether some of the times, objects or texts, have a time zone."""
+    ends, times = re.compile(r"\d(Z|[+-]\d\d:?\d\d)$"), np.asarray(values, dtype=object).reshape(-1)
+    return any(getattr(one, "tzinfo", None) is not None or ends.search(str(one)) for one in times)

@@ -6,6 +6,7 @@ statement is made without a look at the files, and a run checks that they are so
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,27 @@ PATHS = ("file", "test_file", "images", "test_images", "table")
 """Keys that hold paths."""
 
 
+def user_path(path: str) -> Path:
+    """A path as a user writes it, with ~.
+
+    Raises:
+        ConfigError: no such user, or characters that no path has, which TOML makes of C:\\new in double quotes.
+    """
+    if any(ord(character) < 32 for character in path):
+        raise ConfigError(
+            f"{path!r} is no path: in double quotes TOML reads a backslash as an escape: use single quotes, or / in its place"
+        )
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as problem:
+        raise ConfigError(f"{path}: {problem}: give a path without ~") from None
+
+
+def whole_path(path: str, folder: Path | None = None) -> str:
+    """A user's path made absolute, so that a run directory names the same file; of a link that goes in circles, its own."""
+    return os.path.realpath((folder or Path()) / user_path(path))
+
+
 class DataSource(OwnCard):
     """What files of all kinds have.
 
@@ -43,7 +65,7 @@ class DataSource(OwnCard):
     @classmethod
     def _whole(cls, path: str | None) -> str | None:
         """Made absolute, so that a run directory names the same file."""
-        return None if path is None else str(Path(path).expanduser().resolve())
+        return None if path is None else whole_path(path)
 
     @property
     def main(self) -> Path:
@@ -72,8 +94,8 @@ class DataSource(OwnCard):
         if self.train_examples is None or (self.by_client and self.clients is None):
             try:
                 hint = f": here they are {self._counts(self.examples(name))}"
-            except DataError:
-                hint = ""
+            except DataError as problem:
+                hint = f"; they cannot be counted here: {problem}"
             keys = "data.source.clients and data.source.train_examples" if self.by_client else "data.source.train_examples"
             raise ConfigError(f"give {keys}, which are public and decide the noise{hint}")
         return replace(self.shapes(name), train_size=self.train_examples, users=self.clients or 0)
@@ -165,6 +187,15 @@ class ImageSource(DataSource):
     test_images: str | None = None
     mean: float | tuple[float, ...] = 0.5
     std: float | tuple[float, ...] = 0.5
+
+    @field_validator("shape")
+    @classmethod
+    def _channels_first(cls, shape: tuple[int, int, int]) -> tuple[int, int, int]:
+        if shape[2] in (1, 3) and shape[0] not in (1, 3):
+            raise ConfigError(
+                f"data.source.shape = {list(shape)}: give (channels, height, width), as {[shape[2], *shape[:2]]} is"
+            )
+        return shape
 
     @field_validator("labels")
     @classmethod

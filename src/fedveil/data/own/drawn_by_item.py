@@ -13,6 +13,7 @@ import numpy as np
 from numpy.random import mtrand
 
 from fedveil.data.own.casts import array_of
+from fedveil.data.seeding import turn
 from fedveil.errors import DataError
 
 if TYPE_CHECKING:
@@ -112,25 +113,26 @@ def _first(dataset: Any, i: int, start: _Numbers) -> tuple[Any, _Numbers]:
 
 @contextmanager
 def _public_state() -> Iterator[_Numbers]:
-    """The generators are in the public state, of which the next numbers are given, and afterwards as they were.
+    """The generators are in the public state, of which the next numbers are given, and afterwards as they were; in turns.
 
     Meanwhile numpy's global functions draw from another bit generator, which can be seeded whatever the program's own is.
     """
     import torch
 
-    torchs, randoms = torch.default_generator.get_state(), random.getstate()
-    generator, numpys = mtrand.get_bit_generator(), np.random.get_state(legacy=False)  # noqa: NPY002 : what transforms draw from
-    mtrand.set_bit_generator(np.random.MT19937(0))
-    try:
-        _seed(_PUBLIC)
-        start = _next_numbers()
-        _seed(_PUBLIC)
-        yield start
-    finally:
-        torch.default_generator.set_state(torchs)
-        random.setstate(randoms)
-        mtrand.set_bit_generator(generator)
-        np.random.set_state(numpys)  # noqa: NPY002 : with a normal that is held back
+    with turn():
+        torchs, randoms = torch.default_generator.get_state(), random.getstate()
+        generator, numpys = mtrand.get_bit_generator(), np.random.get_state(legacy=False)  # noqa: NPY002 : transforms draw from it
+        mtrand.set_bit_generator(np.random.MT19937(0))
+        try:
+            _seed(_PUBLIC)
+            start = _next_numbers()
+            _seed(_PUBLIC)
+            yield start
+        finally:
+            torch.default_generator.set_state(torchs)
+            random.setstate(randoms)
+            mtrand.set_bit_generator(generator)
+            np.random.set_state(numpys)  # noqa: NPY002 : with a normal that is held back
 
 
 def _seed(seed: bytes) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.data.own.cards import TableCard, Value, canonical, reading
+from fedveil.data.own.cards import TableCard, Value, canonical, is_number, reading
 from fedveil.data.own.casts import as_float
 from fedveil.data.own.frame_columns import TableColumn, column_of
 from fedveil.errors import ConfigError, DataError, nearest
@@ -19,9 +20,14 @@ LISTED = 12
 """How many columns of one cast are named one by one."""
 _FIXES = {
     "text": "holds text: list all values that it can have in categories={{{0!r}: [...]}}, or leave it out of features",
+    "digits": "holds numbers as text: make numbers of them, as pd.to_numeric does, or list them in categories={{{0!r}: [...]}}",
     "date": "holds dates: give a number, such as days since a public date, or leave it out of features",
     "object": "holds {1}: give one number or text in each row, or leave it out of features",
 }
+
+
+_DATE = re.compile(r"\d{4}-\d\d?-\d\d?|\d\d?[./]\d\d?[./]\d{2,4}")
+"""How a text begins that is a date."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ def encoded(table: Any, card: TableCard, features: tuple[str, ...]) -> tuple[Arr
         DataError: columns that the card would have to say more of; the message has a part for each of them.
     """
     columns = [column_of(table, name) for name in features]
+    same_length(columns)
     parts, problems = [], []
     for column in columns:
         try:
@@ -82,6 +89,17 @@ def encoded(table: Any, card: TableCard, features: tuple[str, ...]) -> tuple[Arr
     return np.ascontiguousarray(np.concatenate(parts, axis=1)), said
 
 
+def same_length(columns: Sequence[TableColumn]) -> None:
+    """Refuse columns of different lengths, and of none."""
+    first = len(columns[0].values)
+    if other := next((column for column in columns if len(column.values) != first), None):
+        raise DataError(
+            f"column {columns[0].name!r} has {first} values, and {other.name!r} has {len(other.values)}: give one for each row"
+        )
+    if not first:
+        raise DataError("the table has no rows: give at least one for training and one for testing")
+
+
 def no_missing(column: TableColumn, role: str) -> TableColumn:
     """The column itself.
 
@@ -89,7 +107,7 @@ def no_missing(column: TableColumn, role: str) -> TableColumn:
         DataError: values are missing in it.
     """
     if column.absent.any():
-        raise DataError(f"{_missing(column)}, and it is the {role}: leave these rows out")
+        raise DataError(f"{_missing(column)}, and it is the {role}: leave these rows out{column.hint}")
     return column
 
 
@@ -102,12 +120,33 @@ def _one(column: TableColumn, card: TableCard) -> Array:
         )
     if column.name in card.categories:
         return _indicators(column, card.categories[column.name], fill)
+    if column.kind == "text" and (odd := odd_numbers(column)):
+        raise DataError(
+            f"column {column.name!r} {odd}them empty and give a public constant, missing={{{column.name!r}: ...}}; numbers that "
+            f"are names need categories={{{column.name!r}: [...]}}"
+        )
     if column.kind != "number":
-        raise DataError(f"column {column.name!r} {_FIXES[column.kind].format(column.name, column.stored)}")
+        digits = column.kind == "text" and all(map(is_number, column.values[~column.absent].tolist()))
+        fix = _FIXES["digits" if digits else "date" if _of_dates(column) else column.kind]
+        raise DataError(f"column {column.name!r} {fix.format(column.name, column.stored)}")
     if isinstance(fill, str):
         raise ConfigError(f"missing[{column.name!r}] = {fill!r}: the column holds numbers, so give a number")
     values = column.values if fill is None else np.where(column.absent, fill, column.values)
     return as_float(values, f"column {column.name!r}")[:, None]
+
+
+def odd_numbers(column: TableColumn) -> str:
+    """How many texts of a column are no numbers, where some are, or seem to be in another way of writing; else empty."""
+    texts = column.values[~column.absent].tolist()
+    wrong = [text for text in texts if not is_number(text)]
+    names = len(wrong) == len(texts) and not any(re.sub(r"[\W_]", "", text).isdigit() for text in wrong)
+    if names or not wrong or _of_dates(column):
+        return ""
+    return f"holds {len(wrong)} of {len(texts)} values that are no numbers, which are written as 1234.5: correct them, or leave "
+
+
+def _of_dates(column: TableColumn) -> bool:
+    return column.kind == "text" and all(_DATE.match(text) for text in column.values[~column.absent].tolist())
 
 
 def _indicators(column: TableColumn, listed: Iterable[Value], fill: Value | None) -> Array:

@@ -13,7 +13,7 @@ from fedveil.data.origin import Origin
 from fedveil.data.own.cards import TableCard, checked_card
 from fedveil.data.own.casts import Labelled, as_ids, as_targets, as_times
 from fedveil.data.own.drawn_by_item import read_by_row
-from fedveil.data.own.encoding import encoded, feature_layout, no_missing
+from fedveil.data.own.encoding import encoded, feature_layout, no_missing, odd_numbers, same_length
 from fedveil.data.own.examples import OWN_TEST, LabelledExamples, divided, rule_text, separate
 from fedveil.data.own.frame_columns import column_of, names_of, refuse_unknown
 from fedveil.data.own.own_split import SplitRule
@@ -37,11 +37,12 @@ def from_frame(
         ConfigError: an impossible argument.
     """
     own_test = read_by_row(test) if hasattr(test, "columns") or hasattr(test, "column_names") else None
-    chosen = tuple(features) if features is not None else ()
-    rule = None if own_test is not None else test
+    rule, table = None if own_test is not None else test, read_by_row(df)
+    names_of(table)  # before what the arguments say of them
+    chosen = () if features is None else features
     card = checked_card(TableCard, target=target, client=client, features=chosen, test=rule, **public)
     library = type(df).__module__.partition(".")[0]
-    return of_table(read_by_row(df), card, own_test, f"a table of {library}" if library != "builtins" else "a dict of columns")
+    return of_table(table, card, own_test, f"a table of {library}" if library != "builtins" else "a dict of columns")
 
 
 def of_table(table: Any, card: TableCard, own_test: Any, source: str) -> Dataset:
@@ -100,11 +101,14 @@ def examples_of(
 
 def _targets(table: Any, card: TableCard) -> Labelled:
     columns = [no_missing(column_of(table, name), "target") for name in card.targets]
+    same_length(columns)
     for column in columns:
         if column.kind not in ("number", "text"):
             raise DataError(
                 f"column {column.name!r} (the target) holds {column.stored}: give numbers, or text with classes=[...]"
             )
+        if column.kind == "text" and not isinstance(card.classes, tuple) and (odd := odd_numbers(column)):
+            raise DataError(f"column {column.name!r} (the target) {odd}these rows out; labels that are names need classes=[...]")
     if isinstance(card.target, str):
         return as_targets(columns[0].values, card, (card.target,), f"column {card.target!r} (the target)")
     y = np.stack([column.values for column in columns], axis=1)

@@ -47,7 +47,7 @@ def from_huggingface(
     dataset = read_by_row(dataset)
     if not isinstance(features, str):
         rule = None if own_test is not None else test
-        card = checked_card(TableCard, target=target, client=client, features=tuple(features), test=rule, **public)
+        card = checked_card(TableCard, target=target, client=client, features=features, test=rule, **public)
         return of_table(dataset, card, own_test, source)
     ids = None if client is None else column_of(dataset, client).values
     if own_test is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -38,7 +39,7 @@ def by_folders(root: Path, levels: Sequence[str], shape: Sequence[int]) -> Pictu
     """
     if not root.is_dir():
         raise DataError(f"there is no folder {root}: paths are relative to the configuration that names them")
-    files = sorted(file for file in root.rglob("*") if file.suffix.lower() in ENDS and file.is_file())
+    files = sorted(file for file in root.rglob("*") if file.suffix.lower() in ENDS and not file.is_dir())
     if not files:
         raise DataError(f"{root} holds no pictures: they end in {', '.join(ENDS)}")
     folders = [file.relative_to(root).parts[:-1] for file in files]
@@ -73,11 +74,11 @@ def _pixels(files: Sequence[Path], shape: Sequence[int]) -> NDArray[np.uint8]:
 
 
 def _picture(file: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     channels, height, width = shape
     try:
-        with Image.open(file) as picture:
+        with warnings.catch_warnings(action="ignore"), Image.open(file) as picture:  # of large ones: their size is checked here
             mode = _WITHOUT_LOSS.get(channels, {}).get(picture.mode)
             if mode is None or picture.size != (width, height):
                 raise DataError(
@@ -85,6 +86,8 @@ def _picture(file: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
                     f"convert and resize the pictures to one shape first"
                 )
             pixels = np.asarray(picture.convert(mode), dtype=np.uint8)
-    except (OSError, UnidentifiedImageError) as error:
-        raise DataError(f"{file} cannot be read as a picture: {error}") from None
+    except DataError:
+        raise
+    except Exception as error:  # of many kinds, where a file is damaged, and of its own where it is far too large
+        raise DataError(f"{file} cannot be read as a picture: {error or type(error).__name__}") from None
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)

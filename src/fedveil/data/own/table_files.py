@@ -10,9 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.errors import DataError
+from fedveil.data.own.cards import is_number
+from fedveil.errors import DataError, nearest
 
 Array = NDArray[Any]
+LONGEST_LINE = 2**24
+"""Characters: what has no line breaks is no table, and would be read into memory as a whole."""
+BOOLEANS = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
 
 
 def read_table(file: Path, columns: Collection[str], texts: Collection[str] = ()) -> Any:
@@ -41,7 +45,8 @@ def read_rows(file: Path, columns: Collection[str], texts: Collection[str] = ())
         table = _parquet(file, columns, texts)
         yield from (table.slice(i, 1) for i in range(len(table)))
         return
-    header, rows = _cells(file, errors="replace")
+    rows = _rows(file, errors="replace")
+    header = next(rows)
     _need(file, header, columns)
     for row in rows:
         known = dict(zip(header, row if len(row) == len(header) else [""] * len(header), strict=True))
@@ -53,42 +58,62 @@ def _reader(file: Path) -> Callable[[Path, Collection[str], Collection[str]], An
     if reader is None:
         raise DataError(f"{file}: a table ends in {', '.join(READERS)}: save it as one of them")
     if not file.is_file():
-        raise DataError(f"there is no file {file}: paths are relative to the configuration that names them")
+        lost = f"{file} is a link that leads to no file" if file.is_symlink() else f"there is no file {file}"
+        raise DataError(f"{lost}: paths are relative to the configuration that names them")
     return reader
 
 
-def _cells(file: Path, errors: str = "strict") -> tuple[list[str], list[list[str]]]:
-    """The header and the rows below it; errors: what to do with bytes that are no UTF-8, as `open` does it."""
+def _lines(file: Path, errors: str) -> Iterator[str]:
+    with open(file, newline="", encoding="utf-8-sig", errors=errors) as text:
+        while line := text.readline(LONGEST_LINE):
+            if len(line) == LONGEST_LINE or ("\0" in line and errors == "strict"):
+                raise DataError(
+                    f"{file} is no table in UTF-8: it holds {'zero bytes' if chr(0) in line else 'a line without an end'}, as a "
+                    f"damaged file does, or one in UTF-16: save it as CSV in UTF-8"
+                )
+            yield line
+
+
+def _rows(file: Path, errors: str = "strict") -> Iterator[list[str]]:
+    """The header, and the rows below it; errors: what to do with bytes that are no UTF-8, as `open` does it."""
+    delimiter, count = "\t" if file.suffix.lower() == ".tsv" else ",", 0
     try:
-        with open(file, newline="", encoding="utf-8-sig", errors=errors) as lines:
-            rows = list(csv.reader(lines, delimiter="\t" if file.suffix.lower() == ".tsv" else ","))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{file} cannot be read as a table in UTF-8: {error}") from None
-    rows = [row for row in rows if row]
-    if len(rows) < 2:
+        for row in csv.reader(_lines(file, errors), delimiter=delimiter, strict=errors == "strict"):
+            if row:
+                count += 1
+                yield row
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} cannot be read as a table in UTF-8: {error}: save it in UTF-8") from None
+    except (OSError, csv.Error) as error:
+        raise DataError(f"{file} cannot be read as a table in UTF-8, row {count}: {error}") from None
+    if count < 2:
         raise DataError(f"{file} has no rows below its header: the first line names the columns")
-    return rows[0], rows[1:]
 
 
 def _csv(file: Path, columns: Collection[str], texts: Collection[str]) -> dict[str, Array]:
-    header, rows = _cells(file)
+    rows = _rows(file)
+    header = next(rows)
     _need(file, header, columns)
-    wrong = next((i for i, row in enumerate(rows) if len(row) != len(header)), None)
-    if wrong is not None:
-        raise DataError(
-            f"{file}: row {wrong + 1} has {len(rows[wrong])} values for {len(header)} columns: quote values that hold commas"
-        )
-    return {name: _parsed([row[i] for row in rows], name in texts) for i, name in enumerate(header) if name in columns}
+    cells: dict[str, list[str]] = {name: [] for name in header if name in columns}
+    kept = [(i, cells[name]) for i, name in enumerate(header) if name in cells]
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(header):
+            raise DataError(
+                f"{file}: row {number} has {len(row)} values for {len(header)} columns: quote values that hold commas"
+            )
+        for i, column in kept:
+            column.append(row[i])
+    return {name: _parsed(column, name in texts) for name, column in cells.items()}
 
 
 def _parsed(cells: list[str], text: bool) -> Array:
-    """Numbers where all cells that are not empty are numbers; what is empty is missing."""
+    """Numbers, or True and False, where all cells that are not empty are; what is empty is missing."""
     values: list[Any] = [cell.strip() or None for cell in cells]
-    if not text:
-        try:
-            return np.array([np.nan if value is None else float(value) for value in values])
-        except ValueError:
-            pass
+    there = [value for value in values if value is not None]
+    if not text and all(map(is_number, there)):
+        return np.array([np.nan if value is None else float(value) for value in values])
+    if not text and all(value in BOOLEANS for value in there):
+        values = [BOOLEANS.get(value) for value in values]
     found = np.empty(len(values), dtype=object)
     found[:] = values
     return found
@@ -102,16 +127,30 @@ def _parquet(file: Path, columns: Collection[str], texts: Collection[str]) -> An
     try:
         _need(file, pyarrow.parquet.read_schema(file).names, columns)
         return pyarrow.parquet.read_table(file, columns=list(columns))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, pyarrow.lib.ArrowNotImplementedError) as error:
         raise DataError(f"{file} cannot be read as Parquet: {error}") from None
 
 
 def _need(file: Path, header: list[str], columns: Collection[str]) -> None:
     for name in columns:
-        if header.count(name) != 1:
-            raise DataError(
-                f"{file} has {'no' if name not in header else 'more than one'} column {name!r}; it has {', '.join(header)}"
-            )
+        if name in header and header.count(name) == 1:
+            continue
+        raise DataError(
+            f"{file} has {'no' if name not in header else 'more than one'} column {name!r}; it has {', '.join(header)}"
+            f"{'' if name in header else _likely(name, header)}"
+        )
+
+
+def _likely(name: str, header: list[str]) -> str:
+    """Why a column is not found, where that can be told."""
+    if len(header) == 1 and (marks := [mark for mark in ";\t|," if mark in header[0]]):
+        return (
+            f": values seem to be separated by {marks[0]!r}: save it as .csv with commas, and numbers with a point, or as .tsv "
+            f"with tabs"
+        )
+    if name in (stripped := [column.strip() for column in header]):
+        return f": the header has blanks around it ({header[stripped.index(name)]!r}): take them out"
+    return nearest(name, header)
 
 
 READERS: dict[str, Callable[[Path, Collection[str], Collection[str]], Any]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -50,15 +51,43 @@ def items_of(dataset: Any) -> tuple[Any, ...]:
     Raises:
         DataError: not map-style, empty, or items that have no two parts, differ in shape, or depend on others.
     """
+    name = type(dataset).__name__
+    if several := _several(dataset):
+        raise DataError(several)
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or len(dataset) == 0:
+        loader = hasattr(dataset, "dataset") and hasattr(dataset, "__iter__")
         raise DataError(
-            f"{type(dataset).__name__} has no length, or is empty: give a map-style dataset, such as TensorDataset, with at "
-            f"least one example"
+            f"a {name} hands out batches, not examples: give its data set, as loader.dataset is"
+            if loader
+            else f"{name} has no length, or is empty: give a map-style dataset, such as TensorDataset, with at least one example"
         )
     items = items_by_themselves(dataset)
+    if isinstance(items[0], Mapping) and len(items[0]) > 1:
+        keys = [str(key) for key in items[0]]
+        raise DataError(
+            f"the items of the {name} are dicts with {', '.join(keys)}: make pairs (input, target) of them, such as "
+            f"[(item[{keys[0]!r}], item[{keys[-1]!r}]) for item in dataset]"
+        )
     if not all(isinstance(item, tuple | list) and len(item) == len(items[0]) >= 2 for item in items):
-        raise DataError(f"the items of the {type(dataset).__name__} are not all (input, target): give a dataset whose items are")
+        raise DataError(f"the items of the {name} are not all (input, target): give a dataset whose items are")
     return tuple(stacked([item[part] for item in items], f"part {part} of the items") for part in range(len(items[0])))
+
+
+def _several(dataset: Any) -> str:
+    """What to do with a list or dict of data sets or loaders, one for each client; empty for a data set."""
+    mapped = isinstance(dataset, Mapping)
+    ones: list[Any] = list(dataset.values()) if mapped else list(dataset) if isinstance(dataset, list | tuple) else []
+    plain = (str, bytes, tuple, list, Mapping, np.ndarray, np.generic)
+    sets = [one for one in ones if hasattr(one, "__len__") and not isinstance(one, plain) and not hasattr(one, "detach")]
+    if not sets or len(sets) < len(ones) or not all(hasattr(one, "__getitem__") or hasattr(one, "dataset") for one in sets):
+        return ""
+    made, names = ("list(sets.values())", "list(sets)") if mapped else ("sets", "range(len(sets))")
+    loaders = "" if all(hasattr(one, "__getitem__") for one in sets) else ", where sets are the loaders' .dataset"
+    return (
+        f"a {type(dataset).__name__} of {len(ones)} data sets is not one data set: join them, and say whose each example is: "
+        f"from_torch(torch.utils.data.ConcatDataset({made}), client=np.repeat({names}, [len(one) for one in "
+        f"{'sets.values()' if mapped else 'sets'}])){loaders}"
+    )
 
 
 def stacked(values: list[Any], what: str) -> NDArray[Any]:
@@ -67,6 +96,8 @@ def stacked(values: list[Any], what: str) -> NDArray[Any]:
     Raises:
         DataError: they differ in shape, or in type: in a common one, one example would change what the others mean.
     """
+    if not values:
+        raise DataError(f"{what}: there are no examples: give at least one for training and one for testing")
     arrays = [_picture(np.asarray(one)) if hasattr(one, "getbands") else array_of(one, what) for one in values]
     if len({array.shape for array in arrays}) > 1:
         raise DataError(f"{what}: examples differ in shape: pad, crop or resize them to one shape")

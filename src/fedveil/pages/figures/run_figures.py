@@ -79,6 +79,8 @@ def _panel(run: RunData, name: str) -> Panel:
     """The panel of that name: a column, several together, or a line a layer or client."""
     layered = dict.fromkeys(k for row in run.layers for k in row if k not in ("round", "layer"))
     header = {"noise": "noise_std"}.get(name, name)
+    if name == "clip" and "example_clip" in run.columns:  # DP-SGD clips the gradient of each example, and no update
+        name = header = "example_clip"
     if header in layered:
         return _one_each(run.declared.by_layer(header), header, run.layers, "layer")
     own = dict.fromkeys(f"client_{k}" for row in run.participants for k in row if k not in ("round", "client"))

@@ -16,8 +16,10 @@ globalThis.veilFamilies = (() => {
   const isNoisy = (p) => familyOf(p).noise === "shares";
   const uses = (p, slider) => familyOf(p).uses.includes(slider);
   const onSum = (p) => p.view !== "server";
-  const perUpload = (p, z = p.noise) => (onSum(p) ? z / Math.sqrt(p.cohort) : z);
-  const onTheSum = (p, z = p.noise) => (onSum(p) ? z : z * Math.sqrt(p.cohort));
+  /** Noises of uploads in a sum that an adversary with that view does not know: a fellow client knows the one that it drew itself. */
+  const hidden = (p, view) => p.cohort - (view === "aggregate" ? 1 : 0);
+  const perUpload = (p, z = p.noise) => (onSum(p) ? z / Math.sqrt(isNoisy(p) ? hidden(p, p.view) : p.cohort) : z);
+  const onTheSum = (p, z = p.noise) => (onSum(p) && !isNoisy(p) ? z : perUpload(p, z) * Math.sqrt(p.cohort));
   const isStage = (p) => uses(p, "schedule") && p.schedule === "stage";
   const isProjected = (p) => uses(p, "project") && p.project === "yes" && p.view === "final";
   /** Sensitivity in clips. Taking one record out moves a whole clipped update, unless examples are clipped one by one. */
@@ -64,7 +66,8 @@ globalThis.veilFamilies = (() => {
       const feasible = rho <= 1 || logY - logX >= Math.log(shift) - 1e-12;
       least.push(Math.min(least[n - 1], feasible ? Math.exp(2 * logY - logX) : Infinity));
     }
-    return Math.sqrt(Math.min(t * factor(p) ** 2, least[t - 1])) / onTheSum(p, z);
+    const last = Math.sqrt(Math.min(t * shift ** 2, least[t - 1])) / onTheSum(p, z); // with the common start
+    return Math.min((event(p, "final", z).mu ?? Infinity) * Math.sqrt(t), last);
   }
 
   // --- what is proven ------------------------------------------------------------------------------------------------------------------
@@ -80,9 +83,12 @@ globalThis.veilFamilies = (() => {
       const moved = f * (summed + (grid * Math.sqrt(p.dim)) / p.clip); // by one record, in clips
       return { kind: "sampled", rate: localRate(p), multiplier: z / moved, perRound: p.steps };
     }
-    if (isNoisy(p)) return { kind: "gaussian", mu: f / (view === "server" ? perUpload(p, z) : onTheSum(p, z)) }; // uploads carry shares
+    // uploads carry shares; without the bound on the last model an outsider counts as a client
+    const [own, others] = [perUpload(p, z), Math.sqrt(Math.max(hidden(p, "aggregate"), onSum(p) ? 0 : 1))];
+    if (isNoisy(p) && view !== "server" && !others) return { kind: "none", reason: "a fellow client knows the only noise of the sum: take two clients a round" };
+    if (isNoisy(p)) return { kind: "gaussian", mu: f / (view === "server" ? own : own * others) };
     if (view === "server") return onSum(p) ? { kind: "none", reason: familyOf(p).reason } : { kind: "gaussian", mu: f / z };
-    if (!onSum(p)) return { kind: "gaussian", mu: p.sampling === "fixed" ? f / onTheSum(p, z) : f / z };
+    if (!onSum(p)) return { kind: "gaussian", mu: p.sampling === "fixed" ? f / (own * others) : f / z };
     if (p.sampling === "poisson" && p.cohort < p.clients) return { kind: "sampled", rate: p.cohort / p.clients, multiplier: z / f, perRound: 1 };
     return { kind: "gaussian", mu: f / z };
   }

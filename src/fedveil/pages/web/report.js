@@ -5,8 +5,7 @@
   const { cell, data, el, fold, head, section, statementList, table, verification } = veilPage;
   const groups = data.groups;
   const several = groups.length > 1;
-  const score = groups[0].main;
-  const range = score.share ? { min: 0, max: 100 } : {};
+  const range = (score) => (score.share ? { min: 0, max: 100 } : {});
   const hidden = new Set();
   const redraws = [];
   const format = veilChart.format;
@@ -100,7 +99,7 @@
     const unfinished = g.ended
       .filter((why) => why !== "after its last round")
       .map((why) => (why === "unfinished" ? `The run has not finished: ${Math.max(...g.rounds)} of ${g.planned} rounds.` : `Ended early: ${why}`));
-    const all = [...(g.statement?.warnings ?? []), ...(g.statement?.contradictions ?? []), ...unfinished];
+    const all = [...(g.statement?.warnings ?? []), ...g.warnings, ...(g.statement?.contradictions ?? []), ...unfinished];
     return all.map((text) => el("p.warning", {}, several ? `${g.name}: ${text}` : text));
   }
 
@@ -149,12 +148,20 @@
       (g) => [el("b", {}, of(g).value), of(g).order === null ? "" : el("small", {}, of(g).lines[0])],
     ];
   };
+  /** The column of one metric: of runs with another one it says nothing. */
+  const scores = (score) => {
+    const [, key, show] = ofCard("score");
+    return [score.title, (g, i) => (score.groups.includes(i) ? key(g) : Infinity), (g, i) => (score.groups.includes(i) ? show(g) : ["–"])];
+  };
   const COMPARED = [
     ["Run", (g) => g.name, (g, i) => [el(`span.swatch.veil-c${i % 8}`), g.name]],
-    ...["proven", "score", "claimed", "audited"].map(ofCard).filter(([title]) => title),
+    ofCard("proven"),
+    ...data.metrics.map(scores),
+    ofCard("claimed"),
+    ofCard("audited"),
     ["Rounds", (g) => Math.max(...g.rounds), (g) => [String(Math.max(...g.rounds))]],
     ["Time", (g) => g.seconds, (g) => [g.seconds === null ? "–" : `${format(g.seconds)} s`]],
-  ];
+  ].filter(([title]) => title);
 
   function comparison() {
     const body = el("tbody");
@@ -183,22 +190,22 @@
     return el("div.scroll", {}, el("table", { id: "comparison" }, el("thead", {}, el("tr", {}, heads)), body));
   }
 
-  function scoreAgainstEpsilon() {
+  function scoreAgainstEpsilon(score) {
     const series = groups
       .map((g, i) => ({
         group: i,
         color: i,
         name: g.name,
         kind: "scatter",
-        points: g.proven_value !== null && g.score !== null ? [[g.proven_value, g.score]] : [],
+        points: score.groups.includes(i) && g.proven_value !== null && g.score !== null ? [[g.proven_value, g.score]] : [],
       }))
       .filter((s) => s.points.length);
     if (new Set(series.map((s) => s.points[0][0])).size < 2) return null;
-    const left = groups.length - series.length;
+    const left = score.groups.length - series.length;
     const note = `${data.one_scope ? `All at ${data.one_scope}.` : "The runs promise different things: compare only those of the same scope."}${left ? ` ${plural(left, "run")} without a proven bound ${left === 1 ? "is" : "are"} not drawn.` : ""}`;
     const at = series.map((s) => s.points[0][0]);
     const axis = Math.max(...at) > 20 * Math.min(...at) ? { scale: "log", snap: true } : { min: 0, max: 1.05 * Math.max(...at) };
-    return chart(`${score.title} against proven ε`, { label: "proven ε", ...axis }, { label: score.axis, ...range }, series, {}, note);
+    return chart(`${score.title} against proven ε`, { label: "proven ε", ...axis }, { label: score.axis, ...range(score) }, series, {}, note);
   }
 
   function result() {
@@ -217,7 +224,7 @@
     return section(
       "result",
       "Comparison",
-      el("p.about", {}, `${plural(data.runs, "run")}; those that differ in their seed only are one line. Ordered by proven ε, then ${score.phrase}. ${scopes}`),
+      el("p.about", {}, `${plural(data.runs, "run")}; those that differ in their seed only are one line. Ordered by proven ε${data.metrics.length > 1 ? "" : `, then ${data.metrics[0].phrase}`}. ${scopes}`),
       verification(data.verification),
       comparison(),
       chooser(),
@@ -287,8 +294,9 @@
       { marks: target },
       `Computed from the ledger's rows, at ${scope}. ${several ? "Of the seed, and where clients spend by themselves of the client, that spent most." : (groups[0].spent?.differ ?? "")}`,
     );
-    const beside = several ? scoreAgainstEpsilon() : !groups[0].statement ? null : el("div.chart-cell", {}, inWords(groups[0].statement.sections));
-    return [drawn || beside ? el("div.charts", {}, drawn ?? "", beside) : null, problems];
+    const words = several ? null : groups[0].statement && el("div.chart-cell", {}, inWords(groups[0].statement.sections));
+    const beside = [...(several ? data.metrics.map(scoreAgainstEpsilon) : []), words].filter(Boolean);
+    return [drawn || beside.length ? el("div.charts", {}, drawn ?? "", beside) : null, problems];
   }
 
   const inWords = ({ words, learn }) =>
@@ -323,8 +331,13 @@
   // --- clients, data, attacks -----------------------------------------------------------------------------------------
 
   function fairness() {
-    const held = groups.map((g, i) => [g, i]).filter(([g]) => g.clients);
-    if (!held.length) return;
+    const parts = data.metrics.flatMap(fairnessBy);
+    if (parts.length) section("clients", "Fairness among clients", parts);
+  }
+
+  function fairnessBy(score) {
+    const held = score.groups.map((i) => [groups[i], i]).filter(([g]) => g.clients);
+    if (!held.length) return [];
     const clientScore = score.phrase.replace(/^test /, "");
     const over = held.map(([g, i]) => ({
       group: i,
@@ -339,7 +352,7 @@
       chart(
         title,
         { label: "round", whole: true },
-        { label: score.axis, ...range },
+        { label: score.axis, ...range(score) },
         over,
         {},
         several ? "" : "Median client; the band goes from the worst tenth to the best tenth.",
@@ -395,12 +408,11 @@
         ["Worst tenth", "Median", "Best tenth", "Standard deviation"].map((name, k) => cell(name, g.clients.spread[k])),
       ),
     );
-    section(
-      "clients",
-      "Fairness among clients",
+    const first = data.metrics.length > 1 ? `${upper(clientScore)} in the last evaluated round` : "Score in the last evaluated round";
+    return [
       el("div.charts", {}, charts.filter(Boolean)),
-      table(["Score in the last evaluated round", "Worst tenth", "Median", "Best tenth", "Standard deviation"], rows),
-    );
+      table([first, "Worst tenth", "Median", "Best tenth", "Standard deviation"], rows),
+    ];
   }
 
   function partition(g) {

@@ -154,7 +154,7 @@ globalThis.veilWords = (() => {
     const place = F.isSgd(p)
       ? "each local step's sum of clipped gradients"
       : F.isNoisy(p) && F.onSum(p)
-        ? `the sum of a round, in shares of ${format(F.perUpload(p) * p.clip)} on each upload`
+        ? `the sum of a round, in shares of ${format(F.perUpload(p) * p.clip)} on each upload${p.view === "aggregate" ? ", besides the one that a fellow client drew itself and knows" : ""}`
         : F.onSum(p)
           ? "the sum of a round, added once"
           : "each upload";

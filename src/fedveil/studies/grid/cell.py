@@ -125,7 +125,7 @@ def state_of(cell: Cell, out: str | Path) -> CellState:
 
 def _finished(state: CellState) -> CellState:
     try:
-        summary = json.loads((state.path / "summary.json").read_text())
+        summary = json.loads((state.path / "summary.json").read_text(encoding="utf-8"))
         statement = read_statement(state.path)
     except (OSError, ValueError) as problem:
         raise ConfigError(f"cannot read the finished run in {state.path}: {problem}; move it away to run it anew") from problem

@@ -78,7 +78,7 @@ def _remembered(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text(encoding="utf-8"))
         if value["format"] != FORMAT:
             raise ValueError(f"format {value['format']!r}")
         return list(value["cells"])

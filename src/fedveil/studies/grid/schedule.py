@@ -55,7 +55,7 @@ def _work(config: Config) -> float:
     """Examples that one round passes through the model; 1 where the configuration is impossible (its cell fails at once)."""
     try:
         s = setting_of(config)
-        return float(s.cohort * s.steps * s.local.batch_size)
+        return float(s.cohort * s.local.steps_for(max(s.records, 1)) * s.local.batch_size)
     except FedveilError:
         return 1.0
 

@@ -28,7 +28,7 @@ def of_budget(config: Config, run: Path | None, folder: Path) -> Measured:
     if s.local.batch_clip is None:
         raise ConfigError("the epsilon of the noise needs the sensitivity 2 eta E G_c: set training.batch_clip")
     reach = sensitivity_theorem2(s.local.optimizer.lr, s.local.epochs, s.local.batch_clip)
-    rate = min(1.0, s.local.batch_size / s.records)
+    rate = min(1.0, s.local.batch_size / s.known_records)
     total, found = 0.0, []
     for row in read_run(run).history:
         norm = row["noise_norm"]

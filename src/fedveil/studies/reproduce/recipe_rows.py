@@ -47,7 +47,7 @@ def job_of(
         ConfigError: a configuration or an option that cannot be; names the row.
     """
     preset = next((entry.preset for entry in reversed(row.entries) if entry.preset), recipe.preset)
-    raw = {**tomllib.loads(path_of(preset).read_text()), "measure": dict(recipe.measure)}
+    raw = {**tomllib.loads(path_of(preset).read_text(encoding="utf-8")), "measure": dict(recipe.measure)}
     layers: list[Overrides] = [recipe.set, *(entry.set for entry in row.entries)]
     if scale == "small":
         layers += [recipe.small.set, *(entry.small for entry in row.entries)]

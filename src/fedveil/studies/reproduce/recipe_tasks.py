@@ -37,7 +37,7 @@ class RecipeTask:
 def made(task: RecipeTask) -> Measured:
     """The measurement, from its file if it was made before."""
     if task.name != "run" and task.file.exists():
-        saved: dict[str, list[tuple[int, float]]] = json.loads(task.file.read_text())
+        saved: dict[str, list[tuple[int, float]]] = json.loads(task.file.read_text(encoding="utf-8"))
         return saved
     series = MEASURES[task.name].series(task.config, task.run, task.folder, **task.options)
     if task.name != "run":

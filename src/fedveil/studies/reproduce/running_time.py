@@ -59,8 +59,9 @@ def _job(job: RowJob, measure: str) -> float:
     if measure == "inversion":
         return begin + _attack(job, forward)
     s = setting_of(job.config)
-    steps = s.cohort * s.steps * s.rounds
-    examples = steps * min(s.local.batch_size, s.records) * BACKWARD
+    each = max(s.records, 1)  # not known of some data sets before they are loaded
+    steps = s.cohort * s.local.steps_for(each) * s.rounds
+    examples = steps * min(s.local.batch_size, each) * BACKWARD
     evaluations = -(-s.rounds // (job.config.training.evaluate_every or s.rounds)) if measure != "twin" else 1
     own_tests = 2 * job.config.data.client_test_fraction * data.train_size  # by the global model and by their own ones
     models = 1 + s.clients * job.config.training.personal_on_test_set

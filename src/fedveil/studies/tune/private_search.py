@@ -29,8 +29,9 @@ from fedveil.errors import ConfigError, FedveilError
 from fedveil.ledger.filters import RdpFilter
 from fedveil.ledger.ledger import AGGREGATE, Entry
 from fedveil.methods.run_cost import run_releases
-from fedveil.run.assembly import Prepared, checked_model, new_run_id, prepare
+from fedveil.run.assembly import Prepared, new_run_id, prepare
 from fedveil.run.published_copy import publish
+from fedveil.run.rehearsal import rehearsed_model
 from fedveil.run.run import run_prepared
 from fedveil.run.run_directory import private_folder, write_json
 from fedveil.run.shared_budget import run_name, shared_budget
@@ -70,7 +71,7 @@ def private_search(spec: SearchSpec, out: Path, selection: Selection, chance: Ch
     first = prepare(candidates[0])
     prepared = [first if _same_data(candidate, candidates[0]) else prepare(candidate) for candidate in candidates]
     for candidate, its_data in zip(candidates, prepared, strict=True):
-        checked_model(candidate, its_data, calibrated_setting(candidate, its_data.population)[1])
+        rehearsed_model(candidate, its_data, calibrated_setting(candidate, its_data.population))
     begin = time.time()
     _book(config, candidates[0], out)
     work = private_folder(out)

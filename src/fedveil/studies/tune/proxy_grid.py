@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from fedveil.configuration.config import Config, parse
-from fedveil.configuration.public_setting import population_of
+from fedveil.configuration.public_setting import population_of, setting_of
 from fedveil.configuration.toml_text import toml_values
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.errors import ConfigError, nearest
@@ -85,7 +85,7 @@ def proxy_sections(config: Config, proxy: str) -> dict[str, Any]:
         ConfigError: the proxy has too few examples.
     """
     population = population_of(config)
-    clients, records = population.clients, population.records
+    clients, records = population.clients, setting_of(config, population).known_records
     if clients * records > CATALOGUE[proxy].train_size > 0:
         raise ConfigError(
             f"--on {proxy}: it has {CATALOGUE[proxy].train_size} training examples, and {clients} clients of {records} take "

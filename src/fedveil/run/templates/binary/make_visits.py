@@ -15,7 +15,7 @@ age = draw.integers(20, 90, PATIENTS)[patient]
 days = draw.poisson(5, len(patient))
 west = draw.random(len(patient)) < 0.5
 returned = draw.random(len(patient)) < 1 / (1 + np.exp(2.2 - (age - 50) / 15 - (days - 5) / 3 - west))
-with Path(__file__).with_name("starter.csv").open("w", newline="") as out:
+with Path(__file__).with_name("starter.csv").open("w", newline="", encoding="utf-8") as out:
     rows = csv.writer(out, lineterminator="\n")
     rows.writerow(["patient", "age", "days", "ward", "returned"])
     for row in zip(patient, age, days, np.where(west, "west", "east"), np.where(returned, "yes", "no"), strict=True):

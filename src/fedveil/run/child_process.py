@@ -1,0 +1,216 @@
+"""Runs code in a forked child, from which plain values come back: nothing that it does to a model or a generator stays.
+
+The child has one thread, since the threads that libraries keep do not live through a fork; output that goes nowhere, since a
+progress bar of the parent may hold a lock; and a process group of its own, which ends with it.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import logging
+import os
+import random
+import select
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from fedveil.engines.pool import a_fork_can_train
+from fedveil.errors import ConfigError, DataError, FedveilError, frames_of, one_line, users_place
+
+Stage = Callable[[str], None]
+"""Says what is done next, in words that complete "while"."""
+
+SILENT = 120.0
+"""Seconds without a word of what is done next after which a child counts as hanging."""
+_POLL = 0.2
+_KINDS = {kind.__name__: kind for kind in (ConfigError, DataError)}
+
+
+def in_child(act: Callable[[Stage], Any], what: str, silent: float = SILENT) -> Any:
+    """What `act` returns, plain JSON values, when it is run in a child; in this process where it cannot fork one.
+
+    Args:
+        act: it may change nothing but what it made itself, for where it cannot run in a child. what: names it in errors.
+
+    Raises:
+        FedveilError: as `act` raises it, with the place in the user's code that caused it; or another error in its words; or the
+            child was ended, or hung.
+    """
+    if not can_fork():
+        return _in_this_process(act, what)
+    reading, writing = os.pipe()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()  # else the child would write it, too
+    with _frozen(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads that are alive: the child uses none of them
+        child = os.fork()
+    if not child:
+        os.close(reading)
+        _child(act, what, writing)
+    os.close(writing)
+    try:
+        with suppress(OSError):
+            os.setpgid(child, child)
+        return _answer(reading, child, what, silent)
+    finally:
+        os.close(reading)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(child, 0)
+
+
+def can_fork() -> bool:
+    """Whether a child can be forked that can train: not on Windows or macOS, and with a GPU not after a backward pass."""
+    return sys.platform.startswith("linux") and a_fork_can_train()
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """Let the collector leave all objects alone, so that a child copies none of their pages."""
+    ours = not gc.get_freeze_count()
+    if ours:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if ours:
+            gc.unfreeze()
+
+
+# --- the child --------------------------------------------------------------------------------------------------------
+
+
+def _child(act: Callable[[Stage], Any], what: str, writing: int) -> NoReturn:
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        gc.disable()
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(nowhere, descriptor)
+        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
+        logging.disable()
+        torch.set_num_threads(1)
+        _tell(writing, _outcome(act, what, lambda stage: _tell(writing, {"stage": stage})))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _outcome(act: Callable[[Stage], Any], what: str, tell: Stage) -> dict[str, Any]:
+    stages = [""]
+
+    def stage(words: str) -> None:
+        stages.append(words)
+        tell(words)
+
+    try:
+        return {"value": act(stage)}
+    except BaseException as error:
+        words = "".join(traceback.format_exception(error))
+        return {"error": [type(error).__name__, _explained(error, what, stages[-1]), words]}
+
+
+def _explained(error: BaseException, what: str, stage: str) -> str:
+    """An error in one line: what it says, and where the user's code is behind it."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    place = users_place(frames_of(cause))
+    at = f" (at {place})" if place else ""
+    if isinstance(error, FedveilError):
+        return str(error) if at in str(error) else f"{error}{at}"
+    try:
+        words = one_line(str(error))
+    except Exception:  # its own words fail, too
+        words = ""
+    return f"{what} failed {stage}: {type(error).__name__}{f': {words}' if words else ''}{at}"
+
+
+def _tell(writing: int, message: dict[str, Any]) -> None:
+    data = json.dumps(message).encode() + b"\n"
+    while data:
+        data = data[os.write(writing, data) :]
+
+
+# --- the parent -------------------------------------------------------------------------------------------------------
+
+
+def _answer(reading: int, child: int, what: str, silent: float) -> Any:
+    stage, waiting = "as it began", b""
+    until = time.monotonic() + silent
+    while True:
+        ready = bool(select.select([reading], [], [], _POLL)[0])
+        part = os.read(reading, 1 << 16) if ready else None
+        *lines, waiting = (waiting + (part or b"")).split(b"\n")
+        for line in lines:
+            message, until = json.loads(line), time.monotonic() + silent
+            if "stage" not in message:
+                return _value(message)
+            stage = message["stage"]
+        if ready and part:
+            continue
+        if ended := _ended(child):
+            raise FedveilError(f"{what} failed {stage}: its process {ended}; nothing was released")
+        if part == b"":
+            time.sleep(_POLL)  # it is about to end, or closed what it should answer by
+        if time.monotonic() > until:
+            raise FedveilError(
+                f"{what} hung {stage}: its process said nothing for {silent:g} s, and was ended; nothing was released. Look for "
+                f"a loop without an end, or a lock, in the code of the model, the task or the method"
+            )
+
+
+def _value(message: dict[str, Any]) -> Any:
+    if "value" in message:
+        return message["value"]
+    kind, words, told = message["error"]
+    error = _KINDS.get(kind, ConfigError)(words)
+    error.add_note(told)
+    raise error
+
+
+def _ended(child: int) -> str:
+    """How the child ended; empty while it is alive."""
+    try:
+        pid, status = os.waitpid(child, os.WNOHANG)
+    except ChildProcessError:
+        return "ended"
+    if not pid:
+        return ""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        hint = ", as where memory runs out" if number == signal.SIGKILL else ""
+        return f"was ended by {signal.Signals(number).name}{hint}"
+    return f"ended with exit code {os.WEXITSTATUS(status)}"
+
+
+# --- where no child can be forked -------------------------------------------------------------------------------------
+
+
+def _in_this_process(act: Callable[[Stage], Any], what: str) -> Any:
+    """As in a child, as far as a process can undo: generators are put back, and output goes nowhere."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 : the user's code may use them
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            message = _outcome(act, what, lambda stage: None)
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])
+    return _value(json.loads(json.dumps(message)))

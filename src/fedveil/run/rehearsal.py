@@ -1,0 +1,257 @@
+"""The rehearsal: before anything is released, a run is tried once on public examples, in a child process.
+
+What a network, a task or a method of the user's own cannot do is known then, and has cost nothing. Made-up clients, whose
+examples are of the test set, go through a round: the forward pass, the loss, the gradient (of single examples where these are
+used), a last batch of one example, what leaves, the server's step, all scores, and what a checkpoint would hold. It is the code
+of a round itself that runs, with a ledger that charges nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fedveil.configuration.public_setting import task_of
+from fedveil.engines.batched import Batched
+from fedveil.engines.inline import Inline
+from fedveil.errors import ConfigError
+from fedveil.federation.clients import Clients
+from fedveil.federation.evaluate import evaluate
+from fedveil.federation.fit import answered, asked, gathered
+from fedveil.federation.plain_state import tree_parts
+from fedveil.federation.progress import start
+from fedveil.federation.round import client_round
+from fedveil.federation.selection_score import release_score
+from fedveil.methods.method import is_own
+from fedveil.models.mixing import drawn_elsewhere, mixing_layer
+from fedveil.models.probe import check_output, needs_pairs
+from fedveil.release.by_hand import known
+from fedveil.release.dpsgd import PerExampleGradient
+from fedveil.release.noise_memory import NoiseMemory
+from fedveil.release.release_row import NullLedger
+from fedveil.run.assembly import build_model, federation, shown
+from fedveil.run.child_process import can_fork, in_child
+from fedveil.training.params import trained_parameters
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedveil.configuration.config import Config
+    from fedveil.federation.progress import Federation
+    from fedveil.federation.round import ClientTask, Context, Outcome
+    from fedveil.methods.method import Method
+    from fedveil.methods.setting import Setting
+    from fedveil.run.assembly import Prepared
+    from fedveil.run.child_process import Stage
+    from fedveil.training.local import GradientSource
+    from fedveil.training.params import FlatModel
+
+_WHAT = "the rehearsal on examples of the test set, before anything is released,"
+_BATCH = 4
+"""Examples of a rehearsed batch."""
+
+_log = logging.getLogger(__name__)
+
+
+def rehearsed_model(config: Config, prepared: Prepared, calibrated: tuple[Method, Setting], *, whole: bool = True) -> FlatModel:
+    """The configured network, once a rehearsal has shown that the run can be done with it.
+
+    Args:
+        calibrated: method and setting with the noise known.
+        whole: rehearse a round as well. Left out, as at a client whose server has done it, the network and the task alone are
+            tried, and at record level whether examples are treated apart.
+
+    Raises:
+        FedveilError: what failed, where in the user's code, and what to do; nothing was released.
+    """
+    model = build_model(config, prepared)
+    tried = model if can_fork() else build_model(config, prepared)
+    for remark in in_child(partial(_rehearse, config, prepared, calibrated, tried, whole), _WHAT):
+        _log.warning("%s", remark)
+    return model
+
+
+def _rehearse(
+    config: Config, prepared: Prepared, calibrated: tuple[Method, Setting], model: FlatModel, whole: bool, stage: Stage
+) -> list[str]:
+    """What its owner should know of a run that can be done."""
+    (method, setting), task, (x, y) = calibrated, task_of(config), shown(prepared)
+    stage("in the forward pass and the loss")
+    remarks = check_output(model, x, y, task)
+    dp_sgd = setting.dp_sgd()
+    if dp_sgd is not None:
+        stage("where it is tried whether the network treats examples apart")
+        _refuse_mixing(model, prepared.test[0])
+    if dp_sgd is None and setting.local.batch_size == 1 and needs_pairs(model, x, y, task):
+        raise ConfigError(
+            f"training.batch_size = 1, and {_name(model)} cannot learn from one example, as under batch normalisation, "
+            f"which takes statistics of a batch: set training.batch_size to 2 or more, or take nn.GroupNorm or nn.LayerNorm"
+        )
+    ours = not (model.is_compared or task.own or is_own(method))  # its rounds, scores and states are known to work
+    return remarks if ours or not whole else [*remarks, *_rehearse_round(config, prepared, calibrated, model, stage)]
+
+
+def _rehearse_round(
+    config: Config, prepared: Prepared, calibrated: tuple[Method, Setting], model: FlatModel, stage: Stage
+) -> list[str]:
+    job = _made_up(config, prepared, calibrated, model)
+    context, progress = job.context, start(job)
+    first = progress.model
+    tasks, released, plan = asked(job, progress, list(range(len(context.clients))))
+    todo = list(tasks)
+    single = todo.pop() if len(todo) > 2 else None
+    outcomes: list[Outcome] = []
+    with Inline(context) as engine:
+        for task in todo:
+            size = context.clients.size(task.client)
+            stage(f"in local training on {size} examples")
+            with _last_batch_of_one(context.spec.batch_sizes(size), model) if outcomes else nullcontext():
+                outcomes += engine.map([task])
+        remarks = _of_single(context, single) if single is not None and context.spec.pairs else []
+    if config.run.engine in ("batched", "cuda") and job.setting.example_clip is None:
+        stage(f"in training several clients together (run.engine = {config.run.engine!r})")
+        with Batched(context) as together:
+            list(together.map(todo))
+    remarks += _refused(job, outcomes)
+    if any(o.release is not None for o in outcomes):
+        stage("in the server's step")
+        progress.history.append(answered(job, progress, gathered(outcomes), plan, released))
+    stage("in the scores")
+    progress.privates = {o.client: o.private for o in outcomes if o.private}
+    progress.model, progress.average = first, {}  # one step on made-up batches, with noise, may lead anywhere
+    progress.history.append(evaluate(job, progress))
+    release_score(job, progress)
+    stage("in saving what a checkpoint holds")
+    for _ in tree_parts(vars(progress) | {"spent": sorted(progress.spent)}):
+        pass
+    return remarks
+
+
+def _made_up(config: Config, prepared: Prepared, calibrated: tuple[Method, Setting], model: FlatModel) -> Federation:
+    """The run with made-up clients, who have examples of the test set, and with a door that charges nobody.
+
+    The first client has full batches alone, the second a last batch of one example, the last one a single example; a run of fewer
+    clients has fewer.
+    """
+    setting, (x, y) = calibrated[1], shown(prepared)
+    spec = setting.local
+    batch, steps = min(spec.batch_size, _BATCH), None if spec.steps is None else min(spec.steps, 2)
+    sizes = [batch, batch + 1, *[batch] * max(0, (setting.min_survivors or 0) - 2), 1][: setting.clients]
+    sizes = sizes if sizes[1:] else [batch + 1]
+    tests = None if prepared.client_tests is None else _clients(x, y, [len(y)] * len(sizes))
+    public = None if prepared.public is None else (prepared.public[0][:_BATCH], prepared.public[1][:_BATCH])
+    made_up = replace(
+        prepared,
+        clients=_clients(x, y, sizes),
+        client_tests=tests,
+        test=(x, y),
+        public=public,
+        declared=prepared.population,
+    )
+    job = federation(config, made_up, Path("no-ledger"), "rehearsal", model, calibrated)
+    context = replace(
+        job.context,
+        spec=replace(job.context.spec, batch_size=batch, epochs=1, steps=steps),
+        door=replace(job.context.door, ledger=NullLedger(), memory=NoiseMemory()),
+        gradients=_one_step,
+        rehearsal=True,
+    )
+    whole = config.training.personal_on_test_set and config.run.engine != "flower"
+    return replace(job, context=context, personal_on_test_set=whole)
+
+
+def _clients(x: Tensor, y: Tensor, sizes: list[int]) -> Clients:
+    chosen = torch.cat([torch.arange(size) % len(y) for size in sizes])
+    return Clients(x[chosen], y[chosen], np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+
+
+def _one_step(source: GradientSource) -> GradientSource:
+    """Under DP-SGD, one step with all of the few examples in the place of all steps."""
+    if not isinstance(source, PerExampleGradient):
+        return source
+    return replace(source, plan=replace(source.plan, steps=1, rate=1.0, expected=2.0))
+
+
+@contextmanager
+def _last_batch_of_one(sizes: list[int], model: FlatModel) -> Iterator[None]:
+    """Say it where a batch is one example, which any client's last one may be."""
+    try:
+        yield
+    except Exception as error:
+        if sizes[-1] > 1:
+            raise
+        raise ConfigError(f"{_alone(model)}: {type(error).__name__}: {(str(error) or '-').splitlines()[0]}; {_REMEDY}") from error
+
+
+_REMEDY = (
+    "batches differ in size, and a client may have one example: take nn.GroupNorm or nn.LayerNorm where statistics are taken "
+    "over a batch, or nn.BatchNorm1d, which fedveil knows, in the place of a normalisation of your own; and let the loss of "
+    "one example be a number"
+)
+
+
+def _alone(model: FlatModel) -> str:
+    return f"model: {_name(model)} cannot be trained on a batch of one example, which the last batch of a client may be"
+
+
+def _of_single(context: Context, task: ClientTask) -> list[str]:
+    """What is said of a client with one example, where one alone is not learned from and there are no running statistics."""
+    try:
+        problem = client_round(context, task).error
+    except Exception as error:
+        problem = f"{type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
+    return [f"{_alone(context.model)}: clients with a single example will be left out ({problem})"] if problem else []
+
+
+def _refused(job: Federation, outcomes: list[Outcome]) -> list[str]:
+    """What is said of updates that could not leave; an error if that is because of a batch of one example."""
+    refused = [o.error for o in outcomes if o.error]
+    if refused and len(outcomes) > 1 and not outcomes[0].error and job.context.spec.batch_size > 1:
+        raise ConfigError(f"{_alone(job.context.model)}: {refused[0]}; {_REMEDY}")
+    return [f"in the rehearsal on examples of the test set an update was discarded: {refused[0]}"] if refused else []
+
+
+def _refuse_mixing(model: FlatModel, examples: Tensor) -> None:
+    """An error where a network mixes the examples of a batch, draws one number for several, or has hooks that DP-SGD skips.
+
+    A network of known layers alone is computed in batches, so none of its layers may mix. Any other is handed single examples,
+    and would be trained as another network than it is tested as where its output depends on the batch.
+    """
+    name = _name(model)
+    try:
+        layer = mixing_layer(model.module, examples, every=known(model.module))
+        elsewhere = drawn_elsewhere(model.module, examples)
+    except Exception as error:
+        raise ConfigError(
+            f"model: {name} fails on batches of four and five examples with large inputs, which show "
+            f"whether it mixes examples: {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
+        ) from error
+    if elsewhere:
+        raise ConfigError(
+            f"training.local = 'dp-sgd' protects single examples, and {name} draws from {elsewhere} in its forward pass, where "
+            f"one number may serve several examples: draw from torch, such as torch.rand"
+        )
+    if layer:
+        whose = layer if layer.startswith("the network") else f"the layer {layer}"
+        raise ConfigError(
+            f"training.local = 'dp-sgd' protects single examples, and {whose} mixes the examples of a batch: "
+            "choose a model that treats them apart: nn.GroupNorm or nn.LayerNorm in the place of batch normalisation, or batch "
+            "normalisation with frozen statistics (leave its parameters out of model.trainable)"
+        )
+    if late := [name for name, p in trained_parameters(model.module).items() if p._post_accumulate_grad_hooks]:
+        raise ConfigError(
+            f"training.local = 'dp-sgd' takes the gradient of each example, and {', '.join(late[:4])} has a hook "
+            f"(register_post_accumulate_grad_hook) that acts on accumulated gradients alone: use register_hook"
+        )
+
+
+def _name(model: FlatModel) -> str:
+    return type(model.module).__name__

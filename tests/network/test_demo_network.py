@@ -1,0 +1,133 @@
+"""The demonstration's clients agree to what is configured, and what several machines cannot do is refused at once."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from federation_runs import config
+from fedveil.cli.app import app
+from fedveil.errors import ConfigError, FedveilError
+from fedveil.network.consent import Consent
+from fedveil.network.demo_network import consent_to, demo
+from fedveil.network.joined_client import JoinedClient
+from fedveil.network.offers import offer_bytes, offer_of, read_consent
+from fedveil.network.two_ledgers import compared
+from fedveil.run.run import run
+from fedveil.run.run_directory import write_config
+from fedveil.run.verification import verification
+from joined_clients import SIZES, Machines, configuration, consent, files, served
+
+DP_SGD = {"training": {"local": "dp-sgd", "example_clip": 1.0, "batch_clip": None}, "privacy": {"unit": "record", "delta": 1e-5}}
+SAMPLED: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+    "dp-sgd": ({"name": "dp-fedavg"}, "server", DP_SGD),
+    "dp-sgd, summed": ({"name": "dp-fedavg"}, "aggregate", DP_SGD),
+    "poisson": ({"name": "dp-fedavg"}, "aggregate", {"training": {"sampling": "poisson"}}),
+    "poisson, the last model": ({"name": "dp-fedavg"}, "final", {"training": {"sampling": "poisson"}}),
+    "mixed": ({"name": "time-adaptive"}, "aggregate", {"training": {"sampling": "poisson"}}),
+}
+
+
+def agreed(wanted: Any, folder: Path) -> Machines:
+    """Clients of the demonstration."""
+    clients = range(wanted.data.partition.get("clients") or len(SIZES))
+    return Machines(folder, {number: Consent.model_validate(consent_to(wanted, number)) for number in clients})
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_runs_with_secret_samples_are_agreed_to_and_both_ledgers_agree(name: str, tmp_path: Path) -> None:
+    """The consent had no order, so that each of them was refused."""
+    method, view, more = SAMPLED[name]
+    wanted = config(method, view, **more)
+    result, lines = served(wanted, tmp_path / "run", agreed(wanted, tmp_path / "clients"))
+    assert lines == []
+    assert result.model.vector.equal(run(wanted, tmp_path / "inline").model.vector)
+    assert verification(tmp_path / "run").outcome == "verified"
+    for number in range(6):
+        if any((tmp_path / "clients" / str(number)).glob("runs/*")):
+            assert {found.kind for found in compared(tmp_path / "run", tmp_path / "clients" / str(number))} == {"verified"}
+
+
+def test_a_table_of_ones_own_is_divided_among_the_clients(tmp_path: Path) -> None:
+    files(tmp_path)
+    wanted = configuration(tmp_path, "together.csv")
+    inline = run(wanted, tmp_path / "inline")
+    result, lines = served(wanted, tmp_path / "run", agreed(wanted, tmp_path / "clients"))
+    assert lines == []
+    assert result.model.vector.equal(inline.model.vector)
+
+
+def test_features_are_made_on_both_sides(tmp_path: Path) -> None:
+    """The server tested on the raw examples."""
+    wanted = config({"name": "dp-fedavg"}, "server", data={"features": "oriented-gradients"})
+    result, lines = served(wanted, tmp_path / "run", agreed(wanted, tmp_path / "clients"))
+    assert lines == []
+    inline = run(wanted, tmp_path / "inline")
+    assert result.model.vector.equal(inline.model.vector)
+    assert result.history[-1]["test_accuracy"] == inline.history[-1]["test_accuracy"]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "nothing is proven": ({"name": "fedavg", "weighting": "uniform"}, {}, r"set privacy\.epsilon"),
+    "a published variant": ({"name": "aldp-fl", "variant": "published"}, {"privacy": {"view": "server"}}, r"method\.variant"),
+    "weights": ({"name": "fedavg", "weighting": "examples"}, {}, r"method\.weighting"),
+    "public examples": ({"name": "dp-fedavg"}, {"data": {"public_fraction": 0.1}}, r"data\.public_fraction"),
+    "too few clients": ({"name": "dp-fedavg"}, {"training": {"clients_per_round": 7}}, r"training\.clients_per_round = 7"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_several_machines_cannot_do_is_refused_before_a_process_starts(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, more, said = REFUSED[name]
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(ConfigError, match=said):
+        demo(config(method, **more), tmp_path / "out", print)
+    assert not (tmp_path / "out").exists()
+
+
+def test_fewer_clients_than_a_round_has_are_refused_in_a_line(tmp_path: Path) -> None:
+    write_config(tmp_path / "c.toml", config({"name": "dp-fedavg"}, "server"))
+    done = CliRunner().invoke(app, ["net", "demo", str(tmp_path / "c.toml"), "--clients", "3", "--out", str(tmp_path / "out")])
+    assert isinstance(done.exception, ConfigError)
+    assert "training.clients_per_round = 4 is more than the 3 clients" in str(done.exception)
+
+
+def test_a_try_without_a_release_does_not_block_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(configured: Any, serving: Any) -> Any:
+        return served(configured, serving.out, Machines(tmp_path / "clients", {}))
+
+    monkeypatch.setattr("fedveil.network.demo_network.serve", failing)
+    for _ in range(2):
+        with pytest.raises(FedveilError, match="it has not joined"):
+            demo(config({"name": "dp-fedavg"}, "server"), tmp_path / "out", print)
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_refusal_for_want_of_an_order_names_it_and_the_mended_consent_is_taken(tmp_path: Path) -> None:
+    """The first refusal made the lifetime's ledger, and no other number could be given afterwards."""
+    wanted = config({"name": "dp-fedavg"}, "aggregate", training={"sampling": "poisson"})
+    offer = offer_of("r", 0, wanted)
+    whole = consent_to(wanted, 0)
+    own = whole["lifetime"]["aggregate"]
+    short = {**whole, "lifetime": {"aggregate": {key: own[key] for key in ("epsilon", "delta")}}}
+    first = JoinedClient(tmp_path / "client", Consent.model_validate(short)).answer([offer_bytes(offer)])
+    assert f"lifetime.aggregate.order = {own['order']:g}" in read_consent(first, offer)
+    second = JoinedClient(tmp_path / "client", Consent.model_validate(whole))
+    assert read_consent(second.answer([offer_bytes(offer)]), offer) == ""
+    third = JoinedClient(tmp_path / "client", Consent.model_validate(short))
+    assert "this client's own record" in read_consent(third.answer([offer_bytes(offer)]), offer)
+
+
+def test_a_cap_in_gaussian_dp_says_nothing_of_an_order_where_nothing_is_sampled(tmp_path: Path) -> None:
+    offer = offer_of("r", 0, config({"name": "dp-fedavg"}, "server", privacy={"epsilon": 8.0}))
+    small = consent(0, lifetime={"server": {"epsilon": 8.0001, "delta": 0.01}})
+    client = JoinedClient(tmp_path / "client", small)
+    assert read_consent(client.answer([offer_bytes(offer)]), offer) == ""
+    other = offer_of("s", 0, config({"name": "dp-fedavg"}, "server", privacy={"epsilon": 8.0}))
+    assert "order" not in read_consent(client.answer([offer_bytes(other)]), other)

@@ -1,0 +1,188 @@
+"""Steps of DP-SGD beside one backward pass for each record, for networks and losses of one's own, from Python to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fedveil as fv
+from fedveil.errors import ConfigError
+from fedveil.tasks.task import Task
+
+CLIP = 0.05
+TOKENS = 9
+RATE = 100.0
+"""So large that the weights, in float32, show the step to six digits."""
+
+
+class EvenFirst(nn.Module):
+    """Even examples, then odd ones, and back: two examples show nothing of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = torch.cat([torch.arange(0, len(x), 2), torch.arange(1, len(x), 2)])
+        return self.b(torch.tanh(self.a(x[order]))[order.argsort()])  # type: ignore[no-any-return]
+
+
+class ByLength(nn.Module):
+    """Texts in the order of their lengths through an LSTM, and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.r, self.o = nn.Embedding(TOKENS, 5, padding_idx=0), nn.LSTM(5, 6, batch_first=True), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = (x != 0).sum(1).sort(stable=True)[1]
+        return self.o(self.r(self.e(x)[order])[1][0][-1][order.argsort()])  # type: ignore[no-any-return]
+
+
+class Packed(nn.Module):
+    """A sparse table before a packed sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.r, self.o = nn.Embedding(TOKENS, 5, sparse=True), nn.GRU(5, 6, batch_first=True), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = (x != 0).sum(1).clamp(min=1)
+        rows = nn.utils.rnn.pack_padded_sequence(self.e(x), lengths, batch_first=True, enforce_sorted=False)
+        return self.o(self.r(rows)[1][-1])  # type: ignore[no-any-return]
+
+
+class Temperature(nn.Module):
+    """A parameter that is one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.t = nn.Linear(6, 4), nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) * self.t.exp()  # type: ignore[no-any-return]
+
+
+class Gated(Temperature):
+    """The same, where values are looked at, so that examples are passed through one after the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.abs().max()) < 0:
+            raise ValueError("less than nothing")
+        return self.a(x) * self.t  # type: ignore[no-any-return]
+
+
+class Threshold(nn.Module):
+    """Louder where the whole batch is large, as no batch of a few test examples is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) * torch.where(x.detach().norm() > 1e3, 50.0, 1.0)  # type: ignore[no-any-return]
+
+
+class Mined(Task):
+    """Learns from the hardest examples of a batch of more than eight."""
+
+    name: str = "mined"
+
+    def losses(self, output: Tensor, target: Tensor) -> Tensor:
+        each = F.cross_entropy(output, target, reduction="none")
+        return torch.where(each == each.max(), 30 * each, each) - each.mean() if len(each) > 8 else each
+
+
+def hooked() -> nn.Module:
+    net = nn.Sequential(nn.Linear(6, 4))
+    net[0].weight.register_hook(lambda slope: slope * (torch.arange(4) > 0)[:, None])
+    return net
+
+
+def step(net: nn.Module, x: Tensor, y: Tensor, folder: Path, **sections: Any) -> Tensor:
+    """What one DP-SGD step of two clients moves, all their records in it, practically without noise."""
+    tokens = {} if x.is_floating_point() else {"vocabulary": TOKENS}
+    few = (x[:8] / 100 if x.is_floating_point() else x[:8]).numpy()
+    data = fv.from_arrays(x.numpy(), y.numpy(), client=np.arange(24) % 2, test=(few, y[:8].numpy()), classes=4, **tokens)
+    plan = {"rounds": 1, "local": "dp-sgd", "local_steps": 1, "batch_size": 12, "example_clip": CLIP, "optimizer": {"lr": RATE}}
+    privacy = {"noise_multiplier": 1e-9, "delta": 1e-3, "unit": "record"}
+    config = fv.configure(model=net, method="fedavg", training=plan, privacy=privacy, run={"engine": "inline"}, **sections)
+    start = torch.cat([p.detach().flatten() for p in net.parameters()])
+    return (start - fv.train(config, folder / "run", data=data).model.vector) / RATE
+
+
+def wanted(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The mean of clipped gradients, each of one backward pass."""
+    each = (F.cross_entropy(net(x[i : i + 1]), y[i : i + 1]) for i in range(len(y)))
+    found = [torch.autograd.grad(one, list(net.parameters()), materialize_grads=True, allow_unused=True) for one in each]
+    rows = torch.stack([torch.cat([g.to_dense().flatten() for g in one]) for one in found])
+    return (rows * (CLIP / rows.norm(dim=1, keepdim=True)).clamp(max=1)).mean(0)
+
+
+def records(net: nn.Module) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    tokens = any(isinstance(part, nn.Embedding) for part in net.modules())
+    x = torch.randint(0, TOKENS, (24, 6), generator=draw) if tokens else 150 * torch.randn(24, 6, generator=draw)
+    return x, torch.arange(24) % 4
+
+
+@pytest.mark.parametrize("make", [EvenFirst, ByLength, Packed, Temperature, Gated, Threshold, hooked])
+def test_a_step_is_that_of_one_backward_pass_for_each_record(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    net = make()
+    x, y = records(net)
+    right = wanted(net, x, y)
+    assert float((step(net, x, y, tmp_path) - right).norm()) <= 1e-5 * float(right.norm())
+
+
+@pytest.mark.parametrize("net", [nn.Sequential(nn.Linear(6, 4)), Temperature()])
+def test_a_loss_of_ones_own_sees_one_record(net: nn.Module, tmp_path: Path) -> None:
+    x, y = records(net)
+    right = wanted(net, x, y)
+    assert float((step(net, x, y, tmp_path, task=Mined()) - right).norm()) <= 1e-5 * float(right.norm())
+
+
+def test_hooks_that_wait_for_an_accumulated_gradient_are_refused_by_name(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(6, 4))
+    net[0].bias.register_post_accumulate_grad_hook(lambda p: None)
+    with pytest.raises(ConfigError, match=r"0\.bias has a hook \(register_post_accumulate_grad_hook\)"):
+        step(net, *records(net), tmp_path)
+
+
+def test_a_step_says_that_code_of_ones_own_carries_nothing_from_record_to_record(tmp_path: Path) -> None:
+    plan = {"rounds": 1, "local": "dp-sgd", "local_steps": 1, "batch_size": 12, "example_clip": CLIP}
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-3, "unit": "record"}
+    x, y = records(Temperature())
+    data = fv.from_arrays(x.numpy(), y.numpy(), client=np.arange(24) % 2, test=(x[:8].numpy(), y[:8].numpy()), classes=4)
+    for model, task, count in ((Temperature(), Mined(), 1), ("linear", Mined(), 1), ("linear", None, 0)):
+        chosen = {} if task is None else {"task": task}
+        said = fv.certify(fv.configure(model=model, method="fedavg", training=plan, privacy=privacy, **chosen), data=data)
+        found = [one.what for one in said.assumptions if "code of the user's own (" in one.what]
+        assert len(found) == count
+        assert all("carries nothing from one record to another, or from one client to another" in text for text in found)
+
+
+class Jitters(Task):
+    """Draws from a generator of its own."""
+
+    name: str = "jitters"
+
+    def losses(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output, target, reduction="none") * float(1 + 1e-9 * DRAWN.normal())
+
+
+DRAWN = np.random.RandomState(0)
+
+
+def test_a_loss_that_draws_from_a_generator_of_its_own_is_refused_before_anything_leaves(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(6, 4))
+    with pytest.raises(ConfigError, match=r"task\.name = 'jitters' keeps .*DRAWN .*: draw from the global generator of torch"):
+        step(net, *records(net), tmp_path, task=Jitters())
+    assert not list(tmp_path.rglob("ledger.sqlite"))

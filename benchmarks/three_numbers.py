@@ -288,8 +288,11 @@ def structural(line: dict[str, Any]) -> bool:
 
 
 def joined(before: list[dict[str, Any]], lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lines of a row with the values of one more seed; the words are those of the first."""
-    if not before or "error" in lines[0]:
+    """The lines of a row with the values of one more seed; the words are those of the first.
+
+    What an earlier version measured with seed 0 alone goes as soon as there is another.
+    """
+    if not before or "error" in lines[0] or set(before[0]["audited"]) == {"0"}:
         return lines
     return [{**old, "audited": {**old["audited"], **new["audited"]}} for old, new in zip(before, lines, strict=True)]
 

@@ -19,7 +19,7 @@ PACKAGE = Path(fedveil.__file__).parent / "verify"
 FILES = sorted(PACKAGE.glob("*.py"))
 
 
-def test_it_has_is_small() -> None:
+def test_it_is_small() -> None:
     assert sum(len(file.read_text().splitlines()) for file in FILES) <= 700
 
 

@@ -212,14 +212,14 @@ def test_clients_that_fail_send_their_noise(
     models.append(progress.model)
     assert fit(run, ENGINES[engine](run.context), progress, lambda p: models.append(p.model)) == ""
     entries = charged(tmp_path)
-    if std is None:  # noise in shares: the sum of six holds six; the plan says how much each one is, the ledger what it costs
+    if std is None:  # noise in shares: the sum of six holds six; the plan says how much each one is, the ledger what five cost
         plan = run.context.policy.plan(Released(0, models[0], None), run.context.policy.start())
         assert isinstance(plan, Plan)
         assert plan.place == "upload"
         std = plan.noise_std * math.sqrt(6) / 6
         factor = run.setting.scope.update_factor
         mus = [e.event.mu for e in entries if isinstance(e.event, Gaussian)]
-        assert mus == pytest.approx([factor * plan.clip / (plan.noise_std * math.sqrt(6))] * 4, rel=1e-6)
+        assert mus == pytest.approx([factor * plan.clip / (plan.noise_std * math.sqrt(5))] * 4, rel=1e-6)
     measured = noise_of(models)
     # 19,240 normals: the standard error of their std is 0.5 %; the noise of the four others alone is 18 % or 22 % away
     assert measured == pytest.approx(std, rel=0.025)

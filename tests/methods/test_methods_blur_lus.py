@@ -83,7 +83,7 @@ def test_published_noise_is_a_share_of_the_sums_and_what_is_proven_counts_single
     claim = method.claim(s)
     assert claim is not None
     assert (claim.epsilon, claim.scope.view) == (pytest.approx(2.0, rel=1e-6), View.AGGREGATE)
-    for view, mu in ((View.SERVER, math.sqrt(10 * 20) / sigma), (View.AGGREGATE, math.sqrt(20) / sigma)):
+    for view, mu in ((View.SERVER, math.sqrt(10 * 20) / sigma), (View.AGGREGATE, math.sqrt(20 * 10 / 9) / sigma)):
         (event,) = method.releases(s, view)
         assert isinstance(event, Gaussian)
         assert event.mu * math.sqrt(event.count) == pytest.approx(mu)
@@ -100,7 +100,7 @@ def test_a_published_run_is_stopped_by_no_budget_of_its_claim() -> None:
     assert len(h.trained(job).history) == 4
     own = certify_config(h.at_epsilon_8({"name": "blur-lus", "variant": "published"}, "privacy.view=server"))
     proven = {view.view: view.proven.epsilon for view in own.views}
-    assert 8 > proven[View.AGGREGATE] > 7, "the exact accountant is a little better than Renyi's"
+    assert 8.2 > proven[View.AGGREGATE] > 7, "the exact accountant is a little better than Renyi's; a client knows its own share"
     assert math.inf > proven[View.SERVER] > 20
 
 

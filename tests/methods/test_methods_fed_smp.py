@@ -131,7 +131,7 @@ def test_published_noise_is_a_share_of_the_sums_on_the_mask() -> None:
     claim = method.claim(s)
     assert claim is not None
     assert (claim.epsilon, claim.scope.view) == (pytest.approx(2.0), View.AGGREGATE)
-    for view, mu in ((View.SERVER, math.sqrt(4 * 20) / sigma), (View.AGGREGATE, math.sqrt(20) / sigma)):
+    for view, mu in ((View.SERVER, math.sqrt(4 * 20) / sigma), (View.AGGREGATE, math.sqrt(20 * 4 / 3) / sigma)):
         (event,) = method.releases(s, view)
         assert isinstance(event, Gaussian)
         assert event.mu * math.sqrt(event.count) == pytest.approx(mu)

@@ -153,9 +153,10 @@ def _tell(writing: int, message: dict[str, Any]) -> None:
 
 def _answer(reading: int, child: int, what: str, silent: float) -> Any:
     stage, waiting = "as it began", b""
-    until = time.monotonic() + silent
+    until, poll = time.monotonic() + silent, select.poll()  # which takes descriptors of any number
+    poll.register(reading, select.POLLIN)
     while True:
-        ready = bool(select.select([reading], [], [], _POLL)[0])
+        ready = bool(poll.poll(1000 * _POLL))
         part = os.read(reading, 1 << 16) if ready else None
         *lines, waiting = (waiting + (part or b"")).split(b"\n")
         for line in lines:

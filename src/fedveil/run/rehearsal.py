@@ -105,6 +105,7 @@ def _rehearse_round(
     job = _made_up(config, prepared, calibrated, model)
     context, progress = job.context, start(job)
     first = progress.model
+    stage("in the plan of the first round")
     tasks, released, plan = asked(job, progress, list(range(len(context.clients))))
     todo = list(tasks)
     single = todo.pop() if len(todo) > 2 else None

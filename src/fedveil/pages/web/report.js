@@ -224,7 +224,11 @@
     return section(
       "result",
       "Comparison",
-      el("p.about", {}, `${plural(data.runs, "run")}; those that differ in their seed only are one line. Ordered by proven ε${data.metrics.length > 1 ? "" : `, then ${data.metrics[0].phrase}`}. ${scopes}`),
+      el(
+        "p.about",
+        {},
+        `${plural(data.runs, "run")}; those that differ in their seed only are one line. Ordered by proven ε${data.metrics.length > 1 ? "" : `, then ${data.metrics[0].phrase}`}. ${scopes}`,
+      ),
       verification(data.verification),
       comparison(),
       chooser(),
@@ -409,10 +413,7 @@
       ),
     );
     const first = data.metrics.length > 1 ? `${upper(clientScore)} in the last evaluated round` : "Score in the last evaluated round";
-    return [
-      el("div.charts", {}, charts.filter(Boolean)),
-      table([first, "Worst tenth", "Median", "Best tenth", "Standard deviation"], rows),
-    ];
+    return [el("div.charts", {}, charts.filter(Boolean)), table([first, "Worst tenth", "Median", "Best tenth", "Standard deviation"], rows)];
   }
 
   function partition(g) {

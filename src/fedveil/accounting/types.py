@@ -92,7 +92,7 @@ class Scope:
 # --- events: what a release costs -----------------------------------------------------------------------------------
 
 LARGEST = 1e100
-"""Of mu and of a noise multiplier; the least noise multiplier is 1e-100. Their fourth powers, and epsilon, fit into floats."""
+"""The largest mu and noise multiplier; the least multiplier is 1e-100. Their fourth powers, and epsilon, fit into floats."""
 
 
 def _check_noise(noise_multiplier: float, count: int) -> None:

@@ -9,7 +9,7 @@ Found = TypeVar("Found")
 
 
 def found_by(act: Callable[[], Found], *, rehearsal: bool) -> Found | None:
-    """What that code gives; None where it fails, also by ending the program. An interruption is the operator's own.
+    """Return what `act` returns, or None where it fails or ends the program. An interruption by the operator passes through.
 
     Args:
         rehearsal: nothing is private there, and what fails raises.

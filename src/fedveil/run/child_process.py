@@ -11,7 +11,6 @@ import io
 import json
 import logging
 import os
-import random
 import select
 import signal
 import sys
@@ -22,11 +21,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 
 from fedveil.engines.pool import a_fork_can_train
 from fedveil.errors import ConfigError, DataError, FedveilError, frames_of, one_line, users_place
+from fedveil.release.noise import Randomness
 
 Stage = Callable[[str], None]
 """Says what is done next, in words that complete "while"."""
@@ -206,12 +205,7 @@ def _ended(child: int) -> str:
 
 def _in_this_process(act: Callable[[Stage], Any], what: str) -> Any:
     """As in a child, as far as a process can undo: generators are put back, and output goes nowhere."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 : the user's code may use them
-    try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            message = _outcome(act, what, lambda stage: None)
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        torch.set_rng_state(states[2])
+    generators = Randomness(0).forward(torch.device("cpu"), "rehearsal")
+    with generators, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        message = _outcome(act, what, lambda stage: None)
     return _value(json.loads(json.dumps(message)))

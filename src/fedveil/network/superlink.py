@@ -45,6 +45,8 @@ HANDSHAKE = 30.0
 """Seconds from a connection to the end of its first request's header, which has to be signed by an admitted key."""
 IDLE = 60.0
 """Seconds between two requests of a connection."""
+LINGER, QUIET = 5.0, 0.5
+"""Seconds for which the rest of a refused request is thrown away, in all, and without a byte."""
 SLOWEST = 2.0**14
 """Bytes a second that a body needs at least, after the seconds of a header."""
 STRANGERS, EACH = 128, 16
@@ -169,7 +171,7 @@ class FleetPort:
                         if self._key(head) != key:
                             raise _Unserved(404)
         except _Unserved as refusal:
-            with suppress(OSError, TimeoutError, h11.LocalProtocolError):
+            with suppress(OSError, TimeoutError, EOFError, h11.ProtocolError):
                 await speaker.refuse(refusal.status)
         except (OSError, TimeoutError, EOFError, h11.ProtocolError, asyncio.CancelledError):
             pass
@@ -249,10 +251,15 @@ class _Speaker:
         self._http.start_next_cycle()
 
     async def refuse(self, status: int) -> None:
-        """Answer that nothing is served, and end."""
+        """Answer that nothing is served, and end.
+
+        A socket that is closed with unread bytes resets the connection, and the answer may be lost with it.
+        """
         headers = [("content-length", "0"), ("connection", "close"), ("date", formatdate(time.time(), usegmt=True))]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(LINGER):
             await self._send(h11.Response(status_code=status, headers=headers, reason=_REASONS[status]), h11.EndOfMessage())
+            while self._http.their_state is h11.SEND_BODY:
+                await asyncio.wait_for(self._event(), QUIET)
 
     async def _send(self, *events: Any) -> None:
         for event in events:

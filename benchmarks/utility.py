@@ -76,8 +76,8 @@ STAND_IN_GRID: dict[str, dict[str, tuple[float, ...]]] = {
     },
     "by-client.toml": {
         "training.rounds": (20, 40),
-        "method.clip": (0.25, 0.5, 1.0, 2.0),
-        "training.server_optimizer.lr": (0.01, 0.02, 0.04, 0.08),
+        "method.clip": (0.125, 0.25, 0.5, 1.0, 2.0),
+        "training.server_optimizer.lr": (0.01, 0.02, 0.04, 0.08, 0.16),
     },
 }
 PARTS = ("main", "cifar", "ablation", "stand-in", "hospitals")

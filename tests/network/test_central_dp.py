@@ -474,9 +474,21 @@ def test_a_model_that_diverged_ends_the_run(tmp_path: Path, caplog: pytest.LogCa
     assert fv.verification(tmp_path / "run").outcome == "verified"
 
 
-def test_complex_parameters_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"complex parameters are not released: \['s'\]"):
-        central(tmp_path).start(AppGrid(app(), 8), arrays(w=np.zeros(2, np.float32), s=np.zeros(2, np.complex64)), 2)
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ({"w": np.zeros(2, np.float32), "s": np.zeros(2, np.complex64)}, r"complex parameters are not released: \['s'\]"),
+        (
+            {"w": np.zeros(2, np.float32), "s": np.array(["a", "b"])},
+            r"a model has arrays of numbers, and these are none: \['s'\]",
+        ),
+        ({"w": np.zeros((0, 3), np.float32)}, r"no array of finite floating-point numbers to release; it has \['w'\]"),
+    ],
+    ids=["complex", "text", "empty"],
+)
+def test_models_that_cannot_be_released_are_refused_before_a_charge(model: Any, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        central(tmp_path).start(AppGrid(app(), 8), arrays(**model), 2)
     assert not (tmp_path / "run").exists()
 
 

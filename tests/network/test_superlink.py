@@ -249,6 +249,11 @@ def test_a_crowd_of_strangers_is_bounded_and_keeps_no_client_out(alone: Any, mon
         (lambda head: request("/v1/fleet/push-object", head, b"x" * (ANSWER + 1)), b"413"),
         (lambda head: request("/v1/fleet/get-run", head).replace(b"content-length: 0", b"content-length: 99999999999"), b"413"),
         (lambda head: request("/v1/fleet/get-run", head).replace(b"content-length: 0", b"transfer-encoding: chunked"), b"413"),
+        (
+            lambda head: request("/v1/fleet/get-run", head | {"transfer-encoding": "chunked"}) + b"40000\r\n" + b"x" * 2**18,
+            b"413",
+        ),
+        (lambda head: request("/v1/fleet/get-run", head | {"Flwr-Timestamp": "1"}), b"404"),
         (lambda head: request("/v1/fleet/get-run", head | {"x": "y" * 2**15}), b""),
     ],
 )

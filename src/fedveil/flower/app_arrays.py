@@ -75,13 +75,15 @@ class AppArrays:
             known: models of this run that were seen before. late: the run has had rounds that nobody here saw.
 
         Raises:
-            ConfigError: there is none to train, they are complex, or some that were finite no longer are.
+            ConfigError: there is none to train, some are complex or no numbers, or some that were finite no longer are.
         """
         arrays = {name: array.numpy() for name, array in record.items()}
         if wrong := [name for name, array in arrays.items() if array.dtype.kind == "c"]:
             raise ConfigError(
                 f"complex parameters are not released: {wrong[:_SHOWN]}: keep real and imaginary part as two arrays"
             )
+        if wrong := [name for name, array in arrays.items() if array.dtype.kind not in "fiub"]:
+            raise ConfigError(f"a model has arrays of numbers, and these are none: {wrong[:_SHOWN]}: keep them out of the model")
         shapes = {name: array.shape for name, array in arrays.items()}
         kinds = next((one for one in known if {name: kind.shape for name, kind in one.items()} == shapes), None)
         if kinds is None:
@@ -93,7 +95,7 @@ class AppArrays:
                 f"the model has NaN or infinite values in {wrong[:_SHOWN]}, which it had not before: it has diverged"
             )
         found = cls({name: _as_first(array, kinds[name]) for name, array in arrays.items()}, kinds, tuple(untouched))
-        if not found._released:
+        if not any(array.size for array in map(found.arrays.__getitem__, found._released)):
             raise ConfigError(
                 f"the model has no array of finite floating-point numbers to release; it has {list(found.arrays)[:_SHOWN]}"
             )

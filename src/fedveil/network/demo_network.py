@@ -32,7 +32,7 @@ from fedveil.network.consent import Consent, Limits, judged
 from fedveil.network.deployed_data import public_part
 from fedveil.network.network_folder import NetworkFolder, make_network
 from fedveil.network.offers import offer_of
-from fedveil.network.programs import free_port
+from fedveil.network.programs import ends_with_parent, free_port
 from fedveil.network.serve import Serving, serve
 from fedveil.run.assembly import planned_charges
 from fedveil.statement.certify import certify_config
@@ -163,18 +163,24 @@ def _joining(network: NetworkFolder, clients: int, tell: Callable[[str], None]) 
             command += ["--key", str(folder / "key"), "--consent", str(folder / "consent.toml"), "--dir", str(folder / "state")]
             with open(folder / "log", "wb") as log:
                 environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-                processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
+                processes.append(
+                    subprocess.Popen(
+                        command, stdout=log, stderr=subprocess.STDOUT, env=environment, preexec_fn=ends_with_parent()
+                    )
+                )
+        ended.wait()  # the system ends them with the thread that started them
 
     starter = threading.Thread(target=start, daemon=True)
     try:
         yield starter.start
     finally:
-        ended.set()
-        if starter.is_alive():
-            starter.join()
         for number, process in enumerate(processes):
             if process.poll() is not None:
                 tell(ended_early(number, process.returncode, network.path.parent / f"client-{number}" / "log"))
+        ended.set()
+        if starter.ident is not None:
+            starter.join()
+        for process in processes:
             process.terminate()
         for process in processes:
             try:

@@ -55,7 +55,7 @@ class Program:
             stdout=self._file,
             stderr=subprocess.STDOUT,
             env=environment,
-            preexec_fn=partial(_confine, self.memory) if sys.platform.startswith("linux") else None,
+            preexec_fn=ends_with_parent(self.memory),
         )
 
     @property
@@ -164,6 +164,11 @@ def ended_by_signal() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def ends_with_parent(memory: int | None = None) -> Callable[[], None] | None:
+    """What a child of this thread does first, so that it ends with the thread, and has no more than that much memory."""
+    return partial(_confine, memory) if sys.platform.startswith("linux") else None
 
 
 def _confine(memory: int | None) -> None:

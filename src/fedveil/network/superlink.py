@@ -185,6 +185,8 @@ class FleetPort:
         """The admitted key that signed a request to a route of the fleet."""
         headers = dict(head.headers)
         key = signer(headers)
+        if len(headers) < len(head.headers):  # of two headers of one name the app may take the other one
+            raise _Unserved(404)
         allowed = head.method == b"POST" and head.target.decode("ascii", "replace") in FLEET_ROUTES and key in self.admitted
         if not allowed or not is_signed_by(key, headers):
             raise _Unserved(404)
@@ -200,7 +202,8 @@ class FleetPort:
         path, headers = head.target.decode(), dict(head.headers)
         size = headers.get(b"content-length", b"")
         uploads = path in FLEET_UPLOADS
-        if not size.isdigit() or int(size) > (min(self.answer, _UPLOAD) if path == FLEET_UPLOADS[0] else _SMALL):
+        coded = b"transfer-encoding" in headers  # its length would stand for nothing
+        if coded or not size.isdigit() or int(size) > (min(self.answer, _UPLOAD) if path == FLEET_UPLOADS[0] else _SMALL):
             raise _Unserved(413)
         async with asyncio.timeout(HANDSHAKE + int(size) / SLOWEST):
             body = await speaker.body()

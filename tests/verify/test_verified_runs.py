@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from fedveil.statement.statement_json import to_dict
 from fedveil.statement.statement_markdown import to_markdown
 from fedveil.verify import verify_run
 from fedveil.verify.finding import Findings
+from fedveil.verify.second_path import gaussian_epsilon
 from fedveil.verify.statement_checks import check_statement
 from forged_ledger import ForgedLedger
 from resumed_runs import case, go, interrupted
@@ -127,6 +129,37 @@ def test_statements_of_small_federations_with_large_networks_agree_with_their_pa
     statement, findings = certify_config(parse(sections)), Findings()
     check_statement(findings, json.loads(json.dumps(to_dict(statement))), to_markdown(statement))
     assert [finding for finding in findings if finding.kind != "verified"] == []
+
+
+@pytest.mark.parametrize(("multiplier", "dearer"), [(0.38, 3e-5), (0.4, 1e-6)])
+def test_what_the_sampler_adds_to_delta_is_charged_and_no_contradiction(multiplier: float, dearer: float) -> None:
+    """At epsilon 47 the sampler's distance from Gaussian noise counts e^47 times, which is seen in the fifth digit."""
+    sections = {
+        "data": {"name": "digits", "partition": {"kind": "iid", "clients": 3}},
+        "model": {"name": "linear"},
+        "method": {"name": "dp-fedavg"},
+        "training": {"rounds": 6, "batch_size": 600, "local_steps": 1, "local": "dp-sgd", "example_clip": 1.0},
+        "privacy": {"unit": "record", "noise_multiplier": multiplier, "delta": 1e-5, "view": "final"},
+    }
+    statement, findings = to_dict(certify_config(parse(sections))), Findings()
+    (release,), epsilon = statement["views"][2]["releases"], statement["views"][2]["proven"]["epsilon"]
+    assert epsilon / gaussian_epsilon(math.sqrt(6) / release["noise_multiplier"], 1e-5) > 1 + dearer
+    page = to_markdown(certify_config(parse(sections)))
+    check_statement(findings, json.loads(json.dumps(statement)), page)
+    assert [finding for finding in findings if finding.kind != "verified"] == []
+    for view in statement["views"]:  # as if 3 % of delta were charged
+        view["proven"]["epsilon"] = gaussian_epsilon(math.sqrt(6) / release["noise_multiplier"], 0.97e-5)
+    check_statement(findings, json.loads(json.dumps(statement)), page)
+    assert [finding for finding in findings if finding.kind == "contradicted"] != []
+
+
+def test_a_run_without_noise_verifies_with_a_round_of_nobody(tmp_path: Path) -> None:
+    """Where nothing is promised such a round releases nothing, and the ledger has no row of it."""
+    sections = {"data": {"partition": {"kind": "iid", "clients": 4}}, "training": {"sampling": "poisson", "clients_per_round": 1}}
+    run = train(config({"name": "fedavg"}, **sections, run={"seed": 4}), tmp_path / "run").path
+    with Ledger.open(run / "ledger.sqlite") as ledger:
+        assert len({entry.round for _, _, entry in ledger.entries()}) < 3
+    assert wrong(run) == []
 
 
 def test_a_proven_number_on_the_page_is_rounded_up_and_no_lower_one_passes() -> None:

@@ -99,7 +99,9 @@ def _check_numbers(findings: Findings, run: Path, ledger: LedgerFile, spent: Row
     statement_checks.check_configuration(findings, statement, files["config.toml"], files["data.json"])
     complete = bool(ledger.closing) and not ledger.closing["ended"]
     finished = statement["rounds"] if complete else ledger.closing.get("rounds", len(history))
-    rounds, held, server = [int(row["round"]) for row in history], spent.participants, statement["scope"]["view"] == "server"
+    rounds, held, view = [int(row["round"]) for row in history], spent.participants, statement["scope"]["view"]
+    promised = {v["proven"]["scope"]["view"] for v in statement["views"] if v["proven"]["epsilon"] != "inf"}
+    empty = -1 if view in promised - {"server"} else 0  # of a round without a row; a noised sum of nobody has a row, too
     right = rounds == list(range(finished)) and finished == ledger.closing.get("rounds", finished)
     findings.check(right, "rounds of the history", finished, len(rounds))
     others = read_table(private.read_text(encoding="utf-8")) if private.exists() else []
@@ -107,7 +109,7 @@ def _check_numbers(findings: Findings, run: Path, ledger: LedgerFile, spent: Row
     fewest = files["config.toml"]["privacy"].get("min_survivors", 0)  # with it rounds may be skipped, or hold more noise
     excused = {r for r in rounds if seen[r] < fewest}  # skipped, or not told
     whole = bool(ledger.closing) and (complete or finished not in held)  # else charged before a crash, and too dear to repeat
-    few = [r for r in {*rounds, *held} - excused if held.get(r, server - 1) < seen[r] or r > finished - whole]
+    few = [r for r in {*rounds, *held} - excused if held.get(r, empty) < seen[r] or r > finished - whole]
     findings.check(not few, "rounds of the ledger", "the participants of the history", f"others in {few}" if few else "the same")
     excess = spent.dimension - statement["dimension"] if ledger.releases else 0
     findings.check(excess == 0 or (spent.extras and excess > 0), "dimension", statement["dimension"], spent.dimension)

@@ -10,6 +10,7 @@ from fedveil.verify.row_costs import Expected, RowCosts
 from fedveil.verify.second_path import Curve, gaussian_epsilon
 
 EXACT, NUMERIC = 1e-6, 1e-3  # relative agreement of epsilons in closed form, and of those by loss distributions on two grids
+_LEFT = 0.98  # of delta, at least, where what the noise sampler adds to it is charged
 _SHARP = ("pld", "profile")  # accountants; the others are less sharp, and still bounds, as is every one of large losses
 _VIEWS = ("server", "aggregate", "final")
 _MECHANISMS = {"dp-fedavg": "independent", "noisy-fedavg": "independent", "noisy-fedprox": "independent", "banded-mf": "banded"}
@@ -79,6 +80,9 @@ def check_statement(findings: Findings, statement: Json, page: str, x: Expected 
         tolerance, tpr = EXACT if curve.exact else NUMERIC, curve.true_positives(0.05)
         blunt = not curve.exact and (numbers["proven"]["accountant"] not in _SHARP or stated > 100)
         right = math.isclose(stated, curve.epsilon, rel_tol=tolerance) or (blunt and curve.epsilon < stated < math.inf)
+        if not right and curve.epsilon < stated:
+            dearest = RowCosts(x, numbers["releases"]).curve(statement["delta"] * _LEFT, _pair(statement)).epsilon
+            right = stated <= dearest * (1 + tolerance)
         findings.check(right, subject, f"{curve.epsilon:.9g} by a second path", f"{stated:.9g}")
         tpr = tpr if curve.exact else min(max(numbers["tpr"], tpr * (1 - tolerance)), 1.0)
         mu = curve.mu if curve.exact and math.isfinite(stated) else None

@@ -13,8 +13,9 @@ from fedveil.accounting.types import Adjacency, Gaussian, Unit, View
 from fedveil.methods.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.dp_fedavg import DPFedAvg
 from fedveil.methods.fedavg import FedAvg
+from fedveil.methods.sampler_error import charged_bound, run_variation
+from fedveil.statement.caveats import ideal_noise
 from fedveil.statement.certify import certify
-from fedveil.statement.sampler_error import charged_bound, ideal_noise, run_variation
 from fedveil.training.params import Layout
 
 ZERO = Adjacency.ZERO_OUT

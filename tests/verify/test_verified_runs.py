@@ -153,6 +153,17 @@ def test_what_the_sampler_adds_to_delta_is_charged_and_no_contradiction(multipli
     assert [finding for finding in findings if finding.kind == "contradicted"] != []
 
 
+def test_a_large_target_is_not_passed_by_what_the_sampler_adds() -> None:
+    sections = {
+        "data": {"name": "digits", "partition": {"kind": "iid", "clients": 33}},
+        "model": {"name": "linear"},
+        "method": {"name": "dp-fedavg"},
+        "training": {"rounds": 6},
+        "privacy": {"epsilon": 50.0, "delta": 1e-7, "view": "aggregate"},
+    }
+    assert 49.99 < certify_config(parse(sections)).proven.epsilon <= 50
+
+
 def test_a_run_without_noise_verifies_with_a_round_of_nobody(tmp_path: Path) -> None:
     """Where nothing is promised such a round releases nothing, and the ledger has no row of it."""
     sections = {"data": {"partition": {"kind": "iid", "clients": 4}}, "training": {"sampling": "poisson", "clients_per_round": 1}}

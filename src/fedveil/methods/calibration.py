@@ -12,6 +12,7 @@ from fedveil.accounting.types import Event, Unbounded, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.methods.method import Method
 from fedveil.methods.run_cost import run_releases
+from fedveil.methods.sampler_error import charged_delta, run_variation
 from fedveil.methods.setting import BudgetGroup, NoiseCohort, Setting
 
 ROUNDING = 1e-6
@@ -34,12 +35,12 @@ def calibrated(method: Method, s: Setting, accountant: AccountantName = "auto") 
 
         if reasons := [event.reason for event in planned(1.0) if isinstance(event, Unbounded)]:
             raise ConfigError(f"privacy.epsilon = {epsilon:g}: no noise reaches it, for {reasons[0]}{_instead(s)}")
+        delta, pair = charged_delta(epsilon, s.delta, variation), s.scope.adjacency
         if s.selection is not None and (law := s.selection.law) is not None:
-            pair = s.scope.adjacency
-            return needed_noise_multiplier(law, planned, epsilon, s.delta, adjacency=pair) * (1 + 2 * ROUNDING)
-        return calibrate(epsilon, s.delta, planned, accountant=accountant, adjacency=s.scope.adjacency) * (1 + 2 * ROUNDING)
+            return needed_noise_multiplier(law, planned, epsilon, delta, adjacency=pair) * (1 + 2 * ROUNDING)
+        return calibrate(epsilon, delta, planned, accountant=accountant, adjacency=pair) * (1 + 2 * ROUNDING)
 
-    caps = _client_caps(method, s)
+    caps, variation = _client_caps(method, s), run_variation(method, replace(s, noise_multiplier=1.0))
     groups = [BudgetGroup(e, frozenset(c for c, cap in enumerate(caps) if cap == e), noise(e)) for e in sorted(set(caps))]
     return replace(s, noise_multiplier=noise(s.epsilon), groups=tuple(groups))
 

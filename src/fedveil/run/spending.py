@@ -17,7 +17,7 @@ from fedveil.accounting.types import Event, Gaussian, SecretSample, Unbounded, V
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.methods.calibration import ROUNDING
 from fedveil.methods.run_cost import releases_to
-from fedveil.statement.sampler_error import charged_bound, charged_delta, run_variation
+from fedveil.methods.sampler_error import charged_bound, charged_delta, run_variation
 from fedveil.statement.scope_checks import neighbouring_pair
 
 if TYPE_CHECKING:

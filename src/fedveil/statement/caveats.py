@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from fedveil.accounting.formatting import epsilon, number
+from fedveil.accounting.formatting import at_most, epsilon, number
 from fedveil.accounting.secret_samples import is_amplified
 from fedveil.accounting.types import Adjacency, FixedSampleGaussian, Guarantee, SeenCountGaussian, Unit, View
 from fedveil.methods.method import is_own, weighting_of
 from fedveil.methods.run_cost import releases_to
+from fedveil.methods.sampler_error import run_variation, sampler_adds, sampler_line
 from fedveil.release.plan import Fixed, lets_statistics_out
 from fedveil.statement.evaluation_notes import evaluation_note
 from fedveil.statement.public_values import own_code
-from fedveil.statement.sampler_error import run_variation, sampler_line
 from fedveil.statement.sampling_notes import sampling_notes
 from fedveil.statement.scope_checks import is_vacuous
 from fedveil.statement.selection_notes import selection_assumptions, selection_note
@@ -285,3 +285,15 @@ def _averaged(s: Setting) -> list[str]:
         return []
     of = {"tail": f"mean of the models of the last {s.tail_rounds} rounds", "ema": "exponential moving average of the models"}
     return [f"the model that is handed over is the {of[s.final_model]}: post-processing of what was released, at no cost"]
+
+
+def ideal_noise(variation: float, epsilon: float, delta: float) -> list[Assumption]:
+    """The assumption that a large epsilon needs, since the sampler's distance counts e^epsilon times."""
+    if sampler_adds(variation, epsilon, delta) is not None:
+        return []
+    return [
+        Assumption(
+            f"the noise sampler is ideal, not only within total variation {variation:.2g} over the whole run",
+            f"at epsilon = {at_most(epsilon)} that distance would add more than 1 % to delta = {delta:g}",
+        )
+    ]

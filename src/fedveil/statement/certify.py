@@ -15,11 +15,11 @@ from fedveil.methods.declared_cost import check_weights
 from fedveil.methods.noise_cohort import check_noise_cohort
 from fedveil.methods.one_price import check_selection
 from fedveil.methods.run_cost import is_memoryless, run_releases
+from fedveil.methods.sampler_error import charged_bound, run_variation
 from fedveil.statement import caveats, scope_checks
 from fedveil.statement.advice import learnability
 from fedveil.statement.evaluation_notes import check_evaluation
 from fedveil.statement.public_values import beside_the_releases, public_values
-from fedveil.statement.sampler_error import charged_bound, ideal_noise, run_variation
 from fedveil.statement.sampling_notes import seen_count_epsilon
 from fedveil.statement.statement import FPR, VIEWS, Assumption, GroupNumbers, PlannedRelease, Statement, ViewNumbers
 
@@ -201,7 +201,7 @@ def _assumptions(method: Method, s: Setting, view: View, events: list[Event], ep
     """What the bound of one view rests on; nothing where nothing is proven."""
     if math.isinf(epsilon):
         return []
-    return [*caveats.assumptions(method, s, view, events), *ideal_noise(run_variation(method, s), epsilon, s.delta)]
+    return [*caveats.assumptions(method, s, view, events), *caveats.ideal_noise(run_variation(method, s), epsilon, s.delta)]
 
 
 def _claimed(method: Method, s: Setting, views: list[ViewNumbers]) -> tuple[ViewNumbers, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedveil.accounting.formatting import epsilon, number
-from fedveil.statement.sampler_error import charged_bound, run_variation
+from fedveil.methods.sampler_error import charged_bound, run_variation
 from fedveil.statement.statement import Assumption
 
 if TYPE_CHECKING:

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedveil.accounting import accountant
-from fedveil.accounting.formatting import at_most
 from fedveil.accounting.sampler_variation import sampler_delta, total_variation
 from fedveil.accounting.types import Adjacency, Event
 from fedveil.errors import ConfigError
 from fedveil.methods.method import extras_of
-from fedveil.statement.statement import Assumption
 
 if TYPE_CHECKING:
     from fedveil.accounting.chosen_run import Selection
@@ -43,7 +41,7 @@ def charged_bound(
 ) -> tuple[float, str]:
     """Epsilon at `delta` and its accountant: that of ideal noise at delta less what the sampler adds.
 
-    Where the sampler adds 1 % of delta or more it is that of ideal noise, and `ideal_noise` is among the assumptions.
+    Where the sampler adds 1 % of delta or more it is that of ideal noise, which is among the assumptions.
 
     Args:
         variation: of all noise from its ideal law. selection: how the run with these releases was chosen.
@@ -59,18 +57,18 @@ def charged_bound(
     if left == delta:
         return epsilon, name
     dearer, its_name = bound(left)
-    added = _added(variation, dearer, delta)
+    added = sampler_adds(variation, dearer, delta)
     return (dearer, its_name) if added is not None and added <= delta - left else (epsilon, name)
 
 
 def charged_delta(epsilon: float, delta: float, variation: float) -> float:
-    """Delta less twice what the sampler adds at `epsilon`, or at less; all of it where `ideal_noise` is assumed."""
-    return delta * (1 - 2 * (_added(variation, epsilon, delta) or 0.0) / delta)
+    """Delta less twice what the sampler adds at `epsilon`, or at less; all of it where ideal noise is assumed."""
+    return delta * (1 - 2 * (sampler_adds(variation, epsilon, delta) or 0.0) / delta)
 
 
 def sampler_line(variation: float, epsilon: float, delta: float) -> str:
-    """What a statement says of the sampler; nothing where `ideal_noise` says it."""
-    added = _added(variation, epsilon, delta)
+    """What a statement says of the sampler; nothing where ideal noise is assumed."""
+    added = sampler_adds(variation, epsilon, delta)
     if added is None:
         return ""
     return (
@@ -79,20 +77,8 @@ def sampler_line(variation: float, epsilon: float, delta: float) -> str:
     )
 
 
-def ideal_noise(variation: float, epsilon: float, delta: float) -> list[Assumption]:
-    """The assumption that a large epsilon needs, since the sampler's distance counts e^epsilon times."""
-    if _added(variation, epsilon, delta) is not None:
-        return []
-    return [
-        Assumption(
-            f"the noise sampler is ideal, not only within total variation {variation:.2g} over the whole run",
-            f"at epsilon = {at_most(epsilon)} that distance would add more than 1 % to delta = {delta:g}",
-        )
-    ]
-
-
-def _added(variation: float, epsilon: float, delta: float) -> float | None:
-    """What is added to delta; None where that is 1 % of it or more. Nothing where nothing is proven."""
+def sampler_adds(variation: float, epsilon: float, delta: float) -> float | None:
+    """What the sampler adds to delta; None where that is 1 % of it or more. Nothing where nothing is proven."""
     if math.isinf(epsilon):
         return 0.0
     try:

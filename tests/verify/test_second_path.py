@@ -12,6 +12,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from fedveil.accounting import gaussian
 from fedveil.accounting.accountant import bound
@@ -107,7 +108,6 @@ def test_what_it_cannot_compute_it_refuses() -> None:
         (0.05, 0.04, 1500, 1e-6),
         (0.05, 0.0309, 1500, 1e-6),
         (0.25, 0.032, 3, 1e-3),
-        (0.01, 0.001, 100, 1e-5),
     ],
 )
 def test_with_little_noise_it_still_tells_a_bound(q: float, z: float, rounds: int, delta: float, adjacency: Adjacency) -> None:
@@ -118,6 +118,21 @@ def test_with_little_noise_it_still_tells_a_bound(q: float, z: float, rounds: in
     tpr = largest_tpr(events, stated, delta, 0.05, adjacency=adjacency)
     assert 1 - 0.95 * (1 - q) ** rounds < curve.true_positives(0.05) * (1 + 1e-3)
     assert min(curve.true_positives(0.05), 1.0) <= tpr
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize("delta", [1e-3, 1e-9])
+@pytest.mark.parametrize(("q", "z"), [(4 / 33, 0.027), (0.3, 0.015), (0.1, 0.0001)])
+def test_one_sampled_release_agrees_at_any_epsilon(q: float, z: float, delta: float, adjacency: Adjacency) -> None:
+    expected, _ = bound([SampledGaussian(q, z)], delta, adjacency=adjacency)
+    assert sampled(q, z, 1, delta, adjacency).epsilon == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("adjacency", "sizes"), [(Adjacency.ZERO_OUT, 1 / 2), (Adjacency.REPLACE_ONE, 1 / 8)])
+def test_almost_without_noise_the_number_of_rounds_counts(adjacency: Adjacency, sizes: float) -> None:
+    """At delta 1e-5 a client takes part in at most 7 of 100 rounds; each tells sizes / z^2 of it, up to a few deviations."""
+    assert binom.sf(7, 100, 0.01) < 1e-5 < binom.sf(6, 100, 0.01)
+    assert sampled(0.01, 0.001, 100, 1e-5, adjacency).epsilon == pytest.approx(7 * sizes * 1e6, rel=5e-3)
 
 
 LAYOUT = Layout.of({"a": (3,), "b": (2, 2), "c": (5,)})

@@ -1,7 +1,8 @@
 """Epsilon from a list of releases by a second path: closed form for Gaussian releases, loss distributions for sampled ones.
 
-A sampled release is described by its tails: the probabilities that the privacy loss exceeds l >= 0, in both directions, under
-both worlds. In each cell of a grid of losses the two masses go to its ends such that both are kept: a bound from above."""
+A sampled release is described by its tails: the logarithms of the probabilities that the privacy loss exceeds l >= 0, in both
+directions, under both worlds. In each cell of a grid of losses the two masses go to its ends such that both are kept: a bound
+from above."""
 
 import math
 from collections.abc import Callable, Collection
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr, logsumexp, ndtr, ndtri
 
 Array = NDArray[np.floating[Any]]
-Tails = Callable[[Array], tuple[Array, Array]]  # from losses l >= 0 to (P(loss > l), Q(loss > l)) of one direction
+Tails = Callable[[Array], tuple[Array, Array]]  # from losses l >= 0 to the logarithms of P(loss > l) and Q(loss > l)
 Release = tuple[str, float, float]  # kind as in the column `event` of a ledger, sampling rate, noise multiplier
 Counts = Collection[tuple[Release, float]]
 Pair = tuple[Tails, Tails, float]
@@ -39,15 +40,15 @@ class Curve:
             elif sum(count for *_, count in pairs) == 1:
                 self._alone = pairs[0][:2]
             self.losses = [_composed(pairs, delta), _composed([(b, a, n) for a, b, n in pairs], delta)]
-            seen = any(far > delta for _, _, far in self.losses) and _seen(sampled, mu_squared, delta)
-            self.epsilon = seen or _root(lambda e: self.delta(e) > delta)  # seen: losses beyond floats
+            self.epsilon = _root(lambda e: self.delta(e) > delta)
 
     def delta(self, epsilon: float) -> float:
         """Exact of Gaussian releases and of one sampled release, else the losses' bound."""
         if self.exact:
             return _gaussian_delta(self.mu, epsilon)
         if self._alone:
-            return max(float((p - np.exp(epsilon) * q)[0]) for p, q in (tails(np.array([epsilon])) for tails in self._alone))
+            both = (tails(np.array([epsilon])) for tails in self._alone)
+            return max(float((np.exp(p) - np.exp(epsilon + q))[0]) for p, q in both)
         above = ((losses[(k := int(np.searchsorted(losses, epsilon))) :], mass[k:], far) for losses, mass, far in self.losses)
         return max(far - float(mass @ np.expm1(epsilon - losses)) for losses, mass, far in above)
 
@@ -85,32 +86,28 @@ def _root(above: Callable[[float], bool]) -> float:
     return high
 
 
-def _seen(sampled: Counts, mu_squared: float, delta: float) -> float:
-    """Epsilon as if it were seen in which rounds the unit took part, by Renyi divergences: they are convex in that mixture."""
-    growth = (above := np.geomspace(1e-9, 100, 4000)) * (1 + above) / 2  # above: orders less 1
-    logs = [n * np.logaddexp(0, growth / z**2 + np.log(-q * np.expm1(-growth / z**2))) for (_, q, z), n in sampled]
-    return float(min((sum(logs, growth * mu_squared) - math.log(delta) - np.log1p(above)) / above - np.log1p(1 / above)))
-
-
 def _tails(kind: str, q: float, z: float, adjacency: str) -> tuple[Tails, Tails]:
     """Both directions of one release: with the unit, (1-q) N(0) + q N(1), against N(0); or against (1-q) N(0) + q N(-1)."""
     if kind != "sampled_gaussian":
         raise NotImplementedError(f"releases of the kind {kind} are not computed here")
 
+    def mixed(outside: Array, inside: Array) -> Array:
+        return np.logaddexp(np.log1p(-q) + log_ndtr(outside), math.log(q) + log_ndtr(inside)) if q < 1 else log_ndtr(inside)
+
     def removed(losses: Array) -> tuple[Array, Array]:
-        x = 0.5 + z * z * np.log1p(np.expm1(losses) / q)  # where the ratio is e^l
-        return (1 - q) * ndtr(-x / z) + q * ndtr((1 - x) / z), ndtr(-x / z)
+        x = 0.5 + z * z * (losses + np.log1p(-np.expm1(-losses) * (1 / q - 1)))  # where the ratio is e^l
+        return mixed(-x / z, (1 - x) / z), log_ndtr(-x / z)
 
     def added(losses: Array) -> tuple[Array, Array]:
         ratio = 1 + np.expm1(-losses) / q  # the loss is never above -ln(1-q)
         x = np.where(ratio > 0, 0.5 + z * z * np.log(np.maximum(ratio, 1e-300)), -np.inf)
-        return ndtr(x / z), (1 - q) * ndtr(x / z) + q * ndtr((x - 1) / z)
+        return log_ndtr(x / z), mixed(x / z, (x - 1) / z)
 
     def replaced(losses: Array) -> tuple[Array, Array]:  # the sensitivity, 1, is the distance from -1/2 to 1/2
-        log_c, growth = math.log(2 * q) - 1 / (8 * z * z), (1 - q) * np.expm1(losses)
-        log_v = np.log(np.maximum(growth + np.hypot(growth, np.exp(log_c + losses / 2)), 1e-300)) - log_c
-        middle = (1 - q) * ndtr(-(x := 2 * z * z * np.where(losses > 0, log_v, 0.0)) / z)
-        return middle + q * ndtr((0.5 - x) / z), middle + q * ndtr((-0.5 - x) / z)
+        log_c, growth = math.log(2 * q) - 1 / (8 * z * z), (1 - q) * -np.expm1(-losses)
+        log_v = losses + np.log(np.maximum(growth + np.hypot(growth, np.exp(log_c - losses / 2)), 1e-300)) - log_c
+        x = 2 * z * z * np.where(losses > 0, log_v, 0.0)
+        return mixed(-x / z, (0.5 - x) / z), mixed(-x / z, (-0.5 - x) / z)
 
     return (removed, added) if adjacency == "zero_out" else (replaced, replaced)
 
@@ -135,7 +132,7 @@ def _composed(pairs: list[Pair], delta: float) -> tuple[Array, Array, float]:
 
 def _top(tails: Tails, tail: float) -> float:
     """A loss that is exceeded with probability at most `tail`."""
-    return _root(lambda loss: loss < 600 and tails(np.array([loss]))[0][0] > tail)
+    return _root(lambda loss: tails(np.array([loss]))[0][0] > math.log(tail))
 
 
 def _masses(pair: tuple[Tails, Tails], tops: tuple[float, float], step: float) -> tuple[Array, Array, float]:
@@ -151,9 +148,10 @@ def _masses(pair: tuple[Tails, Tails], tops: tuple[float, float], step: float) -
 def _half(tails: Tails, cells: int, step: float) -> tuple[Array, float]:
     """Masses of the first world at losses 0, step, ..., of one sign, and beyond; tails: of what lies further from 0."""
     p, q = tails(sizes := abs(step) * np.arange(cells + 1))
-    dp, dq = np.maximum(p[:-1] - p[1:], 0.0), np.maximum(q[:-1] - q[1:], 0.0)
-    b = np.clip((dp - np.exp(np.sign(step) * sizes[:-1]) * dq) / -np.expm1(-step), 0.0, dp)  # at the far end: dp = a + b and
-    return np.append(dp - b, 0.0) + np.append(0.0, b), float(p[-1])  # dq = a e^-near + b e^-(near + step)
+    near = np.sign(step) * sizes[:-1]
+    dp, dq = np.maximum(-np.diff(np.exp(p)), 0.0), np.maximum(np.exp(near + q[:-1]) - np.exp(near + q[1:]), 0.0)
+    b = np.clip((dp - dq) / -math.expm1(min(-step, 700.0)), 0.0, dp)  # at the far end: dp = a + b and dq = a + b e^-step
+    return np.append(dp - b, 0.0) + np.append(0.0, b), math.exp(p[-1])
 
 
 def _best_of(one: Curve, runs: float, shape: float) -> float:
@@ -164,8 +162,8 @@ def _best_of(one: Curve, runs: float, shape: float) -> float:
 
 def _reach(rough: list[tuple[Array, Array, float]], tail: float) -> float:
     """A size that the sum of all losses exceeds with probability below 2 `tail`, by Chernoff's bound."""
-    least = 1e-3
+    least, logarithms = 1e-3, [(losses, np.log(np.maximum(mass, 1e-300)), n) for losses, mass, n in rough]
     for orders in (up := np.geomspace(1e-3, 1e3, 80), -up):
-        logs = [math.fsum(n * float(logsumexp(order * losses, b=mass)) for losses, mass, n in rough) for order in orders]
+        logs = [math.fsum(n * float(logsumexp(order * losses + log)) for losses, log, n in logarithms) for order in orders]
         least = max(least, float(min((np.array(logs) - math.log(tail)) / abs(orders))))
     return least

@@ -482,3 +482,43 @@ def test_a_round_of_every_built_in_task_can_be_rehearsed(name: str, level: str, 
     configuration = small(name, level=level, training={"measure_trained": level == "client"})
     data = prepare(configuration, made(name))
     rehearsed_model(configuration, data, calibrated_setting(configuration, data.population))
+
+
+@pytest.mark.parametrize("model", ["linear", nn.Linear(4, 3)], ids=["built in", "own"])
+@pytest.mark.parametrize("setup", [CLIENT, {"method": {"name": "fedavg"}}], ids=["private", "not private"])
+def test_a_limit_that_no_update_keeps_is_known_before(model: Any, setup: dict[str, Any], tmp_path: Path) -> None:
+    limited = fv.configure(**setup, training={"rounds": 1, "max_update_norm": 1e-6}, model=model)
+    with pytest.raises(ConfigError, match=r"every update was discarded: .* above training\.max_update_norm = 1e-06"):
+        fv.train(limited, tmp_path / "run", data=data())
+    assert not (tmp_path / "run").exists()
+
+
+COX: dict[str, Any] = {"task": {"name": "survival", "likelihood": "cox"}}
+RELATIVE = {"server_optimizer": {"relative_to_clip": True}, "batch_clip": 1.0}
+SERVER = {"privacy": {"view": "server"}, "training": RELATIVE}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no clip of whole updates": (SERVER | {"method": {"name": "fed-addp", "variant": "published"}}, "relative_to_clip"),
+    "nor with dpa-ldp": (SERVER | {"method": {"name": "dpa-ldp", "variant": "published"}}, "relative_to_clip"),
+    "participations of a sum": ({"privacy": {"view": "aggregate", "max_participations": 2}}, "max_participations"),
+    "decay": ({"method": {"name": "fedglp-adp"}, "training": {"optimizer": {"weight_decay": 0.1}}}, "weight_decay"),
+    "no tests": ({"training": {"measure_trained": True}}, "measure_trained"),
+    "personal models": ({"method": {"name": "fed-dpa"}, "training": {"measure_trained": True}}, "measure_trained"),
+    "no loss of one example": (COX | {"method": {"name": "fed-dpa"}}, "single examples"),
+    "nor here": (COX | {"method": {"name": "fed-addp", "variant": "published"}}, "single examples"),
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_certify_refuses_what_train_refuses(refused: str, tmp_path: Path) -> None:
+    """The configuration alone tells, so nothing is made and nothing is charged."""
+    sections, words = REFUSED[refused]
+    table = data()
+    if "task" in sections:
+        times = np.stack([np.arange(1.0, 25.0), np.arange(24) % 2], 1).astype("float32")
+        table = fv.from_arrays(table.x_train, times, client=np.arange(24) % 3, test=(table.x_train[:6], times[:6]))
+    made = {"method": CLIENT["method"], **sections, "privacy": CLIENT["privacy"] | sections.get("privacy", {})}
+    config = fv.configure(**{**made, "model": "linear", "training": {"rounds": 3, **sections.get("training", {})}})
+    for refuse in (lambda: fv.certify(config, data=table), lambda: fv.train(config, tmp_path / "run", data=table)):
+        with pytest.raises(ConfigError, match=words):
+            refuse()
+    assert not (tmp_path / "run").exists()

@@ -34,7 +34,7 @@ from fedveil.methods.setting import Setting
 from fedveil.tasks.survival import Survival
 from fedveil.tasks.task import Task
 from fedveil.tasks.task_registry import task_from
-from fedveil.training.local import LocalSpec
+from fedveil.training.local import HasPersonalModel, LocalSpec, Objective, Trained
 from fedveil.training.params import Layout
 
 FLOWER_APP = "flower-app"
@@ -253,14 +253,43 @@ def local_spec(config: Config) -> LocalSpec:
 
 
 def calibrated_setting(config: Config, population: Population | None = None) -> tuple[Method, Setting]:
-    """Method and setting with the noise known."""
+    """Method and setting with the noise known, once nothing in the configuration alone stands in the way of a run.
+
+    Raises:
+        ConfigError: what does, and the key to change.
+    """
     method, s = method_of(config), setting_of(config, population)
     if s.max_participations is not None and s.scope.view is not View.SERVER:
         raise ConfigError(
             f"privacy.max_participations = {s.max_participations} counts the uploads of single clients, so it needs "
             f"privacy.view = 'server'; in the {s.scope.view} view every round's sum is charged to all clients: leave it out"
         )
-    return method, method.calibrate(s)
+    s = method.calibrate(s)
+    if s.server.relative_to_clip and (s.example_clip is not None or method.clip_norm(s) is None):
+        raise ConfigError(
+            f"training.server_optimizer.relative_to_clip = true divides by the clip of whole updates, and {method.name} has none "
+            f"here: leave it out"
+        )
+    objective_of(config, method, s)
+    return method, s
+
+
+def objective_of(config: Config, method: Method, s: Setting) -> Objective:
+    """The method's local training, with `training.measure_trained` around it where that is asked for.
+
+    Raises:
+        ConfigError: it cannot be measured so.
+    """
+    own = method.objective(s)
+    if not config.training.measure_trained:
+        return own
+    if isinstance(own, HasPersonalModel):
+        raise ConfigError(f"{method.name} measures personal models of its own: leave training.measure_trained out")
+    if not (config.data.client_test_fraction or config.training.personal_on_test_set):
+        raise ConfigError(
+            "training.measure_trained needs tests: set data.client_test_fraction, such as 0.2, or training.personal_on_test_set"
+        )
+    return Trained(own)
 
 
 def layout_of(config: Config, data: Info) -> Layout:

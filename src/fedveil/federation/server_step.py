@@ -40,16 +40,3 @@ def whole_clip(plan: Plan) -> float:
 
 def _kind(value: object) -> str:
     return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-
-
-def check_relative(method: Method, s: Setting) -> None:
-    """Refuse a rate relative to a clip that updates do not have.
-
-    Raises:
-        ConfigError: updates are not clipped as a whole.
-    """
-    if s.server.relative_to_clip and (s.example_clip is not None or method.clip_norm(s) is None):
-        raise ConfigError(
-            f"training.server_optimizer.relative_to_clip = true divides by the clip of whole updates, and {method.name} has none "
-            f"here: leave it out"
-        )

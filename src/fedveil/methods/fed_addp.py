@@ -17,7 +17,7 @@ from fedveil.accounting.types import Adjacency, Claim, Event, Scope, Unit, View
 from fedveil.errors import ConfigError
 from fedveil.methods.base import Setting, gaussian_plan, gaussian_releases, mean, sum_noise
 from fedveil.methods.fedglp_parts import MASK_SHARE, descend_part
-from fedveil.methods.fisher_split import Split, fisher_split, pull, pull_to, refuse_decay
+from fedveil.methods.fisher_split import Split, check_split, fisher_split, pull, pull_to
 from fedveil.methods.sparse import NonZero
 from fedveil.methods.two_variants import TwoVariants
 from fedveil.papers.fedglp_adp.baseline_claims import fedaddp_noise
@@ -55,7 +55,7 @@ class FedADDP(TwoVariants):
 
     def calibrate(self, s: Setting) -> Setting:
         """Proven: noise for the configured epsilon. Published: sigma_0, which stays apart from what the door knows."""
-        refuse_decay(s, self.name)
+        check_split(s, self.name)
         return super().calibrate(s)
 
     def check_published(self, s: Setting) -> None:

@@ -19,7 +19,7 @@ from fedveil.accounting.types import Claim, Event, Unbounded, View
 from fedveil.methods.adaptive import refuse_dp_sgd
 from fedveil.methods.base import MethodConfig, Setting, Variant, Weighting, calibrated, gaussian_plan, gaussian_releases
 from fedveil.methods.fedglp_parts import MASK_SHARE, descend_part
-from fedveil.methods.fisher_split import Split, fisher_split, pull, pull_to, refuse_decay
+from fedveil.methods.fisher_split import Split, check_split, fisher_split, pull, pull_to
 from fedveil.methods.sparse import NonZero
 from fedveil.methods.summed_noise import published_noise, sigma_of, summed_claim
 from fedveil.papers.fedglp_adp.baseline_claims import record_steps
@@ -70,7 +70,7 @@ class FedDPA(MethodConfig):
 
     def calibrate(self, s: Setting) -> Setting:
         """Proven: noise for the configured epsilon. Published: the accountant's sigma for the sum."""
-        refuse_decay(s, self.name)
+        check_split(s, self.name)
         if self.variant == "published":
             rate, steps = self._counted(s)
             formula = partial(opacus_noise_multiplier, steps=steps, delta=s.delta, rate=rate)

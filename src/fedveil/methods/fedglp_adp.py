@@ -38,6 +38,8 @@ class FedGLPADP(FedGLPOptions):
 
     def calibrate(self, s: Setting) -> Setting:
         """Proven: noise for the configured epsilon. Published: the paper's sigma, from epsilon or as given."""
+        if s.local.optimizer.weight_decay:
+            raise ConfigError("fedglp-adp steps two parts of a model in turn, weight decay moves both: set weight_decay = 0")
         if self.variant == "proven":
             if self.layers == "network":
                 raise ConfigError("method.layers = 'network': the proven variant of fedglp-adp clips by tensors: leave it out")
@@ -58,8 +60,6 @@ class FedGLPADP(FedGLPOptions):
 
     def objective(self, s: Setting) -> Objective:
         """Two losses on disjoint coordinates; published: clip, noise and masks as well."""
-        if s.local.optimizer.weight_decay:
-            raise ConfigError("fedglp-adp steps two parts of a model in turn, weight decay moves both: set weight_decay = 0")
         noise = sigma(self, s) if self.variant == "published" else None
         return TwoLosses(self, s, personal_share(self, s), noise)
 

@@ -97,7 +97,16 @@ def pull_to(moved: Tensor, layout: Layout, length: float) -> Tensor:
     return pull(moved, layout) * (layout.norms(moved).sum() - length).sign()
 
 
-def refuse_decay(s: Setting, name: str) -> None:
-    """An error for weight decay, which would move both parts in either step."""
+def check_split(s: Setting, name: str) -> None:
+    """An error for weight decay, which would move both parts in either step, and for a loss that no example has alone.
+
+    Raises:
+        ConfigError: with what to change.
+    """
+    if not s.task.by_example:
+        raise ConfigError(
+            f"{name} chooses coordinates by the gradients of single examples, and the loss of task.name = {s.task.name!r} is not "
+            f"a mean over examples: choose another method, or a loss that is one"
+        )
     if s.local.optimizer.weight_decay:
         raise ConfigError(f"{name} steps two parts of a model in turn, weight decay moves both: set weight_decay = 0")

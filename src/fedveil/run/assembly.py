@@ -24,6 +24,7 @@ from fedveil.configuration.public_setting import (
     calibrated_setting,
     method_of,
     model_seed,
+    objective_of,
     require_handed_over,
     task_of,
 )
@@ -36,7 +37,6 @@ from fedveil.errors import ConfigError, DataError
 from fedveil.federation.clients import Clients
 from fedveil.federation.progress import Federation
 from fedveil.federation.round import Context
-from fedveil.federation.server_step import check_relative
 from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.methods.calibration import ROUNDING
@@ -50,7 +50,7 @@ from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
 from fedveil.tasks.task import Task
 from fedveil.training.kept_state import KeptState
-from fedveil.training.local import HasPersonalModel, Objective, Trained
+from fedveil.training.local import Objective, Trained
 from fedveil.training.params import FlatModel
 
 if TYPE_CHECKING:
@@ -203,7 +203,6 @@ def federation(
     x, y = (part.to(model.vector.device) for part in shown(prepared))
     fill_caches(model, x)
     pairs = setting.example_clip is None and needs_pairs(model, x, y, setting.task)
-    check_relative(method, setting)
     check_declared(method, setting, model.vector.to("cpu"))
     randomness = Randomness(config.run.seed, config.run.seeded_noise)
     door = Door(
@@ -219,7 +218,7 @@ def federation(
         memory=NoiseMemory(ledger.with_name(STATE_FILE)),
         bits=setting.grid_bits,
     )
-    local_training = objective(config, method, setting)
+    local_training = objective_of(config, method, setting)
     context = Context(
         model,
         prepared.clients,
@@ -270,20 +269,6 @@ def check_targets(task: Task, dataset: Dataset) -> None:
     for split, target in (("train", dataset.y_train), ("test", dataset.y_test)):
         if wrong := task.wrong_targets(target):
             raise DataError(f"{dataset.info.name}, {split} split: task.name = {task.name!r} cannot learn from {wrong}")
-
-
-def objective(config: Config, method: Method, setting: Setting) -> Objective:
-    """The method's local training, with `training.measure_trained` around it where that is asked for."""
-    own = method.objective(setting)
-    if not config.training.measure_trained:
-        return own
-    if isinstance(own, HasPersonalModel):
-        raise ConfigError(f"{method.name} measures personal models of its own: leave training.measure_trained out")
-    if not (config.data.client_test_fraction or config.training.personal_on_test_set):
-        raise ConfigError(
-            "training.measure_trained needs tests: set data.client_test_fraction, such as 0.2, or training.personal_on_test_set"
-        )
-    return Trained(own)
 
 
 def planned_charges(method: Method, setting: Setting) -> list[Event]:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from fedveil.configuration.public_setting import task_of
+from fedveil.configuration.sections import TrainingSection
 from fedveil.engines.batched import Batched
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 _WHAT = "the rehearsal on examples of the test set, before anything is released,"
 _BATCH = 4
 """Examples of a rehearsed batch."""
+_USUAL_NORM = TrainingSection.model_fields["max_update_norm"].default
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +98,7 @@ def _rehearse(
             f"which takes statistics of a batch: set training.batch_size to 2 or more, or take nn.GroupNorm or nn.LayerNorm"
         )
     ours = not (model.is_compared or task.own or is_own(method))  # its rounds, scores and states are known to work
+    ours = ours and config.training.max_update_norm == _USUAL_NORM
     return remarks if ours or not whole else [*remarks, *_rehearse_round(config, prepared, calibrated, model, stage)]
 
 
@@ -213,9 +216,11 @@ def _of_single(context: Context, task: ClientTask) -> list[str]:
 
 
 def _refused(job: Federation, outcomes: list[Outcome]) -> list[str]:
-    """What is said of updates that could not leave; an error if that is because of a batch of one example."""
-    refused = [o.error for o in outcomes if o.error]
-    if refused and len(outcomes) > 1 and not outcomes[0].error and job.context.spec.batch_size > 1:
+    """What is said of updates that could not leave; an error if none could, or if that is because of a batch of one example."""
+    refused, usual = [o.error for o in outcomes if o.error], job.context.door.max_norm == _USUAL_NORM
+    if len(refused) == len(outcomes):
+        raise ConfigError(f"in the rehearsal on examples of the test set every update was discarded: {refused[0]}")
+    if refused and not outcomes[0].error and job.context.spec.batch_size > 1 and usual:
         raise ConfigError(f"{_alone(job.context.model)}: {refused[0]}; {_REMEDY}")
     return [f"in the rehearsal on examples of the test set an update was discarded: {refused[0]}"] if refused else []
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import fedveil.run.run_directory as rundir
 from fedveil.configuration.plugins import digests
-from fedveil.configuration.public_setting import calibrated_setting, described
+from fedveil.configuration.public_setting import calibrated_setting, described, objective_of
 from fedveil.data.dataset import strata
 from fedveil.engines.device import GPU
 from fedveil.engines.select_engine import engine, place, settled
@@ -25,7 +25,7 @@ from fedveil.federation.selection_score import release_score
 from fedveil.flower.simulation import FlowerSimulation
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import Prepared, federation, new_run_id, objective, prepare
+from fedveil.run.assembly import Prepared, federation, new_run_id, prepare
 from fedveil.run.binding import check_opening, conclude, opening
 from fedveil.run.data_card import HandedOver, check_data, how_to_resume, recorded, same_handed_over, write_card
 from fedveil.run.history_files import append_history, write_history
@@ -129,7 +129,7 @@ def run_prepared(
     model = rehearsed_model(config, prepared, (method, setting)).to(device)
     trivial = trivial_of(setting.task, prepared.test[1])
     if not resume:
-        own, timeout = objective(config, method, setting), config.training.client_timeout
+        own, timeout = objective_of(config, method, setting), config.training.client_timeout
         config = _with_engine(config, settled(config.run.engine, model, own, setting, timeout))
     run_id, shared = new_run_id(), shared_budget(config, setting)
     if shared is not None and not resume:

@@ -46,16 +46,14 @@ def certify_config(config: Config, data: Dataset | None = None) -> Statement:
     Raises:
         ConfigError: as `certify`.
     """
-    from fedveil.configuration.public_setting import by_own_clients, described, method_of, population_of, setting_of
+    from fedveil.configuration.public_setting import by_own_clients, calibrated_setting, described, population_of
 
     config = config if data is None else by_own_clients(config, data)
     population = population_of(config, data)
     if config.model.needs_building:
         config = described(config, population.data)
-    method = method_of(config)
     return certify(
-        method,
-        method.calibrate(setting_of(config, population)),
+        *calibrated_setting(config, population),
         seeded_noise=config.run.seeded_noise,
         allow_vacuous_delta=config.privacy.allow_vacuous_delta,
         batch_norm=config.model.keeps_statistics,

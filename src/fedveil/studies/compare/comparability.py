@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedveil.configuration.config import Config
-from fedveil.configuration.public_setting import calibrated_setting
+from fedveil.configuration.public_setting import calibrated_setting, objective_of
 from fedveil.errors import ConfigError, FedveilError
 from fedveil.tasks.column import Column
 
@@ -56,7 +56,6 @@ class Check:
 
 def _needs_personal_models(config: Config, metric: str) -> None:
     """Refuse a configuration that measures no models of the clients' own."""
-    from fedveil.run.assembly import objective
     from fedveil.training.local import HasPersonalModel
 
     if config.run.engine == "flower":
@@ -69,5 +68,5 @@ def _needs_personal_models(config: Config, metric: str) -> None:
     if not on_test_set and not config.data.client_test_fraction:
         raise ConfigError(f"{metric} is measured on the clients' own tests: set data.client_test_fraction, such as 0.2")
     method, setting = calibrated_setting(config)
-    if not isinstance(objective(config, method, setting), HasPersonalModel):
+    if not isinstance(objective_of(config, method, setting), HasPersonalModel):
         raise ConfigError(f"{method.name} has no models of the clients' own, so no {metric}; training.measure_trained makes some")

@@ -173,6 +173,27 @@ def test_a_run_without_noise_verifies_with_a_round_of_nobody(tmp_path: Path) -> 
     assert wrong(run) == []
 
 
+def test_steps_with_so_much_noise_that_the_grid_counts_verify(tmp_path: Path) -> None:
+    """Each coordinate is rounded to 2^-24 of the noise, which costs more than one per cent of so small a clip."""
+    privacy = {"unit": "record", "delta": 1e-3, "noise_multiplier": 40000.0, "epsilon": None}
+    run = small_run(config({"name": "dp-fedavg"}, "final", training={"local": "dp-sgd"}, privacy=privacy), tmp_path / "run")
+    with Ledger.open(run / "ledger.sqlite") as ledger:
+        row = next(entry for _, _, entry in ledger.entries())
+    assert row.event.noise_multiplier < 0.99 * row.noise_std[0] / row.clip[0]
+    assert wrong(run) == []
+
+
+def test_a_published_copy_of_a_run_that_released_nothing_verifies(tmp_path: Path) -> None:
+    training = {"sampling": "poisson", "clients_per_round": 1, "rounds": 1, "local_steps": 1}
+    sections = {"data": {"partition": {"kind": "iid", "clients": 9}}, "training": training}
+    run = train(config({"name": "fedavg"}, **sections, run={"seed": 2}), tmp_path / "run").path
+    with Ledger.open(run / "ledger.sqlite") as ledger:
+        assert len(ledger) == 0
+    assert wrong(run) == wrong(publish(run, tmp_path / "copy")) == []
+    (run / "private" / "history.csv").unlink()
+    assert wrong(run) == ["files: private/history.csv is gone"]
+
+
 def test_a_proven_number_on_the_page_is_rounded_up_and_no_lower_one_passes() -> None:
     privacy = {"noise_multiplier": 2.0, "delta": 1e-5, "view": "aggregate"}
     training = {"rounds": 16, "clients_per_round": 50}

@@ -81,7 +81,8 @@ def _check_files(findings: Findings, run: Path, ledger: LedgerFile) -> None:
     there = {file.relative_to(run).as_posix(): file for file in run.rglob("*") if file.is_file()}
     if (own := "private/digests.json") in bound.keys() & there.keys():  # of private files, whose names the ledger does not tell
         bound = read_json(there[own].read_text(encoding="utf-8")) | bound
-    bound = {n: digest for n, digest in bound.items() if n in there or n[:8] != "private/" or not ledger.published}
+    copied = ledger.published or not (ledger.releases or (run / "private").exists())  # without what is private
+    bound = {n: digest for n, digest in bound.items() if n in there or n[:8] != "private/" or not copied}
     findings.extend(Finding("unknown", "files", f"{name} is gone") for name in sorted(bound.keys() - there.keys()))
     checked = sorted(bound.keys() & there.keys())
     salt = there["private/salt"].read_bytes() if "private/salt" in there else b""  # goes before what is private

@@ -87,8 +87,8 @@ class RowCosts:
         right = right and math.isclose(charged, alone / math.sqrt(shares), rel_tol=1e-9, abs_tol=1e-12)
         if right and shares > max(uploads - max(x.colluders, 1), 1):
             self.fellow += row["count"] * x.runs * charged * charged / (shares - 1)
-        if x.steps:  # charged a little more, for the rounding of sums
-            right = alone <= charged * (1 + 1e-9) <= 1.01 * alone
+        if x.steps:  # charged a little more, for the rounding of sums, and of each coordinate to a grid of 2^-24 of the noise
+            right = alone <= charged * (1 + 1e-9) <= 1.01 * alone + factor * 2.0**-24 * math.sqrt(row["dimension"])
         elif row["mechanism"] == "banded":
             right = row["client"] < 0 and (charged >= alone * (1 - 1e-9) if row["round"] == 0 else charged == 0)
         plan = x.score[1] if row["round"] == x.score[0] else x.plan

@@ -173,9 +173,10 @@ def test_a_run_without_noise_verifies_with_a_round_of_nobody(tmp_path: Path) -> 
     assert wrong(run) == []
 
 
-def test_steps_with_so_much_noise_that_the_grid_counts_verify(tmp_path: Path) -> None:
-    """Each coordinate is rounded to 2^-24 of the noise, which costs more than one per cent of so small a clip."""
-    privacy = {"unit": "record", "delta": 1e-3, "noise_multiplier": 40000.0, "epsilon": None}
+@pytest.mark.parametrize("delta", [1e-3, 1e-13])
+def test_steps_with_so_much_noise_that_the_grid_counts_verify(delta: float, tmp_path: Path) -> None:
+    """Each coordinate is rounded to 2^-24 of the noise, which costs more than one per cent of the clip; epsilon is 0 for one."""
+    privacy = {"unit": "record", "delta": delta, "noise_multiplier": 40000.0, "epsilon": None}
     run = small_run(config({"name": "dp-fedavg"}, "final", training={"local": "dp-sgd"}, privacy=privacy), tmp_path / "run")
     with Ledger.open(run / "ledger.sqlite") as ledger:
         row = next(entry for _, _, entry in ledger.entries())

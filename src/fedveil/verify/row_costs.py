@@ -106,7 +106,7 @@ class RowCosts:
         """What the releases of one client tell, of whom most is told; raises ValueError as `Curve`."""
         costs = {(frozenset(self.sampled[c].items()), self.squares.get(c, 0.0)) for c in {*self.squares, *self.sampled}}
         plain = max((squares for sampled, squares in costs if not sampled), default=0.0)
-        dearest = [(frozenset[Any](), plain), *(cost for cost in costs if cost[0])]
+        dearest = [*(cost for cost in costs if cost[0]), (frozenset[Any](), plain)]
         return max((_curve(*cost, delta, adjacency, self.expected.search) for cost in dearest), key=lambda curve: curve.epsilon)
 
 

@@ -157,7 +157,11 @@ def test_a_demonstration_that_is_killed_takes_its_clients_with_it_and_does_not_b
         begun = comes(lambda: (out / "ledger.sqlite").exists() and client_processes(tmp_path), 60)
         killed.send_signal(signal.SIGKILL)
     assert begun
-    assert comes(lambda: not client_processes(tmp_path), 20)
+    try:
+        assert comes(lambda: not client_processes(tmp_path), 20)
+    finally:
+        for pid in client_processes(tmp_path):
+            os.kill(pid, signal.SIGKILL)
     folder = out.with_name(out.name + BESIDE)
     assert (folder / "client-0" / "key").is_file()
     with Ledger.open(out / "ledger.sqlite", read_only=True) as ledger:

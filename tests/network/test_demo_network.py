@@ -149,7 +149,8 @@ def comes(true: Callable[[], Any], seconds: float) -> bool:
 def test_a_demonstration_that_is_killed_takes_its_clients_with_it_and_does_not_block_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted, out = config({"name": "dp-fedavg"}, "server"), tmp_path / "out"
+    few = {"data": {"partition": {"kind": "iid", "clients": 2}}, "training": {"clients_per_round": 2, "local_steps": 1}}
+    wanted, out = config({"name": "dp-fedavg"}, "server", **few), tmp_path / "out"
     write_config(tmp_path / "c.toml", wanted)
     code = "import sys; from test_demo_network import waiting; waiting(*sys.argv[1:])"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 import pickle
@@ -354,13 +355,13 @@ INTEGERS = {
 @pytest.mark.parametrize("strategy", [FedAvg, FedAdam, FedAvgM, FedProx, FedMedian])
 def test_integers_come_back_as_they_came_in_every_round(strategy: Any, listed: bool, tmp_path: Path) -> None:
     """Whatever a strategy makes of them, and also to a client that is asked for the first time in a later round."""
-    whole = {"w": np.zeros(4, np.float32), **{n: v for n, v in INTEGERS.items() if n != "long"}}
+    whole = {"w": np.zeros(4, np.float32), **INTEGERS}
     names = [str(i) for i in range(len(whole))] if listed else list(whole)
     sent: list[Any] = []
 
     def train(message: Message, context: Context) -> Message:
         came = {n: a.numpy() for n, a in message.content["arrays"].items()}
-        sent.append({n: came[n].dtype for n in names})
+        sent.append(came)
         return answer(message, arrays(**(came | {names[0]: came[names[0]] + np.float32(0.1)})))
 
     app = ClientApp(mods=[mod(tmp_path, epsilon=1e9)])
@@ -371,9 +372,11 @@ def test_integers_come_back_as_they_came_in_every_round(strategy: Any, listed: b
     found = {name: array.numpy() for name, array in made.arrays.items()}
     for name, value in zip(names[1:], list(whole.values())[1:], strict=True):
         assert np.allclose(found[name].astype(np.float64), value.astype(np.float64), rtol=1e-9, atol=1e-9)  # Flower rounds
-    came = {n: np.asarray(v).dtype for n, v in zip(names[1:], list(whole.values())[1:], strict=True)}
-    assert {n: dtype for n, dtype in sent[-1].items() if n in came} == came
     assert len(sent) == 12
+    for came in sent:
+        for name, value in zip(names[1:], list(whole.values())[1:], strict=True):
+            assert came[name].dtype == np.asarray(value).dtype
+            assert np.array_equal(came[name], value)
     assert {row.dimension for row in rows(tmp_path)} == {4}
     late = values(app(instruction(made.arrays, **{"server-round": 5}), context(5, 105)))
     assert all(np.array_equal(late[name], found[name]) for name in names[1:])
@@ -383,9 +386,40 @@ def test_integers_come_back_as_they_came_in_every_round(strategy: Any, listed: b
 def test_integers_that_floats_cannot_hold_are_not_made_others(tmp_path: Path) -> None:
     quiet, first = mod(tmp_path), {"w": np.zeros(2, np.float32), "long": INTEGERS["long"]}
     assert values(quiet(instruction(arrays(**first)), context(), added(0.0)))["long"].tolist() == INTEGERS["long"].tolist()
-    for came in (INTEGERS["long"].astype(np.float64), np.array([0.5, 1, 2]), np.array([np.nan, 1, 2]), np.array([1e300, 1, 2])):
+    for came in (
+        np.array([0.5, 1, 2]),
+        np.array([np.nan, 1, 2]),
+        np.array([1e300, 1, 2]),
+        np.array([2.0**62, -(2.0**63), 2.0**64]),
+    ):
         back = values(quiet(instruction(arrays(w=np.ones(2, np.float32), long=came)), context(), added(0.0)))["long"]
         assert np.array_equal(back, came, equal_nan=True)
+
+
+def test_integers_of_any_size_go_back_exactly_and_those_that_a_strategy_changed_as_changed(tmp_path: Path) -> None:
+    """Above 2^53 a float64 holds not every integer, so that they came back as floats, with other digits."""
+    quiet = mod(tmp_path, epsilon=1e9)
+    long = np.array([2**53 + 1, 2**63 - 1, -(2**62) - 1, 0, 1000], np.int64)
+    for came, back in (
+        (long, long),
+        (long * np.float64(1 / 3) * 3, long),
+        (np.array([2.0**53, 2.0**63, -(2.0**62), 1, 1001]), np.array([*long[:3], 1, 1001])),
+        (np.array([2.0**52, 2.0**63, 7, 0, 1000]), np.array([2**52, 2**63 - 1, 7, 0, 1000])),
+    ):
+        found = values(quiet(instruction(arrays(w=np.zeros(2, np.float32), long=came)), context(), added(0.0)))["long"]
+        assert found.dtype == np.int64
+        assert found.tolist() == back.tolist()
+
+
+def test_a_folder_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """It has no values of the first time."""
+    whole = arrays(w=np.zeros(2, np.float32), n=np.array([3, 4]))
+    assert not mod(tmp_path)(instruction(whole), context(), added(0.0)).has_error()
+    (file,) = tmp_path.glob("*.models.json")
+    (models,) = json.loads(file.read_text()).values()
+    file.write_text(json.dumps({"1": [{name: kind[:3] for name, kind in one.items()} for one in models]}))
+    averaged = arrays(w=np.zeros(2, np.float32), n=np.array([3.0, 4.0]))
+    assert values(mod(tmp_path)(instruction(averaged), context(), added(0.0)))["n"].dtype == np.int64
 
 
 def test_a_model_of_whole_numbers_is_trained_when_nobody_took_part_before(tmp_path: Path) -> None:

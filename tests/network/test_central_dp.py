@@ -357,6 +357,72 @@ def test_values_that_cannot_leave_end_no_run_whatever_others_answer(tmp_path: Pa
     assert len(rows(tmp_path)) == 2
 
 
+def by_round(first: Any, later: Any, begin: int = 2) -> Any:
+    """A train function that becomes another one."""
+
+    def train(message: Message, context: Any) -> Message:
+        return (later if message.content["config"]["server-round"] >= begin else first)(message, context)
+
+    return train
+
+
+@pytest.mark.parametrize("later", [prefixed, adapters, in_two_records, of_another_shape])
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_a_run_whose_replies_fit_no_more_ends_before_the_next_charge(
+    rate: float, later: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = AppGrid(app(by_round(added(0.1), later, 4)), 8)
+    central(tmp_path, rate=rate, rounds=9, seed=1).start(grid, model(), 9)
+    assert [row.round for row in rows(tmp_path)] == [0, 1, 2]
+    assert sum(map(bool, grid.asked)) == 4
+    assert "no reply of round 4 has the arrays of the model: the run ends" in warned(caplog)
+    assert fv.verification(tmp_path / "run").outcome == "verified"
+
+
+def failing(message: Message, context: Any) -> Message:
+    raise ValueError("a lesion")
+
+
+def filled(message: Message, context: Any) -> Message:
+    return answer(message, arrays(**(values(added(0.1)(message, context).content["arrays"]) | {"mask": np.zeros(2)})))
+
+
+@pytest.mark.parametrize("later", [failing, added(np.nan), added(1e9), filled], ids=["fails", "nan", "large", "filled"])
+def test_failures_and_values_end_no_run_in_later_rounds_either(later: Any, tmp_path: Path) -> None:
+    whole = arrays(**values(model()), mask=np.array([0, -np.inf]))
+
+    def train(message: Message, context: Any) -> Message:
+        found = values(added(0.1)(message, context).content["arrays"])
+        return answer(message, arrays(**(found | {"mask": np.array([0, -np.inf])})))
+
+    central(tmp_path, rounds=4).start(AppGrid(app(by_round(train, later)), 8), whole, 4)
+    assert [row.round for row in rows(tmp_path)] == [0, 1, 2, 3]
+
+
+def test_whether_one_client_fails_ends_no_run_whose_others_fit_no_more(tmp_path: Path) -> None:
+    """Its data decide over that, and the others may know what theirs is."""
+
+    def train(message: Message, context: Any) -> Message:
+        return (failing if context.node_id == 103 else prefixed)(message, context)
+
+    central(tmp_path, rounds=4).start(AppGrid(app(by_round(added(0.1), train)), 8), model(), 4)
+    assert len(rows(tmp_path)) == 4
+    here = tmp_path / "once"
+    train = by_round(by_round(added(0.1), train), prefixed, 3)
+    central(here, rounds=4).start(AppGrid(app(train), 8), model(), 4)
+    assert [row.round for row in rows(here)] == [0, 1]
+
+
+def test_one_client_with_another_app_ends_no_run_when_it_is_drawn_alone(tmp_path: Path) -> None:
+    def train(message: Message, context: Any) -> Message:
+        return (prefixed if context.node_id == 103 else added(0.1))(message, context)
+
+    grid = AppGrid(app(train), 8)
+    central(tmp_path, rate=0.125, rounds=40, seed=3).start(grid, model(), 40)
+    assert [103] in grid.asked
+    assert len(rows(tmp_path)) == 40
+
+
 def test_nobody_who_can_be_used_is_said_and_charged_like_any_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """That replies fail, or are too large, depends on data: a run may not end by it."""
     central(tmp_path).start(AppGrid(app(added(1e9)), 8), model(), 2)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +17,11 @@ from typer.testing import CliRunner
 from federation_runs import config
 from fedveil.cli.app import app
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.ledger.ledger import Ledger
+from fedveil.ledger.ledger_head import head_path, head_record
 from fedveil.network.consent import Consent
-from fedveil.network.demo_network import consent_to, demo
+from fedveil.network.demo_network import BESIDE, consent_to, demo
+from fedveil.network.deployed_data import public_part
 from fedveil.network.joined_client import JoinedClient
 from fedveil.network.offers import offer_bytes, offer_of, read_consent
 from fedveil.network.two_ledgers import compared
@@ -107,6 +115,105 @@ def test_a_try_without_a_release_does_not_block_the_next_one(tmp_path: Path, mon
         with pytest.raises(FedveilError, match="it has not joined"):
             demo(config({"name": "dp-fedavg"}, "server"), tmp_path / "out", print)
         assert not (tmp_path / "out").exists()
+
+
+def waiting(config: str, out: str) -> None:
+    """A demonstration whose server has begun its run, and waits for ever: what a program of its own runs, to be killed."""
+    import fedveil.network.demo_network as network
+    from fedveil.configuration.config_files import read_config
+    from fedveil.run.run import run_prepared
+
+    def serve(configured: Any, serving: Any) -> Any:
+        serving.on_up()
+        run_prepared(configured, public_part(configured), serving.out, clients=lambda run: lambda job: time.sleep(600))
+
+    network.serve = serve
+    network.demo(read_config(Path(config)), Path(out), print)
+
+
+def client_processes(folder: Path) -> list[int]:
+    """Those whose files lie there, but none that has ended and was not waited for."""
+    found = subprocess.run(["ps", "-wweo", "pid,stat,args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    rows = [line.split(maxsplit=2) for line in found if str(folder) in line and "fedveil join" in line]
+    return [int(pid) for pid, state, _ in rows if not state.startswith("Z")]
+
+
+def comes(true: Callable[[], Any], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.1)
+    return bool(true())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere clients do not hear that their parent was killed")
+def test_a_demonstration_that_is_killed_takes_its_clients_with_it_and_does_not_block_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {"data": {"partition": {"kind": "iid", "clients": 2}}, "training": {"clients_per_round": 2, "local_steps": 1}}
+    wanted, out = config({"name": "dp-fedavg"}, "server", **few), tmp_path / "out"
+    write_config(tmp_path / "c.toml", wanted)
+    code = "import sys; from test_demo_network import waiting; waiting(*sys.argv[1:])"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "c.toml"), str(out)], env=environment) as killed:
+        begun = comes(lambda: (out / "ledger.sqlite").exists() and client_processes(tmp_path), 60)
+        killed.send_signal(signal.SIGKILL)
+    assert begun
+    try:
+        assert comes(lambda: not client_processes(tmp_path), 20)
+    finally:
+        for pid in client_processes(tmp_path):
+            os.kill(pid, signal.SIGKILL)
+    folder = out.with_name(out.name + BESIDE)
+    assert (folder / "client-0" / "key").is_file()
+    with Ledger.open(out / "ledger.sqlite", read_only=True) as ledger:
+        assert len(ledger) == 0
+    monkeypatch.setattr("fedveil.network.demo_network.serve", agreeing(tmp_path))
+    demo(wanted, out, print)
+    assert verification(out).outcome == "verified"
+    assert not folder.exists()
+
+
+def agreeing(folder: Path) -> Any:
+    """In the place of `serve`: the run with clients in this process."""
+    return lambda configured, serving: served(configured, serving.out, agreed(configured, folder / "clients"))[0]
+
+
+@pytest.mark.parametrize("head", ["raised", "not yet"])
+def test_a_run_that_charged_stays_when_a_demonstration_was_killed_there(
+    head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, out = config({"name": "dp-fedavg"}, "server"), tmp_path / "out"
+    monkeypatch.setattr("fedveil.network.demo_network.serve", agreeing(tmp_path))
+    demo(wanted, out, print)
+    (out / "summary.json").unlink()
+    if head == "not yet":
+        head_path(out / "ledger.sqlite").write_bytes(head_record(0))
+    before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    folder = out.with_name(out.name + BESIDE)
+    (folder / "client-0").mkdir(parents=True)
+    (folder / "client-0" / "key").write_text("of a demonstration that was killed")
+    with pytest.raises(ConfigError, match=f"exists and is not empty.*--resume {out}"):
+        demo(wanted, out, print)
+    assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
+    assert not folder.exists()
+
+
+def test_two_demonstrations_at_one_place_do_not_remove_each_others_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, out = config({"name": "dp-fedavg"}, "server"), tmp_path / "out"
+
+    def second(configured: Any, serving: Any) -> Any:
+        there = sorted(serving.network.path.parent.iterdir())
+        with pytest.raises(ConfigError, match="another run is at work"):
+            demo(wanted, out, print)
+        assert sorted(serving.network.path.parent.iterdir()) == there
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedveil.network.demo_network.serve", second)
+    with pytest.raises(KeyboardInterrupt):
+        demo(wanted, out, print)
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_refusal_for_want_of_an_order_names_it_and_the_mended_consent_is_taken(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,8 +97,8 @@ def served(config: Config, out: Path, machines: Machines, **more: Any) -> tuple[
     config = config.model_copy(update={"run": config.run.model_copy(update={"engine": "flower"})})
     lines: list[str] = []
 
-    def clients(job: Federation) -> GridEngine:
-        run = job.context.door.run
-        return GridEngine(job.context, run, ConsentingClients(machines, run, config, lines.append))
+    def consenting(run: str) -> Callable[[Federation], GridEngine]:
+        exchange = ConsentingClients(machines, run, config, lines.append)
+        return lambda job: GridEngine(job.context, run, exchange)
 
-    return run_prepared(config, public_part(config), out, clients=clients, **more), lines
+    return run_prepared(config, public_part(config), out, clients=consenting, **more), lines

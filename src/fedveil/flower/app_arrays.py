@@ -8,6 +8,8 @@ function answers.
 
 from __future__ import annotations
 
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +32,8 @@ _LARGEST, _HEADER = 16, 4096
 """Bytes of a number, and of what precedes them: more is not opened."""
 _ROUNDING = 1e-6
 """By how much an average of equal integers may differ from them, relative to 1 or to the larger of them."""
+_LAST_PLACES = 4096
+"""By how many units in the last place an average of equal integers may differ from them."""
 _SHOWN = 6
 
 
@@ -41,11 +45,24 @@ class Kind(NamedTuple):
     """An array as it was the first time.
 
     released: whether what training moves of it is; None where it is refused, since training moves what cannot be released.
+    integers: its values, if they are integers, in base 64 of their compressed bytes: floats do not hold all of them.
     """
 
     dtype: str
     shape: tuple[int, ...]
     released: bool | None
+    integers: str = ""
+
+    @classmethod
+    def of(cls, array: NDArray[Any], released: bool) -> Kind:
+        """That of an array that is seen for the first time."""
+        integers = b64encode(zlib.compress(array.tobytes(), 1)).decode() if array.dtype.kind in "iu" else ""
+        return cls(array.dtype.str, array.shape, released, integers)
+
+    @property
+    def first(self) -> NDArray[Any]:
+        """The integers of the first time."""
+        return np.frombuffer(zlib.decompress(b64decode(self.integers)), self.dtype).reshape(self.shape)
 
 
 Kinds = Mapping[str, Kind]
@@ -216,7 +233,7 @@ def _first_kinds(arrays: Mapping[str, NDArray[Any]], untouched: tuple[str, ...],
     released = {n for n, a in arrays.items() if a.dtype.kind == "f" and _last(n) not in untouched and bool(np.isfinite(a).all())}
     whole = {n for n in released if late and arrays[n].dtype == np.float64 and _is_whole(arrays[n])}
     released -= whole if whole != released else set()
-    return {name: Kind(array.dtype.str, array.shape, name in released) for name, array in arrays.items()}
+    return {name: Kind.of(array, name in released) for name, array in arrays.items()}
 
 
 def _is_whole(array: NDArray[Any]) -> bool:
@@ -224,7 +241,10 @@ def _is_whole(array: NDArray[Any]) -> bool:
 
 
 def _as_first(array: NDArray[Any], kind: Kind) -> NDArray[Any]:
-    """An array in the type of the first time, if it was one of integers then, and that loses nothing but a rounding."""
+    """An array in the type of the first time, if it was one of integers then, and that loses nothing but a rounding.
+
+    Integers that still are, up to rounding, what they were the first time are these.
+    """
     dtype = np.dtype(kind.dtype)
     if kind.released:
         return array if array.dtype.kind == "f" else array.astype(dtype)
@@ -232,4 +252,12 @@ def _as_first(array: NDArray[Any], kind: Kind) -> NDArray[Any]:
         return array
     least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     whole = np.rint(array)
-    return whole.astype(dtype) if np.all((whole >= least) & (whole < most + 1)) else array
+    fits, same = (whole >= least) & (whole < most + 1), np.zeros(array.shape, bool)
+    if kind.integers:
+        with np.errstate(all="ignore"):
+            before = kind.first.astype(array.dtype)
+            same = np.abs(array - before) <= _LAST_PLACES * np.spacing(np.abs(before))
+    if not np.all(fits | same):
+        return array
+    found = np.where(fits, whole, 0).astype(dtype)
+    return np.where(same, kind.first, found) if kind.integers else found

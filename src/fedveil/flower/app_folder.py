@@ -86,7 +86,7 @@ class AppFolder:
     def models(self, run: int) -> list[Kinds]:
         """The models that a run has sent before, as they were the first time."""
         found = self._models().get(str(run), [])
-        return [{name: Kind(kind, tuple(shape), released) for name, (kind, shape, released) in one.items()} for one in found]
+        return [{name: Kind(kind, tuple(shape), *more) for name, (kind, shape, *more) in one.items()} for one in found]
 
     def remember(self, run: int, kinds: Kinds) -> None:
         """Keep a model as it is sent the first time."""

@@ -21,6 +21,7 @@ from fedveil.flower.app_arrays import UNTOUCHED, AppArrays, Misfit, not_constant
 from fedveil.flower.dp_mod import absolute_path
 from fedveil.flower.flower_messages import printable
 from fedveil.network.app_run import AppRun, matching_configuration
+from fedveil.network.fitting_clients import FittingClients
 from fedveil.training.params import Layout
 
 if TYPE_CHECKING:
@@ -103,14 +104,14 @@ class CentralDP:
         self._run: AppRun | None = None
         self._sent: dict[int, _Round] = {}
         self._first: list[Kinds] = []
-        self._fitted = False
+        self._fitting = FittingClients()
         self._ended, self._told = "", False
 
     def start(self, grid: Any, initial_arrays: Any, num_rounds: int = 3, **options: Any) -> Any:
         """As `Strategy.start` of Flower; afterwards the run directory is closed.
 
-        A run in which no reply has the arrays of the model, of which the strategy makes none, or which has diverged, ends: a
-        warning says why, and the rounds that are left do nothing and cost nothing.
+        A run in which no reply has the arrays of the model, or none has them any more, of which the strategy makes none, or
+        which has diverged, ends: a warning says why, and the rounds that are left do nothing and cost nothing.
 
         Raises:
             ConfigError: num_rounds is not `rounds`, or the strategy inside has a `start` of its own, which sees every reply.
@@ -177,9 +178,11 @@ class CentralDP:
         if run is None or sent is None:
             raise ConfigError(f"round {server_round} was not sent out: configure_train comes before aggregate_train")
         updates, failures = _usable_updates(run, sent, replies)
-        self._fitted |= bool(updates) or any(not isinstance(problem, Misfit | _NoAnswer) for problem in failures.values())
-        misfit = next((str(problem) for problem in failures.values() if isinstance(problem, Misfit)), "")
-        if misfit and not self._fitted:
+        kinds = {node: type(failures.get(place)) for node, place in sent.drawn.items()}
+        others = [node for node, kind in kinds.items() if kind is Misfit]
+        fitting = [node for node, kind in kinds.items() if kind not in (Misfit, _NoAnswer)]
+        misfit = str(failures[sent.drawn[others[0]]]) if others else ""
+        if self._fitting.none_left(kinds, fitting, others):
             self._end(f"no reply of round {server_round} has the arrays of the model", misfit)
             return None, None
         if misfit:
@@ -329,8 +332,8 @@ def _usable(run: AppRun, sent: _Round, reply: Any) -> Tensor:
     if reply is None or reply.has_error():
         raise _NoAnswer("no reply" if reply is None else f"an error: {reply.error.reason}")
     update = sent.arrays.update(reply.content)
-    if names := sent.arrays.refilled(reply.content):
-        raise Misfit(str(not_constant(names)))
+    if names := sent.arrays.refilled(reply.content):  # that is known by values: once something is charged, no run ends by it
+        raise (UpdateRefused if run.history else Misfit)(str(not_constant(names)))
     if problem := run.door.problem(update, {}):
         raise UpdateRefused(problem)
     return update

@@ -8,8 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +25,6 @@ from fedveil.configuration.public_setting import calibrated_setting, population_
 from fedveil.data.own.data_source import TableSource
 from fedveil.errors import ConfigError
 from fedveil.ledger.filters import best_order
-from fedveil.ledger.ledger_head import read_head
 from fedveil.ledger.owner_only import owner_only_folder
 from fedveil.network.certificates import make_client_key
 from fedveil.network.consent import Consent, Limits, judged
@@ -35,12 +34,15 @@ from fedveil.network.offers import offer_of
 from fedveil.network.programs import ends_with_parent, free_port
 from fedveil.network.serve import Serving, serve
 from fedveil.run.assembly import planned_charges
+from fedveil.run.run_lock import claimed
 from fedveil.statement.certify import certify_config
 
 if TYPE_CHECKING:
     from fedveil.federation.history import Record
     from fedveil.run.result import Result
 
+BESIDE = ".fedveil-demo"
+"""What the name of the folder of all machines has after that of the run directory."""
 _LOOK = 0.2
 _GRACE = 30.0
 """Seconds that a client has to end."""
@@ -55,11 +57,10 @@ def demo(config: Config, out: Path, tell: Callable[[str], None], on_round: Calla
     clients = population_of(config).clients
     public_part(config)
     consents = [consent_to(config, number) for number in range(clients)]
-    rundir.create(out)
-    with _unless_released(out), tempfile.TemporaryDirectory(prefix="fedveil-demo-") as folder:
-        network = make_network(Path(folder) / "server", "127.0.0.1", free_port())
+    with _machines(out) as folder:
+        network = make_network(folder / "server", "127.0.0.1", free_port())
         for number, consent in enumerate(consents):
-            own = owner_only_folder(Path(folder) / f"client-{number}")
+            own = owner_only_folder(folder / f"client-{number}")
             (own / "consent.toml").write_text(tomli_w.dumps(consent), encoding="utf-8")
             make_client_key(own / "key")
             network.admit(own / "key.pub")
@@ -68,15 +69,46 @@ def demo(config: Config, out: Path, tell: Callable[[str], None], on_round: Calla
 
 
 @contextmanager
-def _unless_released(out: Path) -> Iterator[None]:
-    """Remove the run directory of a try that ends before its first release, so that the next one can have it."""
-    try:
-        yield
-    except BaseException:
-        ledger = out / "ledger.sqlite"
-        if not ledger.exists() or not read_head(ledger)[0]:
-            shutil.rmtree(out)
-        raise
+def _machines(out: Path) -> Iterator[Path]:
+    """A folder beside the run directory, with keys and states of all machines; it goes with the demonstration.
+
+    One that was killed leaves it, and a run directory in which nothing may have been released yet: the next one at this place
+    removes both. Without a release, a run directory is removed with the folder, too.
+    """
+    run = out.resolve()
+    run.parent.mkdir(parents=True, exist_ok=True)
+    folder = owner_only_folder(run.with_name(run.name + BESIDE))
+    with claimed(folder):
+        try:
+            if any(folder.iterdir()):
+                _remove_unreleased(run)
+                for machine in folder.iterdir():
+                    _remove(machine)
+            rundir.create(out)
+            try:
+                yield folder
+            except BaseException:
+                _remove_unreleased(run)
+                raise
+        finally:
+            _remove(folder)
+
+
+def _remove_unreleased(run: Path) -> None:
+    if rundir.holds_no_release(run):
+        shutil.rmtree(run)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, in which processes that were told to end may still write for a moment."""
+    end = time.monotonic() + _GRACE
+    while folder.exists():
+        try:
+            shutil.rmtree(folder)
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(_LOOK)
 
 
 def consent_to(config: Config, number: int) -> dict[str, Any]:

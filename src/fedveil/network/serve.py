@@ -107,14 +107,14 @@ def serve(config: Config, serving: Serving) -> Result:
 
         reach = GridExchange(grid, nodes, timeout, _POLL)
 
-        def clients(job: Federation) -> GridEngine:
-            exchange = ConsentingClients(reach, job.context.door.run, config, serving.tell)
+        def consenting(run: str) -> Callable[[Federation], GridEngine]:
+            exchange = ConsentingClients(reach, run, config, serving.tell)
             number = prepared.population.clients
             exchange.gather(set(range(number)), min(serving.wait, number), partial(time.sleep, 1))
-            return GridEngine(job.context, job.context.door.run, exchange, serving.tell)
+            return lambda job: GridEngine(job.context, run, exchange, serving.tell)
 
         with _named(link):
-            result = run_prepared(config, prepared, serving.out, serving.on_round, resume=serving.resume, clients=clients)
+            result = run_prepared(config, prepared, serving.out, serving.on_round, resume=serving.resume, clients=consenting)
     (serving.out / STATE_FILE).unlink(missing_ok=True)  # sums without noise, of which an interrupted run alone has need
     return result
 

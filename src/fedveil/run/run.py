@@ -100,12 +100,13 @@ def run_prepared(
     *,
     resume: bool = False,
     track: Sequence[Tracker] = (),
-    clients: Callable[[Federation], Engine] | None = None,
+    clients: Callable[[str], Callable[[Federation], Engine]] | None = None,
 ) -> Result:
     """As `run`, with data that are there already.
 
     Args:
-        clients: the engine that reaches the clients; left out, the configured one.
+        clients: called with the run's id before anything is written into its directory; what it returns makes the engine that
+            reaches the clients. Left out: the configured one.
     """
     trackers = [*track, *(tracker_named(name) for name in config.run.track)]
     saved = resumable(Path(out)) if resume and out is not None else None
@@ -146,7 +147,8 @@ def run_prepared(
             run_id = run_id_of(path)
             if shared is not None:
                 check_plan(shared, method, setting, run_name(config, run_id))
-        else:
+        reached = None if clients is None else clients(run_id)
+        if not resume:
             _begin(path, config, prepared, statement, run_id)
         checkpoints = Checkpoints(path / "checkpoint", identity(run_id, prepared, config.code), path / "ledger.sqlite")
         progress = checkpoints.load()
@@ -162,7 +164,7 @@ def run_prepared(
         begun = Begun(run_id, path, config, statement, setting.layout.names, history, columns)
         with following(trackers, begun) as tracked:
             listeners = [tracked] if on_round is None else [tracked, on_round]
-            return _train(job, begun, checkpoints, progress, listeners, clients, trivial)
+            return _train(job, begun, checkpoints, progress, listeners, reached, trivial)
 
 
 def _with_engine(config: Config, name: str) -> Config:

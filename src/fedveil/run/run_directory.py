@@ -19,6 +19,7 @@ import tomli_w
 
 from fedveil import __version__
 from fedveil.errors import ConfigError, LedgerError
+from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.ledger_head import head_path, read_head
 from fedveil.ledger.owner_only import owner_only_folder
 from fedveil.ledger.whole_files import DRAFT, replace_whole
@@ -45,9 +46,27 @@ PACKAGES = ("torch", "numpy", "scipy", "pydantic", "safetensors")
 def create(path: Path) -> Path:
     """Make a run directory; refuses one that holds anything but what a run leaves that ends before its ledger is there."""
     if path.exists() and not (path.is_dir() and _unbegun(path)):
-        raise ConfigError(f"{path} exists and is not empty: a run never writes over another; choose another --out")
+        there = f"; an interrupted run there goes on with --resume {path}" if _is_interrupted(path) else ""
+        raise ConfigError(f"{path} exists and is not empty: a run never writes over another; choose another --out{there}")
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def holds_no_release(path: Path) -> bool:
+    """Whether a directory has just what a run leaves that ends before its first charge."""
+    ledger = path / "ledger.sqlite"
+    if not ledger.is_file():
+        return path.is_dir() and _unbegun(path)
+    try:
+        with Ledger.open(ledger, read_only=True) as charged:
+            return len(charged) == 0
+    except LedgerError:
+        return False
+
+
+def _is_interrupted(path: Path) -> bool:
+    there = [(path / name).exists() for name in ("config.toml", "ledger.sqlite", "summary.json", "flower.md")]
+    return there == [True, True, False, False]  # the run of a Flower app is not resumed
 
 
 def _says_none(ledger: Path) -> bool:

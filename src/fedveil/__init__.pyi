@@ -1,8 +1,17 @@
 """What `fedveil/__init__.py` loads when first used, for type checkers and editors."""
 
+from fedveil.api.comparison import compare as compare
+from fedveil.api.federation import Federation as Federation
+from fedveil.api.run import Run as Run
+from fedveil.api.run import open_run as open_run
+from fedveil.api.statement import Statement as Statement
 from fedveil.configuration.config import configure as configure
 from fedveil.configuration.config_files import load_config as load_config
 from fedveil.configuration.replace import replace as replace
+from fedveil.configuration.sections import LocalOptimizer
+from fedveil.configuration.sections import Privacy as Privacy
+from fedveil.configuration.sections import ServerOptimizer as ServerOptimizer
+from fedveil.configuration.sections import Training as Training
 from fedveil.data.dataset import Dataset as Dataset
 from fedveil.data.load import load as load
 from fedveil.data.own.arrays import from_arrays as from_arrays
@@ -10,6 +19,11 @@ from fedveil.data.own.frames import from_frame as from_frame
 from fedveil.data.own.huggingface import from_huggingface as from_huggingface
 from fedveil.data.own.torch_data import from_torch as from_torch
 from fedveil.data.partition import partition as partition
+from fedveil.errors import BudgetExhausted as BudgetExhausted
+from fedveil.errors import ConfigError as ConfigError
+from fedveil.errors import DataError as DataError
+from fedveil.errors import FedveilError as FedveilError
+from fedveil.errors import LedgerError as LedgerError
 from fedveil.flower.dp_mod import dp_mod as dp_mod
 from fedveil.methods.adap_dp_fl import AdapDPFL as AdapDPFL
 from fedveil.methods.adapldp import AdapLDP as AdapLDP
@@ -48,10 +62,18 @@ from fedveil.run.run import run
 from fedveil.run.verification import verification as verification
 from fedveil.statement.certify import certify_config
 from fedveil.statement.statement_markdown import to_markdown as to_markdown
+from fedveil.tasks.binary import Binary as Binary
+from fedveil.tasks.classification import Classification as Classification
 from fedveil.tasks.column import Column as Column
+from fedveil.tasks.multi_label import MultiLabel as MultiLabel
+from fedveil.tasks.regression import Regression as Regression
+from fedveil.tasks.segmentation import Segmentation as Segmentation
+from fedveil.tasks.survival import Survival as Survival
 from fedveil.tasks.task import Task as Task
 from fedveil.tasks.task_registry import register_task as register_task
+from fedveil.tasks.token_prediction import TokenPrediction as TokenPrediction
 
 __version__: str
+Optimizer = LocalOptimizer
 certify = certify_config
 train = run

@@ -25,7 +25,6 @@ from fedveil.accounting.gaussian import epsilon_of
 from fedveil.accounting.types import Adjacency, Audit, Event, Gaussian, SampledGaussian, Scope, Unbounded, Unit, View
 from fedveil.cli.app import app
 from fedveil.cli.ledger_terminal import render_ledger
-from fedveil.cli.statement_terminal import render, render_brief
 from fedveil.data.load import load
 from fedveil.errors import ConfigError
 from fedveil.ledger.ledger import Entry, Ledger
@@ -35,6 +34,7 @@ from fedveil.pages.report_page import page_values
 from fedveil.pages.spent import spent
 from fedveil.run.recorded_run import group_names, grouped, read_run
 from fedveil.run.run_directory import write_table
+from fedveil.statement.statement_terminal import render, render_brief
 from fedveil.studies.curves import POINTS, thinned
 
 SERVER = Scope(Unit.CLIENT, Adjacency.ZERO_OUT, View.SERVER)

@@ -19,7 +19,6 @@ from fedveil.accounting.accountant import bound
 from fedveil.accounting.gaussian import epsilon_of, mu_of, tpr
 from fedveil.accounting.learnability import Learnability
 from fedveil.accounting.types import Adjacency, Audit, Claim, Event, SampledGaussian, Scope, Unit, View
-from fedveil.cli.statement_terminal import render, render_brief
 from fedveil.configuration.config import parse
 from fedveil.data.catalogue import info
 from fedveil.data.dataset import Dataset
@@ -37,6 +36,7 @@ from fedveil.statement.plain_words import in_words
 from fedveil.statement.statement import SIMULATION_ONLY, VIEWS, Statement
 from fedveil.statement.statement_json import from_dict, to_dict
 from fedveil.statement.statement_markdown import to_markdown
+from fedveil.statement.statement_terminal import render, render_brief
 from fedveil.statement.statement_text import numbers_table
 from fedveil.training.local import LocalSpec
 from fedveil.training.params import Layout
@@ -385,7 +385,7 @@ def test_a_million_rounds_need_no_torch() -> None:
     code = (
         "import sys, json\n"
         "from fedveil.statement.certify import certify_config\n"
-        "from fedveil.cli.statement_terminal import render\n"
+        "from fedveil.statement.statement_terminal import render\n"
         "from fedveil.statement.statement_markdown import to_markdown\n"
         "from fedveil.configuration.config import parse\n"
         "from rich.console import Console\n"

@@ -27,7 +27,6 @@ from fedveil.accounting.types import (
     UserRecordsGaussian,
     View,
 )
-from fedveil.cli.statement_terminal import render
 from fedveil.errors import ConfigError
 from fedveil.methods.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.banded_mf import BandedMF
@@ -44,6 +43,7 @@ from fedveil.statement.certify import certify
 from fedveil.statement.statement import Statement
 from fedveil.statement.statement_json import from_dict, to_dict
 from fedveil.statement.statement_markdown import to_markdown
+from fedveil.statement.statement_terminal import render
 from fedveil.statement.statement_text import if_seen, numbers_table
 from fedveil.training.local import Objective, Plain
 

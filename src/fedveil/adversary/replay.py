@@ -26,6 +26,7 @@ from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.errors import ConfigError
 from fedveil.methods.run_cost import releases_to
 from fedveil.run.assembly import federation, prepare
+from fedveil.run.data_card import NOTHING, HandedOver
 from fedveil.training.cores import process_state
 
 if TYPE_CHECKING:
@@ -97,18 +98,25 @@ class Replayed:
 
 
 @process_state()
-def replay(config: Config, *, rounds: int = 3, engine: str = "inline", on_world: OnWorld | None = None) -> Replayed:
+def replay(
+    config: Config,
+    *,
+    rounds: int = 3,
+    engine: str = "inline",
+    on_world: OnWorld | None = None,
+    handed_over: HandedOver = NOTHING,
+) -> Replayed:
     """Replay the first rounds of a configuration on all neighbours that its unit has; nothing is charged to any ledger of a run.
 
     Args:
         rounds: at most these. engine: `inline`, or `pool`, which cannot see the order of releases.
-        on_world: told of progress.
+        on_world: told of progress. handed_over: data and partition in the place of the configured ones.
 
     Raises:
         ConfigError: a configuration that promises nothing, or whose first release is refused.
     """
     config = config.model_copy(update={"run": config.run.model_copy(update={"seeded_noise": True})})
-    prepared = prepare(config)
+    prepared = prepare(config, handed_over.data, handed_over.partition)
     calibrated = calibrated_setting(config, prepared.population)
 
     def fresh(folder: Path) -> Federation:

@@ -93,7 +93,7 @@ def _print_statement(statement: Statement, as_json: bool, markdown: bool, **more
     else:
         from rich.console import Console
 
-        from fedveil.cli.statement_terminal import render
+        from fedveil.statement.statement_terminal import render
 
         render(statement, Console())
 

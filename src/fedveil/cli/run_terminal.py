@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedveil.cli.statement_terminal import render_brief, render_verdict
 from fedveil.configuration.public_setting import task_of
 from fedveil.errors import FedveilError, one_line
 from fedveil.federation.history import ALL_FAILED
 from fedveil.run.result import Result
 from fedveil.run.run import run
+from fedveil.statement.statement_terminal import render_brief, render_verdict
 from fedveil.studies.twin import twin_directory
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from fedveil.configuration.sections import (
     DataSection,
     PluginMethod,
     PluginTask,
-    PrivacySection,
+    Privacy,
     PublicSection,
     RunSection,
     Section,
-    TrainingSection,
+    Training,
     given_keys,
     method_section_of,
     task_section_of,
@@ -45,8 +45,8 @@ class Config(Section):
     model: Annotated[Network, PlainValidator(network_of), PlainSerializer(Network.section)] = network_of({})
     task: Annotated[Task, PlainValidator(task_section_of), PlainSerializer(given_keys)] = Classification()
     method: Annotated[MethodConfig, PlainValidator(method_section_of), PlainSerializer(given_keys)] = FedAvg()
-    training: TrainingSection = TrainingSection()
-    privacy: PrivacySection = PrivacySection()
+    training: Training = Training()
+    privacy: Privacy = Privacy()
     run: RunSection = RunSection()
 
     @model_validator(mode="after")

@@ -127,13 +127,13 @@ class OptimizerSection(Section):
         return OptimizerSpec(**self.model_dump())
 
 
-class LocalOptimizerSection(OptimizerSection):
+class LocalOptimizer(OptimizerSection):
     """The optimiser of local training."""
 
     name: Literal["sgd", "adam"] = "sgd"
 
 
-class ServerOptimizerSection(OptimizerSection):
+class ServerOptimizer(OptimizerSection):
     """The optimiser of the global model: FedAvgM (sgd with momentum), FedAdam, FedYogi.
 
     betas, eps: of adam and yogi. relative_to_clip: step along the aggregate divided by the round's clip.
@@ -156,7 +156,7 @@ class ServerOptimizerSection(OptimizerSection):
         return self
 
 
-class TrainingSection(Section):
+class Training(Section):
     """Rounds and local training. `sampling` left out is poisson where privacy can use it, else fixed.
 
     client_timeout: seconds after which a client that has not answered is given up.
@@ -172,8 +172,8 @@ class TrainingSection(Section):
     batch_size: int = Field(32, ge=1)
     batch_clip: float | None = Field(None, gt=0, allow_inf_nan=False)
     schedule: Schedule = "constant"
-    optimizer: LocalOptimizerSection = LocalOptimizerSection()
-    server_optimizer: ServerOptimizerSection = ServerOptimizerSection(lr=1.0)
+    optimizer: LocalOptimizer = LocalOptimizer()
+    server_optimizer: ServerOptimizer = ServerOptimizer(lr=1.0)
     local: Literal["sgd", "dp-sgd"] = "sgd"
     example_clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     evaluate_every: int = Field(1, ge=0)
@@ -231,7 +231,7 @@ class NoiseCohortSection(Section):
         return NoiseCohort(**self.model_dump())
 
 
-class PrivacySection(Section):
+class Privacy(Section):
     """The promise. Give epsilon (the noise is calibrated) or noise_multiplier (epsilon is the result), not both.
 
     budget: ledger of a lifetime budget that this run shares with others (`fedveil budget create`).
@@ -303,6 +303,8 @@ def method_section_of(section: Any) -> MethodConfig:
     Raises:
         ConfigError: no name, an unknown parameter, an impossible value.
     """
+    if isinstance(section, type) and issubclass(section, MethodConfig):
+        return section()  # type: ignore[call-arg]
     if isinstance(section, MethodConfig):
         return section
     if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):

@@ -11,7 +11,7 @@ import hmac
 import json
 import secrets
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from fedveil.configuration.config_files import load_recorded, with_model
 from fedveil.configuration.network import HANDED_OVER
 from fedveil.configuration.public_setting import by_own_clients, require_handed_over
+from fedveil.data.catalogue import Info, Targets
 from fedveil.errors import ConfigError
 from fedveil.run.assembly import Prepared, prepare
 from fedveil.run.run_directory import PRIVATE, SALT, plain, private_folder, write_bytes, write_json
@@ -91,6 +92,24 @@ def how_to_resume(path: Path, config: Config) -> str:
         return f"fedveil run --resume {path}{' --trust-plugins' * bool(config.code)}"
     made = f"fv.load_config({str(path / 'config.toml')!r}, model=...)" if model else "config"
     return f"fv.train({', '.join([made, repr(str(path)), 'resume=True', *again])}) in Python"
+
+
+def info_of(path: Path) -> Info:
+    """Return what the card of a run directory says of its data.
+
+    Raises:
+        ConfigError: no card, or one that is damaged.
+    """
+    try:
+        kept = json.loads((path / CARD).read_text(encoding="utf-8"))
+        labels, constants, examples = kept["labels"], kept["normalisation"], kept["examples"]
+        target = Targets(tuple(labels["shape"]), labels["dtype"], tuple(labels["names"]), labels["unit"])
+        shape, means, stds = (tuple(part) for part in (examples["shape"], constants["mean"], constants["std"]))
+        sizes = kept["train_examples"], kept["test_examples"], kept["named_clients"]
+        info = Info(kept["name"], "", shape, labels["classes"], *sizes, kept["source"], False, means, stds, constants["scale"])
+        return replace(info, target=target, vocabulary=examples["vocabulary"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"{path / CARD} cannot be read ({error}): give the directory of a run of this version") from None
 
 
 def write_card(path: Path, config: Config, prepared: Prepared) -> None:

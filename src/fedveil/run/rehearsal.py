@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fedveil.configuration.public_setting import task_of
-from fedveil.configuration.sections import TrainingSection
+from fedveil.configuration.sections import Training
 from fedveil.engines.batched import Batched
 from fedveil.engines.inline import Inline
 from fedveil.errors import ConfigError
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 _WHAT = "the rehearsal on examples of the test set, before anything is released,"
 _BATCH = 4
 """Examples of a rehearsed batch."""
-_USUAL_NORM = TrainingSection.model_fields["max_update_norm"].default
+_USUAL_NORM = Training.model_fields["max_update_norm"].default
 
 _log = logging.getLogger(__name__)
 

@@ -67,6 +67,10 @@ class Binary(Task):
         logit = output.reshape(target.shape)
         return F.binary_cross_entropy_with_logits(logit, target.to(output.dtype), reduction="none", pos_weight=weight)
 
+    def predictions(self, output: Tensor) -> Tensor:
+        """Return 1 where class 1 is at least as likely as class 0, else 0."""
+        return (output.reshape(-1) >= 0).long()
+
     def scores(self, *evidence: Tensor) -> Mapping[str, float]:
         """Class 1 is predicted from probability one half on; AUC and average precision ask for the order alone."""
         from fedveil.tasks.scores import auc, average_precision, class_scores

@@ -64,6 +64,10 @@ class Classification(Task):
 
         return F.cross_entropy(output, target) if self.class_weights is None else super().loss(output, target)
 
+    def predictions(self, output: Tensor) -> Tensor:
+        """Return the number of the most likely class."""
+        return output.argmax(1)
+
     def scores(self, *evidence: Tensor) -> Mapping[str, float]:
         """Macro figures are plain means over the classes that occur; a class never predicted has precision 0."""
         from fedveil.tasks.scores import class_scores, macro_auc

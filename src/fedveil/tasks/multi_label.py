@@ -67,6 +67,10 @@ class MultiLabel(Task):
         weights = None if self.positive_weights is None else output.new_tensor(self.positive_weights)
         return F.binary_cross_entropy_with_logits(output, target, reduction="none", pos_weight=weights).mean(1)
 
+    def predictions(self, output: Tensor) -> Tensor:
+        """Return 1 for each label that is at least as likely as not, else 0."""
+        return (output >= 0).long()
+
     def scores(self, *evidence: Tensor) -> Mapping[str, float]:
         """A label is predicted from probability one half on; the AUC is a mean over labels of which both kinds occur."""
         from fedveil.tasks.scores import mean_auc

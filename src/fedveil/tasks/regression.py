@@ -56,6 +56,11 @@ class Regression(Task):
             each = (F.mse_loss if self.error == "squared" else F.l1_loss)(found, wanted, reduction="none")
         return each.reshape(len(each), -1).mean(1)
 
+    def predictions(self, output: Tensor) -> Tensor:
+        """Return the quantities in the units of the target; [n] where it is one number."""
+        found = output * self.scale + self.mean
+        return found.reshape(-1) if found[:1].numel() == 1 else found
+
     def scores(self, *evidence: Tensor) -> Mapping[str, float]:
         """R² is over all numbers together, against the mean of each number over the test set."""
         output, target = evidence

@@ -71,6 +71,10 @@ class Segmentation(Task):
     def _with_dice(self, weight: Weighed) -> Weighed:
         return (self.cross_entropy * weight + self.dice) / (self.cross_entropy + self.dice)
 
+    def predictions(self, output: Tensor) -> Tensor:
+        """Return the number of the most likely class at each place."""
+        return output.argmax(1)
+
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """The weighted sum of both."""
         from torch.nn import functional as F

@@ -95,13 +95,16 @@ class Survival(Task):
             return super().loss(output, target)
         return _cox(output.reshape(-1), target[:, 0], target[:, 1], self.ties == "efron")
 
+    def predictions(self, output: Tensor) -> Tensor:
+        """Return the risk [n]; of `hazards` it is higher the fewer intervals one is expected to survive."""
+        return -output.neg().sigmoid().cumprod(1).sum(1) if self.by_example else output.reshape(-1)
+
     def scores(self, *evidence: Tensor) -> Mapping[str, float]:
-        """Harrell's C; the risk of `hazards` is that of the fewest intervals expected to be survived."""
+        """Harrell's C."""
         from fedveil.tasks.scores import concordance
 
         output, target = evidence
-        risk = -output.neg().sigmoid().cumprod(1).sum(1) if self.by_example else output.reshape(-1)
-        return {"concordance": concordance(risk, target[:, 0], target[:, 1] == 1)}
+        return {"concordance": concordance(self.predictions(output), target[:, 0], target[:, 1] == 1)}
 
     def trivial(self, target: Tensor) -> float:
         """Return the concordance of an order by chance."""

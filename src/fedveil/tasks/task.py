@@ -101,6 +101,10 @@ class Task(BaseModel):
         """The `losses` [n], in float32 where the network gives half precision."""
         return self.losses(in_full(output), target)
 
+    def predictions(self, output: Tensor) -> Tensor:
+        """Return the answers [n, ...] that the network's output stands for: by default the output itself."""
+        return output
+
     def evidence(self, output: Tensor, target: Tensor) -> Evidence:
         """What evaluation keeps of a batch, example by example: by default output and target themselves."""
         return output, target

@@ -35,6 +35,10 @@ class TokenPrediction(Task):
         """A sequence of tokens."""
         need_classes(self.name, info, 1)
 
+    def predictions(self, output: Tensor) -> Tensor:
+        """Return the most likely token at each place."""
+        return output.argmax(2)
+
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """The mean over an example's places; 0 where all are IGNORED."""
         each, known = self._places(output, target)

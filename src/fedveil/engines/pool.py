@@ -36,6 +36,7 @@ from fedveil.engines.pool_worker import SharedMemory, in_row, work
 from fedveil.engines.shared_arena import SharedArena, Slot
 from fedveil.engines.stacked import MOST_ROWS
 from fedveil.errors import ConfigError, FedveilError
+from fedveil.federation.isolated import a_fork_can_train
 from fedveil.federation.round import ClientTask, Context, Outcome, failure, planned, sealed_outcome
 from fedveil.release.plan import HasPublicSteps, Plan, Released, Upload
 from fedveil.release.sealed import ELSEWHERE, Contribution, SealedUpload
@@ -63,20 +64,6 @@ class _Worker:
     planned: int = -1
     ready: bool = False
     slot: Slot | None = None
-
-
-def a_fork_can_train() -> bool:
-    """Whether PyTorch lets a forked process make a backward pass: on a machine with a GPU not once its parent has made one."""
-    if not torch.cuda.is_available():
-        return True
-    child = os.fork()
-    if not child:
-        try:
-            torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return os.waitpid(child, 0)[1] == 0
 
 
 def start_method(context: Context) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from fedveil.federation.history import Record
     from fedveil.federation.progress import Federation, Progress
     from fedveil.tasks.task import Evidence, Task
-    from fedveil.training.local import State
     from fedveil.training.params import FlatModel
 
 
@@ -103,7 +103,7 @@ def _client_scores(federation: Federation, model: FlatModel, tests: Clients) -> 
     def scores() -> list[float | None]:
         return context.task.client_scores(tests.offsets, *evidence(context.task, model, tests.x, tests.y))
 
-    return found_by(scores, rehearsal=context.rehearsal) or none
+    return found_by(scores, context) or none
 
 
 def _personal_scores(federation: Federation, progress: Progress) -> Record:
@@ -112,33 +112,33 @@ def _personal_scores(federation: Federation, progress: Progress) -> Record:
     None where a client's own model cannot be made, or fails: how a run ends is seen by all.
     """
     objective, task, tests = federation.context.objective, federation.context.task, federation.client_tests
-    rehearsal = federation.context.rehearsal
-
-    def score(model: FlatModel, x: Tensor, y: Tensor) -> float | None:
-        return found_by(lambda: own_score(task, model, x, y), rehearsal=rehearsal)
-
     whole = federation.personal_on_test_set
     if not isinstance(objective, HasPersonalModel) or (tests is None and not whole):
         return {}
     each: list[float | None] = []
     on_test_set: list[float | None] = []
     for c in range(len(federation.context.clients)):
-        model, state = global_model(federation, progress), progress.privates.get(c, {})
-        loaded = found_by(partial(_load, model, objective, progress.model, state), rehearsal=rehearsal) or False
-        if tests is not None:
-            each.append(score(model, *tests.examples(c)) if loaded else None)
-        if whole:
-            on_test_set.append(score(model, *federation.test) if loaded else None)
+        own = [] if tests is None else [tests.examples(c)]
+        examples = [*own, *([federation.test] if whole else [])]
+        scores = found_by(partial(_own_scores, federation, progress, c, examples), federation.context) or [None] * len(examples)
+        each += scores[: len(own)]
+        on_test_set += scores[len(own) :]
     row: Record = {} if tests is None else {f"personal_{task.main.name}": each, f"mean_personal_{task.main.name}": _mean(each)}
     return row | ({f"mean_personal_test_{task.main.name}": _mean(on_test_set)} if whole else {})
 
 
-def _load(model: FlatModel, objective: HasPersonalModel, released: Tensor, state: State) -> bool:
-    """Put the client's own model there, and say so."""
-    model.load(objective.personal(released.clone(), state))  # of a copy: what it changes there is nobody else's
+def _own_scores(
+    federation: Federation, progress: Progress, client: int, examples: Sequence[tuple[Tensor, Tensor]]
+) -> list[float | None]:
+    """The main metric of the client's own model on each of these sets of examples; None where it fails there."""
+    objective, state, context = federation.context.objective, progress.privates.get(client, {}), federation.context
+    assert isinstance(objective, HasPersonalModel)
+    model = global_model(federation, progress)
+    model.load(objective.personal(progress.model.clone(), state))  # of a copy: what it changes there is nobody else's
     if "buffers" in state:
         model.load_buffers(state["buffers"])
-    return True
+    here = replace(context, isolation="none")  # this is in a process of its own already, if any is
+    return [found_by(partial(own_score, context.task, model, *given), here) for given in examples]
 
 
 def _mean(scores: Sequence[float | None]) -> float:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from fedveil.federation.history import Record
     from fedveil.federation.progress import Federation, Progress
-    from fedveil.federation.round import Outcome
+    from fedveil.federation.round import Context, Outcome
     from fedveil.release.plan import Upload
     from fedveil.training.local import State
     from fedveil.training.params import Layout
@@ -149,7 +149,7 @@ def method_measures(federation: Federation, progress: Progress, clients: list[in
     for part, states in ((context.objective, [progress.privates.get(c, {}) for c in clients]), (context.policy, policies)):
         if isinstance(part, HasMetrics):
             if part is context.objective:
-                measured = [_measured(part, state, (taken, shapes), rehearsal=context.rehearsal) for state in states]
+                measured = [_measured(part, state, (taken, shapes), context) for state in states]
             else:
                 measured = [part.measures(state) if state else {} for state in states]
             row.update(_means(measured))
@@ -162,7 +162,7 @@ def method_measures(federation: Federation, progress: Progress, clients: list[in
 
 
 def _measured(
-    objective: HasMetrics, state: State, allowed: tuple[Container[str], Container[tuple[int, ...]]], *, rehearsal: bool
+    objective: HasMetrics, state: State, allowed: tuple[Container[str], Container[tuple[int, ...]]], context: Context
 ) -> Figures:
     """What an objective measures of a client's state; nothing where that fails: how a run ends is seen by all.
 
@@ -172,13 +172,13 @@ def _measured(
     taken, shapes = allowed
 
     def measured() -> dict[str, Any]:
-        return {str(name): np.asarray(value, dtype=float) for name, value in objective.measures(state).items()}
+        return {str(name): np.asarray(value, dtype=float).tolist() for name, value in objective.measures(state).items()}
 
     def apart(name: str) -> str:
         return apart(f"objective_{name}") if name in taken or name.startswith("test_") else name
 
-    figures = found_by(measured, rehearsal=rehearsal) if state else None
-    return {apart(name): value.tolist() for name, value in (figures or {}).items() if value.shape in shapes}
+    figures = found_by(measured, context) if state else None
+    return {apart(name): value for name, value in (figures or {}).items() if np.shape(value) in shapes}
 
 
 def _means(rows: Sequence[Figures]) -> Record:

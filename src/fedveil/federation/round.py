@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
 from fedveil.errors import ConfigError, UpdateRefused
 from fedveil.federation.evidence import evaluation_counts
+from fedveil.federation.isolated import ChildFailed, forked, seed_generators
 from fedveil.federation.plain_state import is_storable, mapped
 from fedveil.release.cost import promises
 from fedveil.release.dpsgd import PerExampleGradient, step_noise
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from fedveil.training.params import FlatModel
 
 
+Isolation = Literal["process", "copy", "none"]
+
+
 def _itself(source: GradientSource) -> GradientSource:
     return source
 
@@ -50,6 +55,7 @@ class Context:
     the user's own keeps. `evaluation`: counts on the clients' own `tests` that leave beside each update.
     `in_turns`: clients train in turns with each other, and their engine seeds what layers draw.
     `rehearsal`: the examples are public and nothing leaves, so what fails raises.
+    `isolation`: user-defined code sees each client's data in a `process` of its own, on a `copy` of itself, or as it is (`none`).
     Training happens where `model` and `clients` are; plans, door, tests and all states stay on the CPU.
     """
 
@@ -69,6 +75,7 @@ class Context:
     evaluation: EvaluationCounts | None = None
     tests: Clients | None = None
     rehearsal: bool = False
+    isolation: Isolation = "none"
 
     def plan(self, released: Released, state: State) -> Plan | Raw:
         """The plan that the policy makes of what was released, with the counts of an evaluation beside the update."""
@@ -91,8 +98,9 @@ class Context:
         Raises:
             ConfigError: each time from then on.
         """
-        self.model.require_constants()
-        for kept in self.kept:
+        if self.isolation != "process":
+            self.model.require_constants()
+        for kept in self.kept if self.isolation != "process" else ():
             kept.require_unchanged()
 
 
@@ -169,7 +177,8 @@ def client_round(context: Context, task: ClientTask) -> Outcome:
     A policy that makes no plan ends the run.
     """
     start = time.perf_counter()
-    return sealed_outcome(context, task, attempted(context, task, planned(context, task)), start)
+    attempt = {"process": attempted_in_child, "copy": attempted_on_copy, "none": attempted}[context.isolation]
+    return sealed_outcome(context, task, attempt(context, task, planned(context, task)), start)
 
 
 def planned(context: Context, task: ClientTask) -> Plan | Raw:
@@ -189,6 +198,45 @@ def attempted(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Fa
         if context.rehearsal:
             raise
         return failure(context, task, plan, _reason(error))
+
+
+def attempted_in_child(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
+    """Local training under that plan in a process forked for it, or why it gave nothing; sealing is left to this process."""
+
+    def act() -> dict[str, Any]:
+        _seed_generators(context, task)
+        try:
+            work = trained(context, task, plan)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return {"reason": _reason(error)}
+        values = {field.name: getattr(work, field.name) for field in fields(Work) if field.name != "plan"}
+        return values | {"loss": float(work.loss), "extras": dict(work.extras)}
+
+    try:
+        found = forked(act)
+    except ChildFailed as failed:
+        found = {"reason": str(failed)}
+    return failure(context, task, plan, found["reason"]) if "reason" in found else Work(plan, **found)
+
+
+def attempted_on_copy(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
+    """Local training under that plan on a copy of the model, the objective and the task, or why it gave nothing."""
+    model = context.model.another(context.model.vector.clone(), torch.zeros_like(context.model.grad))
+    try:
+        objective, learned = deepcopy((context.objective, context.task))
+    except Exception as error:
+        return failure(context, task, plan, f"the method or the task cannot be copied ({_reason(error)})")
+    own = replace(context, model=model, objective=objective, task=learned)
+    _seed_generators(own, task)
+    return attempted(own, task, plan)
+
+
+def _seed_generators(context: Context, task: ClientTask) -> None:
+    """Seed generators that hang on the model, the method or the task by client and round: a copy of each would draw the same."""
+    seed = context.randomness.derive("generators", task.released.round, task.client)
+    seed_generators(seed, context.model.module, context.objective, context.task)
 
 
 def failure(context: Context, task: ClientTask, plan: Plan | Raw, reason: str) -> Failure:

@@ -64,5 +64,5 @@ def release_score(federation: Federation, progress: Progress) -> float | None:
 
 def _away(context: Context, model: FlatModel, x: Tensor, y: Tensor) -> Tensor:
     """How far from the middle a client's own score is [1]."""
-    score = found_by(lambda: own_score(context.task, model, x, y), rehearsal=context.rehearsal)
+    score = found_by(lambda: own_score(context.task, model, x, y), context)
     return torch.tensor([0.0 if score is None else score - _MIDDLE])

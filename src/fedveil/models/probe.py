@@ -72,7 +72,7 @@ def fill_caches(model: FlatModel, x: Tensor) -> None:
     Raises:
         ConfigError: as `check_output`, of the forward pass alone.
     """
-    if model.is_compared:
+    if model.is_custom:
         with _as_it_was(model):
             name = type(model.module).__name__
             _passed(model, x, name)
@@ -82,7 +82,7 @@ def fill_caches(model: FlatModel, x: Tensor) -> None:
 
 def needs_pairs(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> bool:
     """Whether the network or the task can learn from two of these examples and not from one, as under batch normalisation."""
-    ours = not (model.is_compared or task.own)  # of these only batch normalisation asks for more than one
+    ours = not (model.is_custom or task.own)  # of these only batch normalisation asks for more than one
     if ours and not any(isinstance(layer, _BatchNorm) and layer.training for layer in model.module.modules()):
         return False
     with torch.no_grad(), _as_it_was(model):

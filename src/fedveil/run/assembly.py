@@ -35,8 +35,9 @@ from fedveil.data.partition import checked_options, from_options, need_strata
 from fedveil.data.split import client_test_split, public_split, split_within_users
 from fedveil.errors import ConfigError, DataError
 from fedveil.federation.clients import Clients
+from fedveil.federation.isolated import can_fork
 from fedveil.federation.progress import Federation
-from fedveil.federation.round import Context
+from fedveil.federation.round import Context, Isolation
 from fedveil.ledger.budget import Budgets, Filter, FixedPlan, GdpFilter, RdpFilter, best_order
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.methods.calibration import ROUNDING
@@ -45,9 +46,11 @@ from fedveil.methods.method import Method, extras_of, is_own
 from fedveil.methods.run_cost import releases_to, run_releases
 from fedveil.methods.setting import Setting
 from fedveil.models.probe import fill_caches, needs_pairs
+from fedveil.release.by_hand import known
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
+from fedveil.statement.public_values import TOGETHER
 from fedveil.tasks.task import Task
 from fedveil.training.kept_state import KeptState
 from fedveil.training.local import Objective, Trained
@@ -168,7 +171,7 @@ def build_model(config: Config, prepared: Prepared) -> FlatModel:
     """The configured network as it is before training, initialised from the run's seed where its code or a program did not."""
     info = prepared.dataset.info
     module = built(config.model, info.input_shape, task_of(config).outputs(info), model_seed(config))
-    return FlatModel(module, built_in=config.model.built_in)
+    return FlatModel(module, built_in=config.model.built_in, isolated=config.run.isolation == "process")
 
 
 def shown(prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
@@ -246,6 +249,36 @@ def federation(
         prepared.public,
         method.participation(setting),
     )
+
+
+def with_isolation(config: Config) -> Config:
+    """The configuration with `run.isolation` set, where code of the user's own may see a client's data.
+
+    Raises:
+        ConfigError: `process` is asked for where no child process can be forked that trains, or where clients train together.
+    """
+    wanted, section = config.run.isolation, config.run
+    if section.engine in TOGETHER:
+        if wanted is not None:
+            raise ConfigError(
+                f"run.isolation = {wanted!r}: run.engine = {section.engine!r} trains several clients in one pass: leave it out, "
+                f"or take another engine"
+            )
+        return config
+    if wanted == "process" and not can_fork():
+        raise ConfigError(
+            "run.isolation = 'process' needs a child process that can train, and none can be forked here: set it to 'copy'"
+        )
+    found = wanted or ("process" if can_fork() else "copy")
+    return config.model_copy(update={"run": section.model_copy(update={"isolation": found})})
+
+
+def isolated(job: Federation, config: Config) -> Federation:
+    """The federation whose user-defined code, if it has any, sees each client's data as `run.isolation` says."""
+    context = job.context
+    own = is_own(job.method) or context.task.own or not known(context.model.module)
+    isolation: Isolation = config.run.isolation or "none" if own else "none"
+    return replace(job, context=replace(context, isolation=isolation))
 
 
 def _kept(method: Method, task: Task, local_training: Objective) -> tuple[KeptState, ...]:

@@ -17,14 +17,14 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from typing import Any, NoReturn
 
 import torch
 
-from fedveil.engines.pool import a_fork_can_train
 from fedveil.errors import ConfigError, DataError, FedveilError, frames_of, one_line, users_place
+from fedveil.federation.isolated import can_fork, frozen_objects
 from fedveil.release.noise import Randomness
 
 Stage = Callable[[str], None]
@@ -52,7 +52,7 @@ def in_child(act: Callable[[Stage], Any], what: str, silent: float = SILENT) -> 
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()  # else the child would write it, too
-    with _frozen(), warnings.catch_warnings():
+    with frozen_objects(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads that are alive: the child uses none of them
         child = os.fork()
     if not child:
@@ -69,24 +69,6 @@ def in_child(act: Callable[[Stage], Any], what: str, silent: float = SILENT) -> 
             os.killpg(child, signal.SIGKILL)
         with suppress(ChildProcessError):
             os.waitpid(child, 0)
-
-
-def can_fork() -> bool:
-    """Whether a child can be forked that can train: not on Windows or macOS, and with a GPU not after a backward pass."""
-    return sys.platform.startswith("linux") and a_fork_can_train()
-
-
-@contextmanager
-def _frozen() -> Iterator[None]:
-    """Let the collector leave all objects alone, so that a child copies none of their pages."""
-    ours = not gc.get_freeze_count()
-    if ours:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if ours:
-            gc.unfreeze()
 
 
 # --- the child --------------------------------------------------------------------------------------------------------

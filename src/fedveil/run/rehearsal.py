@@ -27,6 +27,7 @@ from fedveil.errors import ConfigError
 from fedveil.federation.clients import Clients
 from fedveil.federation.evaluate import evaluate
 from fedveil.federation.fit import answered, asked, gathered
+from fedveil.federation.isolated import can_fork
 from fedveil.federation.plain_state import tree_parts
 from fedveil.federation.progress import start
 from fedveil.federation.round import client_round
@@ -39,7 +40,7 @@ from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise_memory import NoiseMemory
 from fedveil.release.release_row import NullLedger
 from fedveil.run.assembly import build_model, federation, shown
-from fedveil.run.child_process import can_fork, in_child
+from fedveil.run.child_process import in_child
 from fedveil.training.params import trained_parameters
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _rehearse(
             f"training.batch_size = 1, and {_name(model)} cannot learn from one example, as under batch normalisation, "
             f"which takes statistics of a batch: set training.batch_size to 2 or more, or take nn.GroupNorm or nn.LayerNorm"
         )
-    ours = not (model.is_compared or task.own or is_own(method))  # its rounds, scores and states are known to work
+    ours = not (model.is_custom or task.own or is_own(method))  # its rounds, scores and states are known to work
     ours = ours and config.training.max_update_norm == _USUAL_NORM
     return remarks if ours or not whole else [*remarks, *_rehearse_round(config, prepared, calibrated, model, stage)]
 

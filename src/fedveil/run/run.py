@@ -25,7 +25,8 @@ from fedveil.federation.selection_score import release_score
 from fedveil.flower.simulation import FlowerSimulation
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import Prepared, federation, new_run_id, prepare
+from fedveil.methods.method import is_own
+from fedveil.run.assembly import Prepared, federation, isolated, new_run_id, prepare, with_isolation
 from fedveil.run.binding import check_opening, conclude, opening
 from fedveil.run.data_card import HandedOver, check_data, how_to_resume, recorded, same_handed_over, write_card
 from fedveil.run.history_files import append_history, write_history
@@ -121,7 +122,10 @@ def run_prepared(
     config = described(config, prepared.dataset.info)
     if saved is not None and out is not None:
         same_run(saved, config, Path(out))
+        config = _with(config, isolation=saved.run.isolation)
     method, setting = calibrated_setting(config, prepared.population)
+    if not config.model.built_in or setting.task.own or is_own(method):
+        config = with_isolation(config)
     vacuous, seeded = config.privacy.allow_vacuous_delta, config.run.seeded_noise
     batch_norm = config.model.keeps_statistics
     begun_as = config if begun_with not in TOGETHER else _with_engine(config, str(begun_with))  # its rounds rest on that
@@ -154,6 +158,7 @@ def run_prepared(
         progress = checkpoints.load()
         population = None if shared is None else shared.ledger(run_name(config, run_id))
         job = federation(config, prepared, path / "ledger.sqlite", run_id, model, (method, setting), population)
+        job = isolated(job, config)
         if config.training.personal_on_test_set and config.run.engine != "flower":  # whose clients keep their own models
             job = replace(job, personal_on_test_set=True)
         history, columns = (
@@ -168,7 +173,11 @@ def run_prepared(
 
 
 def _with_engine(config: Config, name: str) -> Config:
-    return config.model_copy(update={"run": config.run.model_copy(update={"engine": name})})
+    return _with(config, engine=name)
+
+
+def _with(config: Config, **keys: Any) -> Config:
+    return config.model_copy(update={"run": config.run.model_copy(update=keys)})
 
 
 def refuse_secret_search(config: Config) -> None:

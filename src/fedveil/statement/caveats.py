@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 from fedveil.accounting.formatting import at_most, epsilon, number
 from fedveil.accounting.secret_samples import is_amplified
 from fedveil.accounting.types import Adjacency, FixedSampleGaussian, Guarantee, SeenCountGaussian, Unit, View
-from fedveil.methods.method import is_own, weighting_of
+from fedveil.methods.method import weighting_of
 from fedveil.methods.run_cost import releases_to
 from fedveil.methods.sampler_error import run_variation, sampler_adds, sampler_line
 from fedveil.release.plan import Fixed, lets_statistics_out
 from fedveil.statement.evaluation_notes import evaluation_note
-from fedveil.statement.public_values import own_code
 from fedveil.statement.sampling_notes import sampling_notes
 from fedveil.statement.scope_checks import is_vacuous
 from fedveil.statement.selection_notes import selection_assumptions, selection_note
@@ -86,8 +85,6 @@ def assumptions(method: Method, s: Setting, view: View, events: list[Event]) -> 
                 "the bound counts that many releases of one client",
             )
         )
-    if is_own(method) or s.task.own:
-        found.append(own_code(records=s.example_clip is not None))
     found += [*_task(s.task), *selection_assumptions(s)]
     return (*found, *(Assumption(text, f"the bound of {method.name} rests on it") for text in method.assumptions(s)))
 

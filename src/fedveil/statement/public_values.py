@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from fedveil.accounting.types import Unit
 from fedveil.configuration.network import HANDED_OVER
-from fedveil.configuration.public_setting import FLOWER_APP
+from fedveil.configuration.public_setting import FLOWER_APP, method_of, task_of
 from fedveil.data.features.feature_map import NETWORKS, SHAPES
+from fedveil.methods.method import is_own
 from fedveil.statement.statement import Assumption
 
 TOGETHER = ("batched", "cuda")
@@ -36,8 +37,9 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
                 why,
             )
         )
-    if not network.built_in or data.features_of or config.data.code:
-        found.append(own_code(records=config.training.local == "dp-sgd"))
+    custom = is_own(method_of(config)) or task_of(config).own
+    if custom or not network.built_in or data.features_of or config.data.code:
+        found.append(_own_code(records=config.training.local == "dp-sgd", isolation=config.run.isolation))
     if data.counted:
         found.append(
             Assumption(
@@ -80,19 +82,25 @@ _FLOWER = (
 """What a run of a Flower app takes on trust of the app."""
 
 
-def own_code(*, records: bool) -> Assumption:
+def _own_code(*, records: bool, isolation: str | None) -> Assumption:
     """The assumption about all code of the user's own: one, whatever parts it makes.
 
     Args:
-        records: whether records are protected, not clients alone.
+        records: whether records are protected, not clients alone. isolation: as in `run.isolation`.
     """
     between = "from one record to another, or from one client to another" if records else "from one client to another"
+    where = {
+        "process": "it sees each client's data in a process that is forked for that client and ends with it, so that only what "
+        "lies outside of a process is left, such as files, other processes and a GPU",
+        "copy": "each client trains a copy of model, method and task, whose attributes, closures and globals are compared "
+        "afterwards, and nothing else is, such as files, other processes and the inside of installed libraries",
+        None: "its attributes, closures and globals are compared after each client and before each score, and nothing else is, "
+        "such as files, other processes and the inside of installed libraries",
+    }[isolation]
+    within = "; nor does it keep anything of a record for the next one of the same client" if records else ""
     return Assumption(
-        f"code of the user's own (model, task, method, features) carries nothing {between}: its attributes, closures and globals "
-        f"are compared after each client and before each score, and nothing else is, such as "
-        f"{'what passes between records of a client, ' * records}files, other processes and the inside of installed libraries",
-        "what it kept would pass by clip and noise, into other updates, a plan or a score; where it is found, the clients after "
-        "it send zeros and the run ends, which everybody sees",
+        f"code of the user's own (model, task, method, features) carries nothing {between}: {where}{within}",
+        "what it kept would pass by clip and noise, into other updates, a plan or a score",
     )
 
 

@@ -88,12 +88,14 @@ class FlatModel:
     Args:
         vector, grad: memory to use, [d] each, for instance rows of one tensor that holds many models; by default its own.
         followed: whether code of the user's own trains it, and may leave something on a module that is ours (`follow`).
-        built_in: whether the module is a network of ours; of all others is compared what their code keeps.
+        is_custom: whether code of the user's own may run in it.
+        built_in: whether the module is a network of ours. isolated: whether clients train it in processes of their own; else
+            what its code keeps is compared, unless it is built in.
     """
 
     def __reduce__(self) -> tuple[Callable[..., FlatModel], tuple[Any, ...]]:
         hooks = [_hooks_of(p) for p in self.module.parameters()]  # which pickle leaves out
-        return _unpickled, (self.module, hooks, self._followed, self._built_in)
+        return _unpickled, (self.module, hooks, self._followed, self._built_in, self._isolated)
 
     def __init__(
         self,
@@ -102,12 +104,13 @@ class FlatModel:
         grad: Tensor | None = None,
         followed: bool = False,
         built_in: bool = False,
+        isolated: bool = False,
     ) -> None:
         import torch
 
         from fedveil.training.kept_state import KeptState, has_own_code
 
-        self._kept, self._followed, self._built_in = None, followed, built_in
+        self._kept, self._followed, self._built_in, self._isolated = None, followed, built_in, isolated
         named = trained_parameters(module)
         if not named:
             raise ConfigError("the model has no parameters that require a gradient: nothing to train")
@@ -133,14 +136,15 @@ class FlatModel:
         self._constants = [t for t in (*module.parameters(), *module.buffers()) if id(t) not in changing]
         self._versions = [t._version for t in self._constants]
         self._trained, self._changing = tuple(named.values()), (*named.values(), *counted)
-        if not built_in or has_own_code(module):
+        self.is_custom = not built_in or has_own_code(module)
+        if self.is_custom and not isolated:
             self._kept = KeptState(f"model: {type(module).__name__}", module, self._changing)
         if followed:
             self.follow()
 
     def another(self, vector: Tensor, grad: Tensor) -> FlatModel:
         """A copy in that memory, [d] each; what is frozen is shared with this one."""
-        return FlatModel(copied(self.module, self._constants), vector, grad, self._followed, self._built_in)
+        return FlatModel(copied(self.module, self._constants), vector, grad, self._followed, self._built_in, self._isolated)
 
     def to(self, device: torch.device | str) -> FlatModel:
         """This model if it is on `device`, else a copy of it there."""
@@ -148,12 +152,15 @@ class FlatModel:
 
         if self.vector.device == torch.device(device):
             return self
-        return FlatModel(copied(self.module).to(device), followed=self._followed, built_in=self._built_in)
+        moved = copied(self.module).to(device)
+        return FlatModel(moved, followed=self._followed, built_in=self._built_in, isolated=self._isolated)
 
     def follow(self) -> None:
         """Compare from here on what hangs on the module, whoever's its code is, and on this object itself."""
         from fedveil.training.kept_state import KeptState
 
+        if self._isolated:
+            return
         self._followed = True
         self._kept = self._kept or KeptState(f"model: {type(self.module).__name__}", self.module, self._changing)
         self._attributes = frozenset(vars(self)) | {"_attributes"}
@@ -244,11 +251,6 @@ class FlatModel:
         for counter in self._counters:
             counter.zero_()
 
-    @property
-    def is_compared(self) -> bool:
-        """Whether what code keeps on the module is compared, as of all networks that are not built in."""
-        return self._kept is not None
-
     def estimated_buffers(self, forward: Callable[[Tensor], object], batches: Iterable[Tensor]) -> Tensor:
         """The mean of the batch statistics over these batches, as the network has them in tests; those that it had are lost."""
         momenta: list[Any] = [layer.momentum for layer in self._normalising]
@@ -275,6 +277,8 @@ class FlatModel:
         Raises:
             ConfigError: each time from then on.
         """
+        if self._isolated:
+            return
         if self._versions != [t._version for t in self._constants]:
             written = {id(t) for t, before in zip(self._constants, self._versions, strict=True) if t._version != before}
             tensors = (*self.module.named_parameters(), *self.module.named_buffers())
@@ -302,10 +306,10 @@ class FlatModel:
             )
 
 
-def _unpickled(module: nn.Module, hooks: Iterable[Hooks], followed: bool, built_in: bool) -> FlatModel:
+def _unpickled(module: nn.Module, hooks: Iterable[Hooks], followed: bool, built_in: bool, isolated: bool) -> FlatModel:
     for p, own in zip(module.parameters(), hooks, strict=True):
         _hang(p, own)
-    return FlatModel(module, followed=followed, built_in=built_in)
+    return FlatModel(module, followed=followed, built_in=built_in, isolated=isolated)
 
 
 def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:

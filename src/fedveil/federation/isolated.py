@@ -1,0 +1,212 @@
+"""User-defined code sees a client's data in a process that is forked for that client alone, so that nothing it does stays.
+
+Only plain values come back: numbers, text, lists, dictionaries and tensors, through a file without a name. A child that is
+killed, hangs, exits or answers nonsense is a client that failed. The child has one thread, since the threads of libraries do not
+live through a fork; streams of its own, since the thread of a progress bar may hold the lock of the parent's; and a process
+group that is ended with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import random
+import select
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from fedveil.errors import FedveilError
+from fedveil.federation.plain_state import read_tree, tree_parts
+
+LONGEST = 3600.0
+"""Seconds after which a child counts as hanging."""
+_POLL = 0.2
+_INTERRUPTED = 130
+_PR_SET_PDEATHSIG = 1
+
+
+class ChildFailed(FedveilError):
+    """A child process that gave no answer, and why."""
+
+
+def can_fork() -> bool:
+    """Whether a child can be forked that can train: not on Windows or macOS, and with a GPU not after a backward pass."""
+    return sys.platform.startswith("linux") and a_fork_can_train()
+
+
+def a_fork_can_train() -> bool:
+    """Whether PyTorch lets a forked process make a backward pass: on a machine with a GPU not once its parent has made one."""
+    if not torch.cuda.is_available():
+        return True
+    child = os.fork()
+    if not child:
+        try:
+            torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def forked(act: Callable[[], dict[str, Any]], longest: float = LONGEST) -> dict[str, Any]:
+    """Return the plain values that `act` returns in a child process.
+
+    Raises:
+        ChildFailed: the child was killed, exited, hung or returned something else. KeyboardInterrupt: in either process.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()  # else the child would write it, too
+    with tempfile.TemporaryFile() if not hasattr(os, "memfd_create") else os.fdopen(os.memfd_create("client"), "r+b") as answer:
+        ended, alive = os.pipe()
+        with frozen_objects(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads that are alive: the child uses none of them
+            child = os.fork()
+        if not child:
+            _child(act, answer.fileno(), os.getppid())
+        os.close(alive)
+        try:
+            with suppress(OSError):
+                os.setpgid(child, child)
+            _wait(child, ended, longest)
+            return _answer(answer.fileno())
+        finally:
+            os.close(ended)
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(child, 0)
+
+
+@contextmanager
+def frozen_objects() -> Iterator[None]:
+    """Let the collector leave all objects alone, so that a child copies none of their pages."""
+    ours = not gc.get_freeze_count()
+    if ours:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if ours:
+            gc.unfreeze()
+
+
+def fresh_streams() -> None:
+    """Replace the standard streams of a forked process, whose locks a thread of its parent may have held."""
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+
+
+def _child(act: Callable[[], dict[str, Any]], answer: int, parent: int) -> NoReturn:
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        _end_with(parent)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        gc.disable()
+        fresh_streams()
+        torch.set_num_threads(1)
+        _write(answer, act)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        code = 0
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    finally:
+        os._exit(code)
+
+
+def _write(answer: int, act: Callable[[], dict[str, Any]]) -> None:
+    """Write the tree that `act` returns, or the words of what is wrong with it."""
+    found = act()
+    try:
+        parts = list(tree_parts({"value": found}))
+    except Exception as error:
+        parts = list(tree_parts({"error": str(error)}))
+    for part in parts:
+        left = memoryview(part)
+        while left:
+            left = left[os.write(answer, left) :]
+
+
+def _end_with(parent: int) -> None:
+    """Ask the system to end this process when its parent ends (Linux)."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _wait(child: int, ended: int, longest: float) -> None:
+    """Wait until the child has exited in peace; it holds the other end of the pipe, and so may what it has started."""
+    until, poll = time.monotonic() + longest, select.poll()  # which takes descriptors of any number
+    poll.register(ended, select.POLLIN)
+    while True:
+        poll.poll(1000 * min(_POLL, max(until - time.monotonic(), 0.0)))
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            break
+        if time.monotonic() >= until:
+            raise ChildFailed(f"its process took longer than {longest:g} s")
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        hint = ", as where memory runs out" if number == signal.SIGKILL else ""
+        raise ChildFailed(f"its process was ended by {signal.Signals(number).name}{hint}")
+    if (code := os.WEXITSTATUS(status)) == _INTERRUPTED:
+        raise KeyboardInterrupt
+    if code:
+        raise ChildFailed(f"its process ended with exit code {code}")
+
+
+def _answer(file: int) -> dict[str, Any]:
+    try:
+        tree = read_tree(Path(f"/dev/fd/{file}"))
+    except Exception as error:  # an empty file, where the child exited by itself
+        raise ChildFailed(f"its process ended without an answer ({type(error).__name__})") from None
+    if "error" in tree:
+        raise ChildFailed(str(tree["error"]))
+    value: dict[str, Any] = tree["value"]
+    return value
+
+
+def seed_generators(seed: int, *parts: object) -> None:
+    """Seed the generators of numpy, Python and torch that hang on these objects, which each child would draw alike from.
+
+    Args:
+        parts: modules are searched through, of other objects the attributes; lists and dictionaries one level deep.
+    """
+    for number, generator in enumerate(_generators(parts)):
+        own = (seed + number) % 2**63
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(own)
+        elif isinstance(generator, random.Random):
+            generator.seed(own)
+        elif isinstance(generator, np.random.RandomState):
+            generator.seed([own & 0xFFFFFFFF, own >> 32])
+        else:
+            bits = generator.bit_generator if isinstance(generator, np.random.Generator) else generator
+            bits.state = type(bits)(own).state
+
+
+def _generators(parts: tuple[object, ...]) -> Iterator[Any]:
+    kinds = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator)
+    seen = set[int]()
+    for part in parts:
+        for owner in part.modules() if isinstance(part, torch.nn.Module) else [part]:
+            for value in list(getattr(owner, "__dict__", {}).values()):
+                nested = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+                for one in (value, *nested):
+                    if isinstance(one, kinds) and id(one) not in seen:
+                        seen.add(id(one))
+                        yield one

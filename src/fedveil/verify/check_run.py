@@ -67,8 +67,7 @@ def _check_ends(findings: Findings, ledger: LedgerFile, pin: str | None) -> None
     found = ledger.path.with_name(f"{ledger.path.name}-head").read_bytes().decode("ascii", "replace")
     findings.check(head == found, "head", head.strip(), found.strip())
     closing = ledger.closing_digest or "none"
-    if not ledger.closing:
-        findings.append(Finding("unknown", "closing", "not there: the run goes on, or its end was taken away"))
+    findings.extend([Finding("unknown", "closing", "not there: the run goes on, or its end was cut off")] * (not ledger.closing))
     if pin is not None:
         findings.check(closing == pin.strip().lower(), "pin", pin, closing)
     else:

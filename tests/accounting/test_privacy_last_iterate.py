@@ -200,3 +200,5 @@ def test_a_ball_without_end_leaves_composition(rho: float, diameter: float) -> N
 def test_a_sensitivity_that_floats_cannot_square_proves_nothing() -> None:
     assert li.final_mu([1.0] * 3, [1e160] * 3, [1.0] * 3, [1.0] * 3) == math.inf
     assert li.final_mu_constant(1.0, 1e160, 3, 1.0, 1.0) == math.inf
+    assert li.final_mu_constant(1e300, 1e308, 3, 1e155, 1.0) == math.inf
+    assert li.final_mu_constant(1e-200, 1.0, 3, 1.0, 1.0, **HIDDEN) == pytest.approx(1.0)

@@ -87,6 +87,13 @@ def unsized(name: str, local: str, method: Mapping[str, Any] | str = "dp-fedavg"
     )
 
 
+def few_of(name: str) -> Dataset:
+    """Thirty examples of each of 20 users, a third of them in the test split."""
+    info, users = CATALOGUE[name], np.arange(600) % 20
+    x, y = np.zeros((600, *info.input_shape), np.uint8 if name == "femnist" else np.float32), users % info.classes
+    return Dataset(info, x[200:], y[200:], x[:200], y[:200], users[200:], users[:200])
+
+
 @pytest.mark.parametrize("name", ["femnist", "harbox"])
 def test_examples_that_only_the_files_tell_are_not_taken_for_one(name: str) -> None:
     with pytest.raises(ConfigError, match=r"data\.partition\.clients: missing, and how many users .* depends on how its files"):
@@ -94,8 +101,9 @@ def test_examples_that_only_the_files_tell_are_not_taken_for_one(name: str) -> N
     assert fv.certify(unsized(name, "sgd", clients=20)).clients == 20, "at client level nothing follows from it"
     published = {"name": "nbafl", "variant": "published", "clip": 1.0}
     for config in (unsized(name, "dp-sgd", clients=20), unsized(name, "sgd", published, clients=20)):
-        with pytest.raises(ConfigError, match=r"how many examples a client has depends .* give data\.partition\.examples"):
+        with pytest.raises(ConfigError, match=r"how many examples a client .*: hand the data over, as in fv\.certify"):
             fv.certify(config)
+        assert fv.certify(config, data=few_of(name)).clients == 20, "as it says"
     told = unsized(name, "dp-sgd", kind="iid", clients=20, examples_per_client=100)
     assert fv.certify(told).units == 2000
 

@@ -172,6 +172,27 @@ def test_a_contradicted_run_is_not_shown(made: Path, tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["forged"]
 
 
+UNCOPIED: dict[str, tuple[str, str]] = {
+    "ledger.sqlite-journal": ("\0" * 512, "ledger.sqlite-journal lies beside it"),
+    "private/history.csv": ("round,seconds,seconds\n0,1,2\n", "a table has a column twice"),
+    "private/participants.csv": ("round,client\n0,1\n", r"participants\.csv \(without a digest\)"),
+}
+
+
+@pytest.mark.parametrize("file", UNCOPIED)
+def test_a_run_that_is_contradicted_by_what_is_not_copied_is_not_shown(file: str, made: Path, tmp_path: Path) -> None:
+    text, words = UNCOPIED[file]
+    forged = Path(shutil.copytree(made, tmp_path / "forged"))
+    (forged / file).write_text(text)
+    with pytest.raises(ConfigError, match=f"is contradicted, so nothing was copied: .*{words}"):
+        publish(forged, tmp_path / "copy")
+    (forged / "link").symlink_to(made)  # verification reads nothing of it then
+    (forged / "history.csv").write_text((forged / "history.csv").read_text().replace("0", "1"))
+    with pytest.raises(ConfigError, match=r"is contradicted, so nothing was copied: .*history"):
+        publish(forged, tmp_path / "copy")
+    assert [file.name for file in tmp_path.iterdir()] == ["forged"]
+
+
 def neighbours(value: float) -> Dataset:
     """20 clients with 10 examples each; those of client 0 alone are of that value, and training on 3e38 fails."""
     draws = np.random.default_rng(0)

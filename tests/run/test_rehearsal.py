@@ -503,6 +503,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "decay": ({"method": {"name": "fedglp-adp"}, "training": {"optimizer": {"weight_decay": 0.1}}}, "weight_decay"),
     "no tests": ({"training": {"measure_trained": True}}, "measure_trained"),
     "personal models": ({"method": {"name": "fed-dpa"}, "training": {"measure_trained": True}}, "measure_trained"),
+    "a time-out": ({"training": {"client_timeout": 10.0}, "run": {"engine": "inline"}}, "inline cannot interrupt a client"),
+    "no such engine": ({"run": {"engine": "pol"}}, "did you mean 'pool'"),
     "no loss of one example": (COX | {"method": {"name": "fed-dpa"}}, "single examples"),
     "nor here": (COX | {"method": {"name": "fed-addp", "variant": "published"}}, "single examples"),
 }

@@ -186,24 +186,43 @@ def forged(source: Path, run: Path, forge: Forge) -> int:
     return verify_run(run).exit_status
 
 
-def test_the_history_notes_no_less_than_was_spent(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("kind", ["server", "poisson", "records", "adaptive", "banded"])
+@pytest.mark.parametrize(
+    ("first", "last", "text"),
+    [(0, None, "0.01"), (0, -1, "0.01"), (1, 2, "0.01"), (1, 2, ""), (1, 2, "nan"), (0, None, "")],
+    ids=["all rows", "all but the last", "one row", "one row empty", "one row no number", "all rows empty"],
+)
+def test_the_history_notes_no_less_than_was_spent(
+    kind: str, first: int, last: int | None, text: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     run = tmp_path / "run"
-    shutil.copytree(made(tmp_path_factory, "server"), run)
+    shutil.copytree(made(tmp_path_factory, kind), run)
     header, *rows = (run / "history.csv").read_text().splitlines()
     place = header.split(",").index("epsilon_spent")
     cells = [row.split(",") for row in rows]
-    for row in cells:
-        row[place] = "0.01"
+    for row in cells[first:last]:
+        row[place] = text
     (run / "history.csv").write_text("\n".join([header, *map(",".join, cells)]) + "\n")
     bound(run)
     assert [f.subject for f in verify_run(run).findings if f.kind == "contradicted"] == ["epsilon spent in the history"]
 
 
-@pytest.mark.parametrize("file", ["statement.json", "data.json"])
+def test_the_history_notes_what_was_spent(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(made(tmp_path_factory, "server"), run)
+    header, *rows = (run / "history.csv").read_text().splitlines()
+    place = header.split(",").index("epsilon_spent")
+    lines = [[cell for i, cell in enumerate(row.split(",")) if i != place] for row in (header, *rows)]
+    (run / "history.csv").write_text("\n".join(map(",".join, lines)) + "\n")
+    bound(run)
+    assert [f.subject for f in verify_run(run).findings if f.kind == "contradicted"] == ["epsilon spent in the history"]
+
+
+@pytest.mark.parametrize("file", ["statement.json", "data.json", "versions.json", "summary.json"])
 def test_json_with_a_key_twice_is_contradicted(file: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     run = tmp_path / "run"
     shutil.copytree(made(tmp_path_factory, "server"), run)
-    key = "delta" if file == "statement.json" else "clients"
+    key = next(iter(json.loads((run / file).read_text())))
     (run / file).write_text(f'{{"{key}": 1,{(run / file).read_text().strip()[1:]}')
     bound(run)
     assert any("stands twice" in finding.text for finding in verify_run(run).findings if finding.kind == "contradicted")
@@ -226,16 +245,33 @@ def rewritten(run: Path, target: Path, change: Callable[[Path], None]) -> int:
     return verification(target).exit_status
 
 
-def second_column(run: Path) -> None:
-    """Give the history a second column of scores, which some readers take and others do not."""
-    header, *rows = (run / "history.csv").read_text().splitlines()
-    lines = [f"epsilon_spent,{header}", *(f"0.001,{row}" for row in rows)]
-    (run / "history.csv").write_text("\n".join(lines) + "\n")
+def second_column(name: str) -> Callable[[Path], None]:
+    """Give the history a second column, which some readers, and people, take for the other."""
+
+    def change(run: Path) -> None:
+        header, *rows = (run / "history.csv").read_text().splitlines()
+        lines = [f"{name},{header}", *(f"0.001,{row}" for row in rows)]
+        (run / "history.csv").write_text("\n".join(lines) + "\n")
+
+    return change
 
 
-def relabelled(run: Path) -> None:
-    """Declare a built-in column anew."""
-    (run / "columns.json").write_text(json.dumps([{**asdict(Columns()["update_norm"]), "title": "Proven epsilon"}]))
+SECOND = ("epsilon_spent", "test_accuracy ", "TEST_ACCURACY", "test_accuracy\u200b", "\ufefftest_accuracy", "test_\u00a0accuracy")
+
+
+def declared(columns: object) -> Callable[[Path], None]:
+    """Declare other columns."""
+    return lambda run: (run / "columns.json").write_text(json.dumps(columns)) and None
+
+
+RELABELLED = {**asdict(Columns()["update_norm"]), "title": "Proven epsilon"}
+DECLARED: dict[str, object] = {"no list": None, "a text": "round", "an object": {}, "no columns": ["round"], "no name": [{}]}
+
+
+def declared_twice(run: Path) -> None:
+    """Give a column two titles, of which some readers take the first."""
+    column = json.dumps(asdict(Columns()["update_norm"]))
+    (run / "columns.json").write_text(f'[{{"title": "Lies", {column[1:]}]')
 
 
 def longer_row(run: Path) -> None:
@@ -248,7 +284,16 @@ def nothing(run: Path) -> None:
     """Change nothing, so that the forger's tools are known to be honest."""
 
 
-@pytest.mark.parametrize(("change", "status"), [(nothing, 0), (second_column, 1), (relabelled, 1), (longer_row, 1)])
+CHANGES: dict[str, Callable[[Path], None]] = {
+    **{ascii(name): second_column(name) for name in SECOND},
+    **{name: declared(columns) for name, columns in DECLARED.items()},
+    "other words": declared([RELABELLED]),
+    "a title twice": declared_twice,
+    "a longer row": longer_row,
+}
+
+
+@pytest.mark.parametrize(("change", "status"), [(nothing, 0), *((c, 1) for c in CHANGES.values())], ids=["nothing", *CHANGES])
 def test_tables_that_readers_understand_differently_are_contradicted(
     change: Callable[[Path], None], status: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -265,8 +310,11 @@ def test_no_declaration_changes_the_words_of_a_built_in_column(tmp_path: Path, t
     assert [shown[c["name"]].title for c in forged] == [built_in[c["name"]].title for c in forged]
 
 
-def test_a_rollback_journal_beside_the_ledger_is_contradicted(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("name", ["ledger.sqlite-journal", "LEDGER.SQLITE-JOURNAL", "Ledger.sqlite", "ledger.SQLITE-wal"])
+def test_a_rollback_journal_beside_the_ledger_is_contradicted(
+    name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """The verifier reads the file as it is; an ordinary reader would first roll back to what the journal holds."""
     run = Path(shutil.copytree(made(tmp_path_factory, "server"), tmp_path / "run"))
-    (run / "ledger.sqlite-journal").write_bytes((run / "ledger.sqlite").read_bytes())
+    (run / name).write_bytes((run / "ledger.sqlite").read_bytes())
     assert verify_run(run).exit_status == 1

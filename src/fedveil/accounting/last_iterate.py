@@ -141,17 +141,15 @@ def final_mu_constant(
     rho, gamma, noise_std = positive("rho", rho), non_negative("gamma", gamma), positive("noise_std", noise_std)
     rounds = at_least("rounds", rounds, 0)
     _refuse_contraction(rho, hidden_iterates, clipping_inactive)
-    diameter = _size(diameter)
+    diameter, log_rho = _size(diameter), math.log(rho)
     if rounds == 0 or gamma == 0:
         return 0.0
-    common = (
-        rounds * (gamma * gamma) if rho >= 1 else (gamma * gamma) * _exp(2 * _log_sum(rho, rounds) - _log_sum(rho * rho, rounds))
-    )
+    common = (gamma * gamma) * (rounds if rho >= 1 else _exp(2 * _log_sum(log_rho, rounds) - _log_sum(2 * log_rho, rounds)))
     best = common
     if math.isfinite(diameter) and rounds > 1:
         n = np.arange(1, rounds, dtype=np.float64)
-        log_y = np.logaddexp(n * math.log(rho) + math.log(diameter), math.log(gamma) + _log_sums(rho, n))
-        log_x = _log_sums(rho * rho, n)
+        log_y = np.logaddexp(n * log_rho + math.log(diameter), math.log(gamma) + _log_sums(log_rho, n))
+        log_x = _log_sums(2 * log_rho, n)
         feasible = log_y - log_x >= math.log(gamma) - 1e-12
         with np.errstate(over="ignore"):
             costs = np.where(feasible | (rho <= 1), np.exp(2 * log_y - log_x), np.inf)
@@ -165,17 +163,17 @@ def _size(diameter: float) -> float:
     return float(diameter)
 
 
-def _log_sums(rho: float, n: NDArray[np.float64]) -> NDArray[np.float64]:
-    """ln sum_(j<n) rho^j."""
-    if rho == 1:
+def _log_sums(log_rho: float, n: NDArray[np.float64]) -> NDArray[np.float64]:
+    """ln sum_(j<n) rho^j, by ln rho, since the square of rho may be too large or too small for a float."""
+    if log_rho == 0:
         return np.asarray(np.log(n), dtype=np.float64)
-    rate = abs(math.log(rho))
-    sums = np.log(-np.expm1(-n * rate)) - math.log(-math.expm1(-rate)) + ((n - 1) * rate if rho > 1 else 0.0)
+    rate = abs(log_rho)
+    sums = np.log(-np.expm1(-n * rate)) - math.log(-math.expm1(-rate)) + ((n - 1) * rate if log_rho > 0 else 0.0)
     return np.asarray(sums, dtype=np.float64)
 
 
-def _log_sum(rho: float, n: int) -> float:
-    return float(_log_sums(rho, np.array([float(n)]))[0])
+def _log_sum(log_rho: float, n: int) -> float:
+    return float(_log_sums(log_rho, np.array([float(n)]))[0])
 
 
 def continuous_optimum(rho: float, gamma: float, diameter: float) -> float:

@@ -27,6 +27,7 @@ from fedveil.data.dataset import Dataset
 from fedveil.data.partition import checked_options
 from fedveil.data.partition_options import Ladp1, Users
 from fedveil.data.split import held_for_tests
+from fedveil.engines.engine_names import check_engine
 from fedveil.errors import ConfigError
 from fedveil.methods.method import Method
 from fedveil.methods.method_registry import method_from
@@ -258,6 +259,7 @@ def calibrated_setting(config: Config, population: Population | None = None) -> 
     Raises:
         ConfigError: what does, and the key to change.
     """
+    check_engine(config.run.engine, config.training.client_timeout)
     method, s = method_of(config), setting_of(config, population)
     if s.max_participations is not None and s.scope.view is not View.SERVER:
         raise ConfigError(

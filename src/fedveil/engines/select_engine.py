@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from fedveil.engines.batched import Batched
 from fedveil.engines.dense_stack import obstacle, worthwhile
 from fedveil.engines.device import GPU, gpu_in_machine, gpu_problem
+from fedveil.engines.engine_names import check_engine
 from fedveil.engines.inline import Inline
 from fedveil.engines.pool import ProcessPool
-from fedveil.errors import ConfigError, unknown
+from fedveil.errors import ConfigError
 from fedveil.federation.engine import Engine
 from fedveil.federation.round import Context
 from fedveil.training.cores import available_cores
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from fedveil.training.local import Objective
     from fedveil.training.params import FlatModel
 
-ENGINES = ("inline", "pool", "stacked", "batched", "cuda", "flower")
 _log = logging.getLogger(__name__)
 
 
@@ -87,12 +87,7 @@ def settled(name: str, model: FlatModel, objective: Objective, s: Setting, timeo
 
 
 def _check(name: str, timeout: float | None) -> None:
-    if name not in ("auto", *ENGINES):
-        raise unknown("run.engine", name, "engine", ("auto", *ENGINES))
-    if timeout is not None and name not in ("auto", "pool", "flower"):
-        raise ConfigError(
-            f"training.client_timeout needs run.engine = 'pool', 'auto' or 'flower': {name} cannot interrupt a client"
-        )
+    check_engine(name, timeout)
     if ((timeout is not None and name != "flower") or name == "pool") and current_process().daemon:
         raise ConfigError(
             "run.engine = 'pool' and training.client_timeout need worker processes, and a worker of multiprocessing.Pool may not "

@@ -134,8 +134,8 @@ class Setting:
         if not self.records:
             raise ConfigError(
                 "how many examples a client has depends on how the files of these data were prepared, and the noise or the claim "
-                "of this configuration follows from it: give data.partition.examples_per_client, hand the data over, as in "
-                "fv.certify(config, data=...), or read the statement of the run"
+                "of this configuration follows from it: hand the data over, as in fv.certify(config, data=...), read the "
+                "statement of the run, or deal so many out: data.partition.kind = 'iid' with examples_per_client"
             )
         return self.records
 

@@ -25,6 +25,7 @@ from fedveil.statement.statement_json import to_dict
 from fedveil.statement.statement_markdown import to_markdown
 from fedveil.tasks.task_registry import built_in_task
 from fedveil.verify import Finding
+from fedveil.verify.ledger_file import read_json
 
 SUBJECT = "statement made again"
 TOLERANCE = 1e-9
@@ -46,11 +47,12 @@ def recertify(run: Path, *, trust_plugins: bool = False) -> list[Finding]:
         versions = json.loads((run / "versions.json").read_text(encoding="utf-8"))
         here = {"fedveil": __version__, **{name: version(name) for name in _DECIDES}}
         others = [f"{name} {versions.get(name)}, here {own}" for name, own in here.items() if versions.get(name) != own]
-        if wrong := list(_of_card(config, card)):
+        columns, malformed = _declared(run / "columns.json")
+        if wrong := [*malformed, *_of_card(config, card)]:
             return [Finding("contradicted", SUBJECT, "; ".join(wrong))]
         again = _statement(config, card)
         differ = list(differences(stated, to_dict(again)))
-        differ += _relabelled(run / "columns.json", config)
+        differ += _relabelled(columns, config)
         if (run / "statement.md").is_file() and (run / "statement.md").read_bytes() != to_markdown(again).encode():
             differ.append("statement.md: another text")
     except FedveilError as problem:
@@ -64,10 +66,21 @@ def recertify(run: Path, *, trust_plugins: bool = False) -> list[Finding]:
     return [Finding("unknown" if others else "contradicted", SUBJECT, text)]
 
 
-def _relabelled(file: Path, config: Config) -> Iterator[str]:
+def _declared(file: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The columns that the run declares, and what keeps its file from being a list of them."""
+    try:
+        found = read_json(file.read_text(encoding="utf-8")) if file.is_file() else []
+    except (ValueError, RecursionError) as problem:
+        return [], [f"{file.name}: {problem}"]
+    if isinstance(found, list) and all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in found):
+        return found, []
+    return [], [f"{file.name}: expected a list of columns with their names, found something else"]
+
+
+def _relabelled(columns: list[dict[str, Any]], config: Config) -> Iterator[str]:
     """Yield the built-in columns that the run declares with other words."""
     known = built_in_columns(built_in_task(config.task.model_dump(exclude_unset=True) | {"name": config.task.name}))
-    for entry in json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ():
+    for entry in columns:
         if (column := known.get(entry["name"])) is not None:
             yield from differences(entry, asdict(column), f"columns.json: {column.name}")
 

@@ -14,9 +14,9 @@ from fedveil.verify.finding import Finding, Findings, Verification
 from fedveil.verify.ledger_file import LedgerFile, read_json, read_table
 from fedveil.verify.row_costs import RowCosts
 
-_PARSERS: dict[str, Callable[[str], Any]] = {"config.toml": tomllib.loads, "statement.json": read_json, "data.json": read_json}
-_PARSERS |= {"statement.md": str, "history.csv": read_table}
-_SHOWN = {*_PARSERS, "layers.csv", "clients.csv", "participants.csv", "failures.csv", "columns.json", "partition.json"}
+_READERS: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": read_json, ".csv": read_table, ".md": str}
+_READ = ("config.toml", "statement.json", "data.json", "statement.md", "history.csv")
+_SHOWN = {*_READ, "layers.csv", "clients.csv", "participants.csv", "failures.csv", "columns.json", "partition.json"}
 _TRUST = {
     "all releases": "that nothing left beside these releases: the run's code; secure aggregation or two ledgers remove it",
     "secret noise": "that nobody saw the noise: the machine that drew it; attestation or noise in shares removes it",
@@ -34,7 +34,7 @@ def verify_run(path: str | Path, *, pin: str | None = None, on_step: Callable[[i
         return Verification((Finding("unknown", "run", f"{run} is not read: {links if odd else 'no directory'}"),))
     ledger = LedgerFile(run / "ledger.sqlite")
     try:
-        files = {name: parse((run / name).read_text(encoding="utf-8")) for name, parse in _PARSERS.items()}
+        files = {name: _READERS[Path(name).suffix]((run / name).read_text(encoding="utf-8")) for name in _READ}
         spent = RowCosts(statement_checks.expected(files["statement.json"], files["config.toml"]))
         for row in ledger.rows(on_step):
             spent.add(row, ledger.run)
@@ -67,8 +67,7 @@ def _check_ends(findings: Findings, ledger: LedgerFile, pin: str | None) -> None
     found = ledger.path.with_name(f"{ledger.path.name}-head").read_bytes().decode("ascii", "replace")
     findings.check(head == found, "head", head.strip(), found.strip())
     closing = ledger.closing_digest or "none"
-    if not ledger.closing:
-        findings.append(Finding("unknown", "closing", "not there: the run goes on, or its end was taken away"))
+    findings.extend([Finding("unknown", "closing", "not there: the run goes on, or its end was cut off")] * (not ledger.closing))
     if pin is not None:
         findings.check(closing == pin.strip().lower(), "pin", pin, closing)
     else:
@@ -87,8 +86,8 @@ def _check_files(findings: Findings, run: Path, ledger: LedgerFile) -> None:
     checked = sorted(bound.keys() & there.keys())
     salt = there["private/salt"].read_bytes() if "private/salt" in there else b""  # goes before what is private
     wrong = [n for n in checked if hashlib.sha256(salt * (n[:8] == "private/") + there[n].read_bytes()).hexdigest() != bound[n]]
-    for table in (name for name in there if name.endswith(".csv") and name in bound):
-        read_table(there[table].read_text(encoding="utf-8"))
+    for name in (name for name in checked if there[name].suffix in _READERS):
+        _READERS[there[name].suffix](there[name].read_text(encoding="utf-8"))
     outside = sorted(there.keys() - bound.keys() - {"ledger.sqlite", "ledger.sqlite-head"})
     wrong += [f"{n} (without a digest)" for n in outside if n.casefold().removeprefix("private/") in _SHOWN and ledger.closing]
     findings.check(not wrong, "files", "what the run wrote", f"{'changed: ' * bool(wrong)}{', '.join(wrong or checked)}")
@@ -114,5 +113,5 @@ def _check_numbers(findings: Findings, run: Path, ledger: LedgerFile, spent: Row
     findings.check(not few, "rounds of the ledger", "the participants of the history", f"others in {few}" if few else "the same")
     excess = spent.dimension - statement["dimension"] if ledger.releases else 0
     findings.check(excess == 0 or (spent.extras and excess > 0), "dimension", statement["dimension"], spent.dimension)
-    statement_checks.check_rows(findings, spent, statement, complete and not fewest, history[-1:] if whole else [])
+    statement_checks.check_rows(findings, spent, statement, complete and not fewest, history, whole)
     statement_checks.check_statement(findings, statement, files["statement.md"], spent.expected)

@@ -27,8 +27,9 @@ class LedgerFile:
         log = self.path.with_name(self.path.name + "-wal")
         if not self.path.is_file() or (log.exists() and log.stat().st_size):
             raise OSError(f"{self.path.name} is not there, or it is open still: a run that has ended leaves an empty -wal")
-        if self.path.with_name(self.path.name + "-journal").exists():  # the next reader would roll back to what it holds
-            raise ValueError(f"{self.path.name}-journal lies beside it, which no run leaves: SQLite reads other rows with it")
+        names = [self.path.name + end for end in ("", "-head", "-wal", "-shm", "-journal")]  # no run leaves the last
+        if odd := [f.name for f in self.path.parent.iterdir() if f.name.casefold() in names and f.name not in names[:-1]]:
+            raise ValueError(f"{odd[0]} lies beside it, which no run leaves: SQLite reads other rows with it, here or elsewhere")
         with closing(sqlite3.connect(f"file:{quote(bytes(self.path.absolute()))}?mode=ro&immutable=1", uri=True)) as db:
             total = self._start(db)
             db.row_factory = sqlite3.Row
@@ -72,15 +73,14 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 read_json = partial(json.loads, object_pairs_hook=_once)
-
-
 csv.field_size_limit(1 << 30)  # the reasons of a round's failures stand in one cell
 
 
 def read_table(text: str) -> list[dict[str, str]]:
-    """Return the rows of a CSV file; raise ValueError for a column that stands twice and for rows of another length."""
+    """Return the rows of a CSV file; raise ValueError for two columns that look the same and for rows of another length."""
     names, *rows = csv.reader(io.StringIO(text, newline=""))
-    if len(set(names)) < len(names) or any(len(row) != len(names) for row in rows):
+    seen = {"".join(filter(str.isprintable, name.casefold())).replace(" ", "") for name in names}
+    if len(seen) < len(names) or any(len(row) != len(names) for row in rows):
         raise ValueError("a table has a column twice, or rows of another length")
     return [dict(zip(names, row, strict=True)) for row in rows]
 

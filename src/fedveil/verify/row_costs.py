@@ -36,6 +36,7 @@ class RowCosts:
     def __init__(self, expected: Expected | None = None, releases: Iterable[Mapping[str, Any]] = ()) -> None:
         self.expected, self.wrong, self.participants = expected or Expected(), "", dict[int, float]()
         self.dimension, self.extras = 0, False
+        self.held, self.most, self.so_far = Counter[int](), (0.0, 0), dict[int, tuple[Any, float]]()  # the dearest up to a round
         self.fellow = 0.0  # of mu^2, what a client who knows its own noise sees more, where rows leave that out (erratum 65)
         self.squares, self.sampled = defaultdict[int, float](float), defaultdict[int, Counter[Release]](Counter)
         for release in releases:
@@ -57,7 +58,10 @@ class RowCosts:
         if (row["participants"] or 0) > x.clients:
             problem = f"has {row['participants']} participants, and there are {x.clients} clients"
         self.wrong = self.wrong or (problem and f"row {row['seq']} {problem}")
-        self.count(row["client"], row)
+        self.count(client := row["client"], row)
+        self.held[client] += row["count"]
+        if (now := (self.squares[client], self.held[client])) > self.most:
+            self.most, self.so_far[row["round"]] = now, (frozenset(self.sampled[client].items()), now[0])
 
     def count(self, client: int, row: Mapping[str, Any]) -> None:
         """Count the cost of one row, or of one planned release."""
@@ -98,9 +102,7 @@ class RowCosts:
         found = (row["whole_clip"], clips, row["mechanism"], row["extras"], row["coordinates"])
         wanted = (clip, {clip, most or clip}, mechanism, '["evaluation"]' if most else "[]", row["dimension"])
         right = found == wanted and stds in [{float(f"{std:.9g}") for std in each if std} for each in noises]
-        return (
-            "" if right else f"has not the clip {clip:.9g} and the {mechanism} noise {noises[0]} of the configuration throughout"
-        )
+        return "" if right else f"has not the clip {clip:.9g} and the {mechanism} noise {noises[0]} of the configuration"
 
     def curve(self, delta: float, adjacency: str) -> Curve:
         """What the releases of one client tell, of whom most is told; raises ValueError as `Curve`."""

@@ -265,6 +265,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "x holds whole numbers beyond 16777216, which float32 does not hold apart: divide it by a public number and give it as "
         "floats, or leave it out if it is an id",
     ),
+    "two that are one float": (
+        {"x": np.array([2**53 + i % 2 for i in range(N)]).astype(np.float64)},
+        "x holds whole numbers beyond 16777216, which float32 does not hold apart: divide it by a public number and give it as "
+        "floats, or leave it out if it is an id",
+    ),
     "64 bits": (
         {"y": np.full(N, 2**63, np.uint64), "classes": 0},
         "y holds whole numbers beyond 16777216, which float32 does not hold apart: divide it by a public number and give it as "
@@ -338,7 +343,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "empty clients": (
         {"client": ["", *["a"] * (N - 1)]},
-        "client is <U1: give everybody an id that is an integer or text, and leave out examples without one",
+        "client has 1 empty id: leave examples without one out, or name whose they are",
+    ),
+    "empty clients, objects": (
+        {"client": np.array([*[""] * 2, *["a"] * (N - 2)], dtype=object)},
+        "client has 2 empty ids: leave examples without one out, or name whose they are",
     ),
     "no clients to hold out": (
         {"client": None, "test": {"clients": 0.2}},

@@ -369,6 +369,16 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
         "categories is given as a set, which has no order of its own: give a list",
     ),
     "one feature": ({"features": "age"}, "features = 'age': give a list of columns, such as ['age']"),
+    "features in a dict": (
+        {"features": {"age": 1, "nights": 2}},
+        "features = {'age': 1, 'nights': 2}: give a list of columns, such as ['age', 'nights']",
+    ),
+    "features as a number": ({"features": 3}, "features = 3: give a list of columns, such as ['3']"),
+    "a feature twice": (
+        {"features": ["age", "age"]},
+        "features = ['age', 'age']: name one column or more, each once; left out, it is all others",
+    ),
+    "no features": ({"features": []}, "features = []: name one column or more, each once; left out, it is all others"),
     "category twice": (
         {"categories": {"ward": ["a", "a"]}},
         "categories['ward'] = ['a', 'a']: list each value that the column can have, once; a column of numbers holds '1', '01' "
@@ -428,6 +438,7 @@ def test_refusals_of_tables() -> None:
         ),
         (twice, "the names of the columns must be different texts: rename those that are not"),
         (nothing, "there are no features: give features=[...], the columns to learn from"),
+        (pd.DataFrame(), "there is no column 'cost'; the table has no columns at all"),
     ):
         with pytest.raises(FedveilError) as caught:
             own(table, categories={})

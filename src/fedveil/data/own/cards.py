@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -35,8 +35,9 @@ class OwnCard(BaseModel):
     @classmethod
     def _in_order(cls, value: Any, info: Any) -> Any:
         """Arrays as lists; sets have another order in each process."""
-        if info.field_name == "features" and isinstance(value, str):
-            raise ConfigError(f"features = {value!r}: give a list of columns, such as [{value!r}]")
+        if info.field_name == "features" and (isinstance(value, str | Mapping) or not isinstance(value, Iterable)):
+            columns = list(value) if isinstance(value, Mapping) else [str(value)]
+            raise ConfigError(f"features = {value!r}: give a list of columns, such as {columns}")
         for one in value.values() if isinstance(value, Mapping) else (value,):
             if isinstance(one, set | frozenset):
                 raise ConfigError(f"{info.field_name} is given as a set, which has no order of its own: give a list")
@@ -121,6 +122,13 @@ class TableCard(OwnCard):
             example = "{'age': 0}" if info.field_name == "missing" else "{'age': (50, 20)}"
             raise ConfigError(_computed(info.field_name, value, f"{info.field_name}={example}"))
         return value
+
+    @field_validator("features")
+    @classmethod
+    def _once(cls, features: tuple[str, ...]) -> tuple[str, ...]:
+        if not features or len(set(features)) < len(features):
+            raise ConfigError(f"features = {list(features)}: name one column or more, each once; left out, it is all others")
+        return features
 
     @field_validator("categories")
     @classmethod

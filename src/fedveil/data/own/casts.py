@@ -136,7 +136,7 @@ def _merges_whole_numbers(values: Array, cast: Array) -> bool:
         return False
     wide = values[large].astype(np.float64)
     whole = (wide == np.floor(wide)) & (np.abs(wide) <= LONGEST)
-    return bool((whole & ((wide != cast[large]) | (np.abs(wide) > 2**53))).any())  # above, float64 holds them apart no more
+    return bool((whole & ((wide != cast[large]) | (np.abs(wide) >= 2**53))).any())  # from there float64 holds them apart no more
 
 
 def as_targets(y: Array, card: OwnCard, names: tuple[str, ...] = (), what: str = "y") -> Labelled:
@@ -175,7 +175,9 @@ def as_ids(values: Any, examples: int, what: str = "client") -> Array:
         ids = np.array(ids.tolist())
     if ids.shape != (examples,):
         raise DataError(f"{what} has shape {ids.shape}: give one id for each of the {examples} examples")
-    if ids.dtype.kind not in "iuUT" or (ids.dtype.kind in "UT" and (ids == "").any()):
+    if ids.dtype.kind in "OUT" and (empty := int((ids == "").sum())):
+        raise DataError(f"{what} has {empty} empty id{'s' * (empty > 1)}: leave examples without one out, or name whose they are")
+    if ids.dtype.kind not in "iuUT":
         raise DataError(
             f"{what} is {ids.dtype}: give everybody an id that is an integer or text, and leave out examples without one"
         )

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.data.own.cards import canonical
+from fedveil.data.own.casts import LONGEST
 from fedveil.errors import DataError, nearest
 
 Array = NDArray[Any]
@@ -68,7 +69,8 @@ def names_of(table: Any) -> tuple[str, ...]:
 def refuse_unknown(name: str, names: tuple[str, ...]) -> None:
     """Refuse the name of a column that a table has not."""
     if name not in names:
-        raise DataError(f"there is no column {name!r}{nearest(name, names)}; there are {', '.join(names)}")
+        there = f"there are {', '.join(names)}" if names else "the table has no columns at all"
+        raise DataError(f"there is no column {name!r}{nearest(name, names)}; {there}")
 
 
 def column_of(table: Any, name: str) -> TableColumn:
@@ -137,6 +139,8 @@ def _sorted_out(name: str, values: Array, absent: NDArray[np.bool_], stored: str
         return TableColumn(name, "date", values, absent, stored)
     there = values[~absent].tolist()
     if all(isinstance(one, _NUMBERS) for one in there):  # also where none is there
+        if any(map(_is_long, there)):
+            return TableColumn(name, "object", values, absent, f"whole numbers beyond {LONGEST}, which no float holds apart")
         numbers = _numbers(there)
         filled = np.zeros(len(values), dtype=numbers.dtype)
         filled[~absent] = numbers
@@ -148,6 +152,13 @@ def _sorted_out(name: str, values: Array, absent: NDArray[np.bool_], stored: str
         return TableColumn(name, "text", text.astype(np.str_), absent, stored)
     dates = set(others) <= {"date", "datetime", "Timestamp"}
     return TableColumn(name, "date" if dates else "object", values, absent, others[0])
+
+
+def _is_long(one: Any) -> bool:
+    """Whether it is a whole number, and not a float, beyond 64 bits."""
+    if isinstance(one, Decimal):
+        return one.is_finite() and abs(one) > LONGEST and one == one.to_integral_value()
+    return isinstance(one, int) and abs(one) > LONGEST
 
 
 def _numbers(there: list[Any]) -> Array:

@@ -39,8 +39,8 @@ def from_frame(
     own_test = read_by_row(test) if hasattr(test, "columns") or hasattr(test, "column_names") else None
     rule, table = None if own_test is not None else test, read_by_row(df)
     names_of(table)  # before what the arguments say of them
-    chosen = () if features is None else features
-    card = checked_card(TableCard, target=target, client=client, features=chosen, test=rule, **public)
+    chosen = {} if features is None else {"features": features}
+    card = checked_card(TableCard, target=target, client=client, test=rule, **chosen, **public)
     library = type(df).__module__.partition(".")[0]
     return of_table(table, card, own_test, f"a table of {library}" if library != "builtins" else "a dict of columns")
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.data.own.cards import is_number
+from fedveil.data.own.casts import LONGEST
 from fedveil.errors import DataError, nearest
 
 Array = NDArray[Any]
@@ -111,12 +112,18 @@ def _parsed(cells: list[str], text: bool) -> Array:
     values: list[Any] = [cell.strip() or None for cell in cells]
     there = [value for value in values if value is not None]
     if not text and all(map(is_number, there)):
-        return np.array([np.nan if value is None else float(value) for value in values])
+        return np.array([np.nan if value is None else _number(value) for value in values])
     if not text and all(value in BOOLEANS for value in there):
         values = [BOOLEANS.get(value) for value in values]
     found = np.empty(len(values), dtype=object)
     found[:] = values
     return found
+
+
+def _number(text: str) -> float | int:
+    """As a float; a whole number in digits that no float holds apart as what it is."""
+    number = float(text)
+    return int(text) if LONGEST < abs(number) < np.inf and text.lstrip("+-").isdigit() else number
 
 
 def _parquet(file: Path, columns: Collection[str], texts: Collection[str]) -> Any:

@@ -131,8 +131,9 @@ def audit_numbers(configuration: Config) -> list[str]:
 
 
 def digest_of(run: Path) -> str:
-    """Return a digest of the run in this directory, without times and what is drawn anew each time."""
-    return hashlib.sha256("\n".join(_parts(run)).encode()).hexdigest()[:16]
+    """Return digests of the run in this directory, without times and what is drawn anew each time: of its bits, its statement."""
+    bits, statement = "\n".join(_parts(run)), (run / "statement.json").read_text(encoding="utf-8")
+    return " ".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in (bits, statement))
 
 
 def _parts(run: Path) -> Iterator[str]:
@@ -146,7 +147,6 @@ def _parts(run: Path) -> Iterator[str]:
         if (run / table).exists():
             with (run / table).open(encoding="utf-8", newline="") as lines:
                 yield from (json.dumps({k: v for k, v in row.items() if k not in _TIMES}) for row in csv.DictReader(lines))
-    yield (run / "statement.json").read_text(encoding="utf-8")
 
 
 def machine() -> str:

@@ -56,7 +56,7 @@ def skipping(sections: tuple[dict[str, Any], ...], **training: Any) -> Config:
 
 
 def finished(config: Config, folder: Path) -> Result:
-    return run_prepared(config, prepare(config), folder, clients=lambda job: Lossy(job.context))
+    return run_prepared(config, prepare(config), folder, clients=lambda run: lambda job: Lossy(job.context))
 
 
 def test_personal_models_of_a_skipped_round_are_charged(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def serve(config: Config, serving: Serving) -> Result:
             exchange = ConsentingClients(reach, run, config, serving.tell)
             number = prepared.population.clients
             exchange.gather(set(range(number)), min(serving.wait, number), partial(time.sleep, 1))
-            return lambda job: GridEngine(job.context, run, exchange, serving.tell)
+            return lambda job: GridEngine(job.context, run, exchange, serving.tell, again=exchange.again)
 
         with _named(link):
             result = run_prepared(config, prepared, serving.out, serving.on_round, resume=serving.resume, clients=consenting)

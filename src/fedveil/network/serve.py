@@ -27,7 +27,7 @@ from fedveil.network.consenting_clients import ConsentingClients
 from fedveil.network.deployed_data import public_part
 from fedveil.network.flower_api import Control, Endpoint, TaskQueue, node_keys, require_fleet_routes, server_grid
 from fedveil.network.programs import Program, ended_by_signal, require_free, running
-from fedveil.network.superlink import told_at
+from fedveil.network.superlink import hearing
 from fedveil.release.noise_memory import STATE_FILE
 from fedveil.run.result import Result
 from fedveil.run.run import run_prepared
@@ -85,8 +85,7 @@ def serve(config: Config, serving: Serving) -> Result:
     _forget_earlier(network)
     with ended_by_signal(), ExitStack() as stack:
         inside = stack.enter_context(_socket(network))
-        stack.callback(told_at(inside).unlink, missing_ok=True)
-        told_at(inside).unlink(missing_ok=True)
+        stack.enter_context(hearing(inside, serving.tell))
         link = _superlink(network, inside, answer_bytes(config, prepared.population))
         stack.enter_context(running(link, serving.tell, 1.0)).wait_for(network.port)
         serving.on_up()
@@ -94,14 +93,7 @@ def serve(config: Config, serving: Serving) -> Result:
         grid = stack.enter_context(LastingGrid(lambda: _begun(endpoint, keys, link), serving.tell))
         timeout = config.training.client_timeout or PATIENCE
 
-        heard = 0
-
         def nodes() -> dict[int, int]:
-            nonlocal heard
-            said = told_at(inside).read_text(encoding="utf-8").splitlines() if told_at(inside).exists() else []
-            for line in said[heard:]:
-                serving.tell(line)
-            heard = len(said)
             clients = {key: client for client, key in keys.items()}  # a node with another key is nobody
             return {clients[key]: node for node, key in node_keys(grid).items() if key in clients}
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Any
 
-from fedveil.configuration.public_setting import setting_of
+from fedveil.configuration.public_setting import calibrated_setting, setting_of
 from fedveil.errors import FedveilError
 from fedveil.flower.flower_messages import printable
 from fedveil.flower.grid_engine import GridEngine, GridExchange
@@ -31,6 +31,7 @@ from fedveil.network.superlink import hearing
 from fedveil.release.noise_memory import STATE_FILE
 from fedveil.run.result import Result
 from fedveil.run.run import run_prepared
+from fedveil.run.shared_budget import affordable
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
@@ -80,6 +81,8 @@ def serve(config: Config, serving: Serving) -> Result:
             f"data.partition or data.source has {prepared.population.clients} clients, and {len(keys)} were admitted: admit the "
             f"others with fedveil net admit KEY.pub, or set the number of clients"
         )
+    if not serving.resume:
+        affordable(config, *calibrated_setting(config, prepared.population), "serve")
     config = config.model_copy(update={"run": config.run.model_copy(update={"engine": "flower"})})
     require_free(network.address, network.port)
     _forget_earlier(network)

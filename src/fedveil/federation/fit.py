@@ -252,13 +252,14 @@ def _uploads(
     context, s = federation.context, federation.setting
     releases = [o.release for o in outcomes if o.release is not None]
     uploads = [] if plan is not None else context.door.release_uploads([r for r in releases if isinstance(r, SealedUpload)])
+    secret = plan is not None and s.amplified
     if s.min_survivors is not None and len(releases) < s.min_survivors:
         record["skipped"] = f"{len(releases)} of the {s.min_survivors} clients that privacy.min_survivors asks for"
+    elif outcomes and not releases and any(o.remote for o in outcomes) and not secret:
+        record["skipped"] = f"none of the {len(outcomes)} clients that were asked answered"
+    if "skipped" in record:
         if isinstance(plan, Plan):
             context.door.charge_skipped([r for r in releases if isinstance(r, Contribution)], plan, progress.round)
-        return []
-    if outcomes and not releases and any(o.remote for o in outcomes) and (plan is None or not s.amplified):
-        record["skipped"] = f"none of the {len(outcomes)} clients that were asked answered"
         return []
     if plan is None:
         if isinstance(context.policy, ServerPolicy):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -18,10 +19,11 @@ pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
 class Stored:
     """A SuperLink's connection with answers to the messages 0, 1, ...: what was sent, unread."""
 
-    def __init__(self, answers: list[Any]) -> None:
+    def __init__(self, answers: list[Any], missing: int = 0) -> None:
         from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
-        self.answers, self.contents = answers, {}
+        self.answers, self.contents, self.missing, self.told = answers, {}, missing, set[str]()
+        self.asked = list[str]()
         self.trees = [get_object_tree(answer) for answer in answers]
         for answer in answers:
             self.contents.update({name: part.deflate() for name, part in get_all_nested_objects(answer).items()})
@@ -33,12 +35,18 @@ class Stored:
         def envelope(number: int, answer: Any) -> Any:
             return Message(metadata=Metadata(message_id=answer.object_id, reply_to_message_id=str(number), run_id=1))
 
-        there = [envelope(i, answer) for i, answer in enumerate(self.answers) if str(i) in request.message_ids]
-        return PullAppMessagesResponse(messages_list=there, message_object_trees=self.trees)
+        new = [i for i in range(len(self.answers)) if str(i) in request.message_ids and str(i) not in self.told]
+        self.told |= {str(i) for i in new}  # each is handed over once
+        return PullAppMessagesResponse(
+            messages_list=[envelope(i, self.answers[i]) for i in new], message_object_trees=[self.trees[i] for i in new]
+        )
 
     def PullObject(self, request: Any) -> Any:
+        """The last `missing` parts have not come yet."""
+        name, there = request.object_id, list(self.contents)[: len(self.contents) - self.missing]
+        self.asked += [name] * (name in there)
         return SimpleNamespace(
-            object_found=True, object_available=True, object_content=self.contents[request.object_id], object_id=request.object_id
+            object_found=True, object_available=name in there, object_content=self.contents[name], object_id=name
         )
 
     def ConfirmMessageReceived(self, request: Any) -> Any:
@@ -83,6 +91,25 @@ def test_an_answer_that_cannot_be_read_costs_its_sender_alone(name: str) -> None
     assert [content_of(answers[i]) for i in (0, 2)] == [b"first", b"last"]
     assert f"an answer that cannot be read ({said})" in content_of(answers[1])  # type: ignore[operator]
     assert grid._client is stored
+
+
+def test_an_answer_of_which_a_part_is_missing_is_waited_for_by_whoever_asks_and_keeps_no_other_up() -> None:
+    """Flower waited for the rest itself, up to two hours, whatever the server's own limit was."""
+    from flwr.superlink.grid import HttpGrid
+
+    grid = HttpGrid("127.0.0.1:1", True, None, token="t")
+    grid._run = SimpleNamespace(run_id=1)  # type: ignore[assignment]
+    stored: Any = Stored([message(record([b"first"]), 0), message(record([b"cut off"]), 1)], missing=1)
+    grid._client, careful, begin = stored, CarefulGrid(grid), time.monotonic()
+    (first,) = careful.pull_messages(["0", "1"])
+    assert content_of(first) == b"first"
+    assert careful.pull_messages(["1"]) == []
+    assert time.monotonic() - begin < 5
+    stored.missing = 0
+    (late,) = careful.pull_messages(["1"])
+    assert content_of(late) == b"cut off"
+    assert len(stored.asked) == len(set(stored.asked)), "no part comes twice"
+    assert careful.pull_messages(["0", "1"]) == []
 
 
 def test_a_connection_that_fails_is_no_answer() -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from federation_runs import config
 from fedveil.cli.app import app
-from fedveil.errors import ConfigError, FedveilError
+from fedveil.errors import ConfigError, LedgerError
 from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.ledger_head import head_path, head_record
 from fedveil.network.consent import Consent
@@ -28,7 +28,7 @@ from fedveil.network.two_ledgers import compared
 from fedveil.run.run import run
 from fedveil.run.run_directory import write_config
 from fedveil.run.verification import verification
-from joined_clients import SIZES, Machines, configuration, consent, files, served
+from joined_clients import SIZES, Machines, Nobody, configuration, consent, files, served
 
 DP_SGD = {"training": {"local": "dp-sgd", "example_clip": 1.0, "batch_clip": None}, "privacy": {"unit": "record", "delta": 1e-5}}
 SAMPLED: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
@@ -79,11 +79,14 @@ def test_features_are_made_on_both_sides(tmp_path: Path) -> None:
     assert result.history[-1]["test_accuracy"] == inline.history[-1]["test_accuracy"]
 
 
+LOST: dict[str, Any] = {"privacy": {"budget": "none.sqlite"}, "run": {"seeded_noise": False}}
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "nothing is proven": ({"name": "fedavg", "weighting": "uniform"}, {}, r"set privacy\.epsilon"),
     "a published variant": ({"name": "aldp-fl", "variant": "published"}, {"privacy": {"view": "server"}}, r"method\.variant"),
     "weights": ({"name": "fedavg", "weighting": "examples"}, {}, r"method\.weighting"),
     "public examples": ({"name": "dp-fedavg"}, {"data": {"public_fraction": 0.1}}, r"data\.public_fraction"),
+    "no budget": ({"name": "dp-fedavg"}, LOST, r"privacy\.budget = '.*none\.sqlite': there is no budget"),
+    "a budget that counts people": ({"name": "dp-fedavg"}, {"privacy": {"budget": "none.sqlite"}}, r"run\.seeded_noise"),
     "too few clients": ({"name": "dp-fedavg"}, {"training": {"clients_per_round": 7}}, r"training\.clients_per_round = 7"),
 }
 
@@ -94,7 +97,7 @@ def test_what_several_machines_cannot_do_is_refused_before_a_process_starts(
 ) -> None:
     method, more, said = REFUSED[name]
     monkeypatch.setattr(subprocess, "Popen", None)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises((ConfigError, LedgerError), match=said):
         demo(config(method, **more), tmp_path / "out", print)
     assert not (tmp_path / "out").exists()
 
@@ -112,7 +115,7 @@ def test_a_try_without_a_release_does_not_block_the_next_one(tmp_path: Path, mon
 
     monkeypatch.setattr("fedveil.network.demo_network.serve", failing)
     for _ in range(2):
-        with pytest.raises(FedveilError, match="it has not joined"):
+        with pytest.raises(Nobody):
             demo(config({"name": "dp-fedavg"}, "server"), tmp_path / "out", print)
         assert not (tmp_path / "out").exists()
 

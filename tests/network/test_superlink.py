@@ -28,7 +28,7 @@ pytest.importorskip("flwr", reason="needs flwr (pip install 'fedveil[flower]')")
 from fedveil.network import superlink
 from fedveil.network.flower_api import FLEET_ROUTES, FLEET_UPLOADS
 from fedveil.network.server_clock import clocks_that_differ, server_clock
-from fedveil.network.superlink import FleetPort, listening
+from fedveil.network.superlink import FleetPort, hearing, listening, told_at
 from port_visitor import asked, every_route, request, served_nothing, signed, visits
 
 pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("default")]
@@ -281,7 +281,8 @@ def test_a_client_may_send_as_much_as_the_messages_that_it_was_handed_are_answer
         body = PushObjectRequest(object_id=name, object_content=b"x" * size).SerializeToString()
         return asked(network.port, request(FLEET_UPLOADS[0], signed(key), body))[9:12]
 
-    with port_of(app, network):
+    lines = list[str]()
+    with port_of(app, network, tell=lines.append):
         assert part("a", 10) == b"413"  # it was handed no message
         assert asked(network.port, request("/v1/fleet/pull-messages", signed(key)))[9:12] == b"200"
         assert part("a", 60_000) == b"200"
@@ -289,8 +290,30 @@ def test_a_client_may_send_as_much_as_the_messages_that_it_was_handed_are_answer
         assert part("b", 60_000) == b"413"
         assert part("b", 30_000) == b"200"
         assert asked(network.port, request(FLEET_UPLOADS[1], signed(key), b"x" * 20_000))[9:12] == b"413"
+        said = f"client 0 sends an answer that is too large, and is refused: one has at most {ANSWER} bytes in this run"
+        assert lines == [said] * 2  # once for each message
         assert asked(network.port, request("/v1/fleet/pull-messages", signed(key)))[9:12] == b"200"
         assert part("b", 60_000) == b"200"
+        assert part("c", ANSWER + 1) == b"413"  # refused by its header alone
+        assert lines == [said] * 3
+
+
+def test_the_operator_hears_of_a_line_whenever_it_comes(tmp_path: Path) -> None:
+    """Lines were read where a message was sent to a client that was missed, so that none came in the middle of a wait."""
+    at, lines = tmp_path / "link", list[str]()
+    told_at(at).write_text("of an earlier run\n")
+    with hearing(at, lines.append):
+        assert lines == []
+        with told_at(at).open("a") as file:
+            file.write("client 0 is turned away\n")
+        end = time.monotonic() + 10
+        while not lines:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        with told_at(at).open("a") as file:
+            file.write("client 1 is turned away\n")
+    assert lines == ["client 0 is turned away", "client 1 is turned away"]
+    assert not told_at(at).exists()
 
 
 def test_what_an_app_fails_at_ends_no_port(alone: Any) -> None:

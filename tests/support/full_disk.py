@@ -103,3 +103,12 @@ class _NoRoom:
 def no_room(path: str) -> OSError:
     """What the system says then."""
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+
+class NoRoomForStates(FullDisk):
+    """A disk of which nothing is left for what a client keeps of a round."""
+
+    def full(self, what: str, path: str) -> bool:
+        """Whether it is a new file that is written."""
+        inside = path.startswith(f"{self.folder}/")
+        return inside and what in ("write", "posix_fallocate") and "states" in path

@@ -92,13 +92,27 @@ class Machines:
         return found
 
 
-def served(config: Config, out: Path, machines: Machines, **more: Any) -> tuple[Result, list[str]]:
-    """The run as the server makes it, and the lines that it printed."""
+class Nobody(Exception):
+    """No client of a round answers."""
+
+
+def gives_up(seconds: float) -> None:
+    raise Nobody
+
+
+def served(
+    config: Config, out: Path, machines: Machines, *, sleep: Callable[[float], None] = gives_up, **more: Any
+) -> tuple[Result, list[str]]:
+    """The run as the server makes it, and the lines that it printed.
+
+    Args:
+        sleep: called while a round waits for its first answer.
+    """
     config = config.model_copy(update={"run": config.run.model_copy(update={"engine": "flower"})})
     lines: list[str] = []
 
     def consenting(run: str) -> Callable[[Federation], GridEngine]:
-        exchange = ConsentingClients(machines, run, config, lines.append)
-        return lambda job: GridEngine(job.context, run, exchange)
+        exchange = ConsentingClients(machines, run, config, lines.append, sleep)
+        return lambda job: GridEngine(job.context, run, exchange, again=exchange.again)
 
     return run_prepared(config, public_part(config), out, clients=consenting, **more), lines

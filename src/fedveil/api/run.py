@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from fedveil import verify
 from fedveil.api.statement import Statement
 from fedveil.configuration.config import Config
 from fedveil.configuration.config_files import load_recorded
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from fedveil.data.catalogue import Info
     from fedveil.data.dataset import Dataset
     from fedveil.data.partition import Partition
-    from fedveil.verify import Verification
 
 _BATCH = 1024
 
@@ -78,6 +78,13 @@ class History(Sequence[Mapping[str, Any]]):
 
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+class Verification(verify.Verification):
+    """What a verification found: true only where everything was verified."""
+
+    def __bool__(self) -> bool:
+        return self.exit_status == 0
 
 
 class Run:
@@ -216,7 +223,7 @@ class Run:
         Args:
             pin: the closing digest, known from elsewhere.
         """
-        return verification(self.path, pin=pin)
+        return Verification(*verification(self.path, pin=pin))
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the report, one self-contained HTML page, and return its path."""

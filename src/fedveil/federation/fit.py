@@ -59,8 +59,8 @@ def _nobody_trains(federation: Federation, progress: Progress) -> str:
     """Return why no further round is charged after one in which every client failed, or an empty string.
 
     A round of a single client tells of one client only, so it counts where all before it failed, too. Over machines the server
-    does not learn who failed. A run that is chosen among others goes on, since how many rounds it has would tell about the
-    data; and one with `min_survivors`, which says what a round needs.
+    does not learn who failed, and those who are left out may be back in the next round. A run that is chosen among others goes
+    on, since how many rounds it has would tell about the data; and one with `min_survivors`, which says what a round needs.
     """
     history, s = progress.history, federation.setting
     if not history or not all_failed(history[-1]) or s.selection is not None or s.min_survivors is not None:
@@ -122,7 +122,7 @@ def answered(
     t = progress.round
     failed = {o.client: o.error for o in outcomes if o.error}
     present = [o.client for o in outcomes if o.release is not None]  # whether one of them failed is its secret
-    if not present and len(outcomes) > 1 and federation.setting.min_survivors is None:
+    if not present and len(outcomes) > 1 and not any(o.remote for o in outcomes) and federation.setting.min_survivors is None:
         raise FedveilError(f"every client of round {t} failed; the first reason: {next(iter(failed.values()))}")
     record: Record = {"round": t, "participants": len(present), "failed": len(failed), "failures": failed}
     if federation.setting.groups:
@@ -243,14 +243,21 @@ def _uploads(
 ) -> list[Upload]:
     """Release what the clients sealed: their uploads, charged together, or one noisy mean; nothing if too few survived.
 
+    Where machines were asked and none answered, nothing is released either, unless the sample is secret: there the sum of nobody
+    leaves with its noise, since a round without one would tell who was drawn.
+
     A skipped round leaves the clients' private states as training made them, on every engine: a client over Flower does not learn
     that it was skipped. What these may cost is charged.
     """
     context, s = federation.context, federation.setting
     releases = [o.release for o in outcomes if o.release is not None]
     uploads = [] if plan is not None else context.door.release_uploads([r for r in releases if isinstance(r, SealedUpload)])
+    secret = plan is not None and s.amplified
     if s.min_survivors is not None and len(releases) < s.min_survivors:
         record["skipped"] = f"{len(releases)} of the {s.min_survivors} clients that privacy.min_survivors asks for"
+    elif outcomes and not releases and any(o.remote for o in outcomes) and not secret:
+        record["skipped"] = f"none of the {len(outcomes)} clients that were asked answered"
+    if "skipped" in record:
         if isinstance(plan, Plan):
             context.door.charge_skipped([r for r in releases if isinstance(r, Contribution)], plan, progress.round)
         return []

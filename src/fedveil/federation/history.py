@@ -33,7 +33,7 @@ INDEX = (
 )
 """What the rows of a table are about."""
 COLUMNS = (
-    Column("participants", "Clients that took part", "clients", public=True),
+    Column("participants", "Clients that took part", "clients", public=True),  # whose release is in the round
     Column("spent_clients", "Clients whose budget is spent", "clients", "lower", public=True),
     Column("failed", "Clients left out", "clients", "lower"),
     Column("failures", "Who was left out, and why", kind="text"),
@@ -59,9 +59,10 @@ ALL_FAILED = "every client of a round failed"
 
 
 def all_failed(row: Mapping[str, Any]) -> bool:
-    """Return whether every client of the round failed, as far as the process that trained them knows."""
+    """Return whether every client of the round failed, which only a process that trained them knows: its row has their loss."""
     failed, loss = row.get("failed") or 0, row.get("train_loss")
-    return failed > 0 and failed >= row.get("participants", 0) and (loss is None or math.isnan(loss))
+    known = "train_loss" in row and (loss is None or math.isnan(loss))
+    return known and failed > 0 and failed >= row.get("participants", 0)
 
 
 def of_task(task: Task) -> tuple[Column, ...]:

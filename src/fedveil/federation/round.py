@@ -129,7 +129,7 @@ class Outcome:
     `loss`, `noise_power` and `error` are private and serve as diagnostics of simulations only. `noise_power`: of the noise drawn
     inside training, per layer of what was sent [L] (see `Local`). `error`: why the client has nothing of its own in this round;
     under a plan that promises anything it releases zero with noise. `remote`: the client ran where nothing but its release is
-    known of it, so loss, examples and private state are not.
+    known of it, so loss, examples and private state are not; without a release, it may be back in the next round.
     """
 
     client: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -126,10 +126,20 @@ class GridEngine:
     Args:
         context: of the server; nothing of its clients is looked at. run: the name of the run on the wire.
         tell: called with a line for each client that is left out of a round, but once where the next ones have the same reason.
+        again: called with the clients of a round of which none is in it, and how often they were asked before; waits, and says
+            whether they are asked again. Left out: the clients are those of a simulation, where such a client has failed.
     """
 
-    def __init__(self, context: Context, run: str, exchange: Exchange, tell: Callable[[str], None] = _log.warning) -> None:
-        self.context, self.run, self.exchange, self.tell = context, run, exchange, tell
+    def __init__(
+        self,
+        context: Context,
+        run: str,
+        exchange: Exchange,
+        tell: Callable[[str], None] = _log.warning,
+        *,
+        again: Callable[[Set[int], int], bool] | None = None,
+    ) -> None:
+        self.context, self.run, self.exchange, self.tell, self.again = context, run, exchange, tell, again
         self._left_out: dict[int, str] = {}
 
     def __enter__(self) -> Self:
@@ -141,7 +151,7 @@ class GridEngine:
         torch.set_num_threads(self._threads)
 
     def map(self, tasks: Iterable[ClientTask]) -> Iterator[Outcome]:
-        """Send all tasks, wait for the answers, check them in the order of the tasks."""
+        """Send all tasks, wait for the answers, check them in the order of the tasks; those who are left out come last."""
         todo = list(tasks)
         if not todo:
             return
@@ -152,21 +162,31 @@ class GridEngine:
             RoundMessage(self.run, first.released, first.policy_state if self.context.summed else {}, first.buffers)
         )
         asked = {task.client: TaskMessage(self.run, task.released.round, task.client, task.weight) for task in todo}
-        answers = self.exchange.answers({client: (common, task_bytes(task)) for client, task in asked.items()})
-        for task in todo:
-            client = task.client
-            plan = plans[client]
-            assert isinstance(plan, Plan)
-            try:
-                message = self._message(answers[client], asked[client], names[client], plan)
-                found = self._outcome(task, plan, message)
-                self._left_out.pop(client, None)
-                yield found
-            except (WireError, UpdateRefused) as problem:
-                if self._left_out.get(client) != str(problem):
-                    self.tell(f"round {task.released.round}: client {client} is left out: {problem}")
-                self._left_out[client] = str(problem)
-                yield Outcome(client, None, task.policy_state, {}, error=str(problem), remote=True)
+        messages, tries = {client: (common, task_bytes(task)) for client, task in asked.items()}, 0
+        while True:
+            answers, left_out = self.exchange.answers(messages), list[Outcome]()
+            for task in todo:
+                client = task.client
+                plan = plans[client]
+                assert isinstance(plan, Plan)
+                try:
+                    message = self._message(answers[client], asked[client], names[client], plan)
+                    found = self._outcome(task, plan, message)
+                    self._left_out.pop(client, None)
+                    yield found
+                except (WireError, UpdateRefused) as problem:
+                    left_out.append(self._without(task, str(problem)))
+            if len(left_out) < len(todo) or self.again is None or not self.again(asked.keys(), tries):
+                break
+            tries += 1
+        yield from left_out
+
+    def _without(self, task: ClientTask, problem: str) -> Outcome:
+        """The outcome of a client that is left out; the reason is told once as long as it is the same."""
+        if self._left_out.get(task.client) != problem:
+            self.tell(f"round {task.released.round}: client {task.client} is left out: {problem}")
+        self._left_out[task.client] = problem
+        return Outcome(task.client, None, task.policy_state, {}, error=problem, remote=self.again is not None)
 
     def _message(self, answer: bytes | str, asked: TaskMessage, name: str, plan: Plan) -> ReleaseMessage:
         if isinstance(answer, str):

@@ -78,7 +78,7 @@ class DPALDP(TwoVariants):
 
     def releases(self, s: Setting, view: View) -> list[Event]:
         """What constant noise z costs; nothing for the published variant."""
-        return scheduled_releases(self._schedule(s), s, view) if self.variant == "proven" else super().releases(s, view)
+        return scheduled_releases(self._schedule, s, view) if self.variant == "proven" else super().releases(s, view)
 
     def claim(self, s: Setting) -> Claim | None:
         """Epsilon of the whole run, or LaDP-FL's sum of the rounds' epsilons."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -89,18 +90,24 @@ class GFLALDPA(MethodConfig):
 
     def weight(self, round: int, rounds: int) -> float:
         """mu of that round (from 0) in units of the quadratic mean over all rounds; proportional to s^p."""
-        return float((round + 1) ** self.growth * math.sqrt(rounds / sum(s ** (2 * self.growth) for s in range(1, rounds + 1))))
+        return float((round + 1) ** self.growth * math.sqrt(rounds / _power_sum(2 * self.growth, rounds)))
 
     def epsilon(self, s: Setting, round: int) -> float:
         """Epsilon of that round (from 0): its share s^p / sum s^p of the budget of the run."""
         total = paper_epsilon(s, self.name) * (1 if self.budget == "run" else s.rounds)
-        return float(total * (round + 1) ** self.growth / sum(t**self.growth for t in range(1, s.rounds + 1)))
+        return float(total * (round + 1) ** self.growth / _power_sum(self.growth, s.rounds))
 
     def published_std(self, s: Setting, round: int) -> float:
         """sigma_t = sensitivity sqrt(2 ln(1.25 / delta_t)) / epsilon_t, with delta / T a round where epsilon is the run's."""
         delta = s.delta / (s.rounds if self.budget == "run" else 1)
         sensitivity = 2 * self.clip / (s.known_records if self.sensitivity == "mean" else 1)
         return sensitivity * classical_noise_multiplier(self.epsilon(s, round), delta)
+
+
+@lru_cache(maxsize=16)
+def _power_sum(power: float, rounds: int) -> float:
+    """1^p + ... + T^p, which each of the T rounds asks for."""
+    return float(sum(t**power for t in range(1, rounds + 1)))
 
 
 @dataclass(frozen=True)

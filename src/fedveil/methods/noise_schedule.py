@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -45,19 +45,22 @@ def scheduled(s: Setting, clip: float, shape: Sequence[float]) -> Scheduled:
     return Scheduled(tuple(gaussian_plan(replace(s, noise_multiplier=z), clip) for z in priced(s, shape)))
 
 
-def scheduled_releases(policy: Scheduled, s: Setting, view: View) -> list[Event]:
+def scheduled_releases(plans: Callable[[Setting], Scheduled], s: Setting, view: View) -> list[Event]:
     """f / z a round in all; or one event a round where batches or cohorts are sampled, since that is no function of the sum.
 
     Under DP-SGD these are the dearest rounds that one client can be in.
+
+    Args:
+        plans: makes those of all rounds, where they are asked for.
     """
     scope = replace(s.scope, view=view)
     if s.example_clip is not None and s.z > 0:
-        events = [event_of(plan, s.layout, scope, rate=None, round=t) for t, plan in enumerate(policy.plans)]
+        events = [event_of(plan, s.layout, scope, rate=None, round=t) for t, plan in enumerate(plans(s).plans)]
         steps = [event for event in events if isinstance(event, SampledGaussian)]
         return [*sorted(steps, key=lambda event: event.noise_multiplier)[: s.participations]] or events[:1]
     if not s.amplified or view is View.SERVER or s.z == 0:
         return gaussian_releases(s, view)
-    return [event_of(plan, s.layout, scope, rate=s.rate, round=t) for t, plan in enumerate(policy.plans)]
+    return [event_of(plan, s.layout, scope, rate=s.rate, round=t) for t, plan in enumerate(plans(s).plans)]
 
 
 def calibrated_schedule(method: Method, s: Setting) -> Setting:

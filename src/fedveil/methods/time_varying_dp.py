@@ -91,7 +91,7 @@ class TimeVaryingDP(TwoVariants):
         """What constant noise z costs; nothing for the published variant."""
         if self.variant == "published":
             return super().releases(s, view)
-        return gaussian_releases(s, view) if self.refine_every else scheduled_releases(self._schedule(s), s, view)
+        return gaussian_releases(s, view) if self.refine_every else scheduled_releases(self._schedule, s, view)
 
     def claim(self, s: Setting) -> Claim | None:
         """Epsilon of the whole run, or LaDP-FL's sum of the rounds' epsilons."""

@@ -6,7 +6,8 @@ The client certifies the offered configuration itself. It believes no number tha
 from __future__ import annotations
 
 import math
-import time
+import pickle
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,13 @@ from fedveil.configuration.public_setting import calibrated_setting, layout_of, 
 from fedveil.configuration.sections import PluginMethod, PluginTask
 from fedveil.configuration.toml_text import toml_values
 from fedveil.data.own.data_source import TableSource, whole_path
-from fedveil.errors import ConfigError, explain
+from fedveil.errors import ConfigError, FedveilError, explain
 from fedveil.methods.calibration import ROUNDING
 from fedveil.methods.run_cost import noise_of
 from fedveil.release.cost import event_of
 from fedveil.release.plan import Plan, Raw, Released, is_common
 from fedveil.run.assembly import planned_charges
+from fedveil.run.child_process import ChildHung, Stage, in_child
 from fedveil.statement.certify import certify_config
 
 if TYPE_CHECKING:
@@ -158,13 +160,38 @@ def read_consent_file(path: Path) -> Consent:
         raise ConfigError(explain(error, Consent)) from None
 
 
+def judged_in_time(consent: Consent, config: Config) -> Judged:
+    """As `judged`, in a child process that is ended when `limits.seconds` are over, whatever takes long there (on Linux).
+
+    Raises:
+        ConsentRefused: as `judged`; or it takes longer.
+    """
+
+    def judge(stage: Stage) -> list[str]:
+        try:
+            return ["judged", b64encode(pickle.dumps(judged(consent, config))).decode("ascii")]
+        except FedveilError as refusal:
+            return ["refused", str(refusal)]
+
+    try:
+        kind, found = in_child(judge, "judging the run", consent.limits.seconds)
+    except ChildHung:
+        raise ConsentRefused(
+            f"judging the run takes longer than limits.seconds = {consent.limits.seconds:g} of this client's consent"
+        ) from None
+    if kind == "refused":
+        raise ConsentRefused(found)
+    accepted: Judged = pickle.loads(b64decode(found))  # of this very process, a moment ago
+    return accepted
+
+
 def judged(consent: Consent, config: Config) -> Judged:
     """The offered run, if the consent covers it. What is left of the lifetime is asked elsewhere (`client_ledger`).
 
     Raises:
         ConsentRefused: it does not, with the reason.
     """
-    begin, scope = time.monotonic(), Scope(config.privacy.unit, config.privacy.adjacency, config.privacy.view)
+    scope = Scope(config.privacy.unit, config.privacy.adjacency, config.privacy.view)
     _refuse_code(config)
     _refuse_columns(consent, config)
     _refuse_work(consent.limits, config)
@@ -192,10 +219,6 @@ def judged(consent: Consent, config: Config) -> Judged:
     if consent.least_noise and is_common(policy):
         nowhere = torch.zeros(1).expand(setting.layout.dimension)
         for t in range(setting.rounds):
-            if time.monotonic() > begin + consent.limits.seconds:
-                raise ConsentRefused(
-                    f"judging the run takes longer than limits.seconds = {consent.limits.seconds:g} of this client's consent"
-                )
             require_noise(consent, setting, policy.plan(Released(t, nowhere, None), policy.start()))
     return Judged(config, method, setting, statement)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from fedveil.configuration.public_setting import population_of
 from fedveil.flower.grid_engine import GONE
 from fedveil.flower.wire_format import WireError
 from fedveil.network.offers import ONLY_LOOKS, offer_bytes, offer_of, read_consent
@@ -29,8 +30,9 @@ class Reach(Protocol):
 
 
 AGAIN = 60.0
-"""Seconds after which a client that refused is asked again."""
-_SILENT = "it has not joined, or did not answer"
+"""Seconds after which a client that refused, or a round that nobody answered, is asked again."""
+_LOOK = 1.0
+SILENT = "it has not joined, or did not answer"
 
 
 @dataclass
@@ -42,15 +44,19 @@ class ConsentingClients:
     join --check`) is offered it again when it comes back. One whose machine
     answers with an error is offered it again and again, and named once as long as the error is the same.
 
+    A round in which nobody is yet is asked again when a client comes, or after AGAIN seconds: once where clients are there whom
+    it does not ask, and until somebody answers where there are none.
+
     Args:
         reach: how those who are online are reached. run, config: what is offered.
-        tell: called with a line for each thing that happens.
+        tell: called with a line for each thing that happens. sleep: called with the seconds between two looks at who is there.
     """
 
     reach: Reach
     run: str
     config: Config
     tell: Callable[[str], None]
+    sleep: Callable[[float], None] = time.sleep
     refused: dict[int, str] = field(default_factory=dict)
     consented: set[int] = field(default_factory=set)
     looked: set[int] = field(default_factory=set)
@@ -61,10 +67,29 @@ class ConsentingClients:
         """As `Exchange.answers`."""
         self.offer(self._open(set(messages)))
         asked = {client: parts for client, parts in messages.items() if client in self.consented}
-        found: dict[int, bytes | str] = {c: self.refused.get(c) or self.unanswered.get(c, _SILENT) for c in messages}
+        found: dict[int, bytes | str] = {c: self.refused.get(c) or self.unanswered.get(c, SILENT) for c in messages}
         found |= self.reach.answers(asked)
         self.consented -= {client for client, answer in found.items() if answer == GONE}  # offered again when they are back
         return found
+
+    def again(self, clients: Set[int], tries: int) -> bool:
+        """Wait for a client of a round in which there is none yet, and say whether they are to be asked again.
+
+        Args:
+            tries: how often they were asked before.
+        """
+        others = set(range(population_of(self.config).clients)) - clients
+        if tries:
+            self.offer(self._open(others))
+            if others & self.consented & set(self.reach.online):
+                return False
+        else:
+            self.tell(f"the round waits for the first answer of its {len(clients)} clients, and asks again every minute")
+        there, end = set(self.reach.online), time.monotonic() + AGAIN
+        while time.monotonic() < end and not (now := set(self.reach.online)) - there:
+            there = now
+            self.sleep(_LOOK)
+        return True
 
     def gather(self, clients: set[int], count: int, wait: Callable[[], None]) -> None:
         """Offer the run to clients as they come, until so many of those online have consented; no other answer counts.

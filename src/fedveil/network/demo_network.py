@@ -35,6 +35,7 @@ from fedveil.network.programs import ends_with_parent, free_port
 from fedveil.network.serve import Serving, serve
 from fedveil.run.assembly import planned_charges
 from fedveil.run.run_lock import claimed
+from fedveil.run.shared_budget import affordable
 from fedveil.statement.certify import certify_config
 
 if TYPE_CHECKING:
@@ -52,10 +53,12 @@ def demo(config: Config, out: Path, tell: Callable[[str], None], on_round: Calla
     """Train as configured, each client in a process of its own, with TLS, keys, consent and ledgers.
 
     Raises:
-        ConfigError: several machines cannot do this run; no process was started. FedveilError: as `serve`.
+        ConfigError, LedgerError, BudgetExhausted: several machines cannot do this run, or privacy.budget has no room for it; no
+            process was started. FedveilError: as `serve`.
     """
     clients = population_of(config).clients
     public_part(config)
+    affordable(config, *calibrated_setting(config), "demo")
     consents = [consent_to(config, number) for number in range(clients)]
     with _machines(out) as folder:
         network = make_network(folder / "server", "127.0.0.1", free_port())

@@ -27,7 +27,7 @@ from fedveil.ledger.ledger import Ledger
 from fedveil.ledger.ledger_head import head_path
 from fedveil.ledger.owner_only import owner_only_folder
 from fedveil.network.client_ledger import ClientLedger
-from fedveil.network.consent import Consent, ConsentRefused, Judged, judged, require_noise, require_price
+from fedveil.network.consent import Consent, ConsentRefused, Judged, judged, judged_in_time, require_noise, require_price
 from fedveil.network.deployed_data import no_part, own_part
 from fedveil.network.offers import ONLY_LOOKS, Offer, consent_bytes, read_offer, refusal_bytes
 from fedveil.run.assembly import federation, isolated, with_isolation
@@ -64,15 +64,12 @@ class JoinedClient:
     def answer(self, parts: list[bytes]) -> bytes:
         """The answer to a message: one part is an offer, two are a round.
 
-        Of all processes with this folder one answers at a time: what was consented to and answered before lies in it.
+        Of all processes with this folder one answers at a time: what was consented to and answered before lies in it. An offer is
+        judged before, so that one which takes long keeps nobody up.
 
         Raises:
             WireError: it is neither, or of a run that this client has not consented to.
         """
-        with claimed(self.folder, wait=True):
-            return self._answer(parts)
-
-    def _answer(self, parts: list[bytes]) -> bytes:
         if (size := sum(map(len, parts))) > (most := self.consent.limits.message):
             raise WireError(f"a message has at most {most} bytes at this client (limits.parameters), this one has {size}")
         if len(parts) == 1:
@@ -80,7 +77,8 @@ class JoinedClient:
         if len(parts) != 2:
             raise WireError("a message has one part or two")
         task = read_task(parts[1])
-        answer = self._node(task).answer(*parts)
+        with claimed(self.folder, wait=True):
+            answer = self._node(task).answer(*parts)
         self.tell(f"run {task.run}, round {task.round}: answered with {len(answer)} bytes")
         return answer
 
@@ -97,19 +95,28 @@ class JoinedClient:
                 f"the server has fedveil {printable(offer.fedveil)}, and this client {__version__}: install the same version on "
                 f"both sides"
             )
-        config = offer.parsed()
+        self._require_unchanged(offer)
+        accepted = judged_in_time(self.consent, offer.parsed())
+        with claimed(self.folder, wait=True):
+            return self._admitted(accepted, offer, self._require_unchanged(offer))
+
+    def _require_unchanged(self, offer: Offer) -> bool:
+        """Whether the client consented to the offer before; raises ConsentRefused where that was another one of its name."""
         pinned = self._pinned(offer.run)
         if pinned is not None and pinned.digest != offer.digest:
             raise ConsentRefused(f"the configuration of run {offer.run} has changed since this client consented to it")
-        accepted = judged(self.consent, config)
+        return pinned is not None
+
+    def _admitted(self, accepted: Judged, offer: Offer, pinned: bool) -> float:
+        """Pin and charge an offer that was judged; returns its epsilon."""
         if offer.client >= accepted.setting.clients:
             raise ConsentRefused(f"client {offer.client} of {accepted.setting.clients}: there is no such number")
         if self.consent.data.part is not None and self.consent.data.part != offer.client:
             raise ConsentRefused(f"this client has part {self.consent.data.part} of the data, not part {offer.client}")
         if self.check:
-            self.fits = self._look(accepted, offer, config)
+            self.fits = self._look(accepted, offer, accepted.config)
             raise ConsentRefused("it is within this client's consent, which only looks at it (--check)")
-        if pinned is None:
+        if not pinned:
             self.ledger.require_unknown(accepted, offer.run)
             self.ledger.check(accepted, offer.run, offer.client)
             self._pin(offer)

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Any
 
-from fedveil.configuration.public_setting import setting_of
+from fedveil.configuration.public_setting import calibrated_setting, setting_of
 from fedveil.errors import FedveilError
 from fedveil.flower.flower_messages import printable
 from fedveil.flower.grid_engine import GridEngine, GridExchange
@@ -27,10 +27,11 @@ from fedveil.network.consenting_clients import ConsentingClients
 from fedveil.network.deployed_data import public_part
 from fedveil.network.flower_api import Control, Endpoint, TaskQueue, node_keys, require_fleet_routes, server_grid
 from fedveil.network.programs import Program, ended_by_signal, require_free, running
-from fedveil.network.superlink import told_at
+from fedveil.network.superlink import hearing
 from fedveil.release.noise_memory import STATE_FILE
 from fedveil.run.result import Result
 from fedveil.run.run import run_prepared
+from fedveil.run.shared_budget import affordable
 
 if TYPE_CHECKING:
     from fedveil.configuration.config import Config
@@ -80,13 +81,14 @@ def serve(config: Config, serving: Serving) -> Result:
             f"data.partition or data.source has {prepared.population.clients} clients, and {len(keys)} were admitted: admit the "
             f"others with fedveil net admit KEY.pub, or set the number of clients"
         )
+    if not serving.resume:
+        affordable(config, *calibrated_setting(config, prepared.population), "serve")
     config = config.model_copy(update={"run": config.run.model_copy(update={"engine": "flower"})})
     require_free(network.address, network.port)
     _forget_earlier(network)
     with ended_by_signal(), ExitStack() as stack:
         inside = stack.enter_context(_socket(network))
-        stack.callback(told_at(inside).unlink, missing_ok=True)
-        told_at(inside).unlink(missing_ok=True)
+        stack.enter_context(hearing(inside, serving.tell))
         link = _superlink(network, inside, answer_bytes(config, prepared.population))
         stack.enter_context(running(link, serving.tell, 1.0)).wait_for(network.port)
         serving.on_up()
@@ -94,14 +96,7 @@ def serve(config: Config, serving: Serving) -> Result:
         grid = stack.enter_context(LastingGrid(lambda: _begun(endpoint, keys, link), serving.tell))
         timeout = config.training.client_timeout or PATIENCE
 
-        heard = 0
-
         def nodes() -> dict[int, int]:
-            nonlocal heard
-            said = told_at(inside).read_text(encoding="utf-8").splitlines() if told_at(inside).exists() else []
-            for line in said[heard:]:
-                serving.tell(line)
-            heard = len(said)
             clients = {key: client for client, key in keys.items()}  # a node with another key is nobody
             return {clients[key]: node for node, key in node_keys(grid).items() if key in clients}
 
@@ -111,7 +106,7 @@ def serve(config: Config, serving: Serving) -> Result:
             exchange = ConsentingClients(reach, run, config, serving.tell)
             number = prepared.population.clients
             exchange.gather(set(range(number)), min(serving.wait, number), partial(time.sleep, 1))
-            return lambda job: GridEngine(job.context, run, exchange, serving.tell)
+            return lambda job: GridEngine(job.context, run, exchange, serving.tell, again=exchange.again)
 
         with _named(link):
             result = run_prepared(config, prepared, serving.out, serving.on_round, resume=serving.resume, clients=consenting)

@@ -23,7 +23,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from pathlib import Path
-from typing import Any
+from threading import Event, Thread
+from typing import Any, NoReturn
 
 import h11
 
@@ -47,6 +48,8 @@ IDLE = 60.0
 """Seconds between two requests of a connection."""
 LINGER, QUIET = 5.0, 0.5
 """Seconds for which the rest of a refused request is thrown away, in all, and without a byte."""
+HEARD = 1.0
+"""Seconds after which the operator hears of a line at the latest."""
 SLOWEST = 2.0**14
 """Bytes a second that a body needs at least, after the seconds of a header."""
 STRANGERS, EACH = 128, 16
@@ -128,7 +131,7 @@ class FleetPort:
     def __init__(self, app: Any, admitted: Sequence[bytes], answer: int, tell: Callable[[str], None] = _log.warning) -> None:
         import httpx
 
-        self._tell, self._told = tell, set[bytes]()
+        self._tell, self._told, self._large = tell, set[bytes](), set[bytes]()
 
         self.answer, self.admitted = answer, {key: _Allowance() for key in admitted}
         self._app = httpx.AsyncClient(transport=httpx.ASGITransport(app=app, raise_app_exceptions=False), base_url="http://app")
@@ -198,22 +201,32 @@ class FleetPort:
         self._told.discard(key)
         return key
 
+    def _refuse_large(self, key: bytes) -> NoReturn:
+        """Refuse what is longer than it may be; the operator hears of it once for each message that the client was handed."""
+        if key not in self._large:
+            self._tell(
+                f"client {list(self.admitted).index(key)} sends an answer that is too large, and is refused: one has at most "
+                f"{self.answer} bytes in this run"
+            )
+        self._large.add(key)
+        raise _Unserved(413)
+
     async def _answered(self, speaker: _Speaker, head: h11.Request, key: bytes) -> None:
         path, headers = head.target.decode(), dict(head.headers)
         size = headers.get(b"content-length", b"")
         uploads = path in FLEET_UPLOADS
         coded = b"transfer-encoding" in headers  # its length would stand for nothing
         if coded or not size.isdigit() or int(size) > (min(self.answer, _UPLOAD) if path == FLEET_UPLOADS[0] else _SMALL):
-            raise _Unserved(413)
+            self._refuse_large(key)
         async with asyncio.timeout(HANDSHAKE + int(size) / SLOWEST):
             body = await speaker.body()
         if uploads and not self.admitted[key].take(carried(path, body), len(body)):
-            _log.warning("an answer of a client with more than the %d bytes that the run allows", self.answer)
-            raise _Unserved(413)
+            self._refuse_large(key)
         kept = [(name, value) for name, value in head.headers if name.lower() not in _DROPPED]
         answer = await self._app.post(path, content=body, headers=kept, timeout=None)
         if has_message(path, answer.content):
             self.admitted[key].grant(self.answer)
+            self._large.discard(key)
         async with asyncio.timeout(HANDSHAKE + len(answer.content) / SLOWEST):
             kept = [(name, value) for name, value in answer.headers.raw if name.lower().startswith((b"content-type", b"flwr-"))]
             await speaker.answer(answer.status_code, kept, answer.content)
@@ -309,6 +322,31 @@ async def run(network: NetworkFolder, port: int, at: Path, answer: int) -> None:
 def told_at(at: Path) -> Path:
     """The file beside the socket with the lines for the server's operator."""
     return at.with_name(f"{at.name}.told")
+
+
+@contextmanager
+def hearing(at: Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """Tell the lines for the operator as they come, whatever this process waits for; the file is there as long as the block."""
+    file, ended = told_at(at), Event()
+    file.unlink(missing_ok=True)
+
+    def hear() -> None:
+        told, last = 0, False
+        while not last:
+            last = ended.wait(HEARD)
+            lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
+            for line in lines[told:]:
+                tell(line)
+            told = len(lines)
+
+    thread = Thread(target=hear, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        file.unlink(missing_ok=True)
 
 
 def listening(address: str, port: int) -> socket.socket:

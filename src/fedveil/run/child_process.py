@@ -36,6 +36,10 @@ _POLL = 0.2
 _KINDS = {kind.__name__: kind for kind in (ConfigError, DataError)}
 
 
+class ChildHung(FedveilError):
+    """A child that said nothing for too long, and was ended."""
+
+
 def in_child(act: Callable[[Stage], Any], what: str, silent: float = SILENT) -> Any:
     """What `act` returns, plain JSON values, when it is run in a child; in this process where it cannot fork one.
 
@@ -152,7 +156,7 @@ def _answer(reading: int, child: int, what: str, silent: float) -> Any:
         if part == b"":
             time.sleep(_POLL)  # it is about to end, or closed what it should answer by
         if time.monotonic() > until:
-            raise FedveilError(
+            raise ChildHung(
                 f"{what} hung {stage}: its process said nothing for {silent:g} s, and was ended; nothing was released. Look for "
                 f"a loop without an end, or a lock, in the code of the model, the task or the method"
             )

@@ -62,8 +62,8 @@ def outcome_warnings(
     found, main = [], columns.main
     failed = int(sum(row.get("failed") or 0 for row in history))
     if failed:
-        rounds = [row for row in history if row.get("participants") or row.get("failed")]
-        whose = f"all {failed} client updates" if all(map(all_failed, rounds)) else f"{failed} client update{'s' * (failed > 1)}"
+        nobody = all(all_failed(row) for row in history if row.get("participants"))
+        whose = f"all {failed} client updates" if nobody else f"{failed} client update{'s' * (failed > 1)}"
         found.append(f"{whose} {'were' if failed > 1 else 'was'} left out; the first reason: {reason or 'not on record'}")
     values = [row[main.name] for row in history if row.get(main.name) is not None]
     if values and trivial is not None and main.sign * values[-1] <= main.sign * trivial.score + 1e-9 * abs(trivial.score):

@@ -35,7 +35,7 @@ from fedveil.run.result import Result, Trivial, trivial_of
 from fedveil.run.resume import count_spent, identity, resumable, run_id_of, same_run
 from fedveil.run.run_lock import claimed
 from fedveil.run.saving import SavedRounds, SavingEngine
-from fedveil.run.shared_budget import check_plan, run_name, shared_budget
+from fedveil.run.shared_budget import affordable, check_plan, run_name, shared_budget
 from fedveil.run.spending import spending_of
 from fedveil.run.tracked_values import Begun
 from fedveil.run.tracking import Tracker, following, tracker_named
@@ -136,9 +136,8 @@ def run_prepared(
     if not resume:
         own, timeout = objective_of(config, method, setting), config.training.client_timeout
         config = _with_engine(config, settled(config.run.engine, model, own, setting, timeout))
-    run_id, shared = new_run_id(), shared_budget(config, setting)
-    if shared is not None and not resume:
-        check_plan(shared, method, setting, run_name(config, run_id))
+    run_id = new_run_id()
+    shared = shared_budget(config, setting) if resume else affordable(config, method, setting, run_id)
     path = Path(out) if out is not None else Path("runs") / f"{method.name}-{prepared.dataset.info.name}-{run_id}"
     if not resume:
         with _writable(path):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedveil.accounting.types import Adjacency, Gaussian, Scope, Unbounded, Unit, View
 from fedveil.configuration.config_files import load_config
 from fedveil.configuration.public_setting import calibrated_setting
-from fedveil.errors import ConfigError
+from fedveil.errors import ConfigError, LedgerError
 from fedveil.ledger.filters import best_order
 from fedveil.ledger.ledger import AGGREGATE
 from fedveil.ledger.population_budget import PopulationBudget, open_budget
@@ -34,8 +34,23 @@ def shared_budget(config: Config, setting: Setting) -> PopulationBudget | None:
             f"privacy.budget = '{path}' counts what leaves of real people's data, and run.seeded_noise = true makes noise that "
             "protects nobody: leave one of them out"
         )
-    budget = open_budget(path)
+    try:
+        budget = open_budget(path)
+    except LedgerError as problem:
+        raise LedgerError(f"privacy.budget = '{path}': {problem}") from problem
     budget.check_scope(setting.scope)
+    return budget
+
+
+def affordable(config: Config, method: Method, setting: Setting, run_id: str) -> PopulationBudget | None:
+    """The budget that `privacy.budget` names, which has room for all that the run plans, or None.
+
+    Raises:
+        LedgerError, ConfigError: as `shared_budget`. BudgetExhausted: the planned rounds exceed what is left.
+    """
+    budget = shared_budget(config, setting)
+    if budget is not None:
+        check_plan(budget, method, setting, run_name(config, run_id))
     return budget
 
 

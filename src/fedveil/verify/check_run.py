@@ -107,11 +107,12 @@ def _check_numbers(findings: Findings, run: Path, ledger: LedgerFile, spent: Row
     others = read_table(private.read_text(encoding="utf-8")) if private.exists() else []
     seen = Counter({int(row["round"]): int(row["participants"]) for row in (*history, *others) if row.get("participants")})
     fewest = files["config.toml"]["privacy"].get("min_survivors", 0)  # with it rounds may be skipped, or hold more noise
-    excused = {r for r in rounds if seen[r] < fewest}  # skipped, or not told
+    told = {int(row["round"]) for row in (*history, *others) if row.get("skipped") and statement["sampling"] == "fixed"}
+    excused = {r for r in rounds if seen[r] < fewest or (r in told and not seen[r])}  # skipped, or not told
     whole = bool(ledger.closing) and (complete or finished not in held)  # else charged before a crash, and too dear to repeat
     few = [r for r in {*rounds, *held} - excused if held.get(r, empty) < seen[r] or r > finished - whole]
     findings.check(not few, "rounds of the ledger", "the participants of the history", f"others in {few}" if few else "the same")
     excess = spent.dimension - statement["dimension"] if ledger.releases else 0
     findings.check(excess == 0 or (spent.extras and excess > 0), "dimension", statement["dimension"], spent.dimension)
-    statement_checks.check_rows(findings, spent, statement, complete and not fewest, history, whole)
+    statement_checks.check_rows(findings, spent, statement, complete and not (fewest or told), history, whole)
     statement_checks.check_statement(findings, statement, files["statement.md"], spent.expected)

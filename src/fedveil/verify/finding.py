@@ -34,10 +34,6 @@ class Verification(NamedTuple):
     findings: tuple[Finding, ...]
     closing: str = ""
 
-    def __bool__(self) -> bool:
-        """True only where everything was verified."""
-        return self.exit_status == 0
-
     @property
     def exit_status(self) -> int:
         """1 if anything is contradicted, else 2 if a check could not be made, else 0."""

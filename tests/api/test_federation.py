@@ -129,7 +129,7 @@ def test_an_interrupted_run_is_resumed(tmp_path: Path) -> None:
 
     fed = fv.Federation(**DP)
     with pytest.raises(KeyboardInterrupt):
-        fed.fit(small_digits(), out=tmp_path / "run", on_round=interrupt)
+        fv.train(fed.config, tmp_path / "run", interrupt, data=small_digits())
     assert len(fed.fit(small_digits(), out=tmp_path / "run", resume=True).history) == 2
 
 

@@ -28,9 +28,9 @@ from fedveil.federation.round import ClientTask, Work, attempted, planned
 from fedveil.ledger.ledger import Ledger
 from fedveil.methods.base import Setting
 from fedveil.methods.dp_fedavg import DPFedAvg
+from fedveil.methods.method_registry import METHODS
 from fedveil.release.plan import Released
 from fedveil.run.assembly import federation, prepare
-from fedveil.statement.certify import certify
 from fedveil.training.local import Local, Objective, Plain, State
 
 SECRETS = (0.5, 9.0)
@@ -271,10 +271,12 @@ def own_run(kind: str, tmp_path: Path, **sections: Any) -> Federation:
     return federation(config, data, tmp_path / "ledger.sqlite", "run", calibrated=(OwnMethod(kind=kind), setting))
 
 
-def test_the_statement_says_what_is_taken_on_trust_of_a_method_of_ones_own() -> None:
-    config = runs_of.config({"name": "dp-fedavg"})
-    _, setting = calibrated_setting(config, prepare(config).population)
-    own, ours = (certify(method, setting) for method in (OwnMethod(), DPFedAvg()))
-    trusted = [[one.what for one in of.assumptions if "code of the user's own" in one.what] for of in (own, ours)]
-    assert [len(found) for found in trusted] == [1, 0]
-    assert "(model, task, method, features) carries nothing from one client to another: its attributes" in trusted[0][0]
+def test_the_statement_says_what_is_taken_on_trust_of_a_method_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "dp-fedavg", OwnMethod)
+    for isolation, words in (("process", "in a process that is forked"), ("copy", "trains a copy of model")):
+        of_own = fv.certify(runs_of.config({"name": "dp-fedavg"}, run={"isolation": isolation}))
+        (trusted,) = (one.what for one in of_own.assumptions if "code of the user's own" in one.what)
+        assert words in trusted
+    monkeypatch.undo()
+    ours = fv.certify(runs_of.config({"name": "dp-fedavg"}))
+    assert not [one for one in ours.assumptions if "code of the user's own" in one.what]

@@ -357,21 +357,22 @@ class Keeping(torch.nn.Module):
             MOST.append(1.0)
 
 
-@pytest.mark.parametrize("engine", ["inline", "batched"])
 @pytest.mark.parametrize(
-    ("where", "words"),
+    ("where", "words", "engine"),
     [
-        ("buffer", "Keeping changes buffers"),
-        ("attribute", "Keeping keeps number from"),
-        ("global", "keeps global MOST from"),
+        ("buffer", "Keeping changes buffers", "batched"),
+        ("attribute", "Keeping keeps number from", "batched"),
+        ("global", "keeps global MOST from", "batched"),
+        ("global", "keeps global MOST from", "inline"),
     ],
 )
 def test_nothing_is_made_of_what_a_module_kept_of_clients(
     where: str, words: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where clients have no process of their own; `test_isolation.py` has those who do."""
     monkeypatch.setattr(sys.modules[__name__], "MOST", [])
     with pytest.raises(ConfigError, match=words):
-        fv.train(config(Keeping(where), engine, data={"partition": {"kind": "iid", "clients": 6}}), tmp_path / "run")
+        fv.train(config(Keeping(where), engine, run={"isolation": "copy" if engine == "inline" else None}), tmp_path / "run")
     assert not (tmp_path / "run" / "history.csv").exists()
     with Ledger.open(tmp_path / "run" / "ledger.sqlite") as ledger:
         assert len(list(ledger.entries())) == 1, "the round left as it was planned, with the zeros of those who failed"

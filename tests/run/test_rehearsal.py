@@ -173,14 +173,18 @@ def test_a_child_may_say_for_as_long_as_it_likes_that_it_goes_on() -> None:
     assert in_child(goes_on, "it", silent=0.6) == "done"
 
 
-def test_what_somebody_prints_in_a_rehearsal_is_not_seen(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_somebody_prints_is_seen_of_training_and_not_of_the_rehearsal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     def prints(net: Net, out: Tensor) -> Tensor:
         if os.getpid() != PARENT:
-            print("in the child")
-            os.write(2, b"in the child")
+            print("in the child", len(out))
         return out
 
     train(tmp_path / "run", Net(prints))
+    seen = capfd.readouterr().out.splitlines()
+    assert seen, "each client trains in a process of its own, whose output is that of the program"
+    train(tmp_path / "copies", Net(prints), run={"isolation": "copy"})
     assert "in the child" not in "".join(capfd.readouterr())
 
 

@@ -96,7 +96,7 @@ def test_no_score_is_made_of_what_a_task_kept_of_clients(tmp_path: Path) -> None
     fv.register_task(Keeping)
     data = made("regression")
     with pytest.raises(ConfigError, match=r"task\.name = 'keeping' keeps global SEEN from one call to the next"):
-        fv.train(with_task(Keeping()), tmp_path / "run", data=data)
+        fv.train(with_task(Keeping(), run={"engine": "inline", "isolation": "copy"}), tmp_path / "run", data=data)
     assert not (tmp_path / "run" / "history.csv").exists()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedveil.api.run import Run
 from fedveil.api.statement import Statement
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedveil.data.partition import Partition
-    from fedveil.federation.history import Record
 
 Sections = Mapping[str, Any]
 
@@ -114,9 +113,9 @@ class Federation:
         out: str | Path | None = None,
         seed: int | None = None,
         engine: str | None = None,
+        isolation: Literal["process", "copy"] | None = None,
         resume: bool = False,
         partition: Partition | None = None,
-        on_round: Callable[[Record], None] | None = None,
     ) -> Run:
         """Train, write a run directory, and return the run.
 
@@ -125,17 +124,17 @@ class Federation:
             out: the run directory, new or empty; runs/<method>-<data>-<id> if left out.
             seed: of batches, sampling and initial model; the noise is secret, whatever the seed.
             engine: such as "inline", "pool" or "cuda". resume: continue the interrupted run in `out`.
-            on_round: called with the history's new row after each round.
+            isolation: whether user-defined code sees each client's data in a process of its own, or trains a copy of itself.
 
         Raises:
             ConfigError, DataError: before anything is trained. BudgetExhausted: more is planned than privacy.budget has left.
         """
         from fedveil.run.run import run
 
-        chosen = {"run.seed": seed, "run.engine": engine}
+        chosen = {"run.seed": seed, "run.engine": engine, "run.isolation": isolation}
         changes = {key: value for key, value in chosen.items() if value is not None}
         config = replace(self.config, changes) if changes else self.config
-        result = run(config, out, on_round, data=data, partition=partition, resume=resume)
+        result = run(config, out, data=data, partition=partition, resume=resume)
         handed_over = HandedOver(data, partition, config.model.source)
         return Run(result.path, handed_over=handed_over, model=result.model.module)
 

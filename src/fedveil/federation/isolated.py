@@ -129,11 +129,10 @@ def _child(act: Callable[[], dict[str, Any]], answer: int, parent: int) -> NoRet
 
 def _write(answer: int, act: Callable[[], dict[str, Any]]) -> None:
     """Write the tree that `act` returns, or the words of what is wrong with it."""
-    found = act()
     try:
-        parts = list(tree_parts({"value": found}))
+        parts = list(tree_parts({"value": act()}))
     except Exception as error:
-        parts = list(tree_parts({"error": str(error)}))
+        parts = list(tree_parts({"error": f"{type(error).__name__}: {error}"}))
     for part in parts:
         left = memoryview(part)
         while left:

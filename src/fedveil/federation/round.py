@@ -223,11 +223,11 @@ def attempted_in_child(context: Context, task: ClientTask, plan: Plan | Raw) -> 
 
 def attempted_on_copy(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
     """Local training under that plan on a copy of the model, the objective and the task, or why it gave nothing."""
-    model = context.model.another(context.model.vector.clone(), torch.zeros_like(context.model.grad))
     try:
+        model = context.model.alone()
         objective, learned = deepcopy((context.objective, context.task))
     except Exception as error:
-        return failure(context, task, plan, f"the method or the task cannot be copied ({_reason(error)})")
+        return failure(context, task, plan, f"the model, the method or the task cannot be copied ({_reason(error)})")
     own = replace(context, model=model, objective=objective, task=learned)
     _seed_generators(own, task)
     return attempted(own, task, plan)

@@ -235,7 +235,7 @@ def federation(
         task=setting.task,
         evaluation=setting.evaluation,
         tests=prepared.client_tests,
-        kept=_kept(method, setting.task, local_training),
+        kept=() if config.run.isolation == "process" else _kept(method, setting.task, local_training),
     )
     return Federation(
         setting,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from fedveil.accounting.types import Unit
@@ -39,7 +40,7 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
         )
     custom = is_own(method_of(config)) or task_of(config).own
     if custom or not network.built_in or data.features_of or config.data.code:
-        found.append(_own_code(records=config.training.local == "dp-sgd", isolation=config.run.isolation))
+        found.append(_own_code(records=config.training.local == "dp-sgd", isolation=_isolation(config)))
     if data.counted:
         found.append(
             Assumption(
@@ -80,6 +81,13 @@ _FLOWER = (
     ),
 )
 """What a run of a Flower app takes on trust of the app."""
+
+
+def _isolation(config: Config) -> str | None:
+    """How user-defined code is isolated; where nothing is chosen, as a run on this machine would choose."""
+    if config.run.engine in TOGETHER:
+        return None
+    return config.run.isolation or ("process" if sys.platform.startswith("linux") else "copy")
 
 
 def _own_code(*, records: bool, isolation: str | None) -> Assumption:

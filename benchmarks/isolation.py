@@ -1,0 +1,93 @@
+"""Seconds a client in a process of its own, beside the same network in one process, in turns.
+
+    python benchmarks/isolation.py [--turns 5]
+
+Clients of random pictures train each network three times in a row: as it is built in (one process for all), and wrapped in a
+module of the user's own with a process, and with a copy, for each client. Each line has the medians of the turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import fedveil as fv
+from fedveil.models.model_registry import build
+
+CASES = {
+    "linear, 8 examples": ("linear", (1, 8, 8), 8, 60),
+    "LeNet-5, 600 examples": ("lenet5", (1, 28, 28), 600, 10),
+    "ResNet-18, 50 examples": ("resnet18", (3, 32, 32), 50, 2),
+    "ViT-Small, 16 examples": ("vit-small", (3, 32, 32), 16, 2),
+}
+"""Network, shape of an example, examples a client, clients."""
+
+
+class Wrapped(nn.Module):
+    """The same network, as code of the user's own."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the network inside does."""
+        out: torch.Tensor = self.inner(x)
+        return out
+
+
+def data(shape: tuple[int, ...], examples: int, clients: int) -> Any:
+    """Random examples of ten classes."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(examples * clients, *shape)).astype(np.float32), rng.integers(0, 10, examples * clients)
+    return fv.from_arrays(x, y, client=np.repeat(np.arange(clients), examples), test=(x[:20], np.arange(20) % 10), classes=10)
+
+
+def seconds(name: str, how: str, turn: int, folder: Path) -> float:
+    """The mean seconds a client and round, without the first round."""
+    network, shape, examples, clients = CASES[name]
+    model: Any = network if how == "built in" else Wrapped(build(network, shape, 10, 0))
+    marks: list[float] = []
+    config = fv.configure(
+        model=model,
+        method={"name": "dp-fedavg", "clip": 1.0},
+        training={"rounds": 3, "batch_size": 32, "evaluate_every": 0},
+        privacy={"noise_multiplier": 1.0, "delta": 1e-3},
+        run={"engine": "inline", "isolation": None if how == "built in" else how},
+    )
+    fv.train(
+        config,
+        folder / f"{name} {how} {turn}",
+        lambda row: marks.append(time.perf_counter()),
+        data=data(shape, examples, clients),
+    )
+    return (marks[-1] - marks[0]) / (len(marks) - 1) / clients
+
+
+def main() -> None:
+    """Measure every case in turns."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=5)
+    turns = parser.parse_args().turns
+    ways = ("built in", "process", "copy")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in CASES:
+            times: dict[str, list[float]] = {way: [] for way in ways}
+            for turn in range(turns):
+                for way in ways:
+                    times[way].append(seconds(name, way, turn, Path(folder)))
+            middle = {way: 1000 * statistics.median(found) for way, found in times.items()}
+            shown = ", ".join(f"{way} {value:.1f} ms ({value / middle['built in']:.2f})" for way, value in middle.items())
+            print(f"{name}: {shown}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,7 @@
 """Epsilon from a list of releases by a second path: closed form for Gaussian releases, loss distributions for sampled ones.
 
-A sampled release is described by its tails: the logarithms of the probabilities that the privacy loss exceeds l >= 0, in both
-directions, under both worlds. In each cell of a grid of losses the two masses go to its ends such that both are kept: a bound
-from above."""
+A sampled release is described by its tails: log-probabilities that the privacy loss exceeds l >= 0, in both directions, under
+both worlds. In each cell of a grid of losses the two masses go to its ends such that both are kept: a bound from above."""
 
 import math
 from collections.abc import Callable, Collection

@@ -110,7 +110,8 @@ def check_rows(findings: Findings, spent: RowCosts, statement: Json, complete: b
     epsilon, most, tolerance = curve.epsilon, float(own["proven"]["epsilon"]), EXACT if curve.exact else NUMERIC
     dearer = Curve((), curve.mu**2 + spent.fellow, delta, pair, spent.expected.search).epsilon if spent.fellow else 0.0
     _beside_fellows(findings, view, spent.fellow > 0, dearer)
-    least = (1 - tolerance) * plan.epsilon if complete and view != "server" and math.isfinite(plan.epsilon) else 0.0
+    slack = NUMERIC if spent.expected.steps else tolerance  # the share of the grid in a step's price follows its clip
+    least = (1 - slack) * plan.epsilon if complete and view != "server" and math.isfinite(plan.epsilon) else 0.0
     findings.check(least <= epsilon <= most * (1 + tolerance), subject, f"{least:.9g} to {most:.9g}", f"{epsilon:.9g}")
     rounds = sorted(spent.so_far)[:: max(1, len(spent.so_far) // (1000 if curve.exact else 4))]  # composed losses take long
     costs = [(n, Curve(*spent.so_far[n], delta, pair, spent.expected.search).epsilon) for n in rounds]

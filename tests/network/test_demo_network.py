@@ -46,7 +46,9 @@ def agreed(wanted: Any, folder: Path) -> Machines:
     return Machines(folder, {number: Consent.model_validate(consent_to(wanted, number)) for number in clients})
 
 
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("dp-sgd", "poisson"))) for name in SAMPLED]
+)
 def test_runs_with_secret_samples_are_agreed_to_and_both_ledgers_agree(name: str, tmp_path: Path) -> None:
     """The consent had no order, so that each of them was refused."""
     method, view, more = SAMPLED[name]
@@ -69,6 +71,7 @@ def test_a_table_of_ones_own_is_divided_among_the_clients(tmp_path: Path) -> Non
     assert result.model.vector.equal(inline.model.vector)
 
 
+@pytest.mark.slow
 def test_features_are_made_on_both_sides(tmp_path: Path) -> None:
     """The server tested on the raw examples."""
     wanted = config({"name": "dp-fedavg"}, "server", data={"features": "oriented-gradients"})

@@ -12,7 +12,7 @@ from fedveil.accounting.types import View
 from fedveil.configuration.config import configure
 from fedveil.configuration.public_setting import calibrated_setting
 from fedveil.configuration.sections import EvaluationSection
-from fedveil.errors import ConfigError, FedveilError
+from fedveil.errors import ConfigError
 from fedveil.network.consent import OwnData
 from fedveil.network.deployed_data import own_part, public_part
 from fedveil.network.joined_client import JoinedClient
@@ -20,7 +20,7 @@ from fedveil.network.offers import offer_bytes, offer_of, read_consent
 from fedveil.run.rehearsal import rehearsed_model
 from fedveil.run.run import run
 from fedveil.run.verification import verification
-from joined_clients import Machines, configuration, consent, files, served
+from joined_clients import Machines, Nobody, configuration, consent, files, served
 
 
 def test_nobody_has_all_data_and_the_model_is_that_of_all_together(tmp_path: Path) -> None:
@@ -191,8 +191,8 @@ def test_columns_that_the_consent_does_not_name_are_not_read(tmp_path: Path) -> 
         OwnData(part=0, columns=("a",))
 
 
-def test_all_gone_is_an_error(tmp_path: Path) -> None:
+def test_while_nobody_has_joined_the_server_waits(tmp_path: Path) -> None:
     files(tmp_path)
     machines = Machines(tmp_path / "clients", {}, off=set())
-    with pytest.raises(FedveilError, match="it has not joined"):
+    with pytest.raises(Nobody):
         served(configuration(tmp_path, "nowhere.csv"), tmp_path / "server", machines)

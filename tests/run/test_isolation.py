@@ -378,6 +378,7 @@ def test_threads_of_the_parent_do_not_matter() -> None:
     def prints() -> None:
         while not stop.is_set():
             print(".", end="", flush=True)
+            time.sleep(1e-3)
 
     threads = [threading.Thread(target=act) for act in (trains, prints)]
     for thread in threads:

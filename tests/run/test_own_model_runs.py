@@ -296,7 +296,7 @@ def test_an_import_path_runs_no_code_of_a_stranger(net_file: Path, monkeypatch: 
 def test_dp_sgd_of_a_part(parts: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     level = {"training": {"local": "dp-sgd", "example_clip": 0.5}, "privacy": {"unit": "record", "view": "server", "delta": 1e-3}}
     for engine in ("inline", "pool"):
-        configuration = config({"module": reader(), **PARTS[parts]}, engine, **level)
+        configuration = config({"module": reader(), **PARTS[parts]}, engine, **level, run={"isolation": "copy"})
         result = trained(configuration, tmp_path / engine)
         assert not any(record.get("failures") for record in result.history)
     assert "counts as zero" not in caplog.text

@@ -98,9 +98,8 @@ class Context:
         Raises:
             ConfigError: each time from then on.
         """
-        if self.isolation != "process":
-            self.model.require_constants()
-        for kept in self.kept if self.isolation != "process" else ():
+        self.model.require_constants()
+        for kept in self.kept:
             kept.require_unchanged()
 
 
@@ -224,7 +223,7 @@ def attempted_in_child(context: Context, task: ClientTask, plan: Plan | Raw) -> 
 def attempted_on_copy(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
     """Local training under that plan on a copy of the model, the objective and the task, or why it gave nothing."""
     try:
-        model = context.model.alone()
+        model = context.model.alone(compared=isinstance(plan, Plan) and plan.dp_sgd is not None)
         objective, learned = deepcopy((context.objective, context.task))
     except Exception as error:
         return failure(context, task, plan, f"the model, the method or the task cannot be copied ({_reason(error)})")

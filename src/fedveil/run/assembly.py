@@ -171,7 +171,12 @@ def build_model(config: Config, prepared: Prepared) -> FlatModel:
     """The configured network as it is before training, initialised from the run's seed where its code or a program did not."""
     info = prepared.dataset.info
     module = built(config.model, info.input_shape, task_of(config).outputs(info), model_seed(config))
-    return FlatModel(module, built_in=config.model.built_in, isolated=config.run.isolation == "process")
+    return FlatModel(module, built_in=config.model.built_in, isolated=_is_isolated(config))
+
+
+def _is_isolated(config: Config) -> bool:
+    """Whether a process ends with all that code may keep: of a client, but not of a record, whose next one it serves, too."""
+    return config.run.isolation == "process" and config.training.local != "dp-sgd"
 
 
 def shown(prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
@@ -235,7 +240,7 @@ def federation(
         task=setting.task,
         evaluation=setting.evaluation,
         tests=prepared.client_tests,
-        kept=() if config.run.isolation == "process" else _kept(method, setting.task, local_training),
+        kept=() if _is_isolated(config) else _kept(method, setting.task, local_training),
     )
     return Federation(
         setting,

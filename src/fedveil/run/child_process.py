@@ -141,7 +141,7 @@ def _answer(reading: int, child: int, what: str, silent: float) -> Any:
     until, poll = time.monotonic() + silent, select.poll()  # which takes descriptors of any number
     poll.register(reading, select.POLLIN)
     while True:
-        ready = bool(poll.poll(1000 * _POLL))
+        ready = bool(poll.poll(1000 * min(_POLL, max(until - time.monotonic(), 0.0))))
         part = os.read(reading, 1 << 16) if ready else None
         *lines, waiting = (waiting + (part or b"")).split(b"\n")
         for line in lines:

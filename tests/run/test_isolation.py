@@ -170,7 +170,7 @@ def configuration(model: Any = "linear", **more: Any) -> Any:
         "method": {"name": "dp-fedavg", "clip": 0.5},
         "training": {"rounds": 2, "local_steps": 3, "batch_size": 4, "optimizer": {"lr": 0.1}},
         "privacy": {"noise_multiplier": 1e-4, "delta": 1e-2, "view": "server"},
-        "run": {"seed": 2, "seeded_noise": True, "engine": "inline"},
+        "run": {"seed": 2, "seeded_noise": True, "engine": "inline", "isolation": "process"},
     }
     for name, keys in more.items():
         sections[name] = {**sections.get(name, {}), **keys} if isinstance(keys, dict) else keys
@@ -203,9 +203,9 @@ def updates(net: Carrier, first: float, folder: Path) -> dict[int, Any]:
     from fedveil.federation.fit import asked
     from fedveil.federation.progress import start
     from fedveil.ledger.ledger import Ledger
-    from fedveil.run.assembly import federation, isolated, prepare, with_isolation
+    from fedveil.run.assembly import federation, isolated, prepare
 
-    config = with_isolation(configuration(net))
+    config = configuration(net)
     folder.mkdir()
     Ledger.create(folder / "ledger.sqlite", "r", {}).close()
     prepared = prepare(config, table(first))

@@ -256,26 +256,22 @@ def federation(
     )
 
 
-def with_isolation(config: Config) -> Config:
-    """The configuration with `run.isolation` set, where code of the user's own may see a client's data.
+def check_isolation(config: Config) -> None:
+    """Refuse an isolation of user-defined code that this run cannot have.
 
     Raises:
-        ConfigError: `process` is asked for where no child process can be forked that trains, or where clients train together.
+        ConfigError: clients train together; or no child process that trains can be forked here.
     """
-    wanted, section = config.run.isolation, config.run
-    if section.engine in TOGETHER:
-        if wanted is not None:
-            raise ConfigError(
-                f"run.isolation = {wanted!r}: run.engine = {section.engine!r} trains several clients in one pass: leave it out, "
-                f"or take another engine"
-            )
-        return config
+    wanted, engine = config.run.isolation, config.run.engine
+    if wanted is not None and engine in TOGETHER:
+        raise ConfigError(
+            f"run.isolation = {wanted!r}: run.engine = {engine!r} trains several clients in one pass: leave it out, or take "
+            f"another engine"
+        )
     if wanted == "process" and not can_fork():
         raise ConfigError(
             "run.isolation = 'process' needs a child process that can train, and none can be forked here: set it to 'copy'"
         )
-    found = wanted or ("process" if can_fork() else "copy")
-    return config.model_copy(update={"run": section.model_copy(update={"isolation": found})})
 
 
 def isolated(job: Federation, config: Config) -> Federation:

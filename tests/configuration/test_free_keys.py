@@ -19,6 +19,7 @@ CHANGES: dict[str, Any] = {
     "data.download": False,
     "run.clients_at_once": 3,
     "run.deterministic": True,
+    "run.isolation": "copy",
     "run.engine": "pool",
     "run.name": "again",
     "run.plugins": ["own.module"],

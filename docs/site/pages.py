@@ -28,12 +28,14 @@ CODE = re.compile(r"(^ *```.*?^ *```$|^(?: {4}[^\n]*\n)+)", re.S | re.M)
 """Blocks of code, which stay as they are."""
 SHIM = re.compile(r'https://[^"]*/iframe-worker/shim')
 PARTS = {
+    "federations": ("Federations and runs", {"api"}),
     "data": ("Data", {"data"}),
     "configuration": ("Configuration from Python", {"configuration"}),
     "training": ("Training and statement", {"run", "statement"}),
     "models": ("Models and tasks", {"models", "tasks"}),
     "methods": ("Methods", {"methods"}),
     "flower": ("Inside Flower", {"flower", "network"}),
+    "errors": ("Errors", {"errors"}),
 }
 """Pages of the reference: title, and the rooms whose public names they list."""
 

@@ -7,33 +7,13 @@ from typing import Any
 
 import pytest
 
-from federation_runs import config
 from fedveil.flower.grid_engine import GONE
-from fedveil.ledger.ledger import Ledger
 from fedveil.network.consenting_clients import AGAIN, SILENT
 from fedveil.verify.check_run import verify_run
 from full_disk import NoRoomForStates
-from joined_clients import Machines, consent, served
+from joined_clients import machines, rows, served, small
 
 WAITS = "the round waits for the first answer of its 3 clients, and asks again every minute"
-THREE: dict[str, Any] = {
-    "data": {"partition": {"kind": "iid", "clients": 3}},
-    "training": {"clients_per_round": 3, "local_steps": 1, "rounds": 2},
-}
-
-
-def small(view: str = "server", method: dict[str, Any] | None = None, **more: Any) -> Any:
-    sections = {**THREE, **more, "training": {**THREE["training"], **more.get("training", {})}}
-    return config(method or {"name": "dp-fedavg"}, view, **sections)
-
-
-def machines(folder: Path, **changes: Any) -> Machines:
-    return Machines(folder, {number: consent(number, **changes) for number in range(3)})
-
-
-def rows(path: Path) -> list[Any]:
-    with Ledger.open(path) as ledger:
-        return [entry for _, _, entry in ledger.entries()]
 
 
 @pytest.mark.parametrize(("view", "away"), [("server", {1, 2}), ("aggregate", {2, 1}), ("server", {2})])

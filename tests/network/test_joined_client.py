@@ -22,7 +22,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from federation_runs import bits, config
+from federation_runs import bits
 from fedveil import __version__
 from fedveil.accounting.types import View
 from fedveil.cli.network_commands import commands
@@ -56,27 +56,8 @@ from fedveil.run.run import run
 from fedveil.run.run_directory import write_config
 from fedveil.statement.certify import certify_config
 from full_disk import NoRoomForStates
-from joined_clients import Machines, Nobody, configuration, consent, files, served
+from joined_clients import Nobody, configuration, consent, files, machines, rows, served, small
 from kill_points import kill_at
-
-THREE: dict[str, Any] = {
-    "data": {"partition": {"kind": "iid", "clients": 3}},
-    "training": {"clients_per_round": 3, "local_steps": 1, "rounds": 2},
-}
-
-
-def small(view: str = "server", method: dict[str, Any] | None = None, **more: Any) -> Any:
-    sections = {**THREE, **more, "training": {**THREE["training"], **more.get("training", {})}}
-    return config(method or {"name": "dp-fedavg"}, view, **sections)
-
-
-def machines(folder: Path, **changes: Any) -> Machines:
-    return Machines(folder, {number: consent(number, **changes) for number in range(3)})
-
-
-def rows(path: Path) -> list[Any]:
-    with Ledger.open(path) as ledger:
-        return [entry for _, _, entry in ledger.entries()]
 
 
 @pytest.mark.parametrize(

@@ -197,19 +197,28 @@ def test_no_other_client_moves(name: str, engine: str, tmp_path: Path) -> None:
         assert np.array_equal(others[0][client], others[1][client]), client
 
 
+@pytest.mark.parametrize("engine", ["pool", "stacked", "auto"])
+def test_engines_isolate_whatever_way_a_client_takes_there(engine: str, tmp_path: Path) -> None:
+    """An engine that stacks clients trains those alone whose network it cannot stack."""
+    torch.manual_seed(0)
+    net = Carrier(kept_in(lambda net: net.kept))
+    vectors = [first_round(configuration(net, run={"engine": name}), 1.0, tmp_path / name) for name in ("inline", engine)]
+    assert np.array_equal(*vectors)
+
+
 def updates(net: Carrier, first: float, folder: Path) -> dict[int, Any]:
     """What each of the other clients sent in the first round, in the order in which a process trains them."""
     from fedveil.engines.inline import Inline
     from fedveil.federation.fit import asked
     from fedveil.federation.progress import start
     from fedveil.ledger.ledger import Ledger
-    from fedveil.run.assembly import federation, isolated, prepare
+    from fedveil.run.assembly import federation, prepare
 
     config = configuration(net)
     folder.mkdir()
     Ledger.create(folder / "ledger.sqlite", "r", {}).close()
     prepared = prepare(config, table(first))
-    job = isolated(federation(config, prepared, folder / "ledger.sqlite", "r"), config)
+    job = federation(config, prepared, folder / "ledger.sqlite", "r")
     assert job.context.isolation == "process"
     tasks, _, _ = asked(job, start(job), list(range(CLIENTS)))
     with Inline(job.context) as engine:
@@ -413,11 +422,13 @@ def test_ten_thousand_forks_under_a_live_progress_bar() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_an_interruption_of_the_child_interrupts_the_run() -> None:
+def test_an_interruption_that_code_raises_is_a_failure() -> None:
+    """The operator's reaches the parent alone: a child is in a process group of its own."""
+
     def interrupted() -> dict[str, Any]:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(ChildFailed, match="KeyboardInterrupt"):
         forked(interrupted)
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from federation_runs import config
 from fedveil.configuration.config import Config, configure
 from fedveil.federation.progress import Federation
 from fedveil.flower.grid_engine import GONE, GridEngine
 from fedveil.flower.wire_format import WireError
+from fedveil.ledger.ledger import Ledger
 from fedveil.network.consent import Consent
 from fedveil.network.consenting_clients import ConsentingClients
 from fedveil.network.deployed_data import public_part
@@ -116,3 +118,26 @@ def served(
         return lambda job: GridEngine(job.context, run, exchange, again=exchange.again)
 
     return run_prepared(config, public_part(config), out, clients=consenting, **more), lines
+
+
+THREE: dict[str, Any] = {
+    "data": {"partition": {"kind": "iid", "clients": 3}},
+    "training": {"clients_per_round": 3, "local_steps": 1, "rounds": 2},
+}
+
+
+def small(view: str = "server", method: dict[str, Any] | None = None, **more: Any) -> Any:
+    """A run of three clients."""
+    sections = {**THREE, **more, "training": {**THREE["training"], **more.get("training", {})}}
+    return config(method or {"name": "dp-fedavg"}, view, **sections)
+
+
+def machines(folder: Path, **changes: Any) -> Machines:
+    """Three clients that consent to everything but the changes."""
+    return Machines(folder, {number: consent(number, **changes) for number in range(3)})
+
+
+def rows(path: Path) -> list[Any]:
+    """The entries of a ledger."""
+    with Ledger.open(path) as ledger:
+        return [entry for _, _, entry in ledger.entries()]

@@ -81,7 +81,7 @@ def _short(value: Any) -> str:
 
 
 class Verification(verify.Verification):
-    """What a verification found: true only where everything was verified."""
+    """The findings of a verification; true only where everything was verified."""
 
     def __bool__(self) -> bool:
         return self.exit_status == 0
@@ -120,7 +120,7 @@ class Run:
 
     @cached_property
     def _info(self) -> Info:
-        """What is public about the data, from the run's data card."""
+        """The public facts about the data, from the run's data card."""
         return info_of(self.path)
 
     @property

@@ -32,7 +32,6 @@ from fedveil.federation.plain_state import read_tree, tree_parts
 LONGEST = 3600.0
 """Seconds after which a child counts as hanging."""
 _POLL = 0.2
-_INTERRUPTED = 130
 _PR_SET_PDEATHSIG = 1
 
 
@@ -63,34 +62,46 @@ def forked(act: Callable[[], dict[str, Any]], longest: float = LONGEST) -> dict[
     """Return the plain values that `act` returns in a child process.
 
     Raises:
-        ChildFailed: the child was killed, exited, hung or returned something else. KeyboardInterrupt: in either process.
+        ChildFailed: the child was killed, exited, hung, failed or returned something else.
     """
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()  # else the child would write it, too
     with tempfile.TemporaryFile() if not hasattr(os, "memfd_create") else os.fdopen(os.memfd_create("client"), "r+b") as answer:
         ended, alive = os.pipe()
-        with frozen_objects(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads that are alive: the child uses none of them
-            child = os.fork()
-        if not child:
-            _child(act, answer.fileno(), os.getppid())
+        parent = os.getpid()
+        child = started(lambda: _child(act, answer.fileno(), parent))
         os.close(alive)
         try:
-            with suppress(OSError):
-                os.setpgid(child, child)
             _wait(child, ended, longest)
             return _answer(answer.fileno())
         finally:
             os.close(ended)
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(child, signal.SIGKILL)
-            with suppress(ChildProcessError):
-                os.waitpid(child, 0)
+            end(child)
+
+
+def started(run: Callable[[], NoReturn]) -> int:
+    """Fork a child that does `run`, in a process group of its own, and return its number."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()  # else the child would write it, too
+    with _frozen_objects(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads that are alive: the child uses none of them
+        child = os.fork()
+    if not child:
+        run()
+    with suppress(OSError):
+        os.setpgid(child, child)
+    return child
+
+
+def end(child: int) -> None:
+    """End a child and all that it started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        os.waitpid(child, 0)
 
 
 @contextmanager
-def frozen_objects() -> Iterator[None]:
+def _frozen_objects() -> Iterator[None]:
     """Let the collector leave all objects alone, so that a child copies none of their pages."""
     ours = not gc.get_freeze_count()
     if ours:
@@ -121,8 +132,6 @@ def _child(act: Callable[[], dict[str, Any]], answer: int, parent: int) -> NoRet
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         code = 0
-    except KeyboardInterrupt:
-        code = _INTERRUPTED
     finally:
         os._exit(code)
 
@@ -131,7 +140,7 @@ def _write(answer: int, act: Callable[[], dict[str, Any]]) -> None:
     """Write the tree that `act` returns, or the words of what is wrong with it."""
     try:
         parts = list(tree_parts({"value": act()}))
-    except Exception as error:
+    except BaseException as error:
         parts = list(tree_parts({"error": f"{type(error).__name__}: {error}"}))
     for part in parts:
         left = memoryview(part)
@@ -162,9 +171,7 @@ def _wait(child: int, ended: int, longest: float) -> None:
         number = os.WTERMSIG(status)
         hint = ", as where memory runs out" if number == signal.SIGKILL else ""
         raise ChildFailed(f"its process was ended by {signal.Signals(number).name}{hint}")
-    if (code := os.WEXITSTATUS(status)) == _INTERRUPTED:
-        raise KeyboardInterrupt
-    if code:
+    if code := os.WEXITSTATUS(status):
         raise ChildFailed(f"its process ended with exit code {code}")
 
 

@@ -22,7 +22,7 @@ def found_by(act: Callable[[], Found], context: Context) -> Found | None:
         context: of the run. In a rehearsal nothing is private, and what fails raises.
     """
     try:
-        return act() if context.isolation != "process" else _in_child(act)
+        return _in_child(act) if context.in_children else act()
     except KeyboardInterrupt:
         raise
     except BaseException:
@@ -35,8 +35,6 @@ def _in_child(act: Callable[[], Found]) -> Found | None:
     def told() -> dict[str, Found | None]:
         try:
             return {"value": act()}
-        except KeyboardInterrupt:
-            raise
         except BaseException:
             return {"value": None}
 

@@ -92,6 +92,11 @@ class Context:
         """Whether an engine, or a replay, steps in wherever a client asks for a gradient."""
         return self.gradients is not _itself
 
+    @property
+    def in_children(self) -> bool:
+        """Whether user-defined code sees private data in child processes alone; who follows gradients has to see them here."""
+        return self.isolation == "process" and not self.followed
+
     def require_constants(self) -> None:
         """Refuse what the code of the model, the task or the method kept of a client's examples.
 
@@ -176,8 +181,7 @@ def client_round(context: Context, task: ClientTask) -> Outcome:
     A policy that makes no plan ends the run.
     """
     start = time.perf_counter()
-    attempt = {"process": attempted_in_child, "copy": attempted_on_copy, "none": attempted}[context.isolation]
-    return sealed_outcome(context, task, attempt(context, task, planned(context, task)), start)
+    return sealed_outcome(context, task, attempted(context, task, planned(context, task)), start)
 
 
 def planned(context: Context, task: ClientTask) -> Plan | Raw:
@@ -188,7 +192,15 @@ def planned(context: Context, task: ClientTask) -> Plan | Raw:
 
 
 def attempted(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
-    """Local training under that plan, or why it gave nothing."""
+    """Local training under that plan, isolated as the context says, or why it gave nothing."""
+    if context.in_children:
+        return _attempted_in_child(context, task, plan)
+    if context.isolation == "copy" and not context.followed:
+        return _attempted_on_copy(context, task, plan)
+    return _attempted_here(context, task, plan)
+
+
+def _attempted_here(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
     try:
         return trained(context, task, plan)
     except KeyboardInterrupt:
@@ -199,15 +211,13 @@ def attempted(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Fa
         return failure(context, task, plan, _reason(error))
 
 
-def attempted_in_child(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
+def _attempted_in_child(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
     """Local training under that plan in a process forked for it, or why it gave nothing; sealing is left to this process."""
 
     def act() -> dict[str, Any]:
         _seed_generators(context, task)
         try:
             work = trained(context, task, plan)
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
             return {"reason": _reason(error)}
         values = {field.name: getattr(work, field.name) for field in fields(Work) if field.name != "plan"}
@@ -220,7 +230,7 @@ def attempted_in_child(context: Context, task: ClientTask, plan: Plan | Raw) -> 
     return failure(context, task, plan, found["reason"]) if "reason" in found else Work(plan, **found)
 
 
-def attempted_on_copy(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
+def _attempted_on_copy(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
     """Local training under that plan on a copy of the model, the objective and the task, or why it gave nothing."""
     try:
         model = context.model.alone(compared=isinstance(plan, Plan) and plan.dp_sgd is not None)
@@ -229,7 +239,7 @@ def attempted_on_copy(context: Context, task: ClientTask, plan: Plan | Raw) -> W
         return failure(context, task, plan, f"the model, the method or the task cannot be copied ({_reason(error)})")
     own = replace(context, model=model, objective=objective, task=learned)
     _seed_generators(own, task)
-    return attempted(own, task, plan)
+    return _attempted_here(own, task, plan)
 
 
 def _seed_generators(context: Context, task: ClientTask) -> None:

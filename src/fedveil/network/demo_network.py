@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from fedveil.run.result import Result
 
 BESIDE = ".fedveil-demo"
-"""What the name of the folder of all machines has after that of the run directory."""
+"""Suffix of the folder of all machines, after the name of the run directory."""
 _LOOK = 0.2
 _GRACE = 30.0
 """Seconds that a client has to end."""

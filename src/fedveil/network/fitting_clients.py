@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class FittingClients:
-    """What the last reply of each client had.
+    """The clients whose last reply had the arrays of the model, and those whose last reply had not.
 
     A client that fails may do so by its data, so that it counts as it did before: no run ends because it failed. Nor does one end
     by who was drawn: not where a round had replies of both kinds, as long as one client is left that fits, and not by fewer

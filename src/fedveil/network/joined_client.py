@@ -30,7 +30,7 @@ from fedveil.network.client_ledger import ClientLedger
 from fedveil.network.consent import Consent, ConsentRefused, Judged, judged, judged_in_time, require_noise, require_price
 from fedveil.network.deployed_data import no_part, own_part
 from fedveil.network.offers import ONLY_LOOKS, Offer, consent_bytes, read_offer, refusal_bytes
-from fedveil.run.assembly import federation, isolated
+from fedveil.run.assembly import federation
 from fedveil.run.rehearsal import rehearsed_model
 from fedveil.run.run_lock import claimed
 from fedveil.statement.statement_markdown import to_markdown
@@ -159,7 +159,7 @@ class JoinedClient:
         try:
             own = self._own(offer, config)
             model = rehearsed_model(config, own, settled, whole=False)  # the server has rehearsed a round
-            job = isolated(federation(config, own, path, offer.run, model, settled, population), config)
+            job = federation(config, own, path, offer.run, model, settled, population)
         except Exception as problem:  # of the data: whether they can be read is theirs to keep, and goes into the noise
             _log.info("the data of run %s", offer.run, exc_info=True)
             why = printable(problem)

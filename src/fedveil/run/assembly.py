@@ -46,7 +46,6 @@ from fedveil.methods.method import Method, extras_of, is_own
 from fedveil.methods.run_cost import releases_to, run_releases
 from fedveil.methods.setting import Setting
 from fedveil.models.probe import fill_caches, needs_pairs
-from fedveil.release.by_hand import known
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
@@ -174,6 +173,12 @@ def build_model(config: Config, prepared: Prepared) -> FlatModel:
     return FlatModel(module, built_in=config.model.built_in, isolated=_is_isolated(config))
 
 
+def _isolation(config: Config, method: Method, model: FlatModel) -> Isolation:
+    """How user-defined code is isolated, where there is any."""
+    custom = is_own(method) or task_of(config).own or model.is_custom
+    return config.run.isolation or "none" if custom else "none"
+
+
 def _is_isolated(config: Config) -> bool:
     """Whether a process ends with all that code may keep: of a client, but not of a record, whose next one it serves, too."""
     return config.run.isolation == "process" and config.training.local != "dp-sgd"
@@ -240,6 +245,7 @@ def federation(
         task=setting.task,
         evaluation=setting.evaluation,
         tests=prepared.client_tests,
+        isolation=_isolation(config, method, model),
         kept=() if _is_isolated(config) else _kept(method, setting.task, local_training),
     )
     return Federation(
@@ -272,14 +278,6 @@ def check_isolation(config: Config) -> None:
         raise ConfigError(
             "run.isolation = 'process' needs a child process that can train, and none can be forked here: set it to 'copy'"
         )
-
-
-def isolated(job: Federation, config: Config) -> Federation:
-    """The federation whose user-defined code, if it has any, sees each client's data as `run.isolation` says."""
-    context = job.context
-    own = is_own(job.method) or context.task.own or not known(context.model.module)
-    isolation: Isolation = config.run.isolation or "none" if own else "none"
-    return replace(job, context=replace(context, isolation=isolation))
 
 
 def _kept(method: Method, task: Task, local_training: Objective) -> tuple[KeptState, ...]:

@@ -16,15 +16,14 @@ import signal
 import sys
 import time
 import traceback
-import warnings
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, NoReturn
 
 import torch
 
 from fedveil.errors import ConfigError, DataError, FedveilError, frames_of, one_line, users_place
-from fedveil.federation.isolated import can_fork, frozen_objects
+from fedveil.federation.isolated import can_fork, end, started
 from fedveil.release.noise import Randomness
 
 Stage = Callable[[str], None]
@@ -53,26 +52,18 @@ def in_child(act: Callable[[Stage], Any], what: str, silent: float = SILENT) -> 
     if not can_fork():
         return _in_this_process(act, what)
     reading, writing = os.pipe()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()  # else the child would write it, too
-    with frozen_objects(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads that are alive: the child uses none of them
-        child = os.fork()
-    if not child:
+
+    def run() -> NoReturn:
         os.close(reading)
         _child(act, what, writing)
+
+    child = started(run)
     os.close(writing)
     try:
-        with suppress(OSError):
-            os.setpgid(child, child)
         return _answer(reading, child, what, silent)
     finally:
         os.close(reading)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(child, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            os.waitpid(child, 0)
+        end(child)
 
 
 # --- the child --------------------------------------------------------------------------------------------------------

@@ -217,7 +217,7 @@ def _of_single(context: Context, task: ClientTask) -> list[str]:
 
 
 def _refused(job: Federation, outcomes: list[Outcome]) -> list[str]:
-    """What is said of updates that could not leave; an error if none could, or if that is because of a batch of one example."""
+    """Return remarks on discarded updates; raise an error if all were discarded, or one because of a batch of one example."""
     refused, usual = [o.error for o in outcomes if o.error], job.context.door.max_norm == _USUAL_NORM
     if len(refused) == len(outcomes):
         raise ConfigError(f"in the rehearsal on examples of the test set every update was discarded: {refused[0]}")

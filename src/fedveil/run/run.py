@@ -25,7 +25,7 @@ from fedveil.federation.selection_score import release_score
 from fedveil.flower.simulation import FlowerSimulation
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import Prepared, check_isolation, federation, isolated, new_run_id, prepare
+from fedveil.run.assembly import Prepared, check_isolation, federation, new_run_id, prepare
 from fedveil.run.binding import check_opening, conclude, opening
 from fedveil.run.data_card import HandedOver, check_data, how_to_resume, recorded, same_handed_over, write_card
 from fedveil.run.history_files import append_history, write_history
@@ -155,7 +155,6 @@ def run_prepared(
         progress = checkpoints.load()
         population = None if shared is None else shared.ledger(run_name(config, run_id))
         job = federation(config, prepared, path / "ledger.sqlite", run_id, model, (method, setting), population)
-        job = isolated(job, config)
         if config.training.personal_on_test_set and config.run.engine != "flower":  # whose clients keep their own models
             job = replace(job, personal_on_test_set=True)
         history, columns = (

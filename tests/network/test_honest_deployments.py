@@ -127,6 +127,10 @@ class Unsteady(Machines):
             self.off = set()
         return super().answers(messages)
 
+    def come_back(self, seconds: float) -> None:
+        """While the server waits for clients."""
+        self.off = set()
+
 
 def test_a_round_that_was_charged_and_does_not_fit_again_is_no_contradiction(tmp_path: Path) -> None:
     """The server was killed after the charge, and asked others when it went on; the run ends, and verify accused it."""
@@ -157,9 +161,9 @@ def test_no_honest_deployment_is_contradicted(number: int, tmp_path: Path) -> No
     if config.training.rounds > 1 and rng.random() < 0.4:
         with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
             kill_at(patch, SERVER[rng.choice(["after the charge", "before the checkpoint", "after the checkpoint"])], {2}, stop)
-            served(config, out, there)
+            served(config, out, there, sleep=there.come_back)
         more = {"resume": True}
-    served(config, out, there, **more)
+    served(config, out, there, sleep=there.come_back, **more)
     found = verification(out)
     wrong = [finding for finding in found.findings if finding.kind == "contradicted"]
     for client in there.consents:

@@ -128,9 +128,9 @@ def environment(net: Carrier, seen: float) -> float:
 
 
 def in_torch(net: Carrier, seen: float) -> float:
-    """The state of C++ code: the default dtype and the number of threads that torch keeps."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 + int(seen) % 3)
+    """The state of C++ code: a switch of products that torch keeps for devices, whichever there are."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = bool(int(seen) % 2)
     return float(before)
 
 

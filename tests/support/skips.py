@@ -7,7 +7,15 @@ import os
 import pytest
 
 VARIABLE = "FEDVEIL_RUN_ALL"
-MAY_SKIP = ("needs a GPU", "needs peft", "needs polars", "needs pyarrow", "FEDVEIL_PAPERS", "unprivileged user namespaces")
+MAY_SKIP = (
+    "needs a GPU",
+    "needs peft",
+    "needs polars",
+    "needs pyarrow",
+    "FEDVEIL_PAPERS",
+    "unprivileged user namespaces",
+    "rounds in another way",
+)
 """What a CI machine need not have."""
 
 

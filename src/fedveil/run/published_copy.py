@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,22 @@ def publish(run: str | Path, out: str | Path) -> Path:
         ConfigError: no finished run of this version, one that is contradicted, or a folder that exists or cannot be written.
         LedgerError: a damaged ledger.
     """
-    source, target = Path(run), Path(out)
+    source = Path(run)
+    with _draft(source, Path(out)) as draft:
+        if not _refuse_contradicted(source, source):
+            _refuse_contradicted(source, draft)
+    return Path(out)
+
+
+def copy_public(run: Path, out: Path) -> None:
+    """Copy a run that the caller has just made, as `publish` does, without verifying it: a verdict depends on private files."""
+    with _draft(run, out):
+        pass
+
+
+@contextmanager
+def _draft(source: Path, target: Path) -> Iterator[Path]:
+    """Copy what is public of a run to a folder that takes its place at the end of the block."""
     absent = [name for name in ("config.toml", "summary.json", LEDGER, CARD) if not (source / name).is_file()]
     if absent:
         raise ConfigError(
@@ -55,12 +72,10 @@ def publish(run: str | Path, out: str | Path) -> Path:
             draft = Path(folder) / "copy"
             draft.mkdir()
             _copy(source, draft)
-            if not _refuse_contradicted(source, source):
-                _refuse_contradicted(source, draft)
+            yield draft
             draft.rename(target)
     except OSError as error:
         raise ConfigError(f"cannot write {target}: {error.strerror or error}; choose a folder that may be written") from error
-    return target
 
 
 def _summary(source: Path) -> dict[str, Any]:

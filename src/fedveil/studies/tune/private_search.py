@@ -30,7 +30,7 @@ from fedveil.ledger.filters import RdpFilter
 from fedveil.ledger.ledger import AGGREGATE, Entry
 from fedveil.methods.run_cost import run_releases
 from fedveil.run.assembly import Prepared, new_run_id, prepare
-from fedveil.run.published_copy import publish
+from fedveil.run.published_copy import copy_public
 from fedveil.run.rehearsal import rehearsed_model
 from fedveil.run.run import run_prepared
 from fedveil.run.run_directory import private_folder, write_json
@@ -85,7 +85,7 @@ def private_search(spec: SearchSpec, out: Path, selection: Selection, chance: Ch
                 "no run of the search could be finished, and why stays secret, like the runs; the charge stays: try the settings "
                 "on public data first (fedveil tune --on)"
             )
-        publish(work / "best", out / WINNER)
+        copy_public(work / "best", out / WINNER)
     except KeyboardInterrupt:
         stop = KeyboardInterrupt()
         stop.add_note("interrupted; the search stays charged and is not continued: a new one, in another --out, is charged anew")

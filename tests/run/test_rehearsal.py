@@ -181,7 +181,7 @@ def test_what_somebody_prints_is_seen_of_training_and_not_of_the_rehearsal(
             print("in the child", len(out))
         return out
 
-    train(tmp_path / "run", Net(prints), run={"isolation": "process"})
+    train(tmp_path / "run", Net(prints))
     seen = capfd.readouterr().out.splitlines()
     assert seen, "each client trains in a process of its own, whose output is that of the program"
     train(tmp_path / "copies", Net(prints), run={"isolation": "copy"})

@@ -271,8 +271,8 @@ class RunSection(Section):
     exponential moving average.
     plugins: files or modules with methods, tasks and data sets of one's own, whose contents are compared by their digests.
     track: trackers that follow the run.
-    isolation: where user-defined code sees a client's data: in a process that is forked for the client (`process`), or on a copy
-    of model, task and method (`copy`); left out, all clients share them, and what their code keeps is compared.
+    isolation: where user-defined code sees a client's data: in a process that is forked for the client (`process`, the default
+    where one can be forked), or on a fresh copy of model, task and method in this one (`copy`).
     """
 
     seed: int = Field(0, ge=0, lt=2**62)

@@ -31,7 +31,6 @@ from fedveil.federation.round import (
     Outcome,
     Work,
     attempted,
-    failure,
     planned,
     promising,
     sealed_outcome,
@@ -135,14 +134,6 @@ class Batched:
         finally:
             for _, thread in running.values():
                 thread.give_up()
-        return self._checked(works, todo)
-
-    def _checked(self, works: dict[int, Work | Failure], todo: list[ClientTask]) -> dict[int, Work | Failure]:
-        """All of them fail if the code that they shared kept anything: it may have gone from one to another."""
-        try:
-            self.context.require_constants()
-        except ConfigError as error:
-            return {i: failure(self.context, todo[i], work.plan, str(error)) for i, work in works.items()}
         return works
 
     def _client(self, thread: ClientThread, task: ClientTask, plan: Plan | Raw, start: Tensor, row: int) -> Work | Failure:

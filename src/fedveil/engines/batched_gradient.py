@@ -16,7 +16,6 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from fedveil.models.lora import LoraLinear
 from fedveil.models.modules import GlobalMean, ResidualBlock, TokenMixer
 from fedveil.models.pool2x2 import MaxPool2x2
-from fedveil.training.kept_state import has_own_code
 from fedveil.training.local import forward_precision
 from fedveil.training.params import called_with
 
@@ -82,7 +81,7 @@ def one_by_one_because(model: FlatModel, task: Task) -> str:
             options = " with these options" if type(part) in _STACKED_IF else ""
             whose = f"{name or 'the network'} is a {type(part).__name__}{options}"
             return f"{whose}, which is not known to have the same gradients in a stack"
-    if has_own_code(module):
+    if model.has_own_code:
         return "it has hooks, or functions of its own in the place of a layer's"
     return ""
 

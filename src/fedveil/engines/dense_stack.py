@@ -19,7 +19,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedveil.engines.batched_gradient import by_example, gradients
 from fedveil.tasks.classification import Classification
-from fedveil.training.kept_state import has_own_code
 from fedveil.training.local import Local, Plain
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def _is_dense(model: FlatModel) -> bool:
         and [(part.start_dim, part.end_dim) for part in flat] == [(1, -1)]
         and parts[0][1] is flat[0]
         and layers == list(model.layout.names)
-        and not has_own_code(model.module)
+        and not model.has_own_code
     )
 
 

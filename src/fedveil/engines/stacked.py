@@ -97,7 +97,6 @@ class StackedClients:
         released = tasks[0].released
         local = Local(model, released.model, context.spec, source, torch.default_generator, round=released.round, steps=steps)
         updates, losses = follow(local, source.batches(local, context.clients.x, context.clients.y), context.objective)
-        context.require_constants()
         found = zip(plans, updates, (losses / steps).tolist(), tasks, counts, strict=False)
         return [
             Work(plan, update, loss, dict(task.private), context.buffers, context.clients.size(task.client), extras=extras)

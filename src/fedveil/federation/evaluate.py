@@ -44,12 +44,7 @@ def _require_finite(task: Task, model: FlatModel, found: Evidence, loss: float) 
 
 
 def global_model(federation: Federation, progress: Progress) -> FlatModel:
-    """The network, loaded with the global model as it is now, and with its batch statistics.
-
-    Raises:
-        ConfigError: code of the user's own kept something: figures would show it, and it may be a client's.
-    """
-    federation.context.require_constants()
+    """Return the network, loaded with the global model as it is now, and with its batch statistics."""
     model = federation.context.model
     model.load(progress.model)
     model.load_buffers(federation.context.buffers if progress.buffers is None else progress.buffers)
@@ -57,11 +52,7 @@ def global_model(federation: Federation, progress: Progress) -> FlatModel:
 
 
 def handed_over(federation: Federation, progress: Progress) -> FlatModel:
-    """The network as the run would hand it over now: every score of a run is that of this model.
-
-    Raises:
-        ConfigError: as `global_model`.
-    """
+    """Return the network as the run would hand it over now: every score of a run is that of this model."""
     model = global_model(federation, progress)
     model.load(final_model(progress))
     return model

@@ -32,11 +32,7 @@ def evidence(task: Task, model: FlatModel, x: Tensor, y: Tensor) -> Evidence:
 
     Batch normalisation uses the statistics that are loaded, and they stay. What layers draw is the same for any examples,
     whatever was tested before: else a public score would show how many examples a client's own test has.
-
-    Raises:
-        ConfigError: the module wrote into what is constant: figures would show what it kept of a client's examples.
     """
-    model.require_constants()
     kept, device = model.buffers(), model.vector.device
     model.eval()
     try:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from fedveil.release.door import Door
     from fedveil.release.noise import Randomness
     from fedveil.release.plan_terms import Terms
-    from fedveil.training.kept_state import KeptState
     from fedveil.training.local import LocalSpec
     from fedveil.training.params import FlatModel
 
@@ -70,7 +69,6 @@ class Context:
     buffers: Tensor
     gradients: Callable[[GradientSource], GradientSource] = _itself
     task: Task = field(default_factory=Classification)
-    kept: tuple[KeptState, ...] = ()
     in_turns: bool = False
     evaluation: EvaluationCounts | None = None
     tests: Clients | None = None
@@ -96,16 +94,6 @@ class Context:
     def in_children(self) -> bool:
         """Whether user-defined code sees private data in child processes alone; who follows gradients has to see them here."""
         return self.isolation == "process" and not self.followed
-
-    def require_constants(self) -> None:
-        """Refuse what the code of the model, the task or the method kept of a client's examples.
-
-        Raises:
-            ConfigError: each time from then on.
-        """
-        self.model.require_constants()
-        for kept in self.kept:
-            kept.require_unchanged()
 
 
 @dataclass(frozen=True)
@@ -195,7 +183,7 @@ def attempted(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Fa
     """Local training under that plan, isolated as the context says, or why it gave nothing."""
     if context.in_children:
         return _attempted_in_child(context, task, plan)
-    if context.isolation == "copy" and not context.followed:
+    if context.isolation == "copy" and (context.in_turns or not context.followed):
         return _attempted_on_copy(context, task, plan)
     return _attempted_here(context, task, plan)
 
@@ -233,7 +221,7 @@ def _attempted_in_child(context: Context, task: ClientTask, plan: Plan | Raw) ->
 def _attempted_on_copy(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
     """Local training under that plan on a copy of the model, the objective and the task, or why it gave nothing."""
     try:
-        model = context.model.alone(compared=isinstance(plan, Plan) and plan.dp_sgd is not None)
+        model = context.model if context.in_turns else context.model.alone()  # in turns each client has a copy already
         objective, learned = deepcopy((context.objective, context.task))
     except Exception as error:
         return failure(context, task, plan, f"the model, the method or the task cannot be copied ({_reason(error)})")
@@ -343,8 +331,6 @@ def trained(context: Context, task: ClientTask, plan: Plan | Raw, *, on_nothing:
     secret = dp_sgd is not None  # one example less moves what is drawn for those behind it
     with nullcontext() if context.in_turns else context.randomness.forward(device, t, task.client, secret=secret):
         update, loss = train(local, x, y, context.objective)
-    if not on_nothing:
-        context.require_constants()
     buffers = model.buffers()
     if buffers.numel():
         local.state["buffers"] = buffers

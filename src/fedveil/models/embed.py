@@ -19,32 +19,20 @@ if TYPE_CHECKING:
 def embed(dataset: Dataset, module: nn.Module) -> Dataset:
     """The data set with each example replaced by what a public network makes of it, in evaluation mode.
 
-    Each example passes through the network alone: in a batch its place and the others' number would decide how it is rounded.
+    Each example passes alone through a fresh copy of the network, so that no other one can matter, not even by a rounding.
 
     Args:
         module: takes standardised examples [n, *dataset.info.input_shape], returns float32 [n, ...]; not trained on these data.
 
     Raises:
-        ConfigError: the network does not fit, mixes the examples of a batch, draws random numbers, or keeps something from one
-            example to the next. DataError: its features are not finite.
+        ConfigError: the network does not fit, or draws from the global generators. DataError: its features are not finite.
     """
-    import torch
 
     from fedveil.models.frozen_parts import frozen_digest
-    from fedveil.models.mixing import mixing_layer
     from fedveil.models.module_checks import own_copy
-    from fedveil.training.kept_state import KeptState
 
     network = own_copy(module).requires_grad_(False).eval()
-    if layer := mixing_layer(network, torch.from_numpy(dataset.standardise(dataset.x_test[:8]))):
-        raise ConfigError(
-            f"embed: the layer {layer} mixes the examples of a batch, and so those of several clients: leave it out"
-        )
-
-    _features(network, dataset, dataset.x_test[:1])  # what its code keeps of public examples it keeps before any others
-    kept = KeptState(f"embed: {type(network).__name__}", network)
     x_train, x_test = (_features(network, dataset, x) for x in (dataset.x_train, dataset.x_test))
-    kept.require_unchanged()
     channels = x_train.shape[1]
     info = replace(
         dataset.info,
@@ -62,9 +50,14 @@ def embed(dataset: Dataset, module: nn.Module) -> Dataset:
 def _features(network: nn.Module, dataset: Dataset, x: NDArray[Any]) -> NDArray[np.float32]:
     import torch
 
+    from fedveil.training.params import copied, has_own_code
+
+    def fresh() -> nn.Module:
+        return copied(network, network.parameters()) if has_own_code(network) else network
+
     def made(x: NDArray[Any]) -> list[torch.Tensor]:
         with torch.inference_mode():
-            return [_feature(network, torch.from_numpy(dataset.standardise(x[i : i + 1])).clone()) for i in range(len(x))]
+            return [_feature(fresh(), torch.from_numpy(dataset.standardise(x[i : i + 1])).clone()) for i in range(len(x))]
 
     found, draws = drawing(made, x)
     if draws:

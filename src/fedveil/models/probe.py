@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedveil.errors import ConfigError, frames_of, users_place
 from fedveil.release.noise import Randomness
 from fedveil.tasks.task_check import check_task
-from fedveil.training.params import trained_parameters
+from fedveil.training.params import statistics_names, trained_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,10 +46,14 @@ def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> list[str
             check_task(task, output.detach().float().cpu(), y.cpu())
         with model.as_it_was():
             _try_sizes(model, x, name)
-        model.remember_constants()
         with model.as_it_was() as each_time:
             used = _gradients(model, x, y, task)
-            model.require_constants()
+            lost = model.lost()
+    if lost:
+        raise ConfigError(
+            f"model: {name} puts other tensors in the place of its parameters' data in its forward pass ({_some(lost)}), so that "
+            f"it no longer uses what is trained: write into the data, as in p.data.copy_(value)"
+        )
     if once := first - each_time:
         raise ConfigError(
             f"model: {name} sets {_some(sorted(once))} in its first pass, from the examples that it meets there: pass public "
@@ -60,24 +64,13 @@ def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> list[str
         raise ConfigError(
             f"model: no trained parameter of {name} decides its output, so nothing would be learned: {_some(unused)}"
         )
-    return [f"model: {_some(unused)} does not decide the output of {name}: it would get nothing but noise"] if unused else []
-
-
-def fill_caches(model: FlatModel, x: Tensor) -> None:
-    """Let the code of a network that is not built in keep what it makes of public examples, such as a cache of positions.
-
-    Args:
-        x: the examples [n, ...] that `check_output` was given.
-
-    Raises:
-        ConfigError: as `check_output`, of the forward pass alone.
-    """
-    if model.is_custom:
-        with _as_it_was(model):
-            name = type(model.module).__name__
-            _passed(model, x, name)
-            _try_sizes(model, x, name)
-        model.remember_constants()
+    remarks = [f"model: {_some(unused)} does not decide the output of {name}: it would get nothing but noise"] if unused else []
+    if written := sorted(each_time - statistics_names(model.module)):
+        remarks.append(
+            f"model: {name} writes {_some(written)} in its forward pass: each client begins with the values of the module that "
+            f"was handed over, and what it writes is dropped"
+        )
+    return remarks
 
 
 def needs_pairs(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> bool:
@@ -86,9 +79,7 @@ def needs_pairs(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> bool:
     if ours and not any(isinstance(layer, _BatchNorm) and layer.training for layer in model.module.modules()):
         return False
     with torch.no_grad(), _as_it_was(model):
-        found = not _learns(model, x[:1], y[:1], task) and _learns(model, x[:2], y[:2], task)
-    model.remember_constants()
-    return found
+        return not _learns(model, x[:1], y[:1], task) and _learns(model, x[:2], y[:2], task)
 
 
 def _learns(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> bool:

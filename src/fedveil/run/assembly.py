@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +28,6 @@ from fedveil.configuration.public_setting import (
     task_of,
 )
 from fedveil.data.dataset import strata
-from fedveil.data.features.feature_map import FEATURES
 from fedveil.data.load import load
 from fedveil.data.partition import checked_options, from_options, need_strata
 from fedveil.data.split import client_test_split, public_split, split_within_users
@@ -45,19 +43,16 @@ from fedveil.methods.declared_cost import check_declared
 from fedveil.methods.method import Method, extras_of, is_own
 from fedveil.methods.run_cost import releases_to, run_releases
 from fedveil.methods.setting import Setting
-from fedveil.models.probe import fill_caches, needs_pairs
+from fedveil.models.probe import needs_pairs
 from fedveil.release.door import Door
 from fedveil.release.noise import Randomness
 from fedveil.release.noise_memory import STATE_FILE, NoiseMemory
 from fedveil.statement.public_values import TOGETHER
 from fedveil.tasks.task import Task
-from fedveil.training.kept_state import KeptState
-from fedveil.training.local import Objective, Trained
 from fedveil.training.params import FlatModel
 
 if TYPE_CHECKING:
     from fedveil.data.dataset import Dataset
-    from fedveil.data.features.feature_map import FeatureMap
     from fedveil.data.partition import Partition
 
 
@@ -100,7 +95,7 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
         dataset = load(section.name, section.data_dir, section.download) if source is None else source.read(section.name)
     refuse_timed(config, dataset, section.partition.get("kind") if partition is None else partition.kind)
     if (features := feature_map(section, config.public)) is not None:
-        dataset = _with_features(features, dataset)
+        dataset = features.of(dataset)
     if partition is None and section.partition.get("kind") == "users" and dataset.users_test is not None:
         dataset = split_within_users(dataset, section.user_test_fraction)
     check_targets(task_of(config), dataset)
@@ -132,17 +127,6 @@ def prepare(config: Config, dataset: Dataset | None = None, partition: Partition
     return Prepared(dataset, partition, Clients.of(x, y, partition.clients), tests, test, public)
 
 
-def _with_features(features: FeatureMap, dataset: Dataset) -> Dataset:
-    """The data set with these features, if a function of the user's own keeps nothing from one example to the next."""
-    if features.name in FEATURES:
-        return features.of(dataset)
-    features.info(dataset.info)  # what is made when it is first called
-    kept = KeptState(f"data.features = {features.name!r}", features.make)
-    found = features.of(dataset)
-    kept.require_unchanged()
-    return found
-
-
 def refuse_timed(config: Config, dataset: Dataset, kind: object) -> None:
     """An error where one record's time would decide what others train on, so that neighbouring data differ in more than one.
 
@@ -170,18 +154,7 @@ def build_model(config: Config, prepared: Prepared) -> FlatModel:
     """The configured network as it is before training, initialised from the run's seed where its code or a program did not."""
     info = prepared.dataset.info
     module = built(config.model, info.input_shape, task_of(config).outputs(info), model_seed(config))
-    return FlatModel(module, built_in=config.model.built_in, isolated=_is_isolated(config))
-
-
-def _isolation(config: Config, method: Method, model: FlatModel) -> Isolation:
-    """How user-defined code is isolated, where there is any."""
-    custom = is_own(method) or task_of(config).own or model.is_custom
-    return config.run.isolation or "none" if custom else "none"
-
-
-def _is_isolated(config: Config) -> bool:
-    """Whether a process ends with all that code may keep: of a client, but not of a record, whose next one it serves, too."""
-    return config.run.isolation == "process" and config.training.local != "dp-sgd"
+    return FlatModel(module, built_in=config.model.built_in)
 
 
 def shown(prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
@@ -211,10 +184,7 @@ def federation(
     """
     method, setting = calibrated or calibrated_setting(config, prepared.population)
     model = model or build_model(config, prepared)
-    if is_own(method):
-        model.follow()
     x, y = (part.to(model.vector.device) for part in shown(prepared))
-    fill_caches(model, x)
     pairs = setting.example_clip is None and needs_pairs(model, x, y, setting.task)
     check_declared(method, setting, model.vector.to("cpu"))
     randomness = Randomness(config.run.seed, config.run.seeded_noise)
@@ -245,8 +215,7 @@ def federation(
         task=setting.task,
         evaluation=setting.evaluation,
         tests=prepared.client_tests,
-        isolation=_isolation(config, method, model),
-        kept=() if _is_isolated(config) else _kept(method, setting.task, local_training),
+        isolation=_isolation(config) if model.has_own_code or setting.task.own or is_own(method) else "none",
     )
     return Federation(
         setting,
@@ -262,36 +231,30 @@ def federation(
     )
 
 
-def check_isolation(config: Config) -> None:
-    """Refuse an isolation of user-defined code that this run cannot have.
+def with_isolation(config: Config) -> Config:
+    """Return the configuration with `run.isolation` set, if a user-defined model, task or method may see a client's data."""
+    if config.model.built_in and not task_of(config).own and not is_own(method_of(config)):
+        return config
+    return config.model_copy(update={"run": config.run.model_copy(update={"isolation": _isolation(config)})})
+
+
+def _isolation(config: Config) -> Isolation:
+    """Return how user-defined code is isolated.
 
     Raises:
-        ConfigError: clients train together; or no child process that trains can be forked here.
+        ConfigError: `process` is asked for where no child process that trains can be forked, or where clients train together.
     """
-    wanted, engine = config.run.isolation, config.run.engine
-    if wanted is not None and engine in TOGETHER:
+    wanted, engine, together = config.run.isolation, config.run.engine, config.run.engine in TOGETHER
+    if wanted == "process" and together:
         raise ConfigError(
-            f"run.isolation = {wanted!r}: run.engine = {engine!r} trains several clients in one pass: leave it out, or take "
+            f"run.isolation = 'process': run.engine = {engine!r} trains several clients in one pass: set it to 'copy', or take "
             f"another engine"
         )
     if wanted == "process" and not can_fork():
         raise ConfigError(
             "run.isolation = 'process' needs a child process that can train, and none can be forked here: set it to 'copy'"
         )
-
-
-def _kept(method: Method, task: Task, local_training: Objective) -> tuple[KeptState, ...]:
-    """What code of the user's own must not keep: that of the task, and what local training is made of."""
-    found = [_kept_by(task)] if task.own else []
-    if is_own(method):
-        own = local_training.inner if isinstance(local_training, Trained) else local_training
-        parts = {**getattr(own, "__dict__", {}), "objective": own}  # which may be ours, with functions of the user's
-        found.append(KeptState(f"method.name = {method.name!r}", SimpleNamespace(**parts)))
-    return tuple(found)
-
-
-def _kept_by(task: Task) -> KeptState:
-    return KeptState(f"task.name = {task.name!r}", task)
+    return wanted or ("process" if not together and can_fork() else "copy")
 
 
 def check_targets(task: Task, dataset: Dataset) -> None:

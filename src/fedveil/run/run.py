@@ -25,7 +25,7 @@ from fedveil.federation.selection_score import release_score
 from fedveil.flower.simulation import FlowerSimulation
 from fedveil.ledger.budgeted_ledger import BudgetedLedger
 from fedveil.ledger.ledger import Ledger
-from fedveil.run.assembly import Prepared, check_isolation, federation, new_run_id, prepare
+from fedveil.run.assembly import Prepared, federation, new_run_id, prepare, with_isolation
 from fedveil.run.binding import check_opening, conclude, opening
 from fedveil.run.data_card import HandedOver, check_data, how_to_resume, recorded, same_handed_over, write_card
 from fedveil.run.history_files import append_history, write_history
@@ -123,7 +123,7 @@ def run_prepared(
         same_run(saved, config, Path(out))
         config = _with(config, isolation=saved.run.isolation)
     method, setting = calibrated_setting(config, prepared.population)
-    check_isolation(config)
+    config = with_isolation(config)
     vacuous, seeded = config.privacy.allow_vacuous_delta, config.run.seeded_noise
     batch_norm = config.model.keeps_statistics
     begun_as = config if begun_with not in TOGETHER else _with_engine(config, str(begun_with))  # its rounds rest on that

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from fedveil.accounting.types import Unit
@@ -39,7 +40,7 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
         )
     custom = is_own(method_of(config)) or task_of(config).own
     if custom or not network.built_in or data.features_of or config.data.code:
-        found.append(_own_code(records=config.training.local == "dp-sgd", isolation=config.run.isolation))
+        found.append(_own_code(config, data=bool(data.features_of or config.data.code)))
     if data.counted:
         found.append(
             Assumption(
@@ -82,31 +83,24 @@ _FLOWER = (
 """What a run of a Flower app takes on trust of the app."""
 
 
-def _own_code(*, records: bool, isolation: str | None) -> Assumption:
-    """The assumption about all code of the user's own: one, whatever parts it makes.
+def _own_code(config: Config, *, data: bool) -> Assumption:
+    """Return the one assumption about all user-defined code, whatever parts it makes.
 
     Args:
-        records: whether records are protected, not clients alone. isolation: as in `run.isolation`.
+        data: whether it reads, transforms or describes examples, too.
     """
-    between = "from one record to another, or from one client to another" if records else "from one client to another"
-    what = f"code of the user's own (model, task, method, features) carries nothing {between}: "
-    if isolation is None:
-        return Assumption(
-            f"{what}its attributes, closures and globals are compared after each client and before each score, and nothing else "
-            f"is, such as {'what passes between records of a client, ' * records}files, other processes and the inside of "
-            f"installed libraries",
-            "what it kept would pass by clip and noise, into other updates, a plan or a score; where it is found, the clients "
-            "after it send zeros and the run ends, which everybody sees",
-        )
+    default = "process" if sys.platform.startswith("linux") and config.run.engine not in TOGETHER else "copy"
     where = {
-        "process": "it sees each client's data in a process that is forked for that client and ends with it, so that only what "
-        "lies outside of a process is left, such as files, other processes and a GPU",
-        "copy": "each client trains a copy of model, method and task, whose attributes, closures and globals are compared "
-        "afterwards, and nothing else is, such as files, other processes and the inside of installed libraries",
-    }[isolation]
-    within = "; nor does it keep anything of a record for the next one of the same client" if records else ""
+        "process": "model, task and method see the data of a client in a process that is forked for that client and ends with it "
+        "(layers of torch alone, which keep nothing, in that of the run), so only files, other processes and a GPU are left",
+        "copy": "each client trains a fresh copy of model, task and method, so only what lies outside of these objects is left, "
+        "such as globals, classes, closures, caches of functions, files and other processes",
+    }[config.run.isolation or default]
+    reads = "; what reads, transforms or describes examples takes each by itself" if data else ""
+    within = "; nor does it keep anything of a record for the next one of the same client" * (config.training.local == "dp-sgd")
     return Assumption(
-        f"{what}{where}{within}", "what it kept would pass by clip and noise, into other updates, a plan or a score"
+        f"user-defined code carries nothing from one client to another: {where}{reads}{within}",
+        "what it kept would pass by clip and noise, into other updates, a plan or a score",
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
 
 from fedveil.errors import ConfigError
@@ -87,30 +88,27 @@ class FlatModel:
 
     Args:
         vector, grad: memory to use, [d] each, for instance rows of one tensor that holds many models; by default its own.
-        followed: whether code of the user's own trains it, and may leave something on a module that is ours (`follow`).
-        is_custom: whether code of the user's own may run in it.
-        built_in: whether the module is a network of ours. isolated: whether clients train it in processes of their own; else
-            what its code keeps is compared, unless it is built in.
+        built_in: whether the module is a network of fedveil.
+
+    Attributes:
+        is_custom: whether the module is user-defined. has_own_code: whether user-defined code may run in it: a network of torch's
+            own layers alone has none.
     """
 
     def __reduce__(self) -> tuple[Callable[..., FlatModel], tuple[Any, ...]]:
         hooks = [_hooks_of(p) for p in self.module.parameters()]  # which pickle leaves out
-        return _unpickled, (self.module, hooks, self._followed, self._built_in, self._isolated)
+        return _unpickled, (self.module, hooks, self._built_in)
 
     def __init__(
         self,
         module: nn.Module,
         vector: Tensor | None = None,
         grad: Tensor | None = None,
-        followed: bool = False,
         built_in: bool = False,
-        isolated: bool = False,
     ) -> None:
         import torch
 
-        from fedveil.training.kept_state import KeptState, has_own_code
-
-        self._kept, self._followed, self._built_in, self._isolated = None, followed, built_in, isolated
+        self._built_in = built_in
         named = trained_parameters(module)
         if not named:
             raise ConfigError("the model has no parameters that require a gradient: nothing to train")
@@ -134,25 +132,17 @@ class FlatModel:
         self._counters = [b for b in counted if not b.is_floating_point()]
         changing = {id(t) for t in (*named.values(), *counted)}
         self._constants = [t for t in (*module.parameters(), *module.buffers()) if id(t) not in changing]
-        self._versions = [t._version for t in self._constants]
         self._trained, self._changing = tuple(named.values()), (*named.values(), *counted)
-        self.is_custom = not built_in or has_own_code(module)
-        if self.is_custom and not isolated:
-            self._kept = KeptState(f"model: {type(module).__name__}", module, self._changing)
-        if followed:
-            self.follow()
+        self.has_own_code = has_own_code(module)
+        self.is_custom = not built_in or self.has_own_code
 
     def another(self, vector: Tensor, grad: Tensor) -> FlatModel:
         """A copy in that memory, [d] each; what is frozen is shared with this one."""
-        return FlatModel(copied(self.module, self._constants), vector, grad, self._followed, self._built_in, self._isolated)
+        return FlatModel(copied(self.module, self._constants), vector, grad, self._built_in)
 
-    def alone(self, *, compared: bool) -> FlatModel:
-        """A copy that shares nothing with this one.
-
-        Args:
-            compared: whether what its code keeps is compared all the same, as where records are protected, whom it serves all.
-        """
-        return FlatModel(copied(self.module), built_in=self._built_in, isolated=not compared)
+    def alone(self) -> FlatModel:
+        """Return a copy that shares nothing with this one."""
+        return FlatModel(copied(self.module), built_in=self._built_in)
 
     def to(self, device: torch.device | str) -> FlatModel:
         """This model if it is on `device`, else a copy of it there."""
@@ -160,18 +150,7 @@ class FlatModel:
 
         if self.vector.device == torch.device(device):
             return self
-        moved = copied(self.module).to(device)
-        return FlatModel(moved, followed=self._followed, built_in=self._built_in, isolated=self._isolated)
-
-    def follow(self) -> None:
-        """Compare from here on what hangs on the module, whoever's its code is, and on this object itself."""
-        from fedveil.training.kept_state import KeptState
-
-        if self._isolated:
-            return
-        self._followed = True
-        self._kept = self._kept or KeptState(f"model: {type(self.module).__name__}", self.module, self._changing)
-        self._attributes = frozenset(vars(self)) | {"_attributes"}
+        return FlatModel(copied(self.module).to(device), built_in=self._built_in)
 
     def train(self) -> None:
         """As local training runs it."""
@@ -274,50 +253,16 @@ class FlatModel:
             self.train()
         return self.buffers()
 
-    def remember_constants(self) -> None:
-        """Let what the module's own code made of public examples, such as a cache, be constant from now on."""
-        if self._kept is not None:
-            self._kept.remember()
-
-    def require_constants(self) -> None:
-        """Refuse what a module wrote into its frozen parts, or kept elsewhere: it would carry one client's data to the next.
-
-        Raises:
-            ConfigError: each time from then on.
-        """
-        if self._isolated:
-            return
-        if self._versions != [t._version for t in self._constants]:
-            written = {id(t) for t, before in zip(self._constants, self._versions, strict=True) if t._version != before}
-            tensors = (*self.module.named_parameters(), *self.module.named_buffers())
-            names = [name for name, t in tensors if id(t) in written]
-            spectral = any(name.endswith(("._u", "weight_u")) for name in names)
-            raise ConfigError(
-                f"model: {type(self.module).__name__} changes buffers or frozen parameters in its forward pass "
-                f"({', '.join(names[:4])}), and would carry one client's data to the next: "
-                + ("spectral norm does with each batch; use torch.nn.utils.parametrizations.weight_norm instead" * spectral)
-                + ("compute them in local variables" * (not spectral))
-            )
-        if self._kept is not None:
-            memory = zip(self.layout.names, self._trained, self.layout.split(self.vector), strict=True)
-            if elsewhere := [name for name, p, part in memory if p.data_ptr() != part.data_ptr()]:
-                raise ConfigError(
-                    f"model: {type(self.module).__name__} puts other tensors in the place of its parameters' data in its forward "
-                    f"pass ({', '.join(elsewhere[:4])}), so that it no longer uses what is trained: write into the data, as in "
-                    f"p.data.copy_(value)"
-                )
-            self._kept.require_unchanged()
-        if self._followed and (added := vars(self).keys() - self._attributes):
-            raise ConfigError(
-                f"model: something was kept as Local.model.{min(added)}, which would carry one client's data to others: keep it "
-                f"in Local.state or Local.scratch"
-            )
+    def lost(self) -> list[str]:
+        """Return the names of parameters whose data the module's code replaced by other tensors, so that nothing trains them."""
+        memory = zip(self.layout.names, self._trained, self.layout.split(self.vector), strict=True)
+        return [name for name, p, part in memory if p.data_ptr() != part.data_ptr()]
 
 
-def _unpickled(module: nn.Module, hooks: Iterable[Hooks], followed: bool, built_in: bool, isolated: bool) -> FlatModel:
+def _unpickled(module: nn.Module, hooks: Iterable[Hooks], built_in: bool) -> FlatModel:
     for p, own in zip(module.parameters(), hooks, strict=True):
         _hang(p, own)
-    return FlatModel(module, followed=followed, built_in=built_in, isolated=isolated)
+    return FlatModel(module, built_in=built_in)
 
 
 def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
@@ -394,6 +339,34 @@ def _exchanged(value: Any, new: Mapping[int, Tensor]) -> Any:
     return value
 
 
+TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_TRUSTED = ("torch.nn.modules.", "torch.nn.functional", "fedveil.")
+"""Where layers come from that keep nothing of their examples but the statistics of batch normalisation; scripts and graphs that
+torch makes of user-defined code are none of these."""
+
+
+def has_own_code(module: nn.Module) -> bool:
+    """Return whether a part has a class, a hook, a function or a `forward` that is neither torch's nor fedveil's."""
+    from torch.nn.modules.module import _has_any_global_hook
+
+    if _has_any_global_hook():  # type: ignore[no-untyped-call]
+        return True
+    return any(not _trusted(type(part)) or _has_own_entries(part) for part in module.modules())
+
+
+def _has_own_entries(part: nn.Module) -> bool:
+    """Return whether a layer holds a hook, a replaced method, or a function from elsewhere."""
+    hung = any(value and name.endswith("_hooks") for name, value in vars(part).items())
+    functions = {name: value for name, value in vars(part).items() if callable(value)}
+    foreign = any(hasattr(type(part), name) or not _trusted(value) for name, value in functions.items())
+    return hung or foreign or any(getattr(p, name) for p in part.parameters(recurse=False) for name in TENSOR_HOOKS)
+
+
+def _trusted(code: Any) -> bool:
+    """Return whether a class or a function comes from torch, from fedveil, or from Python's C code."""
+    return isinstance(code, BuiltinFunctionType) or str(getattr(code, "__module__", None)).startswith(_TRUSTED)
+
+
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that require a gradient, by name, each once."""
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -419,6 +392,12 @@ def batch_statistics(module: nn.Module) -> dict[str, Tensor]:
     """The running means and variances that training changes, by name; those of layers in evaluation mode stay."""
     changing = {id(b) for part in normalising(module) if part.training for b in part.buffers() if b.is_floating_point()}
     return {name: b for name, b in module.named_buffers() if id(b) in changing}
+
+
+def statistics_names(module: nn.Module) -> set[str]:
+    """Return the names of everything that batch normalisation counts."""
+    counted = {id(b) for part in normalising(module) for b in part.buffers()}
+    return {name for name, b in module.named_buffers(remove_duplicate=False) if id(b) in counted}
 
 
 def _frozen(part: nn.Module) -> bool:

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,7 +118,7 @@ class FeatureMap:
             )
 
     def _features(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        found: Any = self.make(x)
+        found: Any = deepcopy(self.make)(x)  # a fresh one, where it is an object that may keep something
         if not isinstance(found, np.ndarray) or found.dtype != np.float32 or found.ndim != 2 or len(found) != len(x):
             kind = f"{found.dtype} {list(found.shape)}" if isinstance(found, np.ndarray) else f"a {type(found).__name__}"
             raise ConfigError(f"data.features = {self.name!r} makes {kind} of {len(x)} examples; it must be float32 [n, k]")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -36,9 +38,8 @@ def test_the_statement_and_the_card_say_so(tmp_path: object) -> None:
     features = fv.embed(small_digits(), backbone())
     config = fv.configure(model="linear")
     code, assumed = public_values(config, features.info)
-    assert code.what.startswith(
-        "code of the user's own (model, task, method, features) carries nothing from one client to another"
-    )
+    assert code.what.startswith("user-defined code carries nothing from one client to another")
+    assert "takes each by itself" in code.what
     assert assumed.what.startswith("the network that made the features (Sequential, SHA-256 ")
     assert assumed.what.endswith("is public and was not trained on the clients' data")
 
@@ -80,24 +81,34 @@ class Running(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
+        out = super().forward(x - self.mean)
         self.mean = 0.9 * self.mean + 0.1 * x[0]
-        return super().forward(x - self.mean)
+        return out
 
 
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        (MinusMean(), r"the layer the network \(MinusMean\) mixes the examples of a batch"),
+        (MinusMean(), "embed: MinusMean makes other features of 8 test examples together than of each by itself"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Flatten(0)), r"makes torch.float32 \[5\] of examples"),
         (Dropping(64, 5), "embed: Dropping draws random numbers in evaluation mode"),
-        (Jittered(), "embed: Jittered keeps rng from one call to the next.*: draw from the global generator of torch"),
-        (Running(), "embed: Running keeps mean from one call to the next"),
         (nn.Linear(8, 4).double(), "weight is float64"),
     ],
 )
 def test_refused(module: nn.Module, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         fv.embed(small_digits(), module)
+
+
+@pytest.mark.parametrize("network", [Jittered(), Running()])
+def test_what_a_network_keeps_does_not_reach_the_next_example(network: nn.Module) -> None:
+    """Each example is the first one that its copy of the network sees."""
+    data = small_digits()
+    other = replace(data, x_train=np.concatenate([7 * data.x_train[:1], data.x_train[1:]]))
+    one, two = fv.embed(data, network), fv.embed(other, network)
+    assert not np.array_equal(one.x_train[0], two.x_train[0])
+    assert np.array_equal(one.x_train[1:], two.x_train[1:])
+    assert np.array_equal(one.x_train, fv.embed(data, network).x_train), "the network itself saw nothing"
 
 
 def test_features_of_an_example_are_the_same_whoever_else_is_there() -> None:

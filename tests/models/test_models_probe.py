@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_the_model_stays_as_it_is() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_module_that_remembers_is_found() -> None:
+def test_a_module_that_writes_into_a_buffer_is_told_that_it_is_dropped() -> None:
     class Remembering(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -119,8 +120,7 @@ def test_a_module_that_remembers_is_found() -> None:
             self.last.mul_(0.9).add_(out.detach().mean(0))
             return out - self.last
 
-    with pytest.raises(ConfigError, match="changes buffers or frozen parameters"):
-        check(Remembering())
+    assert "Remembering writes last in its forward pass" in " ".join(check(Remembering()))
 
 
 def test_a_cache_that_public_examples_fill_may_stay() -> None:
@@ -141,10 +141,9 @@ def test_a_cache_that_public_examples_fill_may_stay() -> None:
 @pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
 @pytest.mark.filterwarnings("ignore:.*spectral_norm.*deprecated")
 def test_spectral_norm_has_a_remedy(norm: Any) -> None:
-    words = r"changes buffers or frozen parameters in its forward pass \(0\..*u, 0.*v\).*parametrizations\.weight_norm instead"
-    with pytest.raises(ConfigError, match=words):
-        check(nn.Sequential(norm(nn.Linear(3, 4))))
-    check(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4))))
+    (remark,) = check(nn.Sequential(norm(nn.Linear(3, 4))))
+    assert re.search(r"writes 0\..*u, 0.*v in its forward pass.*parametrizations\.weight_norm", remark)
+    assert check(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)))) == []
 
 
 # --- the initial model stays as it is ---------------------------------------------------------------------------------

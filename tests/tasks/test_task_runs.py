@@ -100,11 +100,9 @@ def test_large_outputs_are_evaluated_few_at_a_time_and_to_the_same_figures(monke
     data, task, seen = made("token-prediction"), small("token-prediction").task, []
     model = FlatModel(Sequence())
     model.module.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
-    model.remember_constants()  # the hook
     test = torch.from_numpy(data.x_test), torch.from_numpy(data.y_test)
     whole = task.scores(*evidence(task, model, *test))
     assert seen == [2, 40]
-    model.remember_constants()  # what it counted
     monkeypatch.setattr("fedveil.federation.evidence._NUMBERS", 7 * PLACES * SYMBOLS)
     assert task.scores(*evidence(task, model, *test)) == pytest.approx(whole)
     assert seen[2:] == [2, 7, 7, 7, 7, 7, 5]

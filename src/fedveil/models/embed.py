@@ -11,9 +11,12 @@ from fedveil.data.dataset import Dataset
 from fedveil.data.own.drawn_by_item import drawing
 from fedveil.errors import ConfigError
 
+_ROUNDING = 1e-3
+"""By which features of several examples together may differ from those of each."""
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from torch import nn
+    from torch import Tensor, nn
 
 
 def embed(dataset: Dataset, module: nn.Module) -> Dataset:
@@ -27,12 +30,14 @@ def embed(dataset: Dataset, module: nn.Module) -> Dataset:
     Raises:
         ConfigError: the network does not fit, or draws from the global generators. DataError: its features are not finite.
     """
+    import torch
 
     from fedveil.models.frozen_parts import frozen_digest
     from fedveil.models.module_checks import own_copy
 
     network = own_copy(module).requires_grad_(False).eval()
     x_train, x_test = (_features(network, dataset, x) for x in (dataset.x_train, dataset.x_test))
+    _refuse_mixing(network, torch.from_numpy(dataset.standardise(dataset.x_test[:8])))
     channels = x_train.shape[1]
     info = replace(
         dataset.info,
@@ -50,14 +55,9 @@ def embed(dataset: Dataset, module: nn.Module) -> Dataset:
 def _features(network: nn.Module, dataset: Dataset, x: NDArray[Any]) -> NDArray[np.float32]:
     import torch
 
-    from fedveil.training.params import copied, has_own_code
-
-    def fresh() -> nn.Module:
-        return copied(network, network.parameters()) if has_own_code(network) else network
-
     def made(x: NDArray[Any]) -> list[torch.Tensor]:
         with torch.inference_mode():
-            return [_feature(fresh(), torch.from_numpy(dataset.standardise(x[i : i + 1])).clone()) for i in range(len(x))]
+            return [_feature(_fresh(network), torch.from_numpy(dataset.standardise(x[i : i + 1])).clone()) for i in range(len(x))]
 
     found, draws = drawing(made, x)
     if draws:
@@ -66,6 +66,26 @@ def _features(network: nn.Module, dataset: Dataset, x: NDArray[Any]) -> NDArray[
             f"follow from how many others there are: leave that out, such as a dropout that does not ask for self.training"
         )
     return np.ascontiguousarray(torch.cat(found).numpy())
+
+
+def _fresh(network: nn.Module) -> nn.Module:
+    """Return a copy that shares the weights, or the network itself where it keeps nothing."""
+    from fedveil.training.params import copied, has_own_code
+
+    return copied(network, network.parameters()) if has_own_code(network) else network
+
+
+def _refuse_mixing(network: nn.Module, x: Tensor) -> None:
+    """Refuse a network whose features of several test examples are not those of each, since it meets each one alone."""
+    import torch
+
+    with torch.inference_mode():
+        alone = torch.cat([_feature(_fresh(network), one.clone()) for one in x.split(1)])
+        if not torch.allclose(_feature(_fresh(network), x.clone()), alone, rtol=_ROUNDING, atol=_ROUNDING):
+            raise ConfigError(
+                f"embed: {type(network).__name__} makes other features of {len(x)} test examples together than of each by "
+                f"itself: leave out what it computes over a batch"
+            )
 
 
 def _feature(network: nn.Module, x: Any) -> Any:

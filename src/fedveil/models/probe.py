@@ -66,9 +66,12 @@ def check_output(model: FlatModel, x: Tensor, y: Tensor, task: Task) -> list[str
         )
     remarks = [f"model: {_some(unused)} does not decide the output of {name}: it would get nothing but noise"] if unused else []
     if written := sorted(each_time - statistics_names(model.module)):
+        spectral = any(buffer.endswith(("._u", "weight_u")) for buffer in written)
         remarks.append(
             f"model: {name} writes {_some(written)} in its forward pass: each client begins with the values of the module that "
             f"was handed over, and what it writes is dropped"
+            + "; of spectral norm so is its estimate: take torch.nn.utils.parametrizations.weight_norm"
+            * spectral
         )
     return remarks
 

@@ -308,8 +308,7 @@ fedveil does not see: what they answer there leaves without clip or noise, and t
 The server saw every update before the noise, and who took part: the statement assumes that it is trusted with both. One node is
 one client; a client that runs several nodes is protected as a group. Updates were clipped by the server.
 
-How clients train, and on what, fedveil does not know. Where the statement speaks of the code of the model and what is compared of
-it: here nothing of the app's code is looked at.
+How clients train, and on what, fedveil does not know.
 """
 
 

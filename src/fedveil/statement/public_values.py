@@ -39,7 +39,8 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
             )
         )
     custom = is_own(method_of(config)) or task_of(config).own
-    if custom or not network.built_in or data.features_of or config.data.code:
+    own = custom or not network.built_in or data.features_of or config.data.code
+    if own and config.data.name != FLOWER_APP:
         found.append(_own_code(config, data=bool(data.features_of or config.data.code)))
     if data.counted:
         found.append(
@@ -71,6 +72,10 @@ def beside_the_releases(config: Config) -> tuple[str, ...]:
 
 
 _FLOWER = (
+    Assumption(
+        "the code of the Flower app carries nothing from one client to another: fedveil neither runs nor isolates it",
+        "what it kept would pass by clip and noise, into other updates or what the app publishes",
+    ),
     Assumption(
         "the Flower app asks its clients nothing outside its strategy: no query, evaluation or training of its own by the grid",
         "what they answer there leaves without clip or noise, and fedveil sees neither question nor answer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,16 @@ class FedveilError(Exception):
 
 
 class ConfigError(FedveilError, ValueError):
-    """A configuration or an argument that cannot be accepted."""
+    """A configuration or an argument that cannot be accepted.
+
+    Attributes:
+        key: of the configuration, such as `privacy.epsilon`; empty where no single key is at fault. value: what was given.
+        allowed: the names that would have been accepted, where there is a list of them.
+    """
+
+    def __init__(self, message: str, *, key: str = "", value: Any = None, allowed: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.key, self.value, self.allowed = key, value, tuple(allowed)
 
 
 class DataError(FedveilError):
@@ -93,28 +103,35 @@ def unknown(key: str, name: object, what: str, among: Iterable[str], do: str = "
     known = list(among)
     where = f"{key} {name}" if key.startswith("--") else f"{key} = {name!r}"
     there = f"there are {', '.join(known)}{f'; {do}' if do else ''}"
-    return ConfigError(f"{where}: unknown {what}{nearest(str(name), known)}; {there}")
+    message = f"{where}: unknown {what}{nearest(str(name), known)}; {there}"
+    return ConfigError(message, key=key, value=name, allowed=known)
 
 
-def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """One line per problem of a pydantic validation: the key, the value, what is allowed, the nearest valid key."""
-    return "; ".join(_problem(detail, model, prefix) for detail in error.errors())
+def refusal(error: ValidationError, model: type[BaseModel], prefix: str = "") -> ConfigError:
+    """Return the error for a failed pydantic validation: a line per problem, with the key and the value of the first one."""
+    problems = [_problem(detail, model, prefix) for detail in error.errors()]
+    first = problems[0]
+    return ConfigError("; ".join(map(str, problems)), key=first.key, value=first.value, allowed=first.allowed)
 
 
-def _problem(detail: Mapping[str, Any], model: type[BaseModel], prefix: str) -> str:
+def _problem(detail: Mapping[str, Any], model: type[BaseModel], prefix: str) -> ConfigError:
     path = [str(part) for part in detail["loc"]]
     key = prefix + ".".join(path)
-    allowed = _fields(model, path[:-1])
+    value, allowed = detail["input"], _fields(model, path[:-1])
     if detail["type"] == "extra_forbidden":
         there = ", ".join(allowed) or "none"
-        return f"{key} = {_shown(detail['input'])}: unknown key{nearest(path[-1], allowed)}; allowed here: {there}"
+        message = f"{key} = {_shown(value)}: unknown key{nearest(path[-1], allowed)}; allowed here: {there}"
+        return ConfigError(message, key=key, value=value, allowed=allowed)
     if detail["type"] == "missing":
-        return f"{key}: missing; it must be given"
+        return ConfigError(f"{key}: missing; it must be given", key=key)
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
-        return str(cause)  # of a section that names its keys itself
-    message = str(detail["msg"])
-    return f"{key} = {_shown(detail['input'])} is not possible: {message[0].lower()}{message[1:]}"
+        return cause  # of a section that names its keys itself
+    words = str(detail["msg"])
+    choices = re.findall("'([^']*)'", words) if detail["type"] == "literal_error" else ()
+    return ConfigError(
+        f"{key} = {_shown(value)} is not possible: {words[0].lower()}{words[1:]}", key=key, value=value, allowed=choices
+    )
 
 
 def _shown(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,29 @@ def test_a_section_is_an_object_a_name_or_a_dict() -> None:
     typed = fv.Federation(method=fv.DPFedAvg(), task=fv.Classification(), data={"name": "digits"}, training=fv.Training(rounds=2))
     classes = fv.Federation(method=fv.DPFedAvg(), task=fv.Classification, data={"name": "digits"}, training=fv.Training(rounds=2))
     assert given.config.resolved() == typed.config.resolved() == classes.config.resolved()
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "value", "among"),
+    [
+        ({"method": "dp-fedavgg"}, "method.name", "dp-fedavgg", "dp-fedavg"),
+        ({"method": {"name": "dp-fedavg", "clipp": 1}}, "method.clipp", 1, "clip"),
+        ({"training": {"rounds": "three"}}, "training.rounds", "three", None),
+        ({"training": {"sampling": "all"}}, "training.sampling", "all", "poisson"),
+        ({"run": {"isolation": "thread"}}, "run.isolation", "thread", "copy"),
+        ({"model": {"name": "mlp", "hiden": 3}}, "model.hiden", 3, "hidden"),
+        ({"nonsense": 1}, "nonsense", 1, "privacy"),
+    ],
+)
+def test_an_error_tells_a_program_the_key_the_value_and_what_is_allowed(
+    given: dict[str, Any], key: str, value: object, among: str | None
+) -> None:
+    with pytest.raises(fv.ConfigError) as caught:
+        fv.configure(**given)
+    error = pickle.loads(pickle.dumps(caught.value))  # as it comes from a worker
+    assert (error.key, error.value) == (key, value)
+    assert (among in error.allowed) if among else error.allowed == ()
+    assert key in str(error)
 
 
 def test_it_trains_what_train_trains(run: fv.Run, tmp_path: Path) -> None:

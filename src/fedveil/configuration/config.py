@@ -28,7 +28,7 @@ from fedveil.configuration.sections import (
 )
 from fedveil.configuration.toml_text import toml_values
 from fedveil.data.catalogue import CATALOGUE
-from fedveil.errors import ConfigError, explain
+from fedveil.errors import ConfigError, refusal
 from fedveil.methods.base import MethodConfig
 from fedveil.methods.fedavg import FedAvg
 from fedveil.methods.method_registry import METHODS
@@ -100,7 +100,7 @@ def parse(raw: dict[str, Any], overrides: Sequence[str] = ()) -> Config:
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(explain(error, Config)) from None
+        raise refusal(error, Config) from None
 
 
 def override(raw: dict[str, Any], item: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedveil.data.own.data_source import whole_path
-from fedveil.errors import ConfigError, explain
+from fedveil.errors import ConfigError, refusal
 from fedveil.models import model_registry as models
 from fedveil.models.parts import Parts, RecordedModel, present_keys
 
@@ -112,4 +112,4 @@ def _checked(kind: type[T], options: Any, prefix: str) -> T:
     try:
         return kind.model_validate(options)
     except ValidationError as error:
-        raise ConfigError(explain(error, kind, prefix)) from None
+        raise refusal(error, kind, prefix) from None

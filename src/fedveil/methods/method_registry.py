@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from fedveil.errors import ConfigError, explain
+from fedveil.errors import ConfigError, refusal
 from fedveil.methods.base import Method, MethodConfig
 from fedveil.methods.method_table import METHOD_TABLE
 from fedveil.registry import Registry
@@ -47,7 +47,7 @@ def method_from(options: dict[str, Any]) -> Method:
     try:
         method: Method = kind(**options)
     except ValidationError as error:
-        raise ConfigError(explain(error, kind, "method.")) from None
+        raise refusal(error, kind, "method.") from None
     return method
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from fedveil.errors import ConfigError, explain, nearest
+from fedveil.errors import ConfigError, nearest, refusal
 from fedveil.models.model_registry import MODELS
 from fedveil.models.parts import KEYS
 from fedveil.registry import Registry
@@ -81,7 +81,7 @@ def _checked(own: OwnModel, options: Mapping[str, Any]) -> dict[str, Any]:
         try:
             return dict(own.options(**options))
         except ValidationError as error:
-            raise ConfigError(explain(error, own.options, "model.")) from None
+            raise refusal(error, own.options, "model.") from None
     arguments, hints = _arguments(own.make), _hints(own.make)
     anything = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(own.make).parameters.values())
     for key in options:

@@ -22,7 +22,7 @@ from fedveil.configuration.public_setting import calibrated_setting, layout_of, 
 from fedveil.configuration.sections import PluginMethod, PluginTask
 from fedveil.configuration.toml_text import toml_values
 from fedveil.data.own.data_source import TableSource, whole_path
-from fedveil.errors import ConfigError, FedveilError, explain
+from fedveil.errors import ConfigError, FedveilError, refusal
 from fedveil.methods.calibration import ROUNDING
 from fedveil.methods.run_cost import noise_of
 from fedveil.release.cost import event_of
@@ -157,7 +157,7 @@ def read_consent_file(path: Path) -> Consent:
     try:
         return Consent.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(explain(error, Consent)) from None
+        raise refusal(error, Consent) from None
 
 
 def judged_in_time(consent: Consent, config: Config) -> Judged:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from fedveil.errors import ConfigError, explain
+from fedveil.errors import ConfigError, refusal
 from fedveil.registry import Registry
 from fedveil.tasks.column import Column
 from fedveil.tasks.task import Task
@@ -61,7 +61,7 @@ def task_from(options: Mapping[str, Any]) -> Task:
     try:
         return kind(**options)
     except ValidationError as error:
-        raise ConfigError(explain(error, kind, "task.")) from None
+        raise refusal(error, kind, "task.") from None
 
 
 def built_in_task(options: Mapping[str, Any] | None) -> Task | None:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedveil.data.catalogue import CATALOGUE
 from fedveil.data.own.own_split import SplitRule, rule_of
-from fedveil.errors import ConfigError, explain
+from fedveil.errors import ConfigError, refusal
 
 C = TypeVar("C", bound="OwnCard")
 Value = bool | int | float | str
@@ -164,7 +164,7 @@ def checked_card(kind: Callable[..., C], **facts: Any) -> C:
     try:
         return kind(**facts)
     except ValidationError as error:
-        raise ConfigError(explain(error, kind)) from None  # type: ignore[arg-type]
+        raise refusal(error, kind) from None  # type: ignore[arg-type]
 
 
 def canonical(value: Any) -> str:

@@ -23,7 +23,7 @@ from fedveil.data.own.casts import Array, Labelled
 from fedveil.data.own.frames import examples_of, of_table, table_info
 from fedveil.data.own.image_folder import by_folders, by_table
 from fedveil.data.own.table_files import read_rows, read_table
-from fedveil.errors import ConfigError, DataError, explain
+from fedveil.errors import ConfigError, DataError, refusal
 
 PATHS = ("file", "test_file", "images", "test_images", "table")
 """Keys that hold paths."""
@@ -257,4 +257,4 @@ def source_of(section: Any) -> DataSource | None:
     try:
         return kind(**section)
     except ValidationError as error:
-        raise ConfigError(explain(error, kind, "data.source.")) from None
+        raise refusal(error, kind, "data.source.") from None

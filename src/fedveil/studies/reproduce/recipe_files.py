@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedveil.configuration.presets import names as preset_names
-from fedveil.errors import ConfigError, explain, nearest
+from fedveil.errors import ConfigError, nearest, refusal
 from fedveil.papers.paper_files import paper_files
 from fedveil.studies.reproduce.collect import COLLECTORS
 from fedveil.studies.reproduce.measurements import MEASURES
@@ -49,7 +49,7 @@ def load_recipe(name: str | Path) -> Recipe:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     except ValidationError as error:
-        raise ConfigError(f"{path} is not a recipe: {explain(error, Recipe)}") from None
+        raise ConfigError(f"{path} is not a recipe: {refusal(error, Recipe)}") from None
     problem = _problem(recipe)
     if problem:
         raise ConfigError(f"{path} is not a recipe: {problem}")

@@ -26,8 +26,7 @@ Evidence = tuple["Tensor", ...]
 class Task(BaseModel):
     """What is learned: its constants, frozen and public; and its functions, of which a task of one's own needs only `losses`.
 
-    A loss that is no mean over examples overrides `loss` instead, and has no record-level privacy. Neither may keep anything
-    from one call to the next.
+    A loss that is no mean over examples overrides `loss` instead, and has no record-level privacy.
     metrics: what `scores` returns, declared; runs are compared by the first. loss_unit: beside the axis of the loss.
     output_form: what the network has to give, in words. trivial_answer: what `trivial` scores, in words.
     """

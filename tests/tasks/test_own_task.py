@@ -12,6 +12,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 from click.testing import Result
 from torch import Tensor
 from torch.nn import functional as F
@@ -96,7 +97,7 @@ def test_no_score_is_made_of_what_a_task_kept_of_clients(tmp_path: Path) -> None
     fv.register_task(Keeping)
     data = made("regression")
     run = fv.train(with_task(Keeping(), run={"engine": "inline"}), tmp_path / "run", data=data)
-    public = {0.0, float(data.y_test.sum())}
+    public = {0.0, float(torch.from_numpy(data.y_test).sum())}
     assert {row["test_below"] for row in run.history if "test_below" in row} <= public
     assert set(SEEN) <= public
 

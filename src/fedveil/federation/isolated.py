@@ -19,7 +19,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -82,7 +82,7 @@ def started(run: Callable[[], NoReturn]) -> int:
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()  # else the child would write it, too
-    with _frozen_objects(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads that are alive: the child uses none of them
         child = os.fork()
     if not child:
@@ -100,19 +100,6 @@ def end(child: int) -> None:
         os.waitpid(child, 0)
 
 
-@contextmanager
-def _frozen_objects() -> Iterator[None]:
-    """Let the collector leave all objects alone, so that a child copies none of their pages."""
-    ours = not gc.get_freeze_count()
-    if ours:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if ours:
-            gc.unfreeze()
-
-
 def fresh_streams() -> None:
     """Replace the standard streams of a forked process, whose locks a thread of its parent may have held."""
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
@@ -125,7 +112,7 @@ def _child(act: Callable[[], dict[str, Any]], answer: int, parent: int) -> NoRet
         _end_with(parent)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        gc.disable()
+        gc.disable()  # a collection would copy the parent's pages
         fresh_streams()
         torch.set_num_threads(1)
         _write(answer, act)

@@ -31,6 +31,23 @@ settings.register_profile("ci", deadline=None, derandomize=True)  # the same exa
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m leaves out what is slow
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the cases of a test that is marked `few(n)`, n run always, from the first to the last one; the others are slow."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for those in cases.values():
+        mark = those[0].get_closest_marker("few")
+        assert mark is not None
+        n = mark.args[0]
+        chosen = {i * (len(those) - 1) // max(n - 1, 1) for i in range(n)}
+        for i, item in enumerate(those):
+            if i not in chosen:
+                item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     return refused((yield))

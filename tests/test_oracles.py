@@ -59,7 +59,7 @@ def test_there_are_ten_kinds() -> None:
 
 
 def _fast(name: str, number: int) -> bool:
-    return number % 8 == 0 or name.startswith(("task", "user"))
+    return number % 16 == 0 or name.startswith(("task", "user"))
 
 
 def _cases() -> list[Any]:

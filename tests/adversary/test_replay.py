@@ -93,6 +93,7 @@ def test_every_method_is_replayed() -> None:
     assert {name for name, _, _ in PROVEN} == set(METHODS) - DEFENCES
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(
     ("name", "training", "privacy", "view"),
     [
@@ -247,6 +248,7 @@ def replayed(vary: bugs.Vary | None, more: dict[str, Any]) -> Any:
     return replay_federation(lambda folder: bugs.planted(folder, vary, **more), changes=changes)
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize("bug", CAUGHT)
 def test_planted_bugs_are_found(bug: str) -> None:
     vary, more, check = CAUGHT[bug]

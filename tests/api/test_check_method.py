@@ -56,6 +56,7 @@ def test_more_methods_pass(name: str) -> None:
     check_method(METHODS[name])
 
 
+@pytest.mark.slow
 def test_a_policy_that_remembers_outside_of_its_state_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "drawing", Drawing)
     with pytest.raises(AssertionError, match="drawing fails"):

@@ -110,6 +110,7 @@ def test_half_the_noise_is_refuted() -> None:
     assert "Gaussian DP" in found[1].test
 
 
+@pytest.mark.slow
 def test_a_projected_run_is_not_called_gaussian_and_tells_less() -> None:
     free, held = case(theorem_3a(16)), case(theorem_3a(16, variant="proven", project_to=0.1))
     assert Runs.of(free).gaussian

@@ -133,6 +133,7 @@ def test_too_little_memory_is_a_readable_line(error: Exception, finished: Path, 
     assert done.err.startswith("fedveil: too little memory (")
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_a_locale_without_our_characters_ends_no_run(finished: Path, tmp_path: Path) -> None:
     """They become question marks on the screen; files are in UTF-8."""

@@ -261,6 +261,7 @@ CHANGED: dict[str, Make] = {
 }
 
 
+@pytest.mark.few(22)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", CHANGED)
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

@@ -432,6 +432,7 @@ def test_an_objective_under_dp_sgd_sees_no_example(engine: str, tmp_path: Path) 
     assert all(u.vector.any() for u in uploads)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("value", "engine"),
     [

@@ -32,11 +32,13 @@ def imported(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 def test_adapters_learn_beyond_the_public_network(tmp_path: Path) -> None:
     assert trained("lora", tmp_path / "run", "training.rounds=8") > figures().untouched(fv.load("digits")) + 0.1
     assert fv.verification(tmp_path / "run").outcome == "verified"
 
 
+@pytest.mark.slow
 def test_the_small_part_wins_at_a_small_epsilon(tmp_path: Path) -> None:
     small = "privacy.epsilon=0.5"
     head, whole = trained("head", tmp_path / "h", small), trained("whole", tmp_path / "w", small, 'run.engine="stacked"')

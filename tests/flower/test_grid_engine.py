@@ -161,6 +161,7 @@ def without(clients: Clients, absent: int) -> Clients:
     return Clients.of(clients.x.numpy(), clients.y.numpy(), parts)
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", covering(RUNS))
 def test_the_length_of_an_answer_is_that_of_a_client_that_has_nothing(name: str, tmp_path: Path) -> None:
     """Whoever sees the lengths of encrypted records tells neighbouring data apart by no byte of them."""

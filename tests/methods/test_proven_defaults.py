@@ -71,6 +71,7 @@ def noise_norms(method: Method, view: View = View.AGGREGATE) -> list[float]:
 PROVEN: list[Method] = [ALDPFL(), FedGLPADP(clip=1.0), FedANC(pretraining_steps=20), LaDPFL()]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", PROVEN, ids=lambda m: m.name)
 def test_noise_alone_never_grows_far_above_that_of_dp_fedavg(method: Method) -> None:
     """At most T^(1/4) times as long: what FedANC's pace of 1.5 allows; the others stay lower."""

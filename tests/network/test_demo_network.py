@@ -46,6 +46,7 @@ def agreed(wanted: Any, folder: Path) -> Machines:
     return Machines(folder, {number: Consent.model_validate(consent_to(wanted, number)) for number in clients})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("dp-sgd", "poisson"))) for name in SAMPLED]
 )
@@ -184,6 +185,7 @@ def agreeing(folder: Path) -> Any:
     return lambda configured, serving: served(configured, serving.out, agreed(configured, folder / "clients"))[0]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("head", ["raised", "not yet"])
 def test_a_run_that_charged_stays_when_a_demonstration_was_killed_there(
     head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -70,6 +70,7 @@ EVALUATED = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("rows", "changes"),
     [

@@ -280,6 +280,7 @@ STRICTER: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", STRICTER)
 def test_one_that_refuses_is_named_and_the_others_go_on(name: str, tmp_path: Path) -> None:
     changes, said = STRICTER[name]
@@ -310,6 +311,7 @@ def test_one_whose_lifetime_is_spent_is_named_and_the_others_go_on(tmp_path: Pat
     assert {path: rows(path) for path in (tmp_path / "clients/1").rglob("*.sqlite")} == before
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "change", [{"privacy": {"epsilon": 7.0}}, {"run": {"plugins": ["/srv/theirs.py"]}}, {"training": {"rounds": 9}}]
 )
@@ -336,6 +338,7 @@ def everything(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_a_second_run_beyond_the_lifetime_is_refused(view: str, tmp_path: Path) -> None:
     there = machines(tmp_path / "clients")
@@ -391,6 +394,7 @@ def test_a_client_killed_while_it_consents_has_charged_what_it_answers_to(
     assert charged == (planned_charges(planned.method, planned.setting.of(0)) if view == "aggregate" else [])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("method", "left"),
     [({"name": "gfl-aldpa"}, 0), ({"name": "adapldp"}, 1), ({"name": "dp-fedavg"}, 3), ({"name": "ladp-fl"}, 3)],
@@ -490,6 +494,7 @@ def test_two_processes_of_one_client_consent_to_one_configuration_of_a_name(
     assert charged == planned_charges(planned.method, planned.setting.of(0))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("view", ["server", "aggregate"])
 def test_a_run_that_was_charged_for_an_offer_that_is_gone_is_refused(view: str, tmp_path: Path) -> None:
     """As drafts left it that kept no offers: the lifetime knows the run's name, and not which run it was."""
@@ -736,6 +741,7 @@ def test_a_server_without_a_port_is_refused_at_once(server: str, tmp_path: Path)
         join(consent(0), Joining(server, tmp_path / "ca.pem", tmp_path / "key", tmp_path / "client"))
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_is_offered_the_run_again_when_it_is_back(tmp_path: Path) -> None:
     there = machines(tmp_path / "clients")
 

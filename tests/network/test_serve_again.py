@@ -27,6 +27,7 @@ def both(folder: Path) -> Machines:
     return Machines(folder / "clients", {number: consent(number) for number in range(2)})
 
 
+@pytest.mark.slow
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("default")
 def test_a_server_that_waited_in_vain_leaves_its_place_to_the_same_command(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def test_an_offer_that_takes_longer_to_certify_than_the_client_allows_is_refused
     assert list(tmp_path.rglob("offer.json")) == [*tmp_path.glob("runs/other/offer.json")]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["gfl-aldpa", "time-varying-dp", "dpa-ldp"])
 def test_ten_thousand_rounds_are_judged_in_the_time_that_a_consent_gives(name: str, tmp_path: Path) -> None:
     """The costs of all rounds were added up anew for each of them, or each of their plans made for each noise tried."""

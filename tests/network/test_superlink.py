@@ -77,6 +77,7 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         at.unlink(missing_ok=True)
 
 
+@pytest.mark.few(1)
 def test_a_visitor_is_served_no_route_whatever_he_brings(link: Running) -> None:
     """Before, POST /v1/control/unregister-node and stop-run did what they say for anybody."""
     assert visits(link.network.port, [link.stranger], link.keys[0]) == {}

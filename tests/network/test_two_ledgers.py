@@ -100,6 +100,7 @@ LIES: dict[str, tuple[Change, str, str]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", LIES)
 def test_what_differs_is_said_in_one_line(name: str, server: Path) -> None:
     change, kind, said = LIES[name]

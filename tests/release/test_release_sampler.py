@@ -59,6 +59,7 @@ def power_test(std: float, values: Integers, counts: Integers) -> float:
     return float(2 * stats.norm.sf(abs(z)))
 
 
+@pytest.mark.few(2)
 @pytest.mark.heavy
 def test_law(histogram: tuple[float, Integers, Integers]) -> None:
     std, values, counts = histogram

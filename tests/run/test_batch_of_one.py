@@ -73,6 +73,7 @@ def failures(path: Path) -> list[str]:
     return file.read_text().splitlines()[1:] if file.exists() else []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("private", [True, False])
 @pytest.mark.parametrize("norm", [lambda: nn.BatchNorm1d(8), lambda: nn.Sequential(nn.BatchNorm1d(8, affine=False), nn.Tanh())])
 def test_no_update_is_thrown_away_and_all_engines_give_the_same_bits(

@@ -182,6 +182,7 @@ def first_round(config: Any, first: float, folder: Path) -> Any:
     return fv.train(config, folder, data=table(first)).model.vector.numpy().copy()
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", CARRIERS)
 @pytest.mark.parametrize("engine", ["inline", pytest.param("pool", marks=pytest.mark.slow)])
 def test_no_other_client_moves(name: str, engine: str, tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def needs(recipe: Recipe, row: RecipeRow, name: str, folder: Path) -> RowJob | N
     return job if job.config.data.name == name else None
 
 
+@pytest.mark.few(2)
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", MADE_UP)
 def test_a_row_runs_on_files_in_the_right_format(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

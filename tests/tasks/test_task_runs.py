@@ -73,6 +73,7 @@ def test_every_task_learns(name: str, tmp_path: Path) -> None:
     assert len(history[-1][f"client_{main.name}"]) == 6
 
 
+@pytest.mark.few(4)
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "level"),

@@ -66,6 +66,7 @@ def test_sampled_releases_agree_with_dp_accounting(q: float, z: float, rounds: i
     assert sampled(q, z, rounds, delta, Adjacency.ZERO_OUT).epsilon == pytest.approx(expected, rel=2e-3, abs=1e-4)
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize("delta", [1e-5, 1e-11, 1e-15, 1e-40, 1e-250])
 @pytest.mark.parametrize(("q", "z"), [(0.001, 0.7), (0.1, 2.0), (0.5, 0.3)])

@@ -16,7 +16,7 @@ FILE = Path(__file__).with_name("config.toml")
 
 @pytest.fixture(scope="session")
 def config() -> Config:
-    return load_config(FILE, ["run.engine=inline"])
+    return load_config(FILE)
 
 
 @pytest.fixture(scope="session")

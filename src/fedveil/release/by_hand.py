@@ -7,7 +7,7 @@ layers, with the options that they have, neither mix nor reorder the rows of a b
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -110,10 +110,14 @@ def gradients(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> tuple[
     if each.requires_grad:
         slopes = torch.autograd.grad(each, [tap.output for tap in taps.all], torch.ones_like(each), allow_unused=True)
     with torch.no_grad():
-        parts = taps.gradients(slopes, n)
-    return [summed(parts.get(i, []), p, n) for i, p in enumerate(parameters)], each.detach()
+        return summed(taps.uses(slopes), parameters, n), each.detach()
 
 
-def summed(parts: list[Block], p: Tensor, n: int) -> Block:
-    """The sum of what the uses of a parameter contribute; zeros where it has none."""
-    return combined(parts) if parts else Dense(p.new_zeros(n, p.numel()))
+def summed(
+    uses: Iterable[tuple[int, Callable[..., Block], list[Tensor]]], parameters: Sequence[Tensor], n: int
+) -> list[Block]:
+    """The gradients of all parameters: the sum of what the uses of each contribute; zeros where it has none."""
+    parts: dict[int, list[Block]] = {}
+    for number, made, (slope, *seen) in uses:
+        parts.setdefault(number, []).append(made(slope, n, *seen))
+    return [combined(parts[i]) if i in parts else Dense(p.new_zeros(n, p.numel())) for i, p in enumerate(parameters)]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -135,16 +135,6 @@ def combined(parts: Sequence[Block]) -> Block:
     if len(parts) == 1:
         return parts[0]
     return Dense(torch.stack([part.rows() for part in parts]).sum(0))
-
-
-def tensors_of(block: Block) -> dict[str, Tensor]:
-    """Return the tensors of a block by name; the first dimension of each is the examples."""
-    return {name: value for name, value in vars(block).items() if isinstance(value, torch.Tensor)}
-
-
-def with_tensors(block: Block, tensors: dict[str, Tensor]) -> Block:
-    """Return a block of the same kind with other tensors."""
-    return cast(Block, replace(cast(Any, block), **tensors))
 
 
 # --- all parameters ----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from fedveil.release.attention_rule import attention
 from fedveil.release.gradient_blocks import Block, Dense, lookups
 from fedveil.release.recurrent_rules import cell, recurrent
-from fedveil.release.taps import NoRule, Rule, Taps, Use, channel_scale, folded, lookup, places, product, scale
+from fedveil.release.taps import NoRule, Rule, Taps, Use, channel_scale, folded, lookup, outer, places, product, scale
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 def _linear(taps: Taps, layer: nn.Linear, x: Tensor) -> Tensor:
     out = F.linear(x, taps.constant(layer.weight), taps.constant(layer.bias))
-    return taps.tap(layer, out, [(layer.weight, product(x)), (layer.bias, scale())], x)
+    return taps.tap(layer, out, (layer.weight, product(x)), (layer.bias, scale()))
 
 
 def _bilinear(taps: Taps, layer: nn.Bilinear, left: Tensor, right: Tensor) -> Tensor:
     out = F.bilinear(left, right, taps.constant(layer.weight), taps.constant(layer.bias))
 
-    def pairs() -> Tensor:
-        return (left[..., :, None] * right[..., None, :]).flatten(-2)
+    def weight(slope: Tensor, n: int, left: Tensor, right: Tensor) -> Block:
+        return outer(slope, (left[..., :, None] * right[..., None, :]).flatten(-2), n)
 
-    return taps.tap(layer, out, [(layer.weight, product(pairs)), (layer.bias, scale())], left, right)
+    return taps.tap(layer, out, (layer.weight, Use(weight, (left, right))), (layer.bias, scale()))
 
 
 # --- convolutions ------------------------------------------------------------------------------------------------------
@@ -43,12 +43,12 @@ def _convolution(taps: Taps, layer: Any, x: Tensor) -> Tensor:
         raise NoRule
     out: Tensor = layer._conv_forward(x, taps.constant(layer.weight), taps.constant(layer.bias))
 
-    def weight(slope: Tensor, n: int) -> Block:
+    def weight(slope: Tensor, n: int, x: Tensor) -> Block:
         padding = layer._reversed_padding_repeated_twice
         mode = {"zeros": "constant"}.get(layer.padding_mode, layer.padding_mode)
         return _kernel(layer, slope, _windows(F.pad(x, padding, mode=mode), layer, slope.shape[2:]), n)
 
-    return taps.tap(layer, out, [(layer.weight, weight), (layer.bias, channel_scale())], x)
+    return taps.tap(layer, out, (layer.weight, Use(weight, (x,))), (layer.bias, channel_scale()))
 
 
 def _transposed_convolution(taps: Taps, layer: Any, x: Tensor, output_size: list[int] | None = None) -> Tensor:
@@ -61,11 +61,11 @@ def _transposed_convolution(taps: Taps, layer: Any, x: Tensor, output_size: list
     constants = taps.constant(weight), taps.constant(bias)
     out: Tensor = convolve(x, *constants, layer.stride, layer.padding, extra, layer.groups, layer.dilation)
 
-    def by_weight(slope: Tensor, n: int) -> Block:
+    def by_weight(slope: Tensor, n: int, x: Tensor) -> Block:
         padding = [side for side in reversed(layer.padding) for _ in range(2)]
         return _kernel(layer, x, _windows(F.pad(slope, padding), layer, x.shape[2:]), n)
 
-    return taps.tap(layer, out, [(weight, by_weight), (bias, channel_scale())], x)
+    return taps.tap(layer, out, (weight, Use(by_weight, (x,))), (bias, channel_scale()))
 
 
 def _windows(x: Tensor, layer: Any, sizes: torch.Size) -> Tensor:
@@ -98,7 +98,7 @@ def _embedding(taps: Taps, layer: nn.Embedding, index: Tensor) -> Tensor:
     if layer.max_norm is not None:  # torch writes it into the table
         size = torch.linalg.vector_norm(out.detach(), layer.norm_type, -1, keepdim=True)
         out = out * torch.where(size > layer.max_norm, layer.max_norm / (size + 1e-7), 1.0)
-    return taps.tap(layer, out, [(layer.weight, lookup(index, layer.num_embeddings, layer.padding_idx))], index)
+    return taps.tap(layer, out, (layer.weight, lookup(index, layer.num_embeddings, layer.padding_idx)))
 
 
 def _embedding_bag(
@@ -111,11 +111,11 @@ def _embedding_bag(
     out = F.embedding_bag(index, table, offsets, mode=layer.mode, padding_idx=padding)
     counted = (torch.ones_like(index) if padding is None else index != padding).to(out.dtype)
 
-    def use(slope: Tensor, n: int) -> Block:
+    def weight(slope: Tensor, n: int, index: Tensor, counted: Tensor) -> Block:
         shares = counted / counted.sum(1, keepdim=True).clamp_min(1) if layer.mode == "mean" else counted
         return lookups(index.reshape(n, -1), places(slope[:, None] * shares[..., None], n), layer.num_embeddings)
 
-    return taps.tap(layer, out, [(layer.weight, use)], index)
+    return taps.tap(layer, out, (layer.weight, Use(weight, (index, counted))))
 
 
 # --- normalisation and activation --------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def _scaled(taps: Taps, layer: Any, normal: Tensor) -> Tensor:
     out, bias, size = normal, getattr(layer, "bias", None), layer.weight.numel()
     out = out * taps.constant(layer.weight)
     out = out if bias is None else out + taps.constant(bias)
-    return taps.tap(layer, out, [(layer.weight, scale(normal, size=size)), (bias, scale(size=size))], normal)
+    return taps.tap(layer, out, (layer.weight, scale(normal, size=size)), (bias, scale(size=size)))
 
 
 def _group_norm(taps: Taps, layer: nn.GroupNorm, x: Tensor) -> Tensor:
@@ -159,17 +159,16 @@ def _scaled_channels(taps: Taps, layer: Any, normal: Tensor) -> Tensor:
     channels = (-1, *[1] * (normal.dim() - 2))
     out = normal * taps.constant(layer.weight).view(channels)
     out = out if layer.bias is None else out + taps.constant(layer.bias).view(channels)
-    return taps.tap(layer, out, [(layer.weight, channel_scale(normal)), (layer.bias, channel_scale())], normal)
+    return taps.tap(layer, out, (layer.weight, channel_scale(normal)), (layer.bias, channel_scale()))
 
 
 def _prelu(taps: Taps, layer: nn.PReLU, x: Tensor) -> Tensor:
     out = F.prelu(x, taps.constant(layer.weight))
 
-    def single(slope: Tensor, n: int) -> Block:
+    def single(slope: Tensor, n: int, x: Tensor) -> Block:
         return Dense((slope * x.clamp_max(0)).reshape(n, -1).sum(1, keepdim=True))
 
-    use: Use = single if layer.num_parameters == 1 else channel_scale(x.clamp_max(0))
-    return taps.tap(layer, out, [(layer.weight, use)], x)
+    return taps.tap(layer, out, (layer.weight, Use(single, (x,)) if layer.num_parameters == 1 else channel_scale(x.clamp_max(0))))
 
 
 RULES: Mapping[type, Rule] = {

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedveil.release.taps import NoRule, Taps, product, scale
+from fedveil.release.taps import NoRule, Taps, Use, outer, product, scale
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,21 +87,19 @@ def _sweep(
     before: list[Tensor] = []  # h_(t-1) of all steps
     resets: list[Tensor] = []
 
-    def at_state(slope: Tensor) -> Tensor:
-        if mode != "GRU":
-            return slope
+    def at_state(slope: Tensor, reset: Tensor) -> Tensor:
         size = slope.shape[-1] // 3
-        return torch.cat((slope[..., : 2 * size], slope[..., 2 * size :] * torch.stack(resets)), -1)
+        return torch.cat((slope[..., : 2 * size], slope[..., 2 * size :] * reset), -1)
 
-    by_input = scale()
-    by_state = scale(slopes=at_state) if mode == "GRU" else by_input
-    uses = [
-        (of_input, product(x)),
-        (of_state, product(lambda: before[0], at_state)),
-        (input_bias, by_input),
-        (state_bias, by_state),
-    ]
-    drive = taps.tap(layer, drive, uses, x)
+    by_input = by_state = scale()
+    by_weight = Use(lambda slope, n, before: outer(slope, before, n), lambda: (before[0],))
+    if mode == "GRU":
+        by_state = Use(lambda slope, n, reset: scale().made(at_state(slope, reset), n), lambda: (torch.stack(resets),))
+        by_weight = Use(
+            lambda slope, n, before, reset: outer(at_state(slope, reset), before, n), lambda: (before[0], torch.stack(resets))
+        )
+    uses = (of_input, product(x)), (of_state, by_weight), (input_bias, by_input), (state_bias, by_state)
+    drive = taps.tap(layer, drive, *uses)
     if mode == "LSTM" and projection is None and drive.dtype == weight.dtype:
         first = state[0]
         hidden, cells, *_ = _Lstm.apply(drive, *state, weight)  # type: ignore[no-untyped-call]
@@ -112,7 +110,7 @@ def _sweep(
         state, reset = _step(mode, step, state, weight, bias)
         if projection is not None:
             short = F.linear(state[0], taps.constant(projection))
-            state = (taps.tap(layer, short, [(projection, product(state[0]))], state[0]), *state[1:])
+            state = (taps.tap(layer, short, (projection, product(state[0]))), *state[1:])
         hidden.append(state[0])
         resets.append(reset)
     before.append(torch.stack(kept + hidden[:-1]))

@@ -32,8 +32,23 @@ class NoRule(Exception):
 
 # --- how a parameter gets its gradient from the slope at a tap -----------------------------------------------------------
 
-Use = Callable[["Tensor", int], Block]
-"""(slope, n) -> the gradients of n examples, which lie one after the other in the first dimension of the slope."""
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """How a parameter gets its gradient from the slope at an output.
+
+    Args:
+        made: (slope, n, what was seen) -> the gradients of n examples, which lie one after the other in the first dimension.
+        seen: what it needs of the forward pass, or a function that returns it after the pass.
+    """
+
+    made: Callable[..., Block]
+    seen: tuple[Tensor, ...] | Callable[[], tuple[Tensor, ...]] = ()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it needs of the forward pass, once that is over."""
+        return self.seen() if callable(self.seen) else self.seen
 
 
 def places(values: Tensor, n: int) -> Tensor:
@@ -41,64 +56,67 @@ def places(values: Tensor, n: int) -> Tensor:
     return values.reshape(n, -1, values.shape[-1])
 
 
-def product(inputs: Tensor | Callable[[], Tensor], slopes: Callable[[Tensor], Tensor] = lambda slope: slope) -> Use:
-    """For the weight of a linear map of `inputs` [..., i], which a rule may know only after the pass."""
-
-    def use(slope: Tensor, n: int) -> Block:
-        seen = inputs() if callable(inputs) else inputs
-        slope = slopes(slope)
-        return products(places(slope, n), places(seen.detach().to(slope.dtype), n))
-
-    return use
-
-
-def scale(inputs: Tensor | None = None, slopes: Callable[[Tensor], Tensor] = lambda slope: slope, size: int = 0) -> Use:
-    """For what multiplies `inputs` along the last dimension, or along the last few, of `size` coordinates; None for a bias."""
-
-    def use(slope: Tensor, n: int) -> Block:
-        slope = slopes(slope)
-        each = slope if inputs is None else slope * inputs
-        return Dense(each.reshape(n, -1, size or slope.shape[-1]).sum(1))
-
-    return use
-
-
-def channel_scale(inputs: Tensor | None = None) -> Use:
-    """The same along the channels of [batch, channels, ...]."""
-
-    def use(slope: Tensor, n: int) -> Block:
-        each = (slope if inputs is None else slope * inputs).reshape(*slope.shape[:2], -1).sum(2)
-        return Dense(folded(each, n))
-
-    return use
-
-
 def folded(each: Tensor, n: int) -> Tensor:
     """The sums [n, k] over the entries of each example, of which `each` [entries, k] has the same number for all."""
     return each if len(each) == n else each.view(n, len(each) // n, -1).sum(1)
 
 
+def _same(slope: Tensor) -> Tensor:
+    return slope
+
+
+def product(inputs: Tensor, slopes: Callable[[Tensor], Tensor] = _same) -> Use:
+    """For the weight of a linear map of `inputs` [..., i]."""
+    return Use(lambda slope, n, seen: outer(slopes(slope), seen, n), (inputs,))
+
+
+def outer(slope: Tensor, inputs: Tensor, n: int) -> Block:
+    """The gradient of the weight of a linear map of `inputs` [..., i]."""
+    return products(places(slope, n), places(inputs.to(slope.dtype), n))
+
+
+def scale(inputs: Tensor | None = None, slopes: Callable[[Tensor], Tensor] = _same, size: int = 0) -> Use:
+    """For what multiplies `inputs` along the last dimension, or along the last few, of `size` coordinates; None for a bias."""
+
+    def made(slope: Tensor, n: int, *seen: Tensor) -> Block:
+        slope = slopes(slope)
+        each = slope * seen[0] if seen else slope
+        return Dense(each.reshape(n, -1, size or slope.shape[-1]).sum(1))
+
+    return Use(made, () if inputs is None else (inputs,))
+
+
+def channel_scale(inputs: Tensor | None = None) -> Use:
+    """The same along the channels of [batch, channels, ...]."""
+
+    def made(slope: Tensor, n: int, *seen: Tensor) -> Block:
+        each = (slope * seen[0] if seen else slope).reshape(*slope.shape[:2], -1).sum(2)
+        return Dense(folded(each, n))
+
+    return Use(made, () if inputs is None else (inputs,))
+
+
 def lookup(index: Tensor, height: int, padding: int | None = None) -> Use:
     """For a table of `height` rows of which `index` [...] were looked up; the row `padding` gets no gradient."""
 
-    def use(slope: Tensor, n: int) -> Block:
-        slopes = slope if padding is None else slope.masked_fill((index == padding)[..., None], 0.0)
-        return lookups(places(index[..., None], n)[..., 0], places(slopes, n), height)
+    def made(slope: Tensor, n: int, index: Tensor) -> Block:
+        index, slopes = places(index[..., None], n)[..., 0], places(slope, n)
+        return lookups(index, slopes if padding is None else slopes.masked_fill((index == padding)[..., None], 0.0), height)
 
-    return use
+    return Use(made, (index,))
 
 
 # --- the pass ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(frozen=True)
 class Tap:
-    """An output as the layer made it, and how each parameter behind it, by number, gets its gradient from the slope there."""
+    """An output as its layer made it, and how each parameter behind it, by number, gets its gradient from the slope there."""
 
     layer: str
     output: GradientEdge
     uses: list[tuple[int, Use]]
-    seen: list[tuple[Tensor, int]]
+    versions: list[int]
 
 
 @dataclass
@@ -131,35 +149,33 @@ class Taps:
             raise NoRule  # left to torch, or computed from other parameters, as by weight normalisation
         return parameter.detach()
 
-    def tap(self, layer: nn.Module, output: Tensor, uses: list[tuple[Tensor | None, Use]], *seen: Tensor) -> Tensor:
-        """`output`, which is linear in the parameters of `uses`; what their gradients need of `seen` must not change."""
+    def tap(self, layer: nn.Module, output: Tensor, *uses: tuple[Tensor | None, Use]) -> Tensor:
+        """`output`, which is linear in the parameters of `uses`; what these have seen must not be overwritten later."""
         kept = [(self._numbers[id(p)], use) for p, use in uses if id(p) in self._numbers]
         if not kept or not torch.is_grad_enabled():
             return output
         if not output.requires_grad:
             output = self.leaf(output)
-        versions = [(t, self.version(t)) for t in seen]
+        versions = [self.version(t) for _, use in kept if not callable(use.seen) for t in use.seen]
         self.all.append(Tap(type(layer).__name__, get_gradient_edge(output), kept, versions))
         return output
 
-    def gradients(self, slopes: Sequence[Tensor | None], n: int) -> dict[int, list[Block]]:
-        """The gradients of n examples from the slopes at all taps: of each parameter, by number, what its uses contribute.
+    def uses(self, slopes: Sequence[Tensor | None]) -> list[tuple[int, Callable[..., Block], list[Tensor]]]:
+        """Of each use of a parameter: its number, and what makes its gradients of the tensors that follow, slope first.
 
         Raises:
             RuntimeError: an input of a layer was overwritten after the layer had computed with it.
         """
-        parts: dict[int, list[Block]] = {}
+        found: list[tuple[int, Callable[..., Block], list[Tensor]]] = []
         for tap, slope in zip(self.all, slopes, strict=True):
-            if any(self.version(tensor) != before for tensor, before in tap.seen):
+            if [self.version(t) for _, use in tap.uses if not callable(use.seen) for t in use.seen] != tap.versions:
                 raise RuntimeError(
                     f"the input of a {tap.layer} is modified by an inplace operation after the layer has computed with it"
                 )
-            blocks: dict[Use, Block] = {}
-            for number, use in tap.uses if slope is not None else ():
-                if use not in blocks:
-                    blocks[use] = use(slope.to(self.parameters[number].dtype), n)
-                parts.setdefault(number, []).append(blocks[use])
-        return parts
+            if slope is not None:
+                slope = slope.to(self.parameters[tap.uses[0][0]].dtype)
+                found += [(number, use.made, [slope, *(t.detach() for t in use.tensors)]) for number, use in tap.uses]
+        return found
 
 
 def _ruled(rule: Rule, taps: Taps, layer: nn.Module, *arguments: Any, **options: Any) -> Any:

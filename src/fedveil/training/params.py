@@ -369,12 +369,13 @@ def exchanged(pairs: Iterable[tuple[Tensor, Tensor]], *modules: nn.Module) -> It
     hold both. `torch.func.functional_call` swaps by name, which leaves the new tensor in a layer with two.
     """
     new = {id(old): tensor for old, tensor in pairs}
-    tables, places = ("_parameters", "_buffers", "_modules"), []
+    places: list[tuple[Any, str, Any, Any]] = []
     for part in (part for module in modules for part in module.modules()):
         for table in (part._parameters, part._buffers):
             places += [(table, name, held, new[id(held)]) for name, held in table.items() if id(held) in new]
         for name, value in vars(part).items():
-            if name not in tables and (found := _exchanged(value, new)) is not value:
+            plain = value and type(value) in (list, tuple, dict) and name not in ("_parameters", "_buffers", "_modules")
+            if (plain or id(value) in new) and (found := _exchanged(value, new)) is not value:
                 places.append((vars(part), name, value, found))
     try:
         for table, name, _, tensor in places:

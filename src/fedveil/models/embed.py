@@ -25,22 +25,14 @@ def embed(dataset: Dataset, module: nn.Module) -> Dataset:
         module: takes standardised examples [n, *dataset.info.input_shape], returns float32 [n, ...]; not trained on these data.
 
     Raises:
-        ConfigError: the network does not fit, mixes the examples of a batch, draws random numbers, or keeps something from one
-            example to the next. DataError: its features are not finite.
+        ConfigError: the network does not fit, draws random numbers, or keeps something from one example to the next.
+        DataError: its features are not finite.
     """
-    import torch
-
     from fedveil.models.frozen_parts import frozen_digest
-    from fedveil.models.mixing import mixing_layer
     from fedveil.models.module_checks import own_copy
     from fedveil.training.kept_state import KeptState
 
     network = own_copy(module).requires_grad_(False).eval()
-    if layer := mixing_layer(network, torch.from_numpy(dataset.standardise(dataset.x_test[:8]))):
-        raise ConfigError(
-            f"embed: the layer {layer} mixes the examples of a batch, and so those of several clients: leave it out"
-        )
-
     _features(network, dataset, dataset.x_test[:1])  # what its code keeps of public examples it keeps before any others
     kept = KeptState(f"embed: {type(network).__name__}", network)
     x_train, x_test = (_features(network, dataset, x) for x in (dataset.x_train, dataset.x_test))

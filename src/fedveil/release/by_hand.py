@@ -113,9 +113,7 @@ def gradients(module: nn.Module, x: Tensor, y: Tensor, losses: Losses) -> tuple[
         return summed(taps.uses(slopes), parameters, n), each.detach()
 
 
-def summed(
-    uses: Iterable[tuple[int, Callable[..., Block], list[Tensor]]], parameters: Sequence[Tensor], n: int
-) -> list[Block]:
+def summed(uses: Iterable[tuple[int, Callable[..., Block], list[Tensor]]], parameters: Sequence[Tensor], n: int) -> list[Block]:
     """The gradients of all parameters: the sum of what the uses of each contribute; zeros where it has none."""
     parts: dict[int, list[Block]] = {}
     for number, made, (slope, *seen) in uses:

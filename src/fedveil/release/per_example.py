@@ -14,7 +14,7 @@ from collections import OrderedDict
 from copy import deepcopy
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ from fedveil.tasks.task import Task
 from fedveil.training.params import exchanged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from torch import Tensor
 
@@ -45,7 +45,7 @@ def per_example_gradients(
         x: examples [n, ...], numbers or tokens. y: targets [n, ...]. losses_of: (outputs, targets) -> one loss an example, [n].
         loop: one backward pass for each example, for networks and losses that `torch.func.vmap` cannot run.
     """
-    if loop or len(y) == 1 and by_hand.known(module):
+    if loop or (len(y) == 1 and by_hand.known(module)):
         return one_by_one(module, x, y, losses_of)
     if by_hand.known(module):
         try:
@@ -104,7 +104,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
         made = memo[id(value)] = kind()
         target, parts = made, value
     elif isinstance(value, nn.Module) and _by_attributes(kind):
-        made = memo[id(value)] = kind.__new__(kind)
+        made = memo[id(value)] = object.__new__(kind)
         target, parts = vars(made), vars(value)
     else:
         return deepcopy(value, memo)
@@ -114,9 +114,9 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _by_attributes(kind: type) -> bool:
+def _by_attributes(kind: Hashable) -> bool:
     """Whether `copy.deepcopy` copies what is of a class attribute by attribute, as classes of torch are."""
-    own = (vars(one)[name] for one in kind.__mro__ for name in _COPYING if name in vars(one) and one is not object)
+    own = (vars(one)[name] for one in cast(type, kind).__mro__ for name in _COPYING if one is not object and name in vars(one))
     return all((getattr(function, "__module__", None) or "").startswith("torch.nn.") for function in own)
 
 
@@ -152,7 +152,8 @@ def _uses(loss: Tensor, taps: Taps, parameters: list[nn.Parameter]) -> list[tupl
         return []
     taps.all = list(taps.all)  # a checkpoint taps again in the backward pass
     outputs = [tap.output for tap in taps.all]
-    slopes = torch.autograd.grad(loss, [*outputs, *taps.parameters], allow_unused=True)
+    behind: list[Any] = [*outputs, *taps.parameters]
+    slopes = torch.autograd.grad(loss, behind, allow_unused=True)
     found = taps.uses(slopes[: len(outputs)])
     for number, (slope, p) in enumerate(zip(slopes[len(outputs) :], parameters, strict=True)):
         if slope is not None:

@@ -30,7 +30,7 @@ def _bilinear(taps: Taps, layer: nn.Bilinear, left: Tensor, right: Tensor) -> Te
     out = F.bilinear(left, right, taps.constant(layer.weight), taps.constant(layer.bias))
 
     def weight(slope: Tensor, n: int, left: Tensor, right: Tensor) -> Block:
-        return outer(slope, (left[..., :, None] * right[..., None, :]).flatten(-2), n)
+        return outer(slope, n, (left[..., :, None] * right[..., None, :]).flatten(-2))
 
     return taps.tap(layer, out, (layer.weight, Use(weight, (left, right))), (layer.bias, scale()))
 

@@ -26,7 +26,8 @@ from fedveil.release import by_hand
 from fedveil.release.by_hand import Losses, summed, trainable
 from fedveil.release.gradient_blocks import Block, Dense
 from fedveil.release.layer_rules import RULES
-from fedveil.release.taps import NoRule, Taps, installed
+from fedveil.release.recurrent_rules import BY_PLACES
+from fedveil.release.taps import NoRule, Taps, installed, places
 from fedveil.tasks.task import Task
 from fedveil.training.params import exchanged
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from torch import Tensor
+
+    from fedveil.release.taps import Made
 
 
 def per_example_gradients(
@@ -103,7 +106,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     if kind is dict or kind is OrderedDict:
         made = memo[id(value)] = kind()
         target, parts = made, value
-    elif isinstance(value, nn.Module) and _by_attributes(kind):
+    elif isinstance(value, nn.Module) and _by_attributes(cast("Hashable", kind)):
         made = memo[id(value)] = object.__new__(kind)
         target, parts = vars(made), vars(value)
     else:
@@ -143,10 +146,25 @@ def vectorised(module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses) -> tu
         warnings.filterwarnings("ignore", message="There is a performance drop")
         each, *found = (tensor.detach() for tensor in vmap(one, randomness="different")(x.clone(), y.clone()))
     left = iter(tensor.flatten(0, 1) if tensor.dim() > 2 else tensor for tensor in found)
-    return summed(((i, made, list(islice(left, count))) for i, made, count in uses), parameters, len(y)), each
+    return summed(_together([(i, made, list(islice(left, count))) for i, made, count in uses], len(y)), parameters, len(y)), each
 
 
-def _uses(loss: Tensor, taps: Taps, parameters: list[nn.Parameter]) -> list[tuple[int, Callable[..., Block], list[Tensor]]]:
+def _together(uses: list[Made], n: int) -> list[Made]:
+    """Uses of which those of a layer that was called several times, as by a loop over steps, are one where that is possible."""
+    calls: dict[Any, list[list[Tensor]]] = {}
+    for place, (number, made, tensors) in enumerate(uses):
+        calls.setdefault((number, made) if made in BY_PLACES else place, []).append(tensors)
+    found = []
+    for place, (number, made, tensors) in enumerate(uses):
+        each = calls.pop((number, made) if made in BY_PLACES else place, [])
+        if len(each) > 1:
+            tensors = [torch.cat([places(part, n) for part in parts], 1) for parts in zip(*each, strict=True)]
+        if each:
+            found.append((number, made, tensors))
+    return found
+
+
+def _uses(loss: Tensor, taps: Taps, parameters: list[nn.Parameter]) -> list[Made]:
     """The uses of the parameters by which one example's loss follows from them, as `Taps.uses` returns them."""
     if not loss.requires_grad:
         return []
@@ -162,7 +180,7 @@ def _uses(loss: Tensor, taps: Taps, parameters: list[nn.Parameter]) -> list[tupl
 
 
 def _dense(slope: Tensor, n: int) -> Block:
-    return Dense(slope.reshape(n, -1))
+    return Dense(slope.reshape(n, slope.numel() // n))
 
 
 def _hooked(slope: Tensor, p: nn.Parameter) -> Tensor:

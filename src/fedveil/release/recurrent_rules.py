@@ -13,10 +13,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedveil.release.taps import NoRule, Taps, Use, outer, product, scale
+from fedveil.release.taps import NoRule, Taps, Use, outer, product, scale, shift
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fedveil.release.gradient_blocks import Block
 
     State = tuple[Tensor, ...]
 
@@ -87,20 +89,14 @@ def _sweep(
     before: list[Tensor] = []  # h_(t-1) of all steps
     resets: list[Tensor] = []
 
-    def at_state(slope: Tensor, reset: Tensor) -> Tensor:
-        size = slope.shape[-1] // 3
-        return torch.cat((slope[..., : 2 * size], slope[..., 2 * size :] * reset), -1)
-
     by_input = by_state = scale()
-    by_weight = Use(lambda slope, n, before: outer(slope, before, n), lambda: (before[0],))
+    by_weight = Use(outer, lambda: (before[0],))
     if mode == "GRU":
-        by_state = Use(lambda slope, n, reset: scale().made(at_state(slope, reset), n), lambda: (torch.stack(resets),))
-        by_weight = Use(
-            lambda slope, n, before, reset: outer(at_state(slope, reset), before, n), lambda: (before[0], torch.stack(resets))
-        )
+        by_state = Use(_gru_shift, lambda: (torch.stack(resets),))
+        by_weight = Use(_gru_outer, lambda: (before[0], torch.stack(resets)))
     uses = (of_input, product(x)), (of_state, by_weight), (input_bias, by_input), (state_bias, by_state)
     drive = taps.tap(layer, drive, *uses)
-    if mode == "LSTM" and projection is None and drive.dtype == weight.dtype:
+    if mode == "LSTM" and len(x) > 1 and projection is None and drive.dtype == weight.dtype:
         first = state[0]
         hidden, cells, *_ = _Lstm.apply(drive, *state, weight)  # type: ignore[no-untyped-call]
         before.append(torch.cat((first[None], hidden[:-1])))
@@ -115,6 +111,24 @@ def _sweep(
         resets.append(reset)
     before.append(torch.stack(kept + hidden[:-1]))
     return torch.stack(hidden), state
+
+
+def _at_state(slope: Tensor, reset: Tensor) -> Tensor:
+    """The slope at what the last state of a GRU adds to the gates, of which the third is multiplied by the reset gate."""
+    size = reset.shape[-1]
+    return torch.cat((slope[..., : 2 * size], slope[..., 2 * size :] * reset), -1)
+
+
+def _gru_shift(slope: Tensor, n: int, reset: Tensor) -> Block:
+    return shift(_at_state(slope, reset), n)
+
+
+def _gru_outer(slope: Tensor, n: int, before: Tensor, reset: Tensor) -> Block:
+    return outer(_at_state(slope, reset), n, before)
+
+
+BY_PLACES = frozenset((outer, shift, _gru_outer, _gru_shift))
+"""Uses whose slopes and inputs at several calls of a layer may be put together, as if it had been called once."""
 
 
 def _step(mode: str, drive: Tensor, state: State, weight: Tensor, bias: Tensor | None) -> tuple[State, Tensor]:

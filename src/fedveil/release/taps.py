@@ -7,6 +7,7 @@ A parameter that enters the loss in any other way gets a gradient of its own, wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,7 +39,8 @@ class Use:
     """How a parameter gets its gradient from the slope at an output.
 
     Args:
-        made: (slope, n, what was seen) -> the gradients of n examples, which lie one after the other in the first dimension.
+        made: (slope, n, what was seen) -> the gradients of n examples, which lie one after the other in the first dimension. Of
+            `BY_PLACES` are those for which it makes no difference where in an example a place is.
         seen: what it needs of the forward pass, or a function that returns it after the pass.
     """
 
@@ -51,9 +53,13 @@ class Use:
         return self.seen() if callable(self.seen) else self.seen
 
 
+Made = tuple[int, Callable[..., Block], list["Tensor"]]
+"""A use of a parameter after the pass: its number, and what makes its gradients of the tensors that follow, slope first."""
+
+
 def places(values: Tensor, n: int) -> Tensor:
     """The values [..., k] of n examples as [n, places, k]."""
-    return values.reshape(n, -1, values.shape[-1])
+    return values.reshape(n, math.prod(values.shape[:-1]) // n, values.shape[-1])
 
 
 def folded(each: Tensor, n: int) -> Tensor:
@@ -61,27 +67,33 @@ def folded(each: Tensor, n: int) -> Tensor:
     return each if len(each) == n else each.view(n, len(each) // n, -1).sum(1)
 
 
-def _same(slope: Tensor) -> Tensor:
-    return slope
-
-
-def product(inputs: Tensor, slopes: Callable[[Tensor], Tensor] = _same) -> Use:
+def product(inputs: Tensor, slopes: Callable[[Tensor], Tensor] | None = None) -> Use:
     """For the weight of a linear map of `inputs` [..., i]."""
-    return Use(lambda slope, n, seen: outer(slopes(slope), seen, n), (inputs,))
+    if slopes is None:
+        return Use(outer, (inputs,))
+    return Use(lambda slope, n, seen: outer(slopes(slope), n, seen), (inputs,))
 
 
-def outer(slope: Tensor, inputs: Tensor, n: int) -> Block:
+def outer(slope: Tensor, n: int, inputs: Tensor) -> Block:
     """The gradient of the weight of a linear map of `inputs` [..., i]."""
     return products(places(slope, n), places(inputs.to(slope.dtype), n))
 
 
-def scale(inputs: Tensor | None = None, slopes: Callable[[Tensor], Tensor] = _same, size: int = 0) -> Use:
+def shift(slope: Tensor, n: int) -> Block:
+    """The gradient of a bias along the last dimension."""
+    return Dense(places(slope, n).sum(1))
+
+
+def scale(inputs: Tensor | None = None, slopes: Callable[[Tensor], Tensor] | None = None, size: int = 0) -> Use:
     """For what multiplies `inputs` along the last dimension, or along the last few, of `size` coordinates; None for a bias."""
+    if inputs is None and slopes is None and not size:
+        return Use(shift)
 
     def made(slope: Tensor, n: int, *seen: Tensor) -> Block:
-        slope = slopes(slope)
+        slope = slope if slopes is None else slopes(slope)
         each = slope * seen[0] if seen else slope
-        return Dense(each.reshape(n, -1, size or slope.shape[-1]).sum(1))
+        k = size or slope.shape[-1]
+        return Dense(each.reshape(n, each.numel() // max(1, n * k), k).sum(1))
 
     return Use(made, () if inputs is None else (inputs,))
 
@@ -160,13 +172,13 @@ class Taps:
         self.all.append(Tap(type(layer).__name__, get_gradient_edge(output), kept, versions))
         return output
 
-    def uses(self, slopes: Sequence[Tensor | None]) -> list[tuple[int, Callable[..., Block], list[Tensor]]]:
-        """Of each use of a parameter: its number, and what makes its gradients of the tensors that follow, slope first.
+    def uses(self, slopes: Sequence[Tensor | None]) -> list[Made]:
+        """The uses of all parameters, from the slopes at all taps.
 
         Raises:
             RuntimeError: an input of a layer was overwritten after the layer had computed with it.
         """
-        found: list[tuple[int, Callable[..., Block], list[Tensor]]] = []
+        found: list[Made] = []
         for tap, slope in zip(self.all, slopes, strict=True):
             if [self.version(t) for _, use in tap.uses if not callable(use.seen) for t in use.seen] != tap.versions:
                 raise RuntimeError(

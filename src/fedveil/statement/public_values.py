@@ -39,7 +39,7 @@ def public_values(config: Config, data: Info) -> tuple[Assumption, ...]:
         )
     custom = is_own(method_of(config)) or task_of(config).own
     if custom or not network.built_in or data.features_of or config.data.code:
-        found.append(_own_code(records=config.training.local == "dp-sgd", isolation=config.run.isolation))
+        found.append(_own_code(config.training.local == "dp-sgd", config.training.per_example, config.run.isolation))
     if data.counted:
         found.append(
             Assumption(
@@ -82,31 +82,34 @@ _FLOWER = (
 """What a run of a Flower app takes on trust of the app."""
 
 
-def _own_code(*, records: bool, isolation: str | None) -> Assumption:
+def _own_code(records: bool, per_example: str, isolation: str | None) -> Assumption:
     """The assumption about all code of the user's own: one, whatever parts it makes.
 
     Args:
-        records: whether records are protected, not clients alone. isolation: as in `run.isolation`.
+        records: whether records are protected, not clients alone. per_example, isolation: as in the configuration.
     """
     between = "from one record to another, or from one client to another" if records else "from one client to another"
     what = f"code of the user's own (model, task, method, features) carries nothing {between}: "
-    if isolation is None:
-        return Assumption(
-            f"{what}its attributes, closures and globals are compared after each client and before each score, and nothing else "
-            f"is, such as {'what passes between records of a client, ' * records}files, other processes and the inside of "
-            f"installed libraries",
-            "what it kept would pass by clip and noise, into other updates, a plan or a score; where it is found, the clients "
-            "after it send zeros and the run ends, which everybody sees",
-        )
     where = {
+        None: "its attributes, closures and globals are compared after each client and before each score, and nothing else is, "
+        "such as files, other processes and the inside of installed libraries",
         "process": "it sees each client's data in a process that is forked for that client and ends with it, so that only what "
         "lies outside of a process is left, such as files, other processes and a GPU",
         "copy": "each client trains a copy of model, method and task, whose attributes, closures and globals are compared "
         "afterwards, and nothing else is, such as files, other processes and the inside of installed libraries",
     }[isolation]
-    within = "; nor does it keep anything of a record for the next one of the same client" if records else ""
+    within = {
+        "vmap": "; it is called on single records, many of a client in one pass of torch.func.vmap, and each pass has a copy of "
+        "the module, so that only what it keeps outside of the module could reach the records of another pass",
+        "loop": "; it is called on single records, one after the other, and each has a copy of the module, so that only what it "
+        "keeps outside of the module could reach the next record",
+    }[per_example]
+    found = (
+        "; where it is found, the clients after it send zeros and the run ends, which everybody sees" if isolation is None else ""
+    )
     return Assumption(
-        f"{what}{where}{within}", "what it kept would pass by clip and noise, into other updates, a plan or a score"
+        f"{what}{where}{within if records else ''}",
+        f"what it kept would pass by clip and noise, into other updates, a plan or a score{found}",
     )
 
 

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
-from torch._C._functorch import _unwrap_for_grad, _wrap_for_grad, get_unwrapped, is_functorch_wrapped_tensor
+from torch._C._functorch import (
+    _unwrap_for_grad,
+    _wrap_for_grad,
+    get_unwrapped,
+    is_functorch_wrapped_tensor,
+    maybe_current_level,
+)
 from torch._functorch.eager_transforms import enable_inplace_requires_grad, grad_increment_nesting
 from torch.func import vmap
 
@@ -32,11 +38,11 @@ from fedveil.tasks.task import Task
 from fedveil.training.params import exchanged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Mapping
 
     from torch import Tensor
 
-    from fedveil.release.taps import Made
+    from fedveil.release.taps import Made, Rule
 
 
 def per_example_gradients(
@@ -128,6 +134,20 @@ def _by_attributes(kind: Hashable) -> bool:
 
 def vectorised(module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses) -> tuple[list[Block], Tensor]:
     """The same under `torch.func.vmap`."""
+    try:
+        return _in_one_pass(module, x, y, losses_of, RULES)
+    except NoRule:
+        return _in_one_pass(module, x, y, losses_of, {})
+
+
+def _in_one_pass(
+    module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses, rules: Mapping[type, Rule]
+) -> tuple[list[Block], Tensor]:
+    """All examples in one pass of vmap.
+
+    Raises:
+        NoRule: the network takes slopes itself, so that rules do not give its gradients.
+    """
     parameters, network = list(trainable(module).values()), _copy(module)
     values, hooks = [p.detach() for p in parameters], [bool(p._backward_hooks) for p in parameters]
     uses: list[tuple[int, Callable[..., Block], int]] = []
@@ -135,8 +155,8 @@ def vectorised(module: nn.Module, x: Tensor, y: Tensor, losses_of: Losses) -> tu
     def one(example: Tensor, target: Tensor) -> list[Tensor]:
         with grad_increment_nesting() as level, torch.enable_grad(), enable_inplace_requires_grad(True):
             leaves = [_wrap_for_grad(value, level).requires_grad_() for value in values]
-            taps = Taps(leaves, _leaf, _version, hooks)
-            with exchanged(zip(parameters, leaves, strict=True), module, network), installed(taps, network, RULES):
+            taps = Taps(leaves, _leaf, _version, hooks, lambda: maybe_current_level() == level)
+            with exchanged(zip(parameters, leaves, strict=True), module, network), installed(taps, network, rules):
                 (loss,) = losses_of(network(_wrap_for_grad(example, level)[None]), _wrap_for_grad(target, level)[None])
                 found = _uses(loss, taps, parameters)
             uses[:] = [(number, made, len(tensors)) for number, made, tensors in found]
@@ -168,12 +188,14 @@ def _uses(loss: Tensor, taps: Taps, parameters: list[nn.Parameter]) -> list[Made
     """The uses of the parameters by which one example's loss follows from them, as `Taps.uses` returns them."""
     if not loss.requires_grad:
         return []
-    taps.all = list(taps.all)  # a checkpoint taps again in the backward pass
-    outputs = [tap.output for tap in taps.all]
-    behind: list[Any] = [*outputs, *taps.parameters]
+    if taps.inner:
+        raise NoRule
+    recorded, taps.all, taps.over = taps.all, [], True  # a checkpoint taps again in the backward pass
+    behind: list[Any] = [*(tap.output for tap in recorded), *taps.parameters]
     slopes = torch.autograd.grad(loss, behind, allow_unused=True)
-    found = taps.uses(slopes[: len(outputs)])
-    for number, (slope, p) in enumerate(zip(slopes[len(outputs) :], parameters, strict=True)):
+    taps.all = recorded
+    found = taps.uses(slopes[: len(recorded)])
+    for number, (slope, p) in enumerate(zip(slopes[len(recorded) :], parameters, strict=True)):
         if slope is not None:
             found.append((number, _dense, [_hooked(slope, p)[None]]))
     return found

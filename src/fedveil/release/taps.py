@@ -139,15 +139,22 @@ class Taps:
         parameters: the tensors that train, in order. version: how often a tensor was overwritten.
         leaf: makes an output, behind which nothing trains, one that has a slope.
         left: which parameters are left to torch, such as those with hooks.
+        here: whether a layer is called by the pass itself, and not inside a transformation of the network's own.
         strict: a layer whose rule does not fit raises NoRule; else it computes as torch does.
+
+    Attributes:
+        over: whether the forward pass is. inner: whether the network itself took slopes during it, of which taps show nothing.
     """
 
     parameters: Sequence[Tensor]
     leaf: Callable[[Tensor], Tensor]
     version: Callable[[Tensor], int] = lambda tensor: tensor._version
     left: Sequence[bool] = ()
+    here: Callable[[], bool] = lambda: True
     strict: bool = False
     all: list[Tap] = field(default_factory=list)
+    over: bool = field(default=False, init=False)
+    inner: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         left = self.left or [False] * len(self.parameters)
@@ -157,7 +164,7 @@ class Taps:
         """A parameter's value, cut off from it. Any, since rules hand None on as their layers do."""
         if parameter is None or not torch.is_grad_enabled() or not parameter.requires_grad:
             return parameter
-        if id(parameter) not in self._numbers:
+        if id(parameter) not in self._numbers or not self.here():
             raise NoRule  # left to torch, or computed from other parameters, as by weight normalisation
         return parameter.detach()
 
@@ -168,9 +175,14 @@ class Taps:
             return output
         if not output.requires_grad:
             output = self.leaf(output)
+        if not self.strict:
+            output.register_hook(self._asked)  # type: ignore[no-untyped-call]
         versions = [self.version(t) for _, use in kept if not callable(use.seen) for t in use.seen]
         self.all.append(Tap(type(layer).__name__, get_gradient_edge(output), kept, versions))
         return output
+
+    def _asked(self, slope: Tensor) -> None:
+        self.inner = self.inner or not self.over
 
     def uses(self, slopes: Sequence[Tensor | None]) -> list[Made]:
         """The uses of all parameters, from the slopes at all taps.

@@ -374,8 +374,8 @@ def exchanged(pairs: Iterable[tuple[Tensor, Tensor]], *modules: nn.Module) -> It
         for table in (part._parameters, part._buffers):
             places += [(table, name, held, new[id(held)]) for name, held in table.items() if id(held) in new]
         for name, value in vars(part).items():
-            plain = value and type(value) in (list, tuple, dict) and name not in ("_parameters", "_buffers", "_modules")
-            if (plain or id(value) in new) and (found := _exchanged(value, new)) is not value:
+            holds = type(value) in (list, tuple, dict) and value and name not in ("_parameters", "_buffers", "_modules")
+            if (holds or id(value) in new) and (found := _exchanged(value, new)) is not value:
                 places.append((vars(part), name, value, found))
     try:
         for table, name, _, tensor in places:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedveil.models.mixing import drawn_elsewhere, mixing_layer
 from torch import nn
 from torch.nn import functional as F
 
 from federation_runs import config, job, prepared, rehearsed
 from fedveil.configuration.config import configure
 from fedveil.errors import ConfigError
-from fedveil.models.mixing import drawn_elsewhere, mixing_layer
 from fedveil.models.model_registry import MODELS, build
 from fedveil.release.dpsgd import PerExampleGradient
 from fedveil.release.noise import Randomness

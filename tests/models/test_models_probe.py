@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedveil.models.mixing import mixing_layer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fedveil as fv
 from fedveil.errors import ConfigError
 from fedveil.federation.evidence import evidence
-from fedveil.models.mixing import mixing_layer
 from fedveil.models.probe import check_output
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.regression import Regression

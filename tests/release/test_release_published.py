@@ -258,19 +258,17 @@ def test_networks_of_others_have_the_gradients_of_one_backward_pass_each(kind: t
 
 
 def _torchvision(name: str) -> Callable[[], nn.Module]:
-    models = pytest.importorskip(
-        "torchvision.models", reason="torchvision is not installed", exc_type=(ImportError, RuntimeError)
-    )
+    models = pytest.importorskip("torchvision.models", reason="needs torchvision", exc_type=(ImportError, RuntimeError))
     return lambda: getattr(models, name)(num_classes=CLASSES)  # type: ignore[no-any-return]
 
 
 def _timm(name: str) -> Callable[[], nn.Module]:
-    timm = pytest.importorskip("timm", reason="timm is not installed", exc_type=ImportError)
+    timm = pytest.importorskip("timm", reason="needs timm", exc_type=ImportError)
     return lambda: timm.create_model(name, num_classes=CLASSES)  # type: ignore[no-any-return]
 
 
 def _transformers(name: str) -> Callable[[], nn.Module]:
-    library: Any = pytest.importorskip("transformers", reason="transformers is not installed", exc_type=ImportError)
+    library: Any = pytest.importorskip("transformers", reason="needs transformers", exc_type=ImportError)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
     options = {"vocab_size": SYMBOLS, "num_labels": CLASSES, "pad_token_id": 0, "num_key_value_heads": 2} | sizes
     config = getattr(library, f"{name}Config")(**options, attn_implementation="eager")

@@ -43,16 +43,6 @@ def test_the_statement_and_the_card_say_so(tmp_path: object) -> None:
     assert assumed.what.endswith("is public and was not trained on the clients' data")
 
 
-class MinusMean(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.layer(x.flatten(1))
-        return x - x.mean(0)
-
-
 class Dropping(nn.Linear):
     """A dropout that goes on in evaluation mode: without one example, all behind it would get others' places."""
 
@@ -87,7 +77,6 @@ class Running(nn.Linear):
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        (MinusMean(), r"the layer the network \(MinusMean\) mixes the examples of a batch"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Flatten(0)), r"makes torch.float32 \[5\] of examples"),
         (Dropping(64, 5), "embed: Dropping draws random numbers in evaluation mode"),
         (Jittered(), "embed: Jittered keeps rng from one call to the next.*: draw from the global generator of torch"),

@@ -31,6 +31,7 @@ _REMEDIES = {
     "running_mean": "take the normalisation without running statistics",
     ".item()": "choose by torch.where in the place of a decision on values, and leave .item() out",
     "dynamic shape": "mask by torch.where in the place of selecting by values",
+    "inplace randomness": "draw by torch.rand or torch.bernoulli in the place of drawing into a tensor, as bernoulli_ does",
     "inplace": "make new tensors of the example itself, as by x.new_zeros, torch.zeros_like or torch.stack, and write into these",
     "autograd.Function": "give the autograd.Function a setup_context and generate_vmap_rule = True",
     "data pointer": "compute with torch in the place of numpy",
@@ -83,7 +84,7 @@ def _refuse_by_type(model: FlatModel, *, loop: bool) -> None:
             raise ConfigError(
                 f"training.local = 'dp-sgd' protects single examples, and the layer {name} ({type(layer).__name__}) mixes the "
                 f"examples of a batch: take nn.GroupNorm or nn.LayerNorm (fv.fix(module) makes a copy with nn.GroupNorm), or "
-                f"freeze its statistics (leave its parameters out of model.trainable)"
+                f"batch normalisation with frozen statistics (leave its parameters out of model.trainable)"
             )
         if not loop and (layer._backward_hooks or layer._backward_pre_hooks):
             raise ConfigError(

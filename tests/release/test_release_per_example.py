@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
@@ -21,6 +22,7 @@ from fedveil.release.gradient_blocks import Block, Dense, Products, clipped_sum,
 from fedveil.release.noise import Randomness
 from fedveil.release.per_example import one_by_one, per_example_gradients, vectorised
 from fedveil.release.plan import DpSgd
+from fedveil.release.taps import Taps
 from fedveil.tasks.classification import Classification
 from fedveil.tasks.task import Task
 from fedveil.training.local import Local, LocalSpec
@@ -349,6 +351,17 @@ def test_an_input_that_is_overwritten_later_is_an_error_as_in_torch() -> None:
         stacked(module, cross_entropy, x, y)
     with pytest.raises(RuntimeError, match="input of a Linear is modified by an inplace operation"):
         per_example_gradients(module, x, y, cross_entropy)
+
+
+def test_a_pass_leaves_nothing_that_only_a_collection_frees() -> None:
+    module, (x, y) = Reorders(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)), examples(6)
+    gc.collect()
+    gc.disable()
+    try:
+        per_example_gradients(module, x, y, cross_entropy)
+        assert not [one for one in gc.get_objects() if isinstance(one, Taps)]
+    finally:
+        gc.enable()
 
 
 def test_dropout_under_vmap_draws_for_each_example_from_the_seed() -> None:

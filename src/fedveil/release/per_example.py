@@ -188,9 +188,9 @@ def _uses(loss: Tensor, taps: Taps, parameters: list[nn.Parameter]) -> list[Made
     """The uses of the parameters by which one example's loss follows from them, as `Taps.uses` returns them."""
     if not loss.requires_grad:
         return []
-    if taps.inner:
+    if taps.asked:
         raise NoRule
-    recorded, taps.all, taps.over = taps.all, [], True  # a checkpoint taps again in the backward pass
+    recorded, taps.all = taps.all, []  # a checkpoint taps again in the backward pass
     behind: list[Any] = [*(tap.output for tap in recorded), *taps.parameters]
     slopes = torch.autograd.grad(loss, behind, allow_unused=True)
     taps.all = recorded

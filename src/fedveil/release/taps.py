@@ -143,7 +143,7 @@ class Taps:
         strict: a layer whose rule does not fit raises NoRule; else it computes as torch does.
 
     Attributes:
-        over: whether the forward pass is. inner: whether the network itself took slopes during it, of which taps show nothing.
+        asked: an entry for each time that a slope at a tap was asked for; a network that takes gradients itself does so.
     """
 
     parameters: Sequence[Tensor]
@@ -153,8 +153,7 @@ class Taps:
     here: Callable[[], bool] = lambda: True
     strict: bool = False
     all: list[Tap] = field(default_factory=list)
-    over: bool = field(default=False, init=False)
-    inner: bool = field(default=False, init=False)
+    asked: list[None] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         left = self.left or [False] * len(self.parameters)
@@ -176,13 +175,10 @@ class Taps:
         if not output.requires_grad:
             output = self.leaf(output)
         if not self.strict:
-            output.register_hook(self._asked)  # type: ignore[no-untyped-call]
+            output.register_hook(partial(_ask, self.asked))  # type: ignore[no-untyped-call]
         versions = [self.version(t) for _, use in kept if not callable(use.seen) for t in use.seen]
         self.all.append(Tap(type(layer).__name__, get_gradient_edge(output), kept, versions))
         return output
-
-    def _asked(self, slope: Tensor) -> None:
-        self.inner = self.inner or not self.over
 
     def uses(self, slopes: Sequence[Tensor | None]) -> list[Made]:
         """The uses of all parameters, from the slopes at all taps.
@@ -200,6 +196,11 @@ class Taps:
                 slope = slope.to(self.parameters[tap.uses[0][0]].dtype)
                 found += [(number, use.made, [slope, *(t.detach() for t in use.tensors)]) for number, use in tap.uses]
         return found
+
+
+def _ask(asked: list[None], slope: Tensor) -> None:
+    """Note that a slope was asked for; the taps themselves would live as long as the graph, and the graph as long as they."""
+    asked.append(None)
 
 
 def _ruled(rule: Rule, taps: Taps, layer: nn.Module, *arguments: Any, **options: Any) -> Any:

@@ -124,8 +124,8 @@ def per_example(held: Held, head: str = "step at batch 32, / plain") -> str:
 
 
 def single_examples(held: Held) -> str:
-    """The gradients of single examples by other ways beside that of networks of a user's own."""
-    return per_example(held, "gradients and clipped sum, / one call each")
+    """Steps with gradients of single examples by other ways beside that of networks of a user's own."""
+    return per_example(held, "step of DP-SGD, / one call each")
 
 
 def scale(held: Held) -> str:

@@ -233,7 +233,7 @@ def _attempted_in_child(context: Context, task: ClientTask, plan: Plan | Raw) ->
 def _attempted_on_copy(context: Context, task: ClientTask, plan: Plan | Raw) -> Work | Failure:
     """Local training under that plan on a copy of the model, the objective and the task, or why it gave nothing."""
     try:
-        model = context.model.alone(compared=isinstance(plan, Plan) and plan.dp_sgd is not None)
+        model = context.model.alone()
         objective, learned = deepcopy((context.objective, context.task))
     except Exception as error:
         return failure(context, task, plan, f"the model, the method or the task cannot be copied ({_reason(error)})")

@@ -170,18 +170,13 @@ def build_model(config: Config, prepared: Prepared) -> FlatModel:
     """The configured network as it is before training, initialised from the run's seed where its code or a program did not."""
     info = prepared.dataset.info
     module = built(config.model, info.input_shape, task_of(config).outputs(info), model_seed(config))
-    return FlatModel(module, built_in=config.model.built_in, isolated=_is_isolated(config))
+    return FlatModel(module, built_in=config.model.built_in, isolated=config.run.isolation == "process")
 
 
 def _isolation(config: Config, method: Method, model: FlatModel) -> Isolation:
     """How user-defined code is isolated, where there is any."""
     custom = is_own(method) or task_of(config).own or model.is_custom
     return config.run.isolation or "none" if custom else "none"
-
-
-def _is_isolated(config: Config) -> bool:
-    """Whether a process ends with all that code may keep: of a client, but not of a record, whose next one it serves, too."""
-    return config.run.isolation == "process" and config.training.local != "dp-sgd"
 
 
 def shown(prepared: Prepared) -> tuple[torch.Tensor, torch.Tensor]:
@@ -246,7 +241,7 @@ def federation(
         evaluation=setting.evaluation,
         tests=prepared.client_tests,
         isolation=_isolation(config, method, model),
-        kept=() if _is_isolated(config) else _kept(method, setting.task, local_training),
+        kept=() if config.run.isolation == "process" else _kept(method, setting.task, local_training),
     )
     return Federation(
         setting,

@@ -146,13 +146,9 @@ class FlatModel:
         """A copy in that memory, [d] each; what is frozen is shared with this one."""
         return FlatModel(copied(self.module, self._constants), vector, grad, self._followed, self._built_in, self._isolated)
 
-    def alone(self, *, compared: bool) -> FlatModel:
-        """A copy that shares nothing with this one.
-
-        Args:
-            compared: whether what its code keeps is compared all the same, as where records are protected, whom it serves all.
-        """
-        return FlatModel(copied(self.module), built_in=self._built_in, isolated=not compared)
+    def alone(self) -> FlatModel:
+        """A copy that shares nothing with this one, and of which nothing is compared."""
+        return FlatModel(copied(self.module), built_in=self._built_in, isolated=True)
 
     def to(self, device: torch.device | str) -> FlatModel:
         """This model if it is on `device`, else a copy of it there."""
